@@ -1,0 +1,1 @@
+//! GetBatch: many objects and archive members in one request, merged in strict order within bounded memory.

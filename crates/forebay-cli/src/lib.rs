@@ -1,0 +1,1 @@
+//! The command line: serve, ls, get, put, stat, warm, pin, evict, status, top, config.

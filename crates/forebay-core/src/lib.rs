@@ -1,0 +1,20 @@
+//! Names, byte ranges, limits, error kinds, clock: what every layer shares. No I/O.
+//!
+//! Each other crate of the workspace depends on this one and this one on none of them. What is here is plain data and
+//! pure functions, so that parsers, caches and protocols agree on what a name is, what a version is, and what an error means.
+
+pub mod budget;
+pub mod clock;
+pub mod error;
+pub mod limits;
+pub mod meta;
+pub mod name;
+pub mod range;
+pub mod units;
+
+pub use budget::{MemoryBudget, Reservation};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{Error, ErrorKind, Result};
+pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId};
+pub use name::ObjectName;
+pub use range::ByteRange;

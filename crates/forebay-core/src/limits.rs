@@ -1,0 +1,66 @@
+//! Every fixed limit of the program, with its unit in its name. What an operator may change is in the configuration; its
+//! default is here too.
+
+/// Longest object key. S3's limit.
+pub const OBJECT_KEY_MAX_BYTES: usize = 1024;
+pub const BUCKET_NAME_MIN_BYTES: usize = 2;
+pub const BUCKET_NAME_MAX_BYTES: usize = 63;
+/// Longest name of an archive member.
+pub const MEMBER_NAME_MAX_BYTES: usize = 4096;
+
+/// The size of a chunk: objects up to this size are one record on disk, larger ones are kept by chunks of it.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+/// Longest run of missing chunks that one origin request fetches.
+pub const FILL_RUN_MAX_BYTES: u64 = 8 << 20;
+/// How far a sequential read is filled ahead of its reader.
+pub const READ_AHEAD_BYTES: u64 = 16 << 20;
+
+/// Default memory budget for buffers of fills, batches and uploads, if the machine has at least four times as much.
+pub const MEMORY_BUDGET_DEFAULT_BYTES: u64 = 1 << 30;
+/// Default memory for parsed member indexes.
+pub const MEMBER_INDEX_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
+
+/// Most entries in one batch.
+pub const BATCH_ENTRIES_MAX: usize = 1_000_000;
+/// Largest body of a batch request.
+pub const BATCH_BODY_MAX_BYTES: usize = 256 << 20;
+/// The size of the buffers that a batch is sent in.
+pub const BATCH_FRAME_BYTES: usize = 512 << 10;
+/// Entries of one batch that are fetched at the same time, ahead of the cursor.
+pub const BATCH_READ_AHEAD_ENTRIES: usize = 128;
+/// Soft errors that a batch tolerates under continue-on-error.
+pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
+
+/// Members in one archive.
+pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
+/// Largest PAX header or GNU long name.
+pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
+/// Largest zip central directory.
+pub const ZIP_DIRECTORY_MAX_BYTES: u64 = 1 << 30;
+
+/// Keys in one page of a listing.
+pub const LIST_PAGE_MAX_KEYS: usize = 1000;
+/// Keys in one DeleteObjects request. S3's limit.
+pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
+/// Largest object that one PUT writes. S3's limit.
+pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
+/// Parts in a multipart upload. S3's limit.
+pub const UPLOAD_PARTS_MAX: usize = 10_000;
+
+/// Default freshness: how long a cached version is served before the origin is asked whether it is current.
+pub const REVALIDATE_AFTER_DEFAULT_SECS: u64 = 60;
+
+/// Requests in flight to one origin.
+pub const ORIGIN_REQUESTS_IN_FLIGHT_DEFAULT: usize = 256;
+/// An origin that sends nothing for this long is given up on.
+pub const ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS: u64 = 30;
+pub const ORIGIN_CONNECT_TIMEOUT_DEFAULT_SECS: u64 = 5;
+/// Attempts for one origin request, the first one included.
+pub const ORIGIN_ATTEMPTS_DEFAULT: u32 = 5;
+
+/// Requests that the node works on at the same time; the next one is answered 503.
+pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;
+/// Open client connections.
+pub const CONNECTIONS_DEFAULT: usize = 16_384;
+/// How long a stopping node waits for answers in flight.
+pub const DRAIN_TIMEOUT_DEFAULT_SECS: u64 = 30;

@@ -1,0 +1,105 @@
+//! What is known of an object besides its bytes, and what tells one version of it from another.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The standard and user-defined attributes that are kept with an object and sent back on reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Attributes {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_encoding: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_language: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_disposition: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_control: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage_class: Option<String>,
+    /// User metadata: lower-case names without the `x-amz-meta-` prefix, sorted by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub user: Vec<(String, String)>,
+}
+
+/// An object's size, version and attributes, as the origin gave them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectMeta {
+    /// Bytes.
+    pub size: u64,
+    /// As the origin gave it, with its quotes; `None` where the origin has no ETags.
+    pub etag: Option<String>,
+    /// Milliseconds since the Unix epoch.
+    pub last_modified_ms: i64,
+    #[serde(default)]
+    pub attributes: Attributes,
+}
+
+/// 64 bits that stand for one version of one object's bytes: a hash of ETag and size, or of size and modification time where there
+/// is no ETag. Cache keys hold it, so bytes of two versions never meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct VersionId(pub u64);
+
+impl ObjectMeta {
+    pub fn version(&self) -> VersionId {
+        let mut h = Xxh3::new();
+        match &self.etag {
+            Some(etag) => {
+                h.update(b"e");
+                h.update(etag.as_bytes());
+            }
+            None => {
+                h.update(b"m");
+                h.update(&self.last_modified_ms.to_le_bytes());
+            }
+        }
+        h.update(&self.size.to_le_bytes());
+        VersionId(h.digest())
+    }
+}
+
+/// How an answer came to be; the value of the `X-Cache` header and the label of the cache's counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum CacheStatus {
+    /// Every byte came from the local disk, within the bucket's freshness rule.
+    Hit,
+    /// At least one byte came from the origin.
+    Miss,
+    /// The origin said that the cached version is still current; every byte came from the local disk.
+    Revalidated,
+    /// The cache was not asked: caching is off, or the request said so.
+    Bypass,
+}
+
+impl CacheStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CacheStatus::Hit => "HIT",
+            CacheStatus::Miss => "MISS",
+            CacheStatus::Revalidated => "REVALIDATED",
+            CacheStatus::Bypass => "BYPASS",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_etag_and_size() {
+        let m = |etag: Option<&str>, size, t| ObjectMeta {
+            size,
+            etag: etag.map(str::to_owned),
+            last_modified_ms: t,
+            attributes: Attributes::default(),
+        };
+        assert_eq!(m(Some("\"a\""), 1, 0).version(), m(Some("\"a\""), 1, 9).version());
+        assert_ne!(m(Some("\"a\""), 1, 0).version(), m(Some("\"a\""), 2, 0).version());
+        assert_ne!(m(Some("\"a\""), 1, 0).version(), m(Some("\"b\""), 1, 0).version());
+        assert_ne!(m(None, 1, 0).version(), m(None, 1, 1).version());
+    }
+}

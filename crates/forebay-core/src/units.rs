@@ -1,0 +1,72 @@
+//! Sizes and durations as people write them: `64MiB`, `1.5GB`, `30ms`, `1h`.
+
+use crate::{Error, Result};
+use std::time::Duration;
+
+/// Parses a number of bytes. A bare number is bytes; K, M, G, T and KiB… are powers of 1024; KB… are powers of 1000.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    let (number, unit) = split(text)?;
+    let factor: f64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "ki" | "kib" => 1024.0,
+        "m" | "mi" | "mib" => 1024f64.powi(2),
+        "g" | "gi" | "gib" => 1024f64.powi(3),
+        "t" | "ti" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(Error::invalid(format!("{text:?} is not a size")).hint("a number and a unit, as in 512MiB, 10GB or 1TiB")),
+    };
+    Ok((number * factor).round() as u64)
+}
+
+/// Parses a duration: a number with ms, s, m, h or d. A bare number is seconds.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let (number, unit) = split(text)?;
+    let factor = match unit {
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => return Err(Error::invalid(format!("{text:?} is not a duration")).hint("a number and a unit, as in 30ms, 5s, 10m or 1h")),
+    };
+    Duration::try_from_secs_f64(number * factor).map_err(|_| Error::invalid(format!("{text:?} is too long")))
+}
+
+fn split(text: &str) -> Result<(f64, &str)> {
+    let t = text.trim();
+    let at = t.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(t.len());
+    let number: f64 = t[..at].parse().map_err(|_| Error::invalid(format!("{text:?} does not begin with a number")))?;
+    Ok((number, t[at..].trim()))
+}
+
+/// `1536` → `1.5 KiB`.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_durations() {
+        assert_eq!(parse_bytes("1.5GiB").unwrap(), 3 << 29);
+        assert_eq!(parse_bytes("10 GB").unwrap(), 10_000_000_000);
+        assert_eq!(parse_bytes("42").unwrap(), 42);
+        assert!(parse_bytes("-1").is_err() && parse_bytes("1x").is_err() && parse_bytes("").is_err());
+        assert_eq!(parse_duration("30ms").unwrap(), Duration::from_millis(30));
+        assert_eq!(parse_duration("1.5m").unwrap(), Duration::from_secs(90));
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+    }
+}

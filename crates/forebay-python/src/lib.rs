@@ -1,0 +1,1 @@
+//! Python bindings: the client, and the whole program inside the wheel.
