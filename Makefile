@@ -1,0 +1,26 @@
+# Everything that is built or installed is kept in $(FOREBAY_CACHE), outside the checkout. The work is done by the scripts in tools/.
+
+FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
+export FOREBAY_CACHE
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint wheel clean-cache
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Built and installed things are kept in $(FOREBAY_CACHE) (set FOREBAY_CACHE to move them)."
+
+demo: ## Build, then train from a bucket far away: direct, and through Forebay
+	@tools/demo.sh $(ARGS)
+
+test: ## Build, and run every test; ARGS="-k name" goes to pytest
+	@tools/test.sh $(ARGS)
+
+lint: ## Formatting and clippy, with warnings as errors
+	@tools/lint.sh
+
+wheel: ## Build the Python wheel: the package, and the command line with the server inside
+	@mkdir -p "$(FOREBAY_CACHE)" && tools/wheel.sh
+
+clean-cache: ## Remove everything that the other targets built and installed
+	@tools/clean-cache.sh

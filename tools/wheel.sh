@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# tools/wheel.sh [VENV…]: builds the wheel into $CACHE/wheels and installs it into each named environment ($CACHE/venv-VENV).
+#
+# The wheel is the whole product: `import forebay` and the command line, server included. cargo decides what there is to compile, in the same
+# target directory and profile as `cargo test`.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+need_rust
+hint="read the compiler's message above; \`cargo --version\` should say 1.95 or newer"
+printf 'maturin==%s\n' "$MATURIN_VERSION" >"$CACHE/maturin.txt"
+"$ROOT/tools/venv.sh" build "$CACHE/maturin.txt"
+rm -rf "$CACHE/wheels.new"
+"$CACHE/venv-build/bin/maturin" build --release --locked --manifest-path "$ROOT/crates/forebay-python/Cargo.toml" \
+    --interpreter "$CACHE/venv-build/bin/python" --out "$CACHE/wheels.new"
+rm -rf "$CACHE/wheels" && mv "$CACHE/wheels.new" "$CACHE/wheels"
+wheel=$(echo "$CACHE"/wheels/forebay-*.whl)
+note "$wheel ($(du -h "$wheel" | cut -f1))"
+
+for venv in "$@"; do
+    venv=$CACHE/venv-$venv
+    # A wheel's bytes change with its build time: name it by what it holds.
+    sum=$("$venv/bin/python" - "$wheel" <<'PY'
+import hashlib, sys, zipfile
+
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    held = "".join(f"{file.filename} {file.CRC} {file.file_size}\n" for file in wheel.infolist())
+print(hashlib.sha256(held.encode()).hexdigest())
+PY
+    )
+    if [[ $(cat "$venv/.wheel" 2>/dev/null) != "$sum" ]]; then
+        rm -f "$venv/.wheel"
+        "$venv/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+        echo "$sum" >"$venv/.wheel"
+    fi
+    note "installed in $venv"
+done
