@@ -33,6 +33,8 @@ pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
 /// Members in one archive.
 pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
+/// Most bytes that a compressed archive may decompress to.
+pub const ARCHIVE_DECOMPRESSED_MAX_BYTES: u64 = 1 << 40;
 /// Largest PAX header or GNU long name.
 pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
 /// Largest zip central directory.

@@ -1,0 +1,170 @@
+//! Decompression that is pushed to: gzip and lz4 frames, with a bound on what one call and what the whole stream may put out.
+//!
+//! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice) or inflate's window, whatever it is fed, and never puts out
+//! more than it was allowed to. A stream is whole only if [`Decompressor::finish`] says so.
+
+mod gzip;
+mod lz4;
+
+use bytes::BufMut;
+use forebay_core::{Error, Result};
+
+/// How a stream is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// RFC 1952, several members one after another; zeros may follow the last one, as on tapes.
+    Gzip,
+    /// The lz4 frame format, several frames one after another, skippable frames between them.
+    Lz4,
+}
+
+/// What one push did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of input that were used; hand in the others again.
+    pub consumed: usize,
+    /// Bytes that were put out.
+    pub produced: usize,
+    /// More output is ready that `max_out` had no room for: call again, with what input is left or with none.
+    pub more: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Decompressor {
+    stream: Stream,
+    total_in: u64,
+    total_out: u64,
+    total_max: u64,
+    failed: Option<Error>,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Gzip(gzip::Gunzip),
+    Lz4(lz4::Unlz4),
+}
+
+/// What one step of a codec did.
+struct Step {
+    consumed: usize,
+    produced: usize,
+}
+
+impl Decompressor {
+    /// `total_max`: more output than this is an error.
+    pub fn new(codec: Codec, total_max: u64) -> Self {
+        let stream = match codec {
+            Codec::Gzip => Stream::Gzip(gzip::Gunzip::new()),
+            Codec::Lz4 => Stream::Lz4(lz4::Unlz4::new()),
+        };
+        Self { stream, total_in: 0, total_out: 0, total_max, failed: None }
+    }
+
+    /// Takes input and appends at most `max_out` bytes to `out`, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
+    ///
+    /// # Errors
+    /// `Corrupt` with the offset in the input if the stream is damaged; `Unsupported` past `total_max` and for lz4 dictionaries. The same
+    /// error again on each later call.
+    pub fn push(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let pushed = self.run(input, out, max_out);
+        if let Err(e) = &pushed {
+            self.failed = Some(e.clone());
+        }
+        pushed
+    }
+
+    fn run(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
+        let mut done = Progress { consumed: 0, produced: 0, more: false };
+        loop {
+            let room = (max_out - done.produced) as u64;
+            // One byte more than the limit allows tells an exact fit from an excess.
+            let room = room.min((self.total_max - self.total_out).saturating_add(1)) as usize;
+            if room == 0 {
+                done.more = self.stream.has_output();
+                return Ok(done);
+            }
+            let step = match &mut self.stream {
+                Stream::Gzip(s) => s.step(&input[done.consumed..], out, room, self.total_in)?,
+                Stream::Lz4(s) => s.step(&input[done.consumed..], out, room, self.total_in)?,
+            };
+            done.consumed += step.consumed;
+            done.produced += step.produced;
+            self.total_in += step.consumed as u64;
+            self.total_out += step.produced as u64;
+            if self.total_out > self.total_max {
+                return Err(Error::unsupported(format!("the stream decompresses to more than {} bytes", self.total_max)));
+            }
+            if step.consumed == 0 && step.produced == 0 {
+                done.more = self.stream.has_output();
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Hands all of `input` through, decompressed, in pieces of at most 64 KiB.
+    ///
+    /// # Errors
+    /// As [`Decompressor::push`], and what `each` returns.
+    pub fn push_each(&mut self, mut input: &[u8], mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        loop {
+            piece.clear();
+            let done = self.push(input, &mut piece, PIECE_BYTES)?;
+            if !piece.is_empty() {
+                each(&piece)?;
+            }
+            input = &input[done.consumed..];
+            if !done.more && input.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The end of the input.
+    ///
+    /// # Errors
+    /// `Corrupt` if the stream is cut off, or output that was not fetched is left.
+    pub fn finish(&self) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let (between_frames, what) = match &self.stream {
+            Stream::Gzip(s) => (s.is_between_members(), "gzip"),
+            Stream::Lz4(s) => (s.is_between_frames(), "lz4"),
+        };
+        if !between_frames {
+            return Err(Error::corrupt(format!("the {what} stream is cut off: it ends at offset {}", self.total_in)));
+        }
+        Ok(())
+    }
+
+    /// Bytes of input used so far.
+    pub fn total_in(&self) -> u64 {
+        self.total_in
+    }
+
+    /// Bytes put out so far.
+    pub fn total_out(&self) -> u64 {
+        self.total_out
+    }
+}
+
+impl Stream {
+    fn has_output(&self) -> bool {
+        match self {
+            Stream::Gzip(s) => s.may_have_output(),
+            Stream::Lz4(s) => s.has_output(),
+        }
+    }
+}
+
+pub(crate) use lz4::{MAGIC as LZ4_MAGIC, xxh32};
+
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests;

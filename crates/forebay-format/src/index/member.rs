@@ -1,0 +1,145 @@
+//! One member as an index tells of it.
+
+use crate::{ArchiveKind, zip};
+use forebay_core::{Error, Result};
+use std::ops::Range;
+
+/// A member: its name, and where its bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// In archive order, from 0.
+    pub number: usize,
+    /// As the archive has it.
+    pub name: &'a str,
+    /// Seconds since the Unix epoch; 0 where the archive does not say. A zip's local time is taken as UTC.
+    pub mtime_secs: i64,
+    pub extent: Extent,
+}
+
+/// Where a member's bytes are and how they are kept there. Outlives the index it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub kind: ArchiveKind,
+    pub storage: Storage,
+    /// Tars: where the data begins. Zip: where the local header begins.
+    pub offset: u64,
+    /// Bytes that a reader gets.
+    pub size: u64,
+    /// Bytes that these take in the archive: `size`, unless deflated.
+    pub stored_size: u64,
+    /// Of the member's bytes; zip only.
+    pub crc32: Option<u32>,
+    /// The end of the bytes that members can be in.
+    pub bound: u64,
+}
+
+/// Which bytes to read for a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// These bytes of the archive are the member.
+    Archive(Range<u64>),
+    /// These bytes of what the archive decompresses to are the member.
+    Decompressed(Range<u64>),
+    /// These bytes of the archive are a header that tells where the member's data is: hand them to [`Extent::zip_data_range`].
+    ZipLocalHeader(Range<u64>),
+}
+
+/// How a member is kept, or why it cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Storage {
+    /// As it is.
+    Stored = 0,
+    /// Raw deflate, as zips have it; see [`MemberDecoder`](crate::MemberDecoder).
+    Deflated = 1,
+    Directory = 16,
+    SymbolicLink = 17,
+    HardLink = 18,
+    /// A character or block device, or a FIFO.
+    Device = 19,
+    Sparse = 20,
+    /// A tar type that is no file, such as a volume label.
+    Special = 21,
+    Encrypted = 22,
+    /// A zip compression method other than stored and deflate.
+    OtherMethod = 23,
+}
+
+impl Storage {
+    const ALL: [Storage; 10] = [
+        Storage::Stored,
+        Storage::Deflated,
+        Storage::Directory,
+        Storage::SymbolicLink,
+        Storage::HardLink,
+        Storage::Device,
+        Storage::Sparse,
+        Storage::Special,
+        Storage::Encrypted,
+        Storage::OtherMethod,
+    ];
+
+    pub fn is_readable(self) -> bool {
+        self.why_unreadable().is_none()
+    }
+
+    /// For people; `None` if it can be read.
+    pub fn why_unreadable(self) -> Option<&'static str> {
+        match self {
+            Storage::Stored | Storage::Deflated => None,
+            Storage::Directory => Some("it is a directory"),
+            Storage::SymbolicLink => Some("it is a symbolic link"),
+            Storage::HardLink => Some("it is a hard link to another member"),
+            Storage::Device => Some("it is a device or a FIFO"),
+            Storage::Sparse => Some("it is a sparse file"),
+            Storage::Special => Some("its type is not that of a file"),
+            Storage::Encrypted => Some("it is encrypted"),
+            Storage::OtherMethod => Some("it is compressed by a method other than deflate"),
+        }
+    }
+
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.code() == code)
+    }
+}
+
+impl Member<'_> {
+    /// Bytes that a reader gets.
+    pub fn size(&self) -> u64 {
+        self.extent.size
+    }
+
+    pub fn is_readable(&self) -> bool {
+        self.extent.storage.is_readable()
+    }
+}
+
+impl Extent {
+    /// Which bytes to read first.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason if the member cannot be read.
+    pub fn place(&self) -> Result<Place> {
+        if let Some(why) = self.storage.why_unreadable() {
+            return Err(Error::unsupported(format!("the member at offset {} cannot be read: {why}", self.offset)));
+        }
+        Ok(match self.kind {
+            ArchiveKind::Tar => Place::Archive(self.offset..self.offset + self.size),
+            ArchiveKind::TarGz | ArchiveKind::TarLz4 => Place::Decompressed(self.offset..self.offset + self.size),
+            ArchiveKind::Zip => Place::ZipLocalHeader(self.offset..self.offset + zip::LOCAL_HEADER_BYTES),
+        })
+    }
+
+    /// Where a zip member's data is, from the bytes of its local header ([`Place::ZipLocalHeader`]; more bytes do no harm). Feed that range
+    /// to a [`MemberDecoder`](crate::MemberDecoder), or take it as it is if the member is [`Storage::Stored`].
+    ///
+    /// # Errors
+    /// `Corrupt` if this is no local header, contradicts the directory, or points outside the archive.
+    pub fn zip_data_range(&self, local_header: &[u8]) -> Result<Range<u64>> {
+        zip::data_range(self, local_header)
+    }
+}

@@ -1,0 +1,351 @@
+//! Which members an archive has and where each one's bytes are.
+//!
+//! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and one array per field, sizes and offsets in
+//! four bytes where they fit (tar offsets count blocks of 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides
+//! its name, a zip 31; `examples/index_memory.rs` prints the figures.
+//!
+//! **Order.** Members are numbered in archive order; repeated names keep their numbers.
+//!
+//! **Names.** A name is kept as the archive has it; bytes that are not UTF-8 become U+FFFD. Absolute and climbing names (`/etc/x`, `../x`) are
+//! kept too: they are only names, nothing is written anywhere by them. A look-up compares [`lookup_key`]s: a leading `./` and a
+//! trailing `/` do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Of members with the same key the last one
+//! wins, as with `tar -x` and Python's `getmember`.
+//!
+//! Invariant: every number in the look-up table is a member's, and a table has at least one free slot, so a look-up ends.
+
+mod codec;
+mod member;
+
+pub use member::{Extent, Member, Place, Storage};
+
+use crate::ArchiveKind;
+use forebay_core::{Error, Result, limits, name::shorten};
+use xxhash_rust::xxh3::xxh3_64;
+
+const FREE: u32 = u32::MAX;
+
+/// The members of one archive; see the [module](self).
+#[derive(Clone)]
+pub struct MemberIndex {
+    columns: Columns,
+    /// Member numbers by hash of their look-up key: open addressing, linear probing, two thirds full.
+    table: Box<[u32]>,
+}
+
+/// What a name is compared by: without leading `./` and trailing `/`.
+pub fn lookup_key(name: &str) -> &str {
+    let mut key = name;
+    while let Some(rest) = key.strip_prefix("./") {
+        key = rest.trim_start_matches('/');
+    }
+    match key.trim_end_matches('/') {
+        "" => key,
+        trimmed => trimmed,
+    }
+}
+
+impl MemberIndex {
+    /// The format of the archive that this is the index of.
+    pub fn kind(&self) -> ArchiveKind {
+        self.columns.kind
+    }
+
+    /// How many members there are, readable or not.
+    pub fn len(&self) -> usize {
+        self.columns.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Member number `number`, in archive order.
+    pub fn member(&self, number: usize) -> Option<Member<'_>> {
+        self.columns.member(number)
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Member<'_>> {
+        (0..self.len()).map(|n| self.columns.member(n).expect("n is below len"))
+    }
+
+    /// The number of the last member of this name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        let key = lookup_key(name);
+        let mut slot = home(key, self.table.len());
+        loop {
+            match self.table[slot] {
+                FREE => return None,
+                n if lookup_key(self.columns.name(n as usize)) == key => return Some(n as usize),
+                _ => slot = if slot + 1 == self.table.len() { 0 } else { slot + 1 },
+            }
+        }
+    }
+
+    /// The last member of this name, readable or not.
+    pub fn get(&self, name: &str) -> Option<Member<'_>> {
+        self.find(name).and_then(|n| self.member(n))
+    }
+
+    /// The last member of this name, to be read.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unsupported` with the reason if its bytes cannot be had (a directory, a link, an encrypted member…).
+    pub fn readable(&self, name: &str) -> Result<Member<'_>> {
+        let member = self.get(name).ok_or_else(|| Error::not_found(format!("the archive has no member {:?}", shorten(name))))?;
+        match member.extent.storage.why_unreadable() {
+            None => Ok(member),
+            Some(why) => Err(Error::unsupported(format!("the archive's member {:?} cannot be read: {why}", shorten(name)))),
+        }
+    }
+
+    /// Memory that this index holds.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.columns.heap_bytes() + size_of_val(&*self.table)
+    }
+
+    /// For a store: versioned and checksummed, smaller than the index is in memory.
+    pub fn encode(&self) -> Vec<u8> {
+        codec::encode(&self.columns)
+    }
+
+    /// # Errors
+    /// `Corrupt` for anything but the whole output of [`MemberIndex::encode`] of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        Ok(codec::decode(bytes)?.finish())
+    }
+}
+
+impl PartialEq for MemberIndex {
+    fn eq(&self, other: &Self) -> bool {
+        self.columns == other.columns
+    }
+}
+
+impl std::fmt::Debug for MemberIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MemberIndex({} of {} members)", self.kind(), self.len())
+    }
+}
+
+fn home(key: &str, slots: usize) -> usize {
+    ((u128::from(xxh3_64(key.as_bytes())) * slots as u128) >> 64) as usize
+}
+
+/// Collects members in archive order and becomes a [`MemberIndex`].
+#[derive(Debug)]
+pub struct MemberIndexBuilder {
+    columns: Columns,
+}
+
+impl MemberIndexBuilder {
+    /// `bound` is the end of the bytes that members can be in: a tar's size, or where a zip's directory begins.
+    pub fn new(kind: ArchiveKind, bound: u64) -> Self {
+        Self { columns: Columns::new(kind, bound) }
+    }
+
+    /// Adds the next member.
+    ///
+    /// # Errors
+    /// `Unsupported` past the limits on members and names.
+    pub fn push(&mut self, name: &str, mtime_secs: i64, extent: &Extent) -> Result<()> {
+        self.columns.push(name, mtime_secs, extent)
+    }
+
+    pub fn len(&self) -> usize {
+        self.columns.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A member that was added; look-ups by name begin with [`MemberIndexBuilder::finish`].
+    pub fn member(&self, number: usize) -> Option<Member<'_>> {
+        self.columns.member(number)
+    }
+
+    /// Memory that the finished index will hold, about.
+    pub fn memory_bytes(&self) -> usize {
+        self.columns.heap_bytes() + self.len() * 6
+    }
+
+    pub(crate) fn kind(&self) -> ArchiveKind {
+        self.columns.kind
+    }
+
+    pub(crate) fn set_bound(&mut self, bound: u64) {
+        self.columns.bound = bound;
+    }
+
+    pub fn finish(self) -> MemberIndex {
+        let Self { mut columns } = self;
+        columns.shrink();
+        let slots = columns.len() + columns.len() / 2 + 1;
+        let mut table = vec![FREE; slots].into_boxed_slice();
+        for n in 0..columns.len() {
+            let key = lookup_key(columns.name(n));
+            let mut slot = home(key, slots);
+            while table[slot] != FREE && lookup_key(columns.name(table[slot] as usize)) != key {
+                slot = if slot + 1 == slots { 0 } else { slot + 1 };
+            }
+            table[slot] = n as u32;
+        }
+        MemberIndex { columns, table }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Columns {
+    kind: ArchiveKind,
+    bound: u64,
+    names: String,
+    /// Where each name ends in `names`.
+    name_ends: Vec<u32>,
+    storages: Vec<Storage>,
+    /// In units of 512 for tars, whose data begins at blocks.
+    offsets: Packed,
+    sizes: Packed,
+    /// `i64` as `u64`.
+    mtimes: Packed,
+    /// Zip only; empty otherwise.
+    stored_sizes: Packed,
+    crc32s: Vec<u32>,
+}
+
+impl Columns {
+    fn new(kind: ArchiveKind, bound: u64) -> Self {
+        Self {
+            kind,
+            bound,
+            names: String::new(),
+            name_ends: Vec::new(),
+            storages: Vec::new(),
+            offsets: Packed::default(),
+            sizes: Packed::default(),
+            mtimes: Packed::default(),
+            stored_sizes: Packed::default(),
+            crc32s: Vec::new(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.storages.len()
+    }
+
+    fn is_zip(&self) -> bool {
+        self.kind == ArchiveKind::Zip
+    }
+
+    fn offset_unit(&self) -> u64 {
+        if self.is_zip() { 1 } else { crate::tar::BLOCK_BYTES }
+    }
+
+    fn push(&mut self, name: &str, mtime_secs: i64, extent: &Extent) -> Result<()> {
+        if self.len() >= limits::ARCHIVE_MEMBERS_MAX {
+            return Err(Error::unsupported(format!("an archive of more than {} members", limits::ARCHIVE_MEMBERS_MAX))
+                .hint("split it into several archives"));
+        }
+        if name.len() > limits::MEMBER_NAME_MAX_BYTES {
+            return Err(Error::unsupported(format!(
+                "the name of the member at offset {} is {} bytes long; the limit is {}",
+                extent.offset,
+                name.len(),
+                limits::MEMBER_NAME_MAX_BYTES
+            )));
+        }
+        let Ok(name_end) = u32::try_from(self.names.len() + name.len()) else {
+            return Err(Error::unsupported("an archive whose member names take more than 4 GiB").hint("split it into several archives"));
+        };
+        debug_assert_eq!(extent.offset % self.offset_unit(), 0);
+        self.names.push_str(name);
+        self.name_ends.push(name_end);
+        self.storages.push(extent.storage);
+        self.offsets.push(extent.offset / self.offset_unit());
+        self.sizes.push(extent.size);
+        self.mtimes.push(mtime_secs as u64);
+        if self.is_zip() {
+            self.stored_sizes.push(extent.stored_size);
+            self.crc32s.push(extent.crc32.unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    fn name(&self, n: usize) -> &str {
+        let start = if n == 0 { 0 } else { self.name_ends[n - 1] as usize };
+        &self.names[start..self.name_ends[n] as usize]
+    }
+
+    fn member(&self, n: usize) -> Option<Member<'_>> {
+        let storage = *self.storages.get(n)?;
+        let size = self.sizes.get(n);
+        let zip = self.is_zip();
+        Some(Member {
+            number: n,
+            name: self.name(n),
+            mtime_secs: self.mtimes.get(n) as i64,
+            extent: Extent {
+                kind: self.kind,
+                storage,
+                offset: self.offsets.get(n) * self.offset_unit(),
+                size,
+                stored_size: if zip { self.stored_sizes.get(n) } else { size },
+                crc32: zip.then(|| self.crc32s[n]),
+                bound: self.bound,
+            },
+        })
+    }
+
+    fn shrink(&mut self) {
+        self.names.shrink_to_fit();
+        self.name_ends.shrink_to_fit();
+        self.storages.shrink_to_fit();
+        self.crc32s.shrink_to_fit();
+        for p in [&mut self.offsets, &mut self.sizes, &mut self.mtimes, &mut self.stored_sizes] {
+            p.small.shrink_to_fit();
+            p.large.shrink_to_fit();
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let packed = [&self.offsets, &self.sizes, &self.mtimes, &self.stored_sizes];
+        self.names.capacity()
+            + self.name_ends.capacity() * 4
+            + self.storages.capacity()
+            + self.crc32s.capacity() * 4
+            + packed.iter().map(|p| p.small.capacity() * 4 + p.large.capacity() * size_of::<(u32, u64)>()).sum::<usize>()
+    }
+}
+
+/// Numbers of which nearly all fit in 32 bits; the others are in a sorted list beside.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Packed {
+    small: Vec<u32>,
+    large: Vec<(u32, u64)>,
+}
+
+impl Packed {
+    const ELSEWHERE: u32 = u32::MAX;
+
+    fn push(&mut self, value: u64) {
+        match u32::try_from(value) {
+            Ok(v) if v != Self::ELSEWHERE => self.small.push(v),
+            _ => {
+                self.large.push((self.small.len() as u32, value));
+                self.small.push(Self::ELSEWHERE);
+            }
+        }
+    }
+
+    fn get(&self, n: usize) -> u64 {
+        match self.small[n] {
+            Self::ELSEWHERE => {
+                let at = self.large.binary_search_by_key(&(n as u32), |&(i, _)| i).expect("push put it there");
+                self.large[at].1
+            }
+            v => u64::from(v),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

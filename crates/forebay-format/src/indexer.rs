@@ -1,0 +1,140 @@
+//! One face for the index of any kind of archive.
+
+use crate::{
+    ArchiveKind,
+    decompress::Decompressor,
+    index::{MemberIndex, MemberIndexBuilder},
+    tar::{ScanStep, TarScanner},
+    zip::ZipScanner,
+};
+use forebay_core::{Error, Result, limits};
+
+/// How much of a compressed archive is asked for at a time.
+const STREAM_PIECE_BYTES: u64 = limits::CHUNK_BYTES;
+
+/// Builds the [`MemberIndex`] of an archive of known kind and size.
+///
+/// - **By range**: read what [`Indexer::step`] needs, hand it to [`Indexer::feed`], until `Done`; then [`Indexer::finish`]. For a tar these
+///   are its headers, for a zip its end and its directory, for a compressed tar all of it, in pieces.
+/// - **As a stream**, where [`Indexer::streams`]: [`Indexer::push`] every byte in order, then [`Indexer::finish`].
+#[derive(Debug)]
+pub struct Indexer {
+    kind: ArchiveKind,
+    size: u64,
+    inner: Inner,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Tar(TarScanner),
+    Compressed { stream: Decompressor, tar: TarScanner, failed: Option<Error> },
+    Zip(ZipScanner),
+}
+
+impl Indexer {
+    /// For an archive of `size` bytes.
+    pub fn new(kind: ArchiveKind, size: u64) -> Self {
+        let inner = match (kind, kind.codec()) {
+            (ArchiveKind::Zip, _) => Inner::Zip(ZipScanner::new(size)),
+            (_, None) => Inner::Tar(TarScanner::new(Some(size))),
+            (_, Some(codec)) => Inner::Compressed {
+                stream: Decompressor::new(codec, limits::ARCHIVE_DECOMPRESSED_MAX_BYTES),
+                tar: TarScanner::of_kind(kind, None),
+                failed: None,
+            },
+        };
+        Self { kind, size, inner }
+    }
+
+    pub fn kind(&self) -> ArchiveKind {
+        self.kind
+    }
+
+    /// Whether [`Indexer::push`] makes progress: not with a zip, whose directory is at its end.
+    pub fn streams(&self) -> bool {
+        self.kind != ArchiveKind::Zip
+    }
+
+    /// What is wanted next.
+    ///
+    /// # Errors
+    /// The one that it failed with, again.
+    pub fn step(&self) -> Result<ScanStep> {
+        match &self.inner {
+            Inner::Tar(tar) => tar.step(),
+            Inner::Zip(zip) => zip.step(),
+            Inner::Compressed { stream, failed, .. } => match (failed, stream.total_in()) {
+                (Some(e), _) => Err(e.clone()),
+                (None, at) if at >= self.size => Ok(ScanStep::Done),
+                (None, at) => Ok(ScanStep::Need(at..at.saturating_add(STREAM_PIECE_BYTES).min(self.size))),
+            },
+        }
+    }
+
+    /// Takes bytes that begin at `offset` of the archive, uses what is of use in them, and says what is wanted next. Bytes before the
+    /// wanted ones are passed over; bytes beyond a gap are not used.
+    ///
+    /// # Errors
+    /// `Corrupt` with the offset; `Unsupported` past a limit or for what is not offered.
+    pub fn feed(&mut self, offset: u64, bytes: &[u8]) -> Result<ScanStep> {
+        match &mut self.inner {
+            Inner::Tar(tar) => tar.feed(offset, bytes),
+            Inner::Zip(zip) => zip.feed(offset, bytes),
+            Inner::Compressed { stream, tar, failed } => {
+                let wanted = stream.total_in();
+                let skip = wanted.checked_sub(offset).and_then(|s| usize::try_from(s).ok()).filter(|&s| s <= bytes.len());
+                if let (None, Some(skip)) = (&failed, skip) {
+                    *failed = stream.push_each(&bytes[skip..], |piece| tar.push(piece)).err();
+                }
+                self.step()
+            }
+        }
+    }
+
+    /// Takes the next bytes of the archive, in order and without gaps.
+    ///
+    /// # Errors
+    /// As [`Indexer::feed`]; `Unsupported` for a zip.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.inner {
+            Inner::Tar(tar) => tar.push(bytes),
+            Inner::Zip(_) => Err(Error::unsupported("a zip has its directory at its end and cannot be indexed as a stream")),
+            Inner::Compressed { stream, .. } => {
+                let offset = stream.total_in();
+                self.feed(offset, bytes).map(drop)
+            }
+        }
+    }
+
+    /// The index, once [`Indexer::step`] says `Done` or everything was pushed.
+    ///
+    /// # Errors
+    /// `Corrupt` with the offset if the archive is cut off, or its end was not seen.
+    pub fn finish(self) -> Result<MemberIndex> {
+        match self.inner {
+            Inner::Tar(tar) => tar.finish(),
+            Inner::Zip(zip) => zip.finish(),
+            Inner::Compressed { failed: Some(e), .. } => Err(e),
+            Inner::Compressed { stream, tar, .. } => {
+                stream.finish()?;
+                tar.finish()
+            }
+        }
+    }
+
+    /// The members found so far; they stay there after an error.
+    pub fn found(&self) -> &MemberIndexBuilder {
+        match &self.inner {
+            Inner::Tar(tar) | Inner::Compressed { tar, .. } => tar.found(),
+            Inner::Zip(zip) => zip.found(),
+        }
+    }
+
+    /// Memory that the index holds so far, to be watched while feeding archives that may be of any size.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.inner {
+            Inner::Tar(tar) | Inner::Compressed { tar, .. } => tar.memory_bytes(),
+            Inner::Zip(zip) => zip.memory_bytes(),
+        }
+    }
+}
