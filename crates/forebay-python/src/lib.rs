@@ -1,1 +1,61 @@
 //! Python bindings: the client, and the whole program inside the wheel.
+//!
+//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client speaks HTTP/1.1 to a node over TCP or a Unix socket, or to a node
+//! inside its own process; a batch is received into one region of memory and handed out as views of it.
+
+mod address;
+mod batch;
+mod batches;
+mod buffer;
+mod client;
+mod embedded;
+mod entries;
+mod failure;
+mod inflight;
+mod listing;
+mod names;
+mod objects;
+mod process;
+mod receive;
+mod region;
+mod request;
+mod session;
+mod tar;
+mod transport;
+
+use pyo3::prelude::*;
+
+/// Runs the command line and returns its exit status.
+#[cfg(feature = "node")]
+#[pyfunction]
+fn cli_main(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> i32 {
+    py.detach(|| {
+        // Python's handler would only note the signal for when Python code runs again. The program's own handling is the default one, and
+        // `serve` installs its own for a graceful stop.
+        // SAFETY: setting a disposition is safe at any time.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        forebay_cli::main_from(arguments)
+    })
+}
+
+#[cfg(not(feature = "node"))]
+#[pyfunction]
+fn cli_main(_arguments: Vec<std::ffi::OsString>) -> i32 {
+    eprintln!("forebay: this build is the client alone; install the full wheel for the command line");
+    2
+}
+
+#[pymodule]
+fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(cli_main, module)?)?;
+    module.add_class::<client::Client>()?;
+    module.add_class::<entries::Entry>()?;
+    module.add_class::<batch::Batch>()?;
+    module.add_class::<batch::Item>()?;
+    module.add_class::<batches::Batches>()?;
+    module.add_class::<buffer::Buffer>()?;
+    module.add_class::<listing::Listing>()?;
+    module.add_class::<listing::ObjectInfo>()?;
+    Ok(())
+}

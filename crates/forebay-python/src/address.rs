@@ -1,0 +1,79 @@
+//! Where the node is: what a URL says, and whether the node turns out to be on this machine.
+
+use crate::failure::{Failure, Result};
+use std::path::{Path, PathBuf};
+
+/// A parsed client URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// `host:port`, if the node is reached over TCP.
+    pub tcp: Option<String>,
+    /// The node's Unix socket, if the URL names it.
+    pub unix: Option<PathBuf>,
+}
+
+const DEFAULT_PORT: u16 = 9300;
+
+impl Address {
+    /// `http://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
+    pub fn parse(url: &str) -> Result<Address> {
+        if let Some(path) = url.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if !path.starts_with('/') {
+                return Err(Failure::invalid("a unix: URL needs an absolute path").hint("unix:/run/forebay/forebay.sock"));
+            }
+            return Ok(Address { tcp: None, unix: Some(PathBuf::from(path)) });
+        }
+        let rest = match url.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some(("https", _)) => {
+                return Err(Failure::invalid("https:// is not spoken by this client")
+                    .hint("use http:// to a node on a trusted network, unix:/path on the same machine, or a TLS proxy beside the job"));
+            }
+            Some((scheme, _)) => {
+                return Err(Failure::invalid(format!("{scheme}:// is not a node's URL"))
+                    .hint("http://host:port or unix:/path; a bucket goes into origin=, as in Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\")"));
+            }
+            None => url,
+        };
+        let authority = rest.trim_end_matches('/');
+        if authority.contains('@') {
+            return Err(Failure::invalid("the URL holds a user or password").hint("pass token= instead"));
+        }
+        if authority.is_empty() || authority.contains(['/', '?', '#', ' ']) {
+            return Err(Failure::invalid("the URL is not http://host:port").hint("for example http://127.0.0.1:9300"));
+        }
+        let port_follows = authority.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
+        let tcp = if port_follows { authority.to_owned() } else { format!("{authority}:{DEFAULT_PORT}") };
+        Ok(Address { tcp: Some(tcp), unix: None })
+    }
+
+    /// For the `Host` header.
+    pub fn authority(&self) -> &str {
+        self.tcp.as_deref().unwrap_or("localhost")
+    }
+}
+
+/// The parts of the node's `GET /v1/forebay/info` that the client uses.
+#[derive(Debug, serde::Deserialize)]
+pub struct NodeInfo {
+    #[serde(default)]
+    pub node_id: String,
+    #[serde(default)]
+    pub host_id: String,
+    #[serde(default)]
+    pub unix_socket: Option<String>,
+}
+
+impl NodeInfo {
+    /// The node's socket, if the node says that it runs on this machine. (Whether the socket leads to the same node is asked there:
+    /// containers may share a kernel and not a file system.)
+    pub fn local_socket(&self) -> Option<&Path> {
+        let socket = self.unix_socket.as_deref().filter(|s| !s.is_empty())?;
+        let ours = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"]
+            .iter()
+            .filter_map(|path| std::fs::read_to_string(path).ok())
+            .any(|id| !id.trim().is_empty() && id.trim() == self.host_id.trim());
+        ours.then(|| Path::new(socket))
+    }
+}

@@ -1,0 +1,188 @@
+//! What can go wrong between this process and the node, as Rust values; turned into Python exceptions at the boundary.
+//!
+//! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. A status that the node answered with decides the class,
+//! and the node's JSON body gives message and hint, so that Python users see the same words as users of every other protocol.
+
+use forebay_core::ErrorKind;
+use pyo3::{
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyModule},
+};
+use std::time::Duration;
+
+/// The exception classes of `forebay.errors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    Error,
+    InvalidRequest,
+    NotFound,
+    Unauthenticated,
+    PermissionDenied,
+    Conflict,
+    PreconditionFailed,
+    RangeNotSatisfiable,
+    TooLarge,
+    Busy,
+    Unsupported,
+    ServerError,
+    ConnectionFailed,
+    Timeout,
+    Truncated,
+    EntryFailed,
+}
+
+impl Class {
+    fn name(self) -> &'static str {
+        match self {
+            Class::Error => "Error",
+            Class::InvalidRequest => "InvalidRequest",
+            Class::NotFound => "NotFound",
+            Class::Unauthenticated => "Unauthenticated",
+            Class::PermissionDenied => "PermissionDenied",
+            Class::Conflict => "Conflict",
+            Class::PreconditionFailed => "PreconditionFailed",
+            Class::RangeNotSatisfiable => "RangeNotSatisfiable",
+            Class::TooLarge => "TooLarge",
+            Class::Busy => "Busy",
+            Class::Unsupported => "Unsupported",
+            Class::ServerError => "ServerError",
+            Class::ConnectionFailed => "ConnectionFailed",
+            Class::Timeout => "Timeout",
+            Class::Truncated => "Truncated",
+            Class::EntryFailed => "EntryFailed",
+        }
+    }
+
+    fn from_status(status: u16) -> Class {
+        match status {
+            401 => Class::Unauthenticated,
+            403 => Class::PermissionDenied,
+            404 => Class::NotFound,
+            409 => Class::Conflict,
+            412 => Class::PreconditionFailed,
+            413 => Class::TooLarge,
+            416 => Class::RangeNotSatisfiable,
+            429 | 503 => Class::Busy,
+            501 => Class::Unsupported,
+            504 => Class::Timeout,
+            400..=499 => Class::InvalidRequest,
+            _ => Class::ServerError,
+        }
+    }
+}
+
+/// One failed call: what, of which class, and what to do.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub class: Class,
+    pub message: String,
+    pub hint: Option<String>,
+    pub status: Option<u16>,
+    pub request_id: Option<String>,
+    /// When the node said that it may be asked again.
+    pub retry_after: Option<Duration>,
+}
+
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    pub fn new(class: Class, message: impl Into<String>) -> Self {
+        Failure { class, message: message.into(), hint: None, status: None, request_id: None, retry_after: None }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Class::InvalidRequest, message)
+    }
+
+    pub fn connection(message: impl Into<String>) -> Self {
+        Self::new(Class::ConnectionFailed, message)
+    }
+
+    pub fn truncated(message: impl Into<String>) -> Self {
+        Self::new(Class::Truncated, message)
+    }
+
+    pub fn timeout(message: impl Into<String>) -> Self {
+        Self::new(Class::Timeout, message)
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Puts where it happened in front of the message, unless the message says so already.
+    pub fn context(mut self, context: impl std::fmt::Display) -> Self {
+        let context = context.to_string();
+        if !self.message.contains(&context) {
+            self.message = format!("{context}: {}", self.message);
+        }
+        self
+    }
+
+    /// The answer of a node that is not a success. `body` is JSON with `message` and perhaps `hint`, or any text.
+    pub fn from_answer(status: u16, headers: &http::HeaderMap, body: &[u8]) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+        let field = |name: &str| json.as_ref().and_then(|j| j.get(name)).and_then(|v| v.as_str()).map(str::to_owned);
+        let message = field("message").unwrap_or_else(|| {
+            let text = String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned();
+            let reason = http::StatusCode::from_u16(status).ok().and_then(|s| s.canonical_reason()).unwrap_or("error");
+            if text.is_empty() { format!("the node answered {status} {reason}") } else { text }
+        });
+        Failure {
+            class: Class::from_status(status),
+            message,
+            hint: field("hint"),
+            status: Some(status),
+            request_id: text("x-request-id"),
+            retry_after: text("retry-after").and_then(|s| s.trim().parse().ok()).map(Duration::from_secs),
+        }
+    }
+
+    /// Whether the node refused before it began, so that the same request may be sent again.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self.status, Some(429 | 503))
+    }
+}
+
+impl From<forebay_core::Error> for Failure {
+    fn from(e: forebay_core::Error) -> Self {
+        let class = match e.kind() {
+            ErrorKind::Timeout => Class::Timeout,
+            kind => Class::from_status(kind.http_status()),
+        };
+        Failure {
+            class,
+            message: e.message().to_owned(),
+            hint: e.hint_text().map(str::to_owned),
+            status: None,
+            request_id: None,
+            retry_after: None,
+        }
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(f: Failure) -> PyErr {
+        Python::attach(|py| {
+            let made = exception_module(py).and_then(|module| {
+                let kwargs = PyDict::new(py);
+                kwargs.set_item("hint", &f.hint)?;
+                kwargs.set_item("status", f.status)?;
+                kwargs.set_item("request_id", &f.request_id)?;
+                module.getattr(f.class.name())?.call((&f.message,), Some(&kwargs))
+            });
+            match made {
+                Ok(exception) => PyErr::from_value(exception),
+                Err(error) => error,
+            }
+        })
+    }
+}
+
+fn exception_module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    MODULE.get_or_try_init(py, || PyModule::import(py, "forebay.errors").map(Bound::unbind)).map(|m| m.bind(py))
+}

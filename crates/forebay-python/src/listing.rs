@@ -1,0 +1,114 @@
+//! Listings as Python sees them: an iterator that fetches a page when it needs one, and what it yields.
+
+use crate::{
+    objects::{self, Info, Page},
+    process,
+    session::Session,
+};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use std::{collections::VecDeque, sync::Arc};
+
+/// What is known of one object.
+#[pyclass(frozen, module = "forebay")]
+pub struct ObjectInfo(pub Info);
+
+#[pymethods]
+impl ObjectInfo {
+    #[getter]
+    fn bucket(&self) -> &str {
+        &self.0.bucket
+    }
+
+    #[getter]
+    fn key(&self) -> &str {
+        &self.0.key
+    }
+
+    /// `bucket/key`: what every call of the client takes as a name.
+    #[getter]
+    fn name(&self) -> String {
+        format!("{}/{}", self.0.bucket, self.0.key)
+    }
+
+    #[getter]
+    fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    #[getter]
+    fn etag(&self) -> Option<&str> {
+        self.0.etag.as_deref()
+    }
+
+    #[getter]
+    fn last_modified(&self) -> Option<&str> {
+        self.0.last_modified.as_deref()
+    }
+
+    #[getter]
+    fn cache(&self) -> Option<&str> {
+        self.0.cache.as_deref()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<forebay.ObjectInfo {:?}, {} bytes>", self.name(), self.0.size)
+    }
+}
+
+#[pyclass(frozen, module = "forebay")]
+pub struct Listing {
+    session: Arc<Session>,
+    bucket: String,
+    prefix: String,
+    page_size: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    ready: VecDeque<Info>,
+    /// Where the next page begins; `None` after the last.
+    token: Option<String>,
+}
+
+impl Listing {
+    pub fn new(session: Arc<Session>, bucket: &str, prefix: &str, page_size: usize) -> Self {
+        let state = State { ready: VecDeque::new(), token: Some(String::new()) };
+        Listing { session, bucket: bucket.to_owned(), prefix: prefix.to_owned(), page_size, state: Mutex::new(state) }
+    }
+}
+
+#[pymethods]
+impl Listing {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<ObjectInfo>> {
+        loop {
+            // The lock is not held while waiting: another thread may need the GIL that we would be waiting for.
+            let token = {
+                let mut state = self.state.lock();
+                if let Some(info) = state.ready.pop_front() {
+                    return Ok(Some(ObjectInfo(info)));
+                }
+                match state.token.take() {
+                    Some(token) => token,
+                    None => return Ok(None),
+                }
+            };
+            let fetched = process::wait(py, objects::list(&self.session.transport, &self.bucket, &self.prefix, &token, self.page_size));
+            let mut state = self.state.lock();
+            match fetched {
+                Ok(Page { objects, token }) => {
+                    state.ready.extend(objects);
+                    state.token = (!token.is_empty()).then_some(token);
+                }
+                Err(error) => {
+                    state.token = Some(token);
+                    return Err(error);
+                }
+            }
+        }
+    }
+}

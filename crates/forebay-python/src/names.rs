@@ -1,0 +1,74 @@
+//! Object names as Python callers write them, and as they stand in a URL.
+
+use crate::{
+    failure::{Failure, Result},
+    request::split_name,
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
+
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const KEY: &AsciiSet = &SEGMENT.remove(b'/');
+
+/// Escapes one path segment or query value.
+pub fn escape_segment(text: &str) -> String {
+    utf8_percent_encode(text, SEGMENT).to_string()
+}
+
+/// A bucket and a key.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub bucket: String,
+    pub key: String,
+}
+
+impl Name {
+    /// `"bucket/key"`, `"s3://bucket/key"`, `(bucket, key)`, or a key with `bucket`.
+    pub fn from_py(name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Name> {
+        if let Ok(pair) = name.cast::<PyTuple>() {
+            let (bucket, key): (String, String) =
+                pair.extract().map_err(|_| PyTypeError::new_err("a name as a tuple is (bucket, key), both str"))?;
+            return Ok(Name { bucket, key }.checked()?);
+        }
+        let text: std::borrow::Cow<'_, str> =
+            name.extract().map_err(|_| PyTypeError::new_err(format!("a name is a str or (bucket, key), not {}", type_name(name))))?;
+        let name = match bucket {
+            Some(bucket) => Name { bucket: bucket.to_owned(), key: text.into_owned() },
+            None => split_name(&text).map(|(bucket, key)| Name { bucket: bucket.to_owned(), key: key.to_owned() })?,
+        };
+        Ok(name.checked()?)
+    }
+
+    fn checked(self) -> Result<Name> {
+        forebay_core::name::validate_bucket(&self.bucket)
+            .and_then(|()| forebay_core::name::validate_key(&self.key))
+            .map_err(Failure::from)?;
+        Ok(self)
+    }
+
+    /// The path of the object API.
+    pub fn path(&self) -> String {
+        format!("/v1/objects/{}/{}", escape_segment(&self.bucket), utf8_percent_encode(&self.key, KEY))
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.bucket, self.key)
+    }
+}
+
+/// `bucket`, `bucket/prefix` or `s3://bucket/prefix`, for listings.
+pub fn split_prefix(text: &str) -> Result<(&str, &str)> {
+    let rest = match text.split_once("://") {
+        Some((scheme, rest)) if !scheme.contains('/') => rest,
+        _ => text,
+    };
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    forebay_core::name::validate_bucket(bucket).map_err(Failure::from)?;
+    Ok((bucket, prefix))
+}
+
+pub fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().name().map(|n| n.to_string()).unwrap_or_else(|_| "an object".into())
+}

@@ -1,0 +1,184 @@
+//! Single objects: get, put, head, delete, and pages of listings, over the object API. No Python in here.
+
+use crate::{
+    buffer,
+    failure::{Class, Failure, Result},
+    names::{Name, escape_segment},
+    transport::{Answer, Call, Transport},
+};
+use forebay_core::ByteRange;
+use http::{Method, StatusCode, header};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// What is known of an object.
+#[derive(Clone, Debug, Default)]
+pub struct Info {
+    pub bucket: String,
+    pub key: String,
+    pub size: u64,
+    pub etag: Option<String>,
+    pub last_modified: Option<String>,
+    /// `HIT`, `MISS`, `REVALIDATED` or `BYPASS`, as the node said.
+    pub cache: Option<String>,
+}
+
+fn with_member(path: String, member: Option<&str>) -> String {
+    match member {
+        Some(member) => format!("{path}?archpath={}", escape_segment(member)),
+        None => path,
+    }
+}
+
+/// The bytes of an object, a member of it, or a range of either; and its ETag.
+pub async fn get(
+    transport: &Arc<Transport>,
+    name: &Name,
+    member: Option<&str>,
+    range: Option<ByteRange>,
+) -> Result<(Vec<u8>, Option<String>)> {
+    let mut call = Call::new(Method::GET, with_member(name.path(), member));
+    if let Some(range) = range {
+        call = call.header(header::RANGE, format!("bytes={range}"));
+    }
+    let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
+    if range.is_some() && answer.status != StatusCode::PARTIAL_CONTENT {
+        return Err(Failure::new(Class::ServerError, format!("{name}: the node ignored the range and answered {}", answer.status)));
+    }
+    let length = answer.length();
+    let mut bytes = buffer::room(length.unwrap_or(0))?;
+    while let Some(piece) = answer.piece().await.map_err(|f| f.context(name))? {
+        bytes.extend_from_slice(&piece);
+    }
+    if length.is_some_and(|n| n != bytes.len() as u64) {
+        return Err(Failure::truncated(format!("{name}: {} bytes arrived of {}", bytes.len(), length.unwrap_or(0))));
+    }
+    Ok((bytes, etag(&answer)))
+}
+
+fn etag(answer: &Answer) -> Option<String> {
+    answer.header("etag").map(str::to_owned)
+}
+
+pub async fn head(transport: &Arc<Transport>, name: &Name) -> Result<Info> {
+    let answer = transport.call(&Call::new(Method::HEAD, name.path())).await.map_err(|mut f| {
+        // The answer to HEAD has no body, so no message.
+        if f.class == Class::NotFound {
+            f.message = "no such object".into();
+        }
+        f.context(name)
+    })?;
+    Ok(Info {
+        bucket: name.bucket.clone(),
+        key: name.key.clone(),
+        size: answer.length().ok_or_else(|| Failure::new(Class::ServerError, format!("{name}: the node did not say its size")))?,
+        etag: etag(&answer),
+        last_modified: answer.header("last-modified").map(str::to_owned),
+        cache: answer.header("x-cache").map(str::to_owned),
+    })
+}
+
+/// Writes an object; returns its ETag where the node says it.
+pub async fn put(transport: &Arc<Transport>, name: &Name, body: bytes::Bytes) -> Result<Option<String>> {
+    let call = Call { body, ..Call::new(Method::PUT, name.path()) };
+    let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
+    answer.collect().await?;
+    Ok(etag(&answer))
+}
+
+/// Writes an object whose bytes come piece by piece.
+pub async fn upload(
+    transport: &Arc<Transport>,
+    name: &Name,
+    length: Option<u64>,
+    pieces: futures::stream::BoxStream<'static, std::io::Result<bytes::Bytes>>,
+) -> Result<Option<String>> {
+    let mut answer = transport.upload(&Call::new(Method::PUT, name.path()), length, pieces).await.map_err(|f| f.context(name))?;
+    answer.collect().await?;
+    Ok(etag(&answer))
+}
+
+pub async fn delete(transport: &Arc<Transport>, name: &Name) -> Result<()> {
+    let mut answer = transport.call(&Call::new(Method::DELETE, name.path())).await.map_err(|f| f.context(name))?;
+    answer.collect().await.map(|_| ())
+}
+
+/// One page of a listing.
+#[derive(Default)]
+pub struct Page {
+    pub objects: Vec<Info>,
+    /// Empty after the last page.
+    pub token: String,
+}
+
+#[derive(Deserialize)]
+struct WirePage {
+    #[serde(default)]
+    continuation_token: String,
+    #[serde(default)]
+    entries: Option<Vec<WireEntry>>,
+}
+
+#[derive(Deserialize)]
+struct WireEntry {
+    name: String,
+    #[serde(default)]
+    size: serde_json::Value,
+    #[serde(default)]
+    etag: Option<String>,
+    #[serde(default)]
+    last_modified: Option<String>,
+}
+
+pub async fn list(transport: &Arc<Transport>, bucket: &str, prefix: &str, token: &str, page_size: usize) -> Result<Page> {
+    let body = serde_json::json!({
+        "action": "list",
+        "name": "",
+        "value": { "prefix": prefix, "pagesize": page_size.to_string(), "continuation_token": token, "props": "name,size" },
+    });
+    let call = Call::new(Method::GET, format!("/v1/buckets/{}", escape_segment(bucket)))
+        .json(body.to_string())
+        .header(header::ACCEPT, "application/json");
+    let mut answer = transport.call(&call).await.map_err(|f| f.context(bucket))?;
+    let page: WirePage = parse(&answer.collect().await?)?;
+    let objects = page.entries.unwrap_or_default().into_iter().map(|e| {
+        Ok(Info {
+            bucket: bucket.to_owned(),
+            size: size_of(&e.size)?,
+            key: e.name,
+            etag: e.etag,
+            last_modified: e.last_modified,
+            cache: None,
+        })
+    });
+    Ok(Page { objects: objects.collect::<Result<_>>()?, token: page.continuation_token })
+}
+
+/// Sizes come as strings of digits; absent means 0.
+fn size_of(value: &serde_json::Value) -> Result<u64> {
+    match value {
+        serde_json::Value::Null => Ok(0),
+        serde_json::Value::String(digits) => {
+            digits.parse().map_err(|_| Failure::new(Class::ServerError, format!("{digits:?} is not a size")))
+        }
+        other => other.as_u64().ok_or_else(|| Failure::new(Class::ServerError, format!("{other} is not a size"))),
+    }
+}
+
+#[derive(Deserialize)]
+struct WireBucket {
+    name: String,
+}
+
+pub async fn buckets(transport: &Arc<Transport>) -> Result<Vec<String>> {
+    let call = Call::new(Method::GET, "/v1/buckets".into())
+        .json(r#"{"action":"list","name":"","value":null}"#)
+        .header(header::ACCEPT, "application/json");
+    let mut answer = transport.call(&call).await?;
+    let buckets: Vec<WireBucket> = parse(&answer.collect().await?)?;
+    Ok(buckets.into_iter().map(|b| b.name).collect())
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|e| Failure::new(Class::ServerError, format!("the node's answer is not what was expected: {e}")))
+}

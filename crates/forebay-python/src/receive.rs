@@ -1,0 +1,206 @@
+//! A batch on its way: requested and received by a task, watched by Python threads.
+//!
+//! The task appends what arrives to the batch's region, lets the tar parser find whole entries, and publishes them once per received piece.
+//! It ends in exactly one of two ways, whatever happens to it: all entries in order and the proper end of the stream, or a failure. An
+//! answer with fewer or more entries than were asked for, or in another order, is a failure.
+
+use crate::{
+    failure::{Class, Failure, Result},
+    inflight::Share,
+    process,
+    region::Region,
+    request::BatchRequest,
+    session::Session,
+    tar::{Slot, TarParser},
+    transport::Call,
+};
+use http::{HeaderName, Method};
+use parking_lot::{Condvar, Mutex};
+use pyo3::prelude::*;
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+/// A batch as the receiving task and its readers share it.
+pub struct Receiving {
+    pid: u32,
+    pub request: BatchRequest,
+    share: Share,
+    region: OnceLock<Region>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub struct State {
+    /// The node has accepted the request.
+    pub accepted: bool,
+    pub slots: Vec<Slot>,
+    pub finished: Option<Result<()>>,
+    pub request_id: Option<String>,
+}
+
+impl Receiving {
+    /// Starts to receive; returns at once.
+    pub fn start(session: Arc<Session>, request: BatchRequest) -> Result<(Arc<Receiving>, tokio::task::AbortHandle)> {
+        if request.len() == 0 {
+            return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
+        }
+        let receiving = Arc::new(Receiving {
+            pid: process::pid(),
+            share: Share::new(&session.inflight),
+            request,
+            region: OnceLock::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let end = EndOfTask(receiving.clone());
+        let task = process::runtime()?.spawn(async move {
+            let result = end.0.run(&session).await;
+            end.0.finish(result);
+        });
+        Ok((receiving, task.abort_handle()))
+    }
+
+    async fn run(&self, session: &Session) -> Result<()> {
+        self.share.start().await;
+        let (path, json) = self.request.to_http(".tar");
+        let call = Call::new(Method::POST, path).json(json).header(HeaderName::from_static("x-forebay-entry-errors"), "pax");
+        let mut answer = session.transport.call(&call).await?;
+        let request_id = answer.header("x-request-id").map(str::to_owned);
+        let region = Region::new(&session.regions)?;
+        let region = self.region.get_or_init(|| region);
+        {
+            let mut state = self.state.lock();
+            state.accepted = true;
+            state.request_id = request_id.clone();
+            self.changed.notify_all();
+        }
+        let mut parser = TarParser::default();
+        let mut seen = 0;
+        let mut whole = Vec::new();
+        let cut = |mut failure: Failure, parser: &TarParser, seen: usize| {
+            failure.request_id = request_id.clone();
+            failure.message = format!("{} ({seen} of {} entries had arrived)", failure.message, self.request.len());
+            if let Some(said) = &parser.last_error {
+                failure.message = format!("{said}: {}", failure.message);
+            }
+            failure
+        };
+        loop {
+            self.share.room().await;
+            let piece = match answer.piece().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(failure) => return Err(cut(failure, &parser, seen)),
+            };
+            self.share.add(piece.len() as u64);
+            region.append(&piece)?;
+            let parsed = parser.advance(region, |slot| {
+                if seen >= self.request.len() {
+                    return Err(Failure::truncated("the answer holds more entries than were asked for"));
+                }
+                if !self.request.answers(seen, &slot.name(region)) {
+                    return Err(Failure::truncated(format!("entry {seen} is {:?}, which is not what was asked for", slot.name(region))));
+                }
+                seen += 1;
+                whole.push(slot);
+                Ok(())
+            });
+            if let Err(failure) = parsed {
+                return Err(cut(failure, &parser, seen));
+            }
+            if !whole.is_empty() {
+                self.state.lock().slots.append(&mut whole);
+                self.changed.notify_all();
+            }
+        }
+        if seen != self.request.len() || !parser.ended() {
+            return Err(cut(Failure::truncated("the answer ended early"), &parser, seen));
+        }
+        Ok(())
+    }
+
+    fn finish(&self, result: Result<()>) {
+        self.state.lock().finished.get_or_insert(result);
+        self.changed.notify_all();
+    }
+
+    pub fn len(&self) -> usize {
+        self.request.len()
+    }
+
+    /// The batch's memory, once the first byte may have arrived.
+    pub fn region(&self) -> Option<&Region> {
+        self.region.get()
+    }
+
+    /// Bytes received so far.
+    pub fn received(&self) -> usize {
+        self.region().map_or(0, Region::len)
+    }
+
+    /// What a reader sees now. In a forked child only a batch that was complete before the fork can be looked at.
+    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> Result<T> {
+        if self.pid == process::pid() {
+            return Ok(look(&self.state.lock()));
+        }
+        match self.state.try_lock() {
+            Some(state) if state.finished.is_some() => Ok(look(&state)),
+            _ => Err(Failure::new(Class::Error, "this batch was on its way when the process forked")
+                .hint("request batches in the process that uses them")),
+        }
+    }
+
+    /// Waits until `ready`, the end of the batch, or `patience`; true unless patience ended. Signals interrupt it.
+    pub fn wait(&self, py: Python<'_>, patience: Option<Duration>, ready: impl Fn(&State) -> bool + Sync) -> PyResult<bool> {
+        let ready = |state: &State| state.finished.is_some() || ready(state);
+        if self.look(ready)? {
+            self.ask();
+            return Ok(true);
+        }
+        self.ask();
+        let deadline = patience.map(|p| Instant::now() + p);
+        loop {
+            let tick = Instant::now() + process::SIGNAL_TICK;
+            let until = deadline.map_or(tick, |d| d.min(tick));
+            let done = py.detach(|| {
+                let mut state = self.state.lock();
+                while !ready(&state) {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        return ready(&state);
+                    }
+                }
+                true
+            });
+            if done {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// From now on the batch's bytes are the caller's, and nothing holds it back.
+    pub fn ask(&self) {
+        if self.pid == process::pid() {
+            self.share.ask();
+        }
+    }
+
+    pub fn is_ours(&self) -> bool {
+        self.pid == process::pid()
+    }
+}
+
+/// Whatever ends the task, a panic or an abort too, its readers are told.
+struct EndOfTask(Arc<Receiving>);
+
+impl Drop for EndOfTask {
+    fn drop(&mut self) {
+        self.0.finish(Err(Failure::new(Class::Error, "the batch was given up before it was complete")));
+    }
+}

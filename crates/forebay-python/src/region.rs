@@ -1,0 +1,187 @@
+//! The memory that one batch is received into.
+//!
+//! A region reserves address space once and commits pages as bytes arrive, so it grows without moving: views handed out while the batch is
+//! still arriving stay valid. It is private, writable memory. When the last view is gone the region returns to a small pool, whose
+//! pages are mapped already: the next batch does not pay for page faults.
+//!
+//! Invariant: one writer appends; readers are given only ranges below what the writer has published (under the batch's lock), so a reader and the
+//! writer never touch the same byte.
+
+use crate::failure::{Class, Failure, Result};
+use crate::process;
+use parking_lot::Mutex;
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Address space, not memory: the largest batch that one region can take.
+pub const REGION_RESERVE_BYTES: usize = 64 << 30;
+/// Where address space is scarce (`ulimit -v`), reservations shrink down to this before giving up.
+const REGION_RESERVE_MIN_BYTES: usize = 64 << 20;
+/// Pages are committed in steps of at least this.
+const COMMIT_STEP_BYTES: usize = 4 << 20;
+/// Regions, and bytes in them, that wait for the next batch.
+const POOL_REGIONS_MAX: usize = 8;
+const POOL_BYTES_MAX: usize = 512 << 20;
+
+/// Address space with its first `committed` bytes readable and writable.
+struct Mapping {
+    base: NonNull<u8>,
+    reserved: usize,
+    committed: usize,
+}
+
+// SAFETY: a mapping is plain memory, owned by one value at a time.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    fn reserve() -> Result<Mapping> {
+        let mut size = REGION_RESERVE_BYTES;
+        loop {
+            // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
+            let at = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    size,
+                    libc::PROT_NONE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                    -1,
+                    0,
+                )
+            };
+            match NonNull::new(at.cast::<u8>()) {
+                Some(base) if at != libc::MAP_FAILED => return Ok(Mapping { base, reserved: size, committed: 0 }),
+                _ if size > REGION_RESERVE_MIN_BYTES => size /= 2,
+                _ => return Err(out_of_memory("address space for a batch")),
+            }
+        }
+    }
+
+    fn commit(&mut self, upto: usize) -> Result<()> {
+        if upto <= self.committed {
+            return Ok(());
+        }
+        if upto > self.reserved {
+            return Err(Failure::new(Class::TooLarge, format!("the batch is larger than {} bytes", self.reserved))
+                .hint("ask for fewer entries in one batch"));
+        }
+        let target = upto.max(self.committed * 2).next_multiple_of(COMMIT_STEP_BYTES).min(self.reserved);
+        // SAFETY: the range lies inside our own mapping.
+        let rc = unsafe {
+            libc::mprotect(self.base.as_ptr().add(self.committed).cast(), target - self.committed, libc::PROT_READ | libc::PROT_WRITE)
+        };
+        if rc != 0 {
+            return Err(out_of_memory("memory for a batch"));
+        }
+        self.committed = target;
+        Ok(())
+    }
+}
+
+fn out_of_memory(what: &str) -> Failure {
+    Failure::new(Class::Error, format!("no {what}: {}", std::io::Error::last_os_error()))
+        .hint("ask for smaller batches, prefetch fewer, or raise the process's memory limit")
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and no view is left (views hold the region).
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.reserved) };
+    }
+}
+
+/// Regions that wait for the next batch. One per client and process.
+#[derive(Default)]
+pub struct RegionPool {
+    free: Mutex<Vec<Mapping>>,
+}
+
+impl RegionPool {
+    fn take(&self) -> Option<Mapping> {
+        self.free.lock().pop()
+    }
+
+    fn give(&self, mapping: Mapping) {
+        let mut free = self.free.lock();
+        let held: usize = free.iter().map(|m| m.committed).sum();
+        if free.len() < POOL_REGIONS_MAX && held + mapping.committed <= POOL_BYTES_MAX {
+            free.push(mapping);
+        }
+    }
+}
+
+/// Memory of one batch; see the module.
+pub struct Region {
+    pid: u32,
+    pool: Arc<RegionPool>,
+    base: NonNull<u8>,
+    /// Locked by the writer alone; `None` only inside `drop`.
+    mapping: Mutex<Option<Mapping>>,
+    published: AtomicUsize,
+}
+
+// SAFETY: `base` points into `mapping`, which lives as long as the region; who may read and write which bytes is the module's invariant.
+unsafe impl Send for Region {}
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub fn new(pool: &Arc<RegionPool>) -> Result<Region> {
+        let mapping = match pool.take() {
+            Some(mapping) => mapping,
+            None => Mapping::reserve()?,
+        };
+        Ok(Region {
+            pid: process::pid(),
+            pool: pool.clone(),
+            base: mapping.base,
+            mapping: Mutex::new(Some(mapping)),
+            published: AtomicUsize::new(0),
+        })
+    }
+
+    /// Appends; called by the one task that receives the batch.
+    pub fn append(&self, bytes: &[u8]) -> Result<()> {
+        let at = self.published.load(Ordering::Relaxed);
+        let end = at + bytes.len();
+        if let Some(mapping) = self.mapping.lock().as_mut() {
+            mapping.commit(end)?;
+        }
+        // SAFETY: `at..end` is committed, above what any reader was given, and there is one writer.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
+        self.published.store(end, Ordering::Release);
+        Ok(())
+    }
+
+    /// Bytes received so far.
+    pub fn len(&self) -> usize {
+        self.published.load(Ordering::Acquire)
+    }
+
+    pub fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "a view past what has arrived");
+        // SAFETY: published, so committed and no longer written by us.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
+    }
+
+    /// The address of byte `at`, for Python's buffer protocol.
+    pub fn pointer(&self, at: usize) -> *mut u8 {
+        debug_assert!(at <= self.len());
+        // SAFETY: inside the mapping.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.get_mut().take() {
+            // In a forked child the pool's lock may be held by a thread that is not there: unmap instead.
+            if self.pid == process::pid() {
+                self.pool.give(mapping);
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! A batch request: from Python objects to the JSON that the node reads.
+//!
+//! Building the request item by item in Python is what costs other clients most. Here one pass under the GIL copies all strings into one arena; the JSON
+//! is written from the arena without the GIL. The arena stays with the batch, so that each entry knows what it was asked for.
+
+use crate::failure::{Failure, Result};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+use std::fmt::Write as _;
+
+/// A piece of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    at: u32,
+    len: u32,
+}
+
+impl Span {
+    /// Stands for "not given".
+    pub const NONE: Span = Span { at: u32::MAX, len: 0 };
+}
+
+/// One wanted entry.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub bucket: Span,
+    pub object: Span,
+    pub member: Span,
+    /// Index into `rest`, or `u32::MAX`.
+    rest: u32,
+}
+
+/// What few entries have.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Rest {
+    pub start: Option<u64>,
+    pub length: Option<i64>,
+    pub opaque: Option<Vec<u8>>,
+    pub provider: Option<String>,
+}
+
+/// All entries of a batch, compactly.
+#[derive(Default)]
+pub struct BatchRequest {
+    text: String,
+    entries: Vec<Wanted>,
+    rest: Vec<Rest>,
+    pub continue_on_error: bool,
+    /// Members are named `<objname>[/<archpath>]`, without the bucket.
+    pub only_names: bool,
+}
+
+impl BatchRequest {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn get(&self, index: usize) -> &Wanted {
+        &self.entries[index]
+    }
+
+    pub fn rest(&self, wanted: &Wanted) -> Option<&Rest> {
+        self.rest.get(wanted.rest as usize)
+    }
+
+    pub fn text(&self, span: Span) -> Option<&str> {
+        (span != Span::NONE).then(|| &self.text[span.at as usize..(span.at + span.len) as usize])
+    }
+
+    /// Copies a string into the arena.
+    pub fn keep(&mut self, text: &str) -> Result<Span> {
+        let (at, len) = (self.text.len(), text.len());
+        if at + len >= u32::MAX as usize {
+            return Err(
+                Failure::invalid("the names of the batch are longer than 4 GiB together").hint("ask for fewer entries in one batch")
+            );
+        }
+        self.text.push_str(text);
+        Ok(Span { at: at as u32, len: len as u32 })
+    }
+
+    /// Adds an entry whose name is one string: `key` where `bucket` is given, `bucket/key` or `scheme://bucket/key` otherwise.
+    pub fn push_name(&mut self, name: &str, bucket: Span) -> Result<()> {
+        let (bucket, object) = if bucket != Span::NONE {
+            (bucket, self.keep(name)?)
+        } else {
+            let (b, key) = split_name(name)?;
+            let span = self.keep(name)?;
+            let at = |part: &str| Span { at: span.at + (part.as_ptr() as usize - name.as_ptr() as usize) as u32, len: part.len() as u32 };
+            (at(b), at(key))
+        };
+        self.entries.push(Wanted { bucket, object, member: Span::NONE, rest: u32::MAX });
+        Ok(())
+    }
+
+    /// Adds an entry given in parts; an entry without a bucket takes `default_bucket`, or finds it in its name.
+    pub fn push_parts(&mut self, object: &str, bucket: Option<&str>, member: Option<&str>, rest: Rest, default_bucket: Span) -> Result<()> {
+        match bucket {
+            Some(bucket) => {
+                let (bucket, object) = (self.keep(bucket)?, self.keep(object)?);
+                self.entries.push(Wanted { bucket, object, member: Span::NONE, rest: u32::MAX });
+            }
+            None => self.push_name(object, default_bucket)?,
+        }
+        let member = member.map(|m| self.keep(m)).transpose()?.unwrap_or(Span::NONE);
+        let rest_at = if rest == Rest::default() { u32::MAX } else { self.rest.len() as u32 };
+        if rest_at != u32::MAX {
+            self.rest.push(rest);
+        }
+        if let Some(last) = self.entries.last_mut() {
+            (last.member, last.rest) = (member, rest_at);
+        }
+        Ok(())
+    }
+
+    /// The path and the JSON body; `mime` is `.tar`, `.tgz`, `.zip` or `.tar.lz4`.
+    pub fn to_http(&self, mime: &str) -> (String, Vec<u8>) {
+        let default = self.entries.first().and_then(|e| self.text(e.bucket)).unwrap_or_default();
+        let mut json = Vec::with_capacity(self.text.len() + self.entries.len() * 24 + 128);
+        let head = format!("{{\"mime\":\"{mime}\",\"strm\":true,\"coer\":{},\"onob\":{},\"in\":[", self.continue_on_error, self.only_names);
+        json.extend_from_slice(head.as_bytes());
+        for (i, wanted) in self.entries.iter().enumerate() {
+            json.extend_from_slice(if i == 0 { b"{\"objname\":" } else { b",{\"objname\":" });
+            quote(&mut json, self.text(wanted.object).unwrap_or_default());
+            if let Some(bucket) = self.text(wanted.bucket).filter(|b| *b != default) {
+                json.extend_from_slice(b",\"bucket\":");
+                quote(&mut json, bucket);
+            }
+            if let Some(member) = self.text(wanted.member) {
+                json.extend_from_slice(b",\"archpath\":");
+                quote(&mut json, member);
+            }
+            if let Some(rest) = self.rest(wanted) {
+                json.extend_from_slice(rest.json().as_bytes());
+            }
+            json.push(b'}');
+        }
+        json.extend_from_slice(b"]}");
+        let mut path = String::from("/v1/ml/moss/");
+        let _ = write!(path, "{}", crate::names::escape_segment(default));
+        (path, json)
+    }
+
+    /// Whether an answer called `name` may be the answer to entry `index`: order is how answers are matched, so it is checked.
+    pub fn answers(&self, index: usize, name: &str) -> bool {
+        let wanted = self.get(index);
+        let mut rest = name;
+        for part in [self.text(wanted.member), self.text(wanted.object)].into_iter().flatten() {
+            match rest.strip_suffix(part) {
+                Some(before) => rest = before.strip_suffix('/').unwrap_or(before),
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+impl Rest {
+    fn json(&self) -> String {
+        let mut out = String::new();
+        if let Some(start) = self.start {
+            let _ = write!(out, ",\"start\":{start}");
+        }
+        // The wire format wants a length with each start.
+        if let Some(length) = self.length.or(self.start.map(|_| -1)) {
+            let _ = write!(out, ",\"length\":{length}");
+        }
+        if let Some(opaque) = &self.opaque {
+            let _ = write!(out, ",\"opaque\":\"{}\"", URL_SAFE.encode(opaque));
+        }
+        if let Some(provider) = &self.provider {
+            let mut quoted = Vec::new();
+            quote(&mut quoted, provider);
+            let _ = write!(out, ",\"provider\":{}", String::from_utf8_lossy(&quoted));
+        }
+        out
+    }
+}
+
+/// Appends `text` as a JSON string.
+fn quote(out: &mut Vec<u8>, text: &str) {
+    out.push(b'"');
+    let mut clean_from = 0;
+    for (i, b) in text.bytes().enumerate() {
+        if b >= 0x20 && b != b'"' && b != b'\\' {
+            continue;
+        }
+        out.extend_from_slice(&text.as_bytes()[clean_from..i]);
+        match b {
+            b'"' => out.extend_from_slice(b"\\\""),
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            _ => out.extend_from_slice(format!("\\u{b:04x}").as_bytes()),
+        }
+        clean_from = i + 1;
+    }
+    out.extend_from_slice(&text.as_bytes()[clean_from..]);
+    out.push(b'"');
+}
+
+/// `bucket/key` or `scheme://bucket/key`.
+pub fn split_name(name: &str) -> Result<(&str, &str)> {
+    let rest = match name.split_once("://") {
+        Some((scheme, rest)) if !scheme.contains('/') => rest,
+        _ => name,
+    };
+    match rest.split_once('/') {
+        Some((bucket, key)) if !bucket.is_empty() && !key.is_empty() => Ok((bucket, key)),
+        _ => Err(Failure::invalid(format!("{:?} names no object", forebay_core::name::shorten(name)))
+            .hint("\"bucket/key\" or \"s3://bucket/key\", or a key with bucket=")),
+    }
+}

@@ -1,0 +1,102 @@
+//! What a client has per process: connections, receive buffers, the bound on bytes ahead.
+//!
+//! A client object may be carried into a forked child. The session in it then belongs to another process: it is left where it is, untouched
+//! (see [`process`]), and a new one takes its place.
+
+use crate::{
+    address::Address,
+    failure::{Failure, Result},
+    inflight::InFlight,
+    process,
+    region::RegionPool,
+    transport::Transport,
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+    time::Duration,
+};
+
+/// What a client was made with. The token is never shown and never pickled.
+#[derive(Clone)]
+pub struct Config {
+    pub url: Option<String>,
+    pub origin: Option<String>,
+    pub cache: Option<String>,
+    pub token: Option<Arc<str>>,
+    pub timeout: Duration,
+    pub max_inflight_bytes: u64,
+}
+
+pub struct Session {
+    pid: u32,
+    pub transport: Arc<Transport>,
+    pub regions: Arc<RegionPool>,
+    pub inflight: Arc<InFlight>,
+}
+
+/// The session of whichever process asks.
+pub struct Sessions {
+    pub config: Config,
+    current: AtomicPtr<Session>,
+}
+
+impl Sessions {
+    pub fn new(config: Config) -> Self {
+        Sessions { config, current: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// This process's session, made on first use. (In a process of its own, `url=None` starts the engine here.)
+    pub fn get(&self) -> Result<Arc<Session>> {
+        let found = self.current.load(Ordering::Acquire);
+        if let Some(session) = self.usable(found) {
+            return Ok(session);
+        }
+        let address = match &self.config.url {
+            Some(url) => Address::parse(url)?,
+            None => crate::embedded::address(&self.config)?,
+        };
+        let made = Arc::new(Session {
+            pid: process::pid(),
+            transport: Transport::new(address, self.config.token.clone(), self.config.timeout),
+            regions: Arc::default(),
+            inflight: InFlight::new(self.config.max_inflight_bytes),
+        });
+        let raw = Arc::into_raw(made.clone()).cast_mut();
+        match self.current.compare_exchange(found, raw, Ordering::AcqRel, Ordering::Acquire) {
+            // What was there is null or the parent's, which is leaked on purpose.
+            Ok(_) => Ok(made),
+            Err(winner) => {
+                // SAFETY: `raw` came from `into_raw` and was not published.
+                drop(unsafe { Arc::from_raw(raw) });
+                self.usable(winner).ok_or_else(|| Failure::connection("the process forked in the middle of a call"))
+            }
+        }
+    }
+
+    fn usable(&self, at: *mut Session) -> Option<Arc<Session>> {
+        // SAFETY: a published pointer came from `Arc::into_raw`, and `self` holds its count until `drop`.
+        let session = unsafe { at.as_ref() }?;
+        if session.pid != process::pid() {
+            return None;
+        }
+        unsafe {
+            Arc::increment_strong_count(at);
+            Some(Arc::from_raw(at))
+        }
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        let at = *self.current.get_mut();
+        // SAFETY: as in `usable`; the count that `self` held ends here, in the process that made it only.
+        if let Some(session) = unsafe { at.as_ref() }
+            && session.pid == process::pid()
+        {
+            drop(unsafe { Arc::from_raw(at) });
+        }
+    }
+}

@@ -1,0 +1,119 @@
+"""What can go wrong, as exceptions.
+
+Each exception says what happened (``message``), what to do about it (``hint``), the HTTP status that the node answered with (``status``, if it
+answered) and the id under which the node logged the request (``request_id``). All derive from :class:`Error`; where Python has an exception
+of the same meaning, they derive from that too, so that ``except FileNotFoundError`` works.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Busy",
+    "Conflict",
+    "ConnectionFailed",
+    "EntryFailed",
+    "Error",
+    "InvalidRequest",
+    "NotFound",
+    "PermissionDenied",
+    "PreconditionFailed",
+    "RangeNotSatisfiable",
+    "ServerError",
+    "Timeout",
+    "TooLarge",
+    "Truncated",
+    "Unauthenticated",
+    "Unsupported",
+]
+
+
+class Error(Exception):
+    """Any failure of a Forebay call.
+
+    Attributes:
+        message: What happened, and where.
+        hint: What to do about it, or None.
+        status: The HTTP status of the node's answer, or None if it gave none.
+        request_id: The id of the request in the node's log, or None.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, status: int | None = None, request_id: str | None = None
+    ) -> None:
+        # One positional argument: DataLoader rebuilds a worker's exception from its text alone.
+        Exception.__init__(self, message)
+        self.message = message
+        self.hint = hint
+        self.status = status
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        text = f"{self.message} ({self.hint})" if self.hint else self.message
+        return f"{text} [request {self.request_id}]" if self.request_id else text
+
+    def __reduce__(self) -> tuple:
+        return _rebuild, (type(self), self.message, self.hint, self.status, self.request_id)
+
+
+def _rebuild(cls: type[Error], message: str, hint: str | None, status: int | None, request_id: str | None) -> Error:
+    return cls(message, hint=hint, status=status, request_id=request_id)
+
+
+class InvalidRequest(Error, ValueError):
+    """The request makes no sense: a bad name, a bad range, a bad parameter (400)."""
+
+
+class NotFound(Error, FileNotFoundError):
+    """The object, the archive member or the bucket does not exist (404)."""
+
+
+class Unauthenticated(Error, PermissionError):
+    """The node wants a token, or does not know the one it got (401)."""
+
+
+class PermissionDenied(Error, PermissionError):
+    """The token, or the node's own credentials at the origin, do not allow this (403)."""
+
+
+class Conflict(Error):
+    """It is there already, or in the wrong state (409)."""
+
+
+class PreconditionFailed(Error):
+    """A condition of the request does not hold (412)."""
+
+
+class RangeNotSatisfiable(Error, ValueError):
+    """The byte range lies outside the object or the member (416)."""
+
+
+class TooLarge(Error, ValueError):
+    """The request, or a batch, is larger than is accepted (413)."""
+
+
+class Busy(Error):
+    """The node is over one of its limits, or stopping, and stayed so for the whole ``timeout`` (429, 503)."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """The node, or this origin, does not offer it (501)."""
+
+
+class ServerError(Error):
+    """The node or its origin failed (5xx)."""
+
+
+class ConnectionFailed(Error, ConnectionError):
+    """The node cannot be reached, or the connection broke before it answered."""
+
+
+class Timeout(Error, TimeoutError):
+    """Nothing arrived for ``timeout`` seconds."""
+
+
+class Truncated(Error, EOFError):
+    """An answer broke off or is not what was asked for. What had arrived is not the whole."""
+
+
+class EntryFailed(Error, LookupError):
+    """The bytes of a batch entry that could not be had were asked for. See ``Item.error``."""
