@@ -1,3 +1,79 @@
-//! The command line: serve, ls, get, put, stat, warm, pin, evict, status, top, config.
+//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config.
+//!
+//! [`main_from`] is the whole program as a function, because it is two programs: the binary of this crate, and the console script of the Python
+//! wheel. One command per file under [`commands`]; they share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on
+//! stderr and exit codes). Results are the only thing on stdout, so that every command can stand in a pipe.
 
+mod cli;
+mod client;
+mod commands;
 pub mod distance;
+mod fail;
+mod node;
+mod out;
+mod progress;
+mod prom;
+mod signals;
+mod style;
+mod target;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use fail::{EXIT_OK, Failure, Outcome};
+use forebay_core::Error;
+use std::ffi::OsString;
+
+/// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2 usage, 128 + n for signal n.
+pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version go to stdout with code 0, errors to stderr with code 2; a closed pipe is nobody's error.
+            let _ = e.print();
+            return e.exit_code();
+        }
+    };
+    let (json, verbose) = (cli.common.json, cli.common.verbose);
+    match run(cli) {
+        Ok(()) => EXIT_OK,
+        Err(failure) => {
+            fail::report(&failure, json, verbose);
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Outcome {
+    let common = cli.common;
+    // The node gets every core, a client command one thread.
+    let mut builder = match cli.command {
+        Command::Distance(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build().map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Distance(args) => return Ok(distance::main(args).await?),
+            _ => {}
+        }
+        let mut signals = signals::Signals::listen()?;
+        tokio::select! {
+            outcome = client_command(cli.command, &common) => outcome,
+            number = signals.next() => Err(Failure::Signal(number)),
+        }
+    });
+    // A read of stdin, or a write to a pipe that nobody reads, may never end: do not wait for it.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn client_command(command: Command, common: &cli::Common) -> Outcome {
+    match command {
+        Command::Ls(args) => commands::ls::run(args, common).await,
+        Command::Get(args) => commands::get::run(args, common).await,
+        Command::Put(args) => commands::put::run(args, common).await,
+        Command::Top(args) => commands::top::run(args, common).await,
+        Command::Version(args) => commands::version::run(args, common),
+        Command::Distance(_) => unreachable!("these run on their own, with their own signals"),
+    }
+}

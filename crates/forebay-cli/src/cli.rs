@@ -1,0 +1,102 @@
+//! The command line as clap sees it: the commands, the options they share, and the words of `forebay --help`.
+
+use crate::{commands, distance, node::DEFAULT_NODE};
+use clap::{Parser, Subcommand};
+
+/// Serve any bucket from the local disk, beside the training job.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, help_template = TEMPLATE, before_help = COMMANDS, after_help = MORE, disable_help_subcommand = true)]
+#[command(subcommand_required = true, arg_required_else_help = true, max_term_width = 110)]
+pub struct Cli {
+    #[command(flatten)]
+    pub common: Common,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Common {
+    /// The node to talk to: a URL, or unix:PATH
+    #[arg(long, global = true, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
+    pub node: String,
+    /// The token that the node wants, where it wants one
+    #[arg(long, global = true, value_name = "TOKEN", env = "FOREBAY_TOKEN", hide_env_values = true, hide = true)]
+    pub token: Option<String>,
+    /// Answer with JSON, for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show the causes below an error
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List buckets, or objects under a prefix
+    Ls(commands::ls::Args),
+    /// Fetch an object, a range of it, or a member of an archive
+    Get(commands::get::Args),
+    /// Write an object through to its origin
+    Put(commands::put::Args),
+    /// Watch a node live
+    Top(commands::top::Args),
+    /// Show the version
+    Version(commands::version::Args),
+    /// Put a server at a distance: a TCP proxy with latency and a bandwidth cap
+    Distance(distance::DistanceArgs),
+}
+
+const TEMPLATE: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}\n\n{after-help}";
+
+const COMMANDS: &str = "\
+Run a node:
+  serve     stand between buckets and a training job
+  config    check, show or document the configuration
+
+Objects:
+  ls        list buckets, or objects under a prefix
+  get       fetch an object, a range of it, or a member of an archive
+  put       write an object through to its origin
+  stat      an object's metadata, and how much of it is on the local disk
+
+Cache:
+  warm      fetch objects ahead of need, by prefix or manifest
+  pin       keep objects in the cache
+  unpin     let pinned objects be evicted again
+  evict     drop objects from the cache
+
+Watch:
+  status    the state of a node
+  top       live throughput, hit ratio, latency, origin traffic
+  version   the version of this program
+
+Try out:
+  distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap";
+
+const MORE: &str = "\
+Examples:
+  forebay serve --origin s3://my-bucket --cache /nvme/forebay:500GiB
+  forebay ls my-bucket/train/
+  forebay get my-bucket/train/shard-000000.tar --member 000123.jpg
+  forebay warm my-bucket/train/
+  forebay top
+
+Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 130 and 143 interrupted.
+`forebay COMMAND --help` tells the rest of each command.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound_and_the_help_names_every_command() {
+        let mut root = Cli::command();
+        root.clone().debug_assert();
+        let help = root.render_long_help().to_string();
+        for sub in root.get_subcommands() {
+            assert!(help.contains(&format!("\n  {} ", sub.get_name())), "{} is missing in:\n{help}", sub.get_name());
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! HTTP/1.1 to one node, over TCP or a Unix socket.
+//!
+//! A command talks to one node, one request at a time, so one kept-alive connection is enough; it is opened again when the node has closed it.
+//! Each wait has a limit: connecting, the head of an answer, and the silence between two pieces of a body.
+//! Invariant: a body that ends before its Content-Length is an error, never a short answer (hyper sees to it, [`Body`] passes it on).
+
+use crate::node::NodeAddr;
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result};
+use futures::{Stream, StreamExt};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, client::conn::http1::SendRequest};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::{path::Path, time::Duration};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A node may fetch from a distant origin, or read the headers of a large archive, before it answers.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// More than this is not an error message.
+const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
+/// More than this is not one JSON answer of the API.
+const JSON_BODY_MAX_BYTES: usize = 64 << 20;
+
+/// What a path segment may hold as it is; RFC 3986, unreserved.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// The same with `/`, for keys.
+const KEY: &AsciiSet = &SEGMENT.remove(b'/');
+
+pub type RequestBody = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// Percent-encodes one query value or path segment.
+pub fn encode(text: &str) -> String {
+    utf8_percent_encode(text, SEGMENT).to_string()
+}
+
+/// Percent-encodes a key, keeping its slashes.
+pub fn encode_key(key: &str) -> String {
+    utf8_percent_encode(key, KEY).to_string()
+}
+
+pub fn no_body() -> RequestBody {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn json_body(value: &Value) -> RequestBody {
+    Full::new(Bytes::from(value.to_string())).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn stream_body(stream: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static) -> RequestBody {
+    BodyExt::boxed_unsync(StreamBody::new(stream.map(|piece| piece.map(hyper::body::Frame::data))))
+}
+
+/// A connection to a node.
+pub struct Client {
+    addr: NodeAddr,
+    token: Option<String>,
+    sender: Option<SendRequest<RequestBody>>,
+}
+
+impl Client {
+    pub fn new(addr: NodeAddr, token: Option<String>) -> Self {
+        Self { addr, token, sender: None }
+    }
+
+    pub fn addr(&self) -> &NodeAddr {
+        &self.addr
+    }
+
+    /// Moves on to the node's Unix socket, if it tells of one and is on this machine: a plain copy is several times faster than over loopback TCP.
+    /// Whatever goes wrong here, the address that was given still works.
+    pub async fn prefer_unix_socket(&mut self) {
+        if !matches!(&self.addr, NodeAddr::Tcp { .. }) || !self.addr.is_local() {
+            return;
+        }
+        let Ok(info) = self.json::<NodeInfo>(Method::GET, "/v1/forebay/info", None).await else { return };
+        let Some(path) = info.unix_socket.clone() else { return };
+        let mut local = Client::new(NodeAddr::Unix(path.into()), self.token.clone());
+        // The path may be another machine's, behind a tunnel: it must be the same node.
+        match local.json::<NodeInfo>(Method::GET, "/v1/forebay/info", None).await {
+            Ok(there) if there.node_id == info.node_id => *self = local,
+            _ => {}
+        }
+    }
+
+    async fn connection(&mut self) -> Result<&mut SendRequest<RequestBody>> {
+        let alive = match &mut self.sender {
+            Some(sender) => sender.ready().await.is_ok(),
+            None => false,
+        };
+        if !alive {
+            let mut sender = connect(&self.addr).await?;
+            sender.ready().await.map_err(|e| broken(&self.addr, "the connection broke", e))?;
+            self.sender = Some(sender);
+        }
+        Ok(self.sender.as_mut().expect("there, or set above"))
+    }
+
+    /// Sends a request and returns the answer's head and body, whatever its status.
+    pub async fn send(&mut self, method: Method, path: &str, headers: HeaderMap, body: RequestBody) -> Result<Response<Incoming>> {
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, self.addr.authority());
+        request = request.header(header::USER_AGENT, concat!("forebay/", env!("CARGO_PKG_VERSION")));
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let mut request = request.body(body).map_err(|e| Error::invalid(format!("cannot be asked for: {path}: {e}")).source(e))?;
+        request.headers_mut().extend(headers);
+        let addr = self.addr.clone();
+        let answer = self.connection().await?.send_request(request);
+        match tokio::time::timeout(HEAD_TIMEOUT, answer).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(e)) => Err(broken(&addr, "the node closed the connection without an answer", e)),
+            Err(_) => Err(Error::timeout(format!("no answer: {addr}: nothing for {} s", HEAD_TIMEOUT.as_secs()))),
+        }
+    }
+
+    /// Sends a request; an answer that is not 2xx is an error with the node's own words. `what` says what was asked for.
+    pub async fn ask(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: RequestBody,
+        what: &str,
+    ) -> Result<Response<Incoming>> {
+        let response = self.send(method, path, headers, body).await?;
+        if response.status().is_success() { Ok(response) } else { Err(refusal(response, what).await) }
+    }
+
+    /// Sends a request with an optional JSON body and parses the JSON answer.
+    pub async fn json<T: DeserializeOwned>(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<T> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        if body.is_some() {
+            headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        }
+        let what = path.split('?').next().unwrap_or(path).to_owned();
+        let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), &what).await?;
+        let bytes = collect(response.into_body(), JSON_BODY_MAX_BYTES).await?;
+        serde_json::from_slice(&bytes).map_err(|e| {
+            Error::corrupt(format!("an answer that is not understood: {what}: {e}"))
+                .source(e)
+                .hint("is that a Forebay node of this version? `forebay version` and `forebay status` tell")
+        })
+    }
+}
+
+/// What the commands need of `/v1/forebay/info`.
+#[derive(serde::Deserialize)]
+pub struct NodeInfo {
+    /// New at each start of the node.
+    #[serde(default)]
+    pub node_id: String,
+    #[serde(default)]
+    pub unix_socket: Option<String>,
+    /// The admin listener's URL.
+    #[serde(default)]
+    pub admin: Option<String>,
+}
+
+async fn connect(addr: &NodeAddr) -> Result<SendRequest<RequestBody>> {
+    let opened = tokio::time::timeout(CONNECT_TIMEOUT, async {
+        match addr {
+            NodeAddr::Tcp { host, port } => {
+                let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
+                stream.set_nodelay(true)?;
+                handshake(stream).await
+            }
+            NodeAddr::Unix(path) => handshake(unix(path).await?).await,
+        }
+    })
+    .await;
+    match opened {
+        Ok(Ok(sender)) => Ok(sender),
+        Ok(Err(e)) => Err(Error::origin_unavailable(format!("no node there: {addr}: {}", io_words(&e)))
+            .source(e)
+            .hint("start one with `forebay serve`, or name another with --node or FOREBAY_NODE")),
+        Err(_) => Err(Error::timeout(format!("no node there: {addr}: not connected after {} s", CONNECT_TIMEOUT.as_secs()))
+            .hint("check the address (--node, FOREBAY_NODE) and the firewall between")),
+    }
+}
+
+async fn unix(path: &Path) -> std::io::Result<tokio::net::UnixStream> {
+    tokio::net::UnixStream::connect(path).await
+}
+
+async fn handshake<S>(stream: S) -> std::io::Result<SendRequest<RequestBody>>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+{
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
+    // Its error reaches the request that it belongs to as well.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(sender)
+}
+
+fn io_words(e: &std::io::Error) -> String {
+    match e.kind() {
+        std::io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        std::io::ErrorKind::NotFound => "no such socket".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => e.to_string(),
+    }
+}
+
+fn broken(addr: &NodeAddr, what: &str, e: hyper::Error) -> Error {
+    Error::origin_unavailable(format!("{what}: {addr}")).source(e).hint("`forebay status` tells whether the node is still up")
+}
+
+/// The next piece of a body; `None` at its end.
+pub async fn next_piece(body: &mut Incoming) -> Result<Option<Bytes>> {
+    loop {
+        match tokio::time::timeout(IDLE_TIMEOUT, body.frame()).await {
+            Err(_) => return Err(Error::timeout(format!("the answer stopped: nothing for {} s", IDLE_TIMEOUT.as_secs()))),
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(e))) => {
+                return Err(Error::new(ErrorKind::OriginUnavailable, "the answer was cut short")
+                    .source(e)
+                    .hint("the node's log says why; try again"));
+            }
+            Ok(Some(Ok(frame))) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+/// A whole body of at most `max` bytes.
+pub async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>> {
+    let mut all = Vec::new();
+    while let Some(piece) = next_piece(&mut body).await? {
+        if all.len() + piece.len() > max {
+            return Err(Error::new(ErrorKind::TooLarge, format!("an answer of more than {max} bytes")));
+        }
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}
+
+/// The error that a non-2xx answer stands for.
+pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
+    let status = response.status();
+    let request_id = ["x-request-id", "x-amz-request-id"]
+        .iter()
+        .find_map(|h| response.headers().get(*h).and_then(|v| v.to_str().ok()).map(str::to_owned));
+    let body = collect(response.into_body(), ERROR_BODY_MAX_BYTES).await.unwrap_or_default();
+    let parsed: Option<Value> = serde_json::from_slice(&body).ok();
+    let field = |name: &str| parsed.as_ref().and_then(|v| v.get(name)).and_then(Value::as_str).filter(|s| !s.is_empty());
+    let said = field("message").map_or_else(|| words(status), str::to_owned);
+    let kind = kind_of(status, field("tcode"));
+    let text = if said.contains(what) { said } else { format!("{said}: {what}") };
+    let mut error = Error::new(kind, text).source(match request_id {
+        Some(id) => format!("HTTP {status}, request id {id}"),
+        None => format!("HTTP {status}"),
+    });
+    if let Some(hint) = field("hint").or_else(|| advice(kind)) {
+        error = error.hint(hint);
+    }
+    error
+}
+
+fn words(status: StatusCode) -> String {
+    match status.as_u16() {
+        404 => "no such object".to_owned(),
+        _ => status.canonical_reason().unwrap_or("refused").to_ascii_lowercase(),
+    }
+}
+
+fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
+    match (status.as_u16(), tcode) {
+        (404, Some("ErrBckNotFound")) => ErrorKind::BucketNotFound,
+        (404, _) => ErrorKind::NotFound,
+        (304, _) => ErrorKind::NotModified,
+        (401, _) => ErrorKind::Unauthenticated,
+        (403, _) => ErrorKind::PermissionDenied,
+        (409, _) => ErrorKind::Conflict,
+        (412, _) => ErrorKind::PreconditionFailed,
+        (413, _) => ErrorKind::TooLarge,
+        (416, _) => ErrorKind::RangeNotSatisfiable,
+        (429, _) | (503, _) => ErrorKind::Busy,
+        (501, _) | (405, _) => ErrorKind::Unsupported,
+        (504, _) => ErrorKind::Timeout,
+        (502, _) => ErrorKind::OriginUnavailable,
+        (400..=499, _) => ErrorKind::Invalid,
+        _ => ErrorKind::Internal,
+    }
+}
+
+fn advice(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::BucketNotFound => Some("`forebay ls` lists the buckets that this node serves"),
+        ErrorKind::NotFound => Some("`forebay ls bucket/prefix` lists what is there"),
+        ErrorKind::Unauthenticated => Some("this node wants a token: set FOREBAY_TOKEN"),
+        ErrorKind::Busy => Some("the node is at a limit: try again in a moment"),
+        ErrorKind::OriginUnavailable | ErrorKind::Timeout => {
+            Some("the origin is in trouble: `forebay status` and the node's log tell more")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_encoded() {
+        assert_eq!(encode_key("a b/ü+%.jpg"), "a%20b/%C3%BC%2B%25.jpg");
+        assert_eq!(encode("a/b"), "a%2Fb");
+    }
+}

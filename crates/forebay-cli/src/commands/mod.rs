@@ -1,0 +1,19 @@
+//! One command per file. Each has a clap `Args` struct and `pub async fn run`.
+
+pub mod get;
+pub mod ls;
+pub mod put;
+pub mod top;
+pub mod version;
+
+use crate::{
+    cli::Common,
+    client::Client,
+    fail::{Failure, Outcome},
+    node::NodeAddr,
+};
+
+/// The node that `--node` or `FOREBAY_NODE` names.
+pub fn client(common: &Common) -> Outcome<Client> {
+    Ok(Client::new(NodeAddr::parse(&common.node).map_err(Failure::Usage)?, common.token.clone()))
+}

@@ -1,0 +1,124 @@
+//! `forebay put`: a file or stdin, through the node to the origin. It is readable at once after the command returns.
+
+use crate::{
+    cli::Common,
+    client,
+    fail::{Failure, Outcome, file_error},
+    out::{Out, grouped, std_stream},
+    progress::Progress,
+    target,
+};
+use bytes::{Bytes, BytesMut};
+use forebay_core::{Error, ErrorKind, limits, units::format_bytes};
+use futures::Stream;
+use http::{HeaderMap, HeaderValue, Method, header};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+const PIECE_BYTES: usize = 256 << 10;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  forebay put model.pt data/models/model.pt
+  tar c photos | forebay put - data/photos.tar
+
+The write goes to the origin first; when this command returns, the object can be read.
+JSON: {\"object\", \"bytes\", \"etag\", \"seconds\"}")]
+pub struct Args {
+    /// The file to write, or - for stdin
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// The object, as bucket/key; a key that ends with / gets the file's name
+    #[arg(value_name = "BUCKET/KEY")]
+    pub object: String,
+    /// The object's content type
+    #[arg(long, value_name = "TYPE")]
+    pub content_type: Option<String>,
+}
+
+pub async fn run(args: Args, common: &Common) -> Outcome {
+    let from_stdin = args.file == Path::new("-");
+    let object = target::object(&named(&args.object, (!from_stdin).then_some(&args.file)))?;
+    let mut headers = HeaderMap::new();
+    if let Some(text) = &args.content_type {
+        let value = HeaderValue::from_str(text)
+            .map_err(|e| Failure::Usage(Error::invalid(format!("bad content type: {text:?}")).source(e).hint("as in image/jpeg")))?;
+        headers.insert(header::CONTENT_TYPE, value);
+    }
+    let (source, size): (Box<dyn AsyncRead + Send + Unpin>, Option<u64>) = if from_stdin {
+        (Box::new(std_stream(std::io::stdin()).map_err(|e| file_error("cannot read", Path::new("stdin"), e))?), None)
+    } else {
+        let (file, size) = open(&args.file).await?;
+        headers.insert(header::CONTENT_LENGTH, size.into());
+        (Box::new(file), Some(size))
+    };
+    let mut client = super::client(common)?;
+    client.prefer_unix_socket().await;
+    let began = Instant::now();
+    let sent = Arc::new(AtomicU64::new(0));
+    let pieces = read_pieces(source, Progress::bytes(object.key(), size), sent.clone());
+    let path = format!("/v1/objects/{}/{}", object.bucket(), client::encode_key(object.key()));
+    let answer = client.ask(Method::PUT, &path, headers, client::stream_body(pieces), &object.to_string()).await?;
+    let etag = answer.headers().get(header::ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    client::collect(answer.into_body(), 1 << 20).await?;
+    let (bytes, seconds) = (sent.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
+    let mut out = Out::new(common.json);
+    if out.json {
+        return out.object(&serde_json::json!({"object": object.to_string(), "bytes": bytes, "etag": etag, "seconds": seconds}));
+    }
+    let rate = format_bytes((bytes as f64 / seconds.max(1e-6)) as u64);
+    out.line(format!("{object}  {} bytes  {seconds:.2} s  {rate}/s", grouped(bytes)))?;
+    out.flush()
+}
+
+fn named(object: &str, file: Option<&PathBuf>) -> String {
+    match file.and_then(|f| f.file_name()) {
+        Some(name) if object.ends_with('/') => format!("{object}{}", name.to_string_lossy()),
+        _ => object.to_owned(),
+    }
+}
+
+async fn open(path: &Path) -> Outcome<(tokio::fs::File, u64)> {
+    let failed = |e| Failure::Failed(file_error("cannot read", path, e));
+    let file = tokio::fs::File::open(path).await.map_err(failed)?;
+    let meta = file.metadata().await.map_err(failed)?;
+    if meta.is_dir() {
+        return Err(Error::invalid(format!("cannot read: {}: it is a directory", path.display())).hint("name one file").into());
+    }
+    if meta.len() > limits::PUT_OBJECT_MAX_BYTES {
+        let max = format_bytes(limits::PUT_OBJECT_MAX_BYTES);
+        return Err(Error::new(ErrorKind::TooLarge, format!("larger than the {max} of one write: {}", path.display()))
+            .hint("write it in parts, with any S3 client")
+            .into());
+    }
+    Ok((file, meta.len()))
+}
+
+/// The source in pieces, counted.
+fn read_pieces(
+    source: Box<dyn AsyncRead + Send + Unpin>,
+    progress: Progress,
+    sent: Arc<AtomicU64>,
+) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
+    futures::stream::try_unfold((source, progress), move |(mut source, mut progress)| {
+        let sent = sent.clone();
+        async move {
+            let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+            let n = source.read_buf(&mut piece).await?;
+            if n == 0 {
+                return Ok(None);
+            }
+            sent.fetch_add(n as u64, Ordering::Relaxed);
+            progress.advance(n as u64);
+            Ok(Some((piece.freeze(), (source, progress))))
+        }
+    })
+}

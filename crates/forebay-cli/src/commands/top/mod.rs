@@ -1,0 +1,152 @@
+//! `forebay top`: the node's metrics, each second, as rates and percentiles of that second.
+//!
+//! On a terminal a page that is drawn over itself; elsewhere, or with `--once` and `-n`, a line for each interval, or JSON lines.
+
+mod reading;
+mod terminal;
+mod view;
+
+use crate::{
+    cli::Common,
+    client::{self, Client},
+    fail::{Failure, Outcome},
+    node::NodeAddr,
+    out::Out,
+    prom::Page,
+};
+use forebay_core::{Error, units};
+use http::{HeaderMap, Method};
+use reading::Reading;
+use std::time::{Duration, Instant};
+
+const METRICS_MAX_BYTES: usize = 16 << 20;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  forebay top
+  forebay top --once
+  forebay top -n 60 --json > minute.jsonl
+
+Rates and percentiles are of the interval before. Where stdout is not a terminal, each interval is one line.
+JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\", \"hit_ratio\",
+\"cache\": {\"hit\", \"miss\", \"revalidated\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
+\"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"},
+\"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"},
+\"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is none.")]
+pub struct Args {
+    /// One interval, then stop
+    #[arg(long, conflicts_with = "count")]
+    pub once: bool,
+    /// Stop after N intervals
+    #[arg(short = 'n', long = "count", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// The time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    pub interval: Duration,
+    /// The node's admin address [default: as the node tells]
+    #[arg(long, value_name = "ADDR", env = "FOREBAY_ADMIN", hide_env_values = true)]
+    pub admin: Option<String>,
+}
+
+fn interval(text: &str) -> forebay_core::Result<Duration> {
+    let time = units::parse_duration(text)?;
+    if (Duration::from_millis(50)..=Duration::from_secs(3600)).contains(&time) {
+        return Ok(time);
+    }
+    Err(Error::invalid(format!("{text:?} is not between 50ms and 1h")))
+}
+
+pub async fn run(args: Args, common: &Common) -> Outcome {
+    let mut admin = admin_client(&args, common).await?;
+    let mut looks = Looks { last: scrape(&mut admin).await?, at: Instant::now() };
+    let count = if args.once { Some(1) } else { args.count };
+    if count.is_none() && !common.json && terminal::Screen::possible() {
+        live(&mut admin, &mut looks, args.interval).await
+    } else {
+        lines(&mut admin, &mut looks, args.interval, count.unwrap_or(u64::MAX), common.json).await
+    }
+}
+
+/// The admin listener: as given, or where the node says that it is.
+async fn admin_client(args: &Args, common: &Common) -> Outcome<Client> {
+    if let Some(text) = &args.admin {
+        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, common.token.clone()));
+    }
+    let mut node = super::client(common)?;
+    let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
+    let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
+        Failure::Failed(
+            Error::unsupported("this node has no admin listener: nothing to read its metrics from")
+                .hint("set listen.admin, or name it with --admin"),
+        )
+    })?;
+    let mut addr = NodeAddr::parse(&text).map_err(Failure::Failed)?;
+    // A listener on every address is reached under the name that the node is.
+    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) = (&mut addr, node.addr())
+        && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+    {
+        known.clone_into(host);
+    }
+    Ok(Client::new(addr, common.token.clone()))
+}
+
+async fn scrape(admin: &mut Client) -> Outcome<Page> {
+    let what = format!("{}/metrics", admin.addr());
+    let answer = admin.ask(Method::GET, "/metrics", HeaderMap::new(), client::no_body(), &what).await?;
+    let text = client::collect(answer.into_body(), METRICS_MAX_BYTES).await?;
+    Ok(Page::parse(&String::from_utf8_lossy(&text)))
+}
+
+struct Looks {
+    last: Page,
+    at: Instant,
+}
+
+impl Looks {
+    /// Waits out the interval and reads what happened in it.
+    async fn next(&mut self, admin: &mut Client, interval: Duration) -> Outcome<Reading> {
+        tokio::time::sleep(interval.saturating_sub(self.at.elapsed())).await;
+        let page = scrape(admin).await?;
+        let now = Instant::now();
+        let reading = Reading::between(&self.last, &page, (now - self.at).as_secs_f64());
+        (self.last, self.at) = (page, now);
+        Ok(reading)
+    }
+}
+
+async fn lines(admin: &mut Client, looks: &mut Looks, interval: Duration, count: u64, json: bool) -> Outcome {
+    let mut out = Out::new(json);
+    for _ in 0..count {
+        let reading = looks.next(admin, interval).await?;
+        if json {
+            out.json_line(&reading)?
+        } else {
+            out.line(view::line(&reading))?
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+async fn live(admin: &mut Client, looks: &mut Looks, interval: Duration) -> Outcome {
+    let style = crate::style::Style::stdout();
+    let node = admin.addr().to_string();
+    let mut history = view::History::default();
+    let mut screen = terminal::Screen::enter()?;
+    let mut keys = terminal::keys();
+    screen.draw(&view::page(&Reading::default(), &history, &node, 80, style))?;
+    loop {
+        tokio::select! {
+            reading = looks.next(admin, interval) => {
+                let reading = reading?;
+                history.push(reading.served_bytes_per_s);
+                let columns = terminal::size().map_or(80, |(_, columns)| columns);
+                screen.draw(&view::page(&reading, &history, &node, columns, style))?;
+            }
+            Some(key) = keys.recv() => if matches!(key, b'q' | b'Q' | 0x1b) {
+                return Ok(());
+            },
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The terminal while `top` runs: the alternate screen, no cursor, keys without Enter.
+//!
+//! Invariant: whatever ends the command (a key, a signal, an error, a panic), dropping [`Screen`] puts back what was there before.
+
+use crate::fail::{Outcome, stdout_failure};
+use std::io::{IsTerminal, Write};
+use tokio::sync::mpsc;
+
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
+const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
+/// Home, and nothing below what is drawn.
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+
+pub struct Screen {
+    before: Option<libc::termios>,
+}
+
+impl Screen {
+    /// Whether there is a terminal to draw on.
+    pub fn possible() -> bool {
+        std::io::stdout().is_terminal() && std::env::var_os("TERM").is_some_and(|t| t != "dumb")
+    }
+
+    pub fn enter() -> Outcome<Self> {
+        let before = std::io::stdin().is_terminal().then(quiet_keys).flatten();
+        let screen = Screen { before };
+        write(ENTER)?;
+        Ok(screen)
+    }
+
+    /// Draws a whole page over the last one, cut to the window.
+    pub fn draw(&mut self, lines: &[String]) -> Outcome {
+        let rows = size().map_or(24, |(rows, _)| rows).max(1);
+        let mut page = String::from(HOME);
+        for (i, line) in lines.iter().take(rows).enumerate() {
+            if i > 0 {
+                page.push_str("\r\n");
+            }
+            page.push_str(line);
+            page.push_str(CLEAR_LINE);
+        }
+        page.push_str(CLEAR_BELOW);
+        write(page.as_bytes())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = write(LEAVE);
+        if let Some(before) = &self.before {
+            // SAFETY: `before` was filled in by tcgetattr for the same descriptor.
+            unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
+        }
+    }
+}
+
+fn write(bytes: &[u8]) -> Outcome {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(stdout_failure)
+}
+
+/// Keys come at once and are not shown; Ctrl-C stays a signal. `None` if the terminal will not.
+fn quiet_keys() -> Option<libc::termios> {
+    // SAFETY: termios is plain data, filled in by tcgetattr before it is read.
+    unsafe {
+        let mut before: libc::termios = std::mem::zeroed();
+        if libc::tcgetattr(libc::STDIN_FILENO, &mut before) != 0 {
+            return None;
+        }
+        let mut quiet = before;
+        quiet.c_lflag &= !(libc::ICANON | libc::ECHO);
+        (libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &quiet) == 0).then_some(before)
+    }
+}
+
+/// Rows and columns of the window.
+pub fn size() -> Option<(usize, usize)> {
+    // SAFETY: winsize is plain data, filled in by the call before it is read.
+    let window = unsafe {
+        let mut window: libc::winsize = std::mem::zeroed();
+        (libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut window) == 0).then_some(window)?
+    };
+    (window.ws_row > 0 && window.ws_col > 0).then_some((window.ws_row.into(), window.ws_col.into()))
+}
+
+/// The keys that are pressed. The thread that reads them ends with the process.
+pub fn keys() -> mpsc::Receiver<u8> {
+    let (to, keys) = mpsc::channel(16);
+    if std::io::stdin().is_terminal() {
+        std::thread::spawn(move || {
+            let mut key = [0u8];
+            while let Ok(1) = std::io::Read::read(&mut std::io::stdin(), &mut key) {
+                if to.blocking_send(key[0]).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    keys
+}

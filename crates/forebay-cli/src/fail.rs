@@ -1,0 +1,134 @@
+//! How a command ends badly: the exit code, and the words on stderr.
+//!
+//! An error is one line, `error: what: where`, then `hint: what to try` where there is something to try. `--verbose` adds the chain of causes.
+//! With `--json` it is one JSON object on stderr instead. Invariant: every failure that leaves this program has gone through [`report`], so stdout
+//! holds results only.
+
+use crate::style::Style;
+use forebay_core::{Error, ErrorKind};
+use std::{error::Error as _, io::Write};
+
+/// Exit codes, as `forebay --help` lists them.
+pub const EXIT_OK: i32 = 0;
+pub const EXIT_FAILED: i32 = 1;
+pub const EXIT_USAGE: i32 = 2;
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The command line or the configuration is wrong: nothing was tried. Exit code 2.
+    Usage(Error),
+    /// It was tried and failed. Exit code 1.
+    Failed(Error),
+    /// The result says that something failed, and has been printed. Exit code 1.
+    Reported,
+    /// The reader of stdout went away, as `head` does: no error of ours. Exit code 0, silently.
+    BrokenPipe,
+    /// A signal ended it. Exit code 128 and the signal's number.
+    Signal(i32),
+}
+
+pub type Outcome<T = ()> = std::result::Result<T, Failure>;
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Failure::Failed(e)
+    }
+}
+
+impl Failure {
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Failure::Usage(_) => EXIT_USAGE,
+            Failure::Failed(_) | Failure::Reported => EXIT_FAILED,
+            Failure::BrokenPipe => EXIT_OK,
+            Failure::Signal(n) => 128 + n,
+        }
+    }
+}
+
+/// An I/O error on a local file, as an [`Error`] that says which file and what to try.
+pub fn file_error(what: &str, path: &std::path::Path, e: std::io::Error) -> Error {
+    use std::io::ErrorKind as Io;
+    let (kind, why, hint) = match e.kind() {
+        Io::NotFound => (ErrorKind::NotFound, "no such file or directory".to_owned(), None),
+        Io::PermissionDenied => (ErrorKind::PermissionDenied, "permission denied".to_owned(), Some("check who owns it, and its mode")),
+        Io::StorageFull => (ErrorKind::Internal, "the disk is full".to_owned(), Some("free some space, or name another directory")),
+        _ => (ErrorKind::Internal, e.to_string(), None),
+    };
+    let err = Error::new(kind, format!("{what}: {}: {why}", path.display())).source(e);
+    match hint {
+        Some(h) => err.hint(h),
+        None => err,
+    }
+}
+
+/// A failed write to stdout: a reader that left is no error.
+pub fn stdout_failure(e: std::io::Error) -> Failure {
+    match e.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure::BrokenPipe,
+        _ => Failure::Failed(Error::internal(format!("cannot write to stdout: {e}")).source(e)),
+    }
+}
+
+/// Says on stderr what failed.
+pub fn report(failure: &Failure, json: bool, verbose: bool) {
+    let (Failure::Usage(e) | Failure::Failed(e)) = failure else { return };
+    let text = if json { as_json(e) } else { as_text(e, verbose, Style::stderr()) };
+    // Nothing can be done about a stderr that is gone.
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+fn causes(e: &Error) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut next = e.source();
+    while let Some(c) = next {
+        all.push(one_line(&c.to_string()));
+        next = c.source();
+    }
+    all
+}
+
+fn as_text(e: &Error, verbose: bool, style: Style) -> String {
+    let mut text = format!("{} {}\n", style.red("error:"), one_line(e.message()));
+    if verbose {
+        for cause in causes(e) {
+            text.push_str(&format!("{} {cause}\n", style.dim("caused by:")));
+        }
+    }
+    if let Some(hint) = e.hint_text() {
+        text.push_str(&format!("{} {hint}\n", style.bold("hint:")));
+    }
+    text
+}
+
+fn as_json(e: &Error) -> String {
+    let object = serde_json::json!({"error": {
+        "code": e.kind().code(),
+        "message": e.message(),
+        "hint": e.hint_text(),
+        "causes": causes(e),
+    }});
+    format!("{object}\n")
+}
+
+/// Messages from elsewhere may hold line breaks; a terminal must not be steered by them either.
+pub fn one_line(text: &str) -> String {
+    text.split(|c: char| c.is_control()).filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_then_a_hint() {
+        let e = Error::invalid("bad size: \"10X\"\nin --cache").hint("as in 10GiB").source("inner");
+        assert_eq!(as_text(&e, false, Style::PLAIN), "error: bad size: \"10X\" in --cache\nhint: as in 10GiB\n");
+        assert!(as_text(&e, true, Style::PLAIN).contains("\ncaused by: inner\n"));
+        let v: serde_json::Value = serde_json::from_str(&as_json(&e)).unwrap();
+        assert_eq!(v["error"]["code"], "invalid");
+        assert_eq!(v["error"]["hint"], "as in 10GiB");
+        assert_eq!(Failure::Usage(e).exit_code(), 2);
+    }
+}

@@ -1,0 +1,93 @@
+//! Results go to stdout: lines for people, or JSON.
+//!
+//! One buffered writer that is flushed at the end of a command, or after each object of a stream. A reader that has left ([`Failure::BrokenPipe`])
+//! ends the command without a word.
+
+use crate::{
+    fail::{Outcome, stdout_failure},
+    style::Style,
+};
+use serde::Serialize;
+use std::{
+    io::{BufWriter, Stdout, Write},
+    os::fd::AsFd,
+};
+
+/// The stdout of a command.
+pub struct Out {
+    to: BufWriter<Stdout>,
+    pub json: bool,
+    pub style: Style,
+}
+
+impl Out {
+    pub fn new(json: bool) -> Self {
+        Self { to: BufWriter::with_capacity(64 << 10, std::io::stdout()), json, style: Style::stdout() }
+    }
+
+    /// One line for a person.
+    pub fn line(&mut self, text: impl AsRef<str>) -> Outcome {
+        self.to.write_all(text.as_ref().as_bytes()).and_then(|()| self.to.write_all(b"\n")).map_err(stdout_failure)
+    }
+
+    /// The one JSON object that a command answers with.
+    pub fn object(&mut self, value: &impl Serialize) -> Outcome {
+        serde_json::to_writer_pretty(&mut self.to, value).map_err(|e| stdout_failure(e.into()))?;
+        self.to.write_all(b"\n").map_err(stdout_failure)?;
+        self.flush()
+    }
+
+    /// One object of a stream: a line of JSON.
+    pub fn json_line(&mut self, value: &impl Serialize) -> Outcome {
+        serde_json::to_writer(&mut self.to, value).map_err(|e| stdout_failure(e.into()))?;
+        self.to.write_all(b"\n").map_err(stdout_failure)
+    }
+
+    pub fn flush(&mut self) -> Outcome {
+        self.to.flush().map_err(stdout_failure)
+    }
+}
+
+/// Stdin or stdout as a file that is read and written off the main thread.
+pub fn std_stream(stream: impl AsFd) -> std::io::Result<tokio::fs::File> {
+    Ok(tokio::fs::File::from_std(std::fs::File::from(stream.as_fd().try_clone_to_owned()?)))
+}
+
+/// Lines of `name  value`, aligned.
+pub fn pairs(rows: &[(&str, String)]) -> Vec<String> {
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    rows.iter().map(|(name, value)| format!("{name:<width$}  {value}")).collect()
+}
+
+/// `1234567` → `1,234,567`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Milliseconds since the epoch → `2026-08-01 12:00:00Z`.
+pub fn utc(ms: i64) -> String {
+    chrono::DateTime::from_timestamp_millis(ms).map_or_else(|| ms.to_string(), |t| t.format("%Y-%m-%d %H:%M:%SZ").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_read_it() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), ["a     1", "long  2"]);
+        assert_eq!(utc(0), "1970-01-01 00:00:00Z");
+        assert_eq!(utc(951_782_400_000), "2000-02-29 00:00:00Z");
+        assert_eq!(utc(1_785_585_600_000), "2026-08-01 12:00:00Z");
+    }
+}
