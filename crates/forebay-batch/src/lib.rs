@@ -1,1 +1,193 @@
 //! GetBatch: many objects and archive members in one request, merged in strict order within bounded memory.
+//!
+//! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to 2.4):
+//! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that names its place.
+//! 2. **Admit** (`lib.rs`): the window of buffers is reserved from the memory budget, or the batch is refused with 429 before any work.
+//! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many at a time, some way ahead of the cursor.
+//! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read straight into the outgoing buffer beside its
+//!    header, a bufferful at a time on one worker thread; the rest is streamed through. A bounded channel of buffers leads to the client.
+//! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a metadata part in the buffered form.
+//!
+//! Invariants:
+//! - entry *i* of the answer is entry *i* of the request, whatever the order in which data arrive;
+//! - memory is the window of one batch times the number of batches, not the size of a batch (the published design buffers out-of-order
+//!   arrivals; here they wait on the local disk);
+//! - the bytes of an answer are a function of the request and of the objects' versions;
+//! - a batch that cannot be completed after its first byte ends in an error, and the connection with it: never a shorter archive.
+
+mod ahead;
+mod config;
+mod multipart;
+mod output;
+mod pressure;
+mod produce;
+mod request;
+mod stats;
+
+pub use config::BatchConfig;
+pub use request::{BatchRequest, Entry};
+pub use stats::{BatchSnapshot, BatchStats};
+
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_engine::{ByteStream, Engine};
+use futures::{StreamExt, stream};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+/// What comes with a request besides its body.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// The `coloc` query parameter. On one node it changes nothing; it is checked all the same.
+    pub coloc: Option<String>,
+    /// Whether placeholders carry their error in a PAX record `FOREBAY.error`.
+    pub pax_errors: bool,
+}
+
+/// An answer on its way.
+pub struct BatchAnswer {
+    pub content_type: String,
+    /// Where it is known before the first byte: buffered answers in tar.
+    pub content_length: Option<u64>,
+    /// Ends in an error if the batch had to be cut; the connection must then be broken off.
+    pub body: ByteStream,
+}
+
+/// Executes batches over an engine. Cheap to clone: all clones are one.
+#[derive(Clone)]
+pub struct Batcher {
+    engine: Engine,
+    config: Arc<BatchConfig>,
+    stats: Arc<BatchStats>,
+    pressure: Arc<pressure::Pressure>,
+}
+
+impl Batcher {
+    pub fn new(engine: Engine, config: BatchConfig) -> Self {
+        Self {
+            engine,
+            pressure: Arc::new(pressure::Pressure::new(&config)),
+            config: Arc::new(config),
+            stats: Arc::new(BatchStats::default()),
+        }
+    }
+
+    pub fn stats(&self) -> &BatchStats {
+        &self.stats
+    }
+
+    pub fn config(&self) -> &BatchConfig {
+        &self.config
+    }
+
+    /// Executes one request. Returns when the first bytes of the answer are there, so that what goes wrong before them is an error here.
+    ///
+    /// # Errors
+    /// `Invalid` with the place in the request; `BucketNotFound`; `Busy` if the memory budget is used up; without continue-on-error, the first
+    /// entry's error if it is known before the first byte; past the limit of soft errors, `Invalid` with their count.
+    pub async fn run(&self, default_bucket: Option<&str>, body: Bytes, options: RunOptions) -> Result<BatchAnswer> {
+        let result = self.run_uncounted(default_bucket, body, options).await;
+        match &result {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                self.stats.refused.fetch_add(1, Relaxed);
+                self.stats.errors_hard.fetch_add(1, Relaxed);
+            }
+            Err(_) => {
+                self.stats.errors_hard.fetch_add(1, Relaxed);
+            }
+        }
+        result
+    }
+
+    async fn run_uncounted(&self, default_bucket: Option<&str>, body: Bytes, options: RunOptions) -> Result<BatchAnswer> {
+        if body.len() > self.config.max_body_bytes {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("the request is {} bytes, more than batch.max_body = {}", body.len(), self.config.max_body_bytes),
+            ));
+        }
+        let request = BatchRequest::parse(&body, default_bucket, options.coloc.as_deref(), self.config.max_entries)?;
+        self.check_buckets(&request).await?;
+
+        let window = (self.config.window_frames * self.config.frame_bytes) as u64;
+        let reservation = self.engine.budget().try_reserve(window).map_err(|e| e.context("the batch was refused before it began"))?;
+        self.stats.in_flight.fetch_add(1, Relaxed);
+        let work = Arc::new(produce::Work {
+            batcher: self.clone(),
+            request,
+            options,
+            began: Instant::now(),
+            _in_flight: InFlight(self.stats.clone()),
+            _window: reservation,
+        });
+        if work.request.streaming {
+            self.stream(work, None).await
+        } else {
+            let (parts, planned) = multipart::plan(&work, &body).await?;
+            let mut answer = self.stream(work, Some(planned)).await?;
+            let (before, after) = (parts.before.clone(), parts.after.clone());
+            answer.content_length = answer.content_length.map(|n| n + (before.len() + after.len()) as u64);
+            answer.content_type = parts.content_type;
+            let close = stream::iter([Ok(after)]);
+            answer.body = stream::iter([Ok(before)]).chain(answer.body).chain(close).boxed();
+            answer.body = until_error(answer.body);
+            Ok(answer)
+        }
+    }
+
+    /// An unknown bucket is an error before any data, whatever `coer` says.
+    async fn check_buckets(&self, request: &BatchRequest) -> Result<()> {
+        let mut seen: Vec<&str> = Vec::new();
+        for entry in &request.entries {
+            let bucket = entry.name.bucket();
+            if seen.last() != Some(&bucket) && !seen.contains(&bucket) {
+                self.engine.buckets().origin(bucket).await?;
+                seen.push(bucket);
+            }
+        }
+        Ok(())
+    }
+
+    async fn stream(&self, work: Arc<produce::Work>, planned: Option<multipart::Planned>) -> Result<BatchAnswer> {
+        let content_type = work.request.format.content_type().to_owned();
+        let content_length = planned.as_ref().and_then(|p| p.archive_bytes);
+        let mut frames = produce::start(work, planned);
+        // The first frame decides between an HTTP error and a body.
+        let first = match frames.recv().await {
+            Some(Ok(frame)) => frame,
+            Some(Err(e)) => return Err(e),
+            None => return Err(Error::internal("the batch ended without a byte")),
+        };
+        let stats = self.stats.clone();
+        let rest = stream::poll_fn(move |cx| frames.poll_recv(cx)).inspect(move |frame| {
+            if frame.is_err() {
+                stats.errors_hard.fetch_add(1, Relaxed);
+                stats.cut.fetch_add(1, Relaxed);
+            }
+        });
+        let body = until_error(stream::iter([Ok(first)]).chain(rest).boxed());
+        Ok(BatchAnswer { content_type, content_length, body })
+    }
+}
+
+/// Ends a stream after its first error: nothing that follows a cut may reach the client.
+fn until_error(body: ByteStream) -> ByteStream {
+    body.scan(false, |failed, piece| {
+        let go_on = !*failed;
+        *failed = piece.is_err();
+        std::future::ready(go_on.then_some(piece))
+    })
+    .boxed()
+}
+
+/// Counts a batch as in flight until dropped.
+struct InFlight(Arc<BatchStats>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}

@@ -111,7 +111,7 @@ impl ErrorKind {
         use ErrorKind::*;
         matches!(
             self,
-            NotFound | RangeNotSatisfiable | VersionChanged | Timeout | OriginUnavailable | PermissionDenied | Corrupt
+            NotFound | RangeNotSatisfiable | VersionChanged | Timeout | OriginUnavailable | PermissionDenied | Corrupt | Unsupported
         )
     }
 }

@@ -31,6 +31,8 @@ pub const BATCH_READ_AHEAD_ENTRIES: usize = 128;
 /// Soft errors that a batch tolerates under continue-on-error.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
+/// What a compressed archive may unpack to.
+pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
 /// Members in one archive.
 pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
 /// Most bytes that a compressed archive may decompress to.

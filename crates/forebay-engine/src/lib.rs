@@ -1,1 +1,167 @@
 //! The read and write path: hit, miss, single-flight ranged fill, freshness. The only place where store meets origin.
+//!
+//! How a read goes ([`Engine::read`]):
+//! 1. **Resolve** (`resolve.rs`): which version of the object is current? A fresh head in the store says so without any request; otherwise one
+//!    origin request, shared by all readers of the name, asks and brings the first bytes along with the answer.
+//! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read by chunks, each from the store, from a fill
+//!    that is under way, or by a new fill of a run of missing chunks, under `If-Match` of the version that was resolved.
+//! 3. **Deliver** (`read.rs`): a stream of buffers, a few chunks ahead of its reader, all of one version.
+//!
+//! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept in the store. Writes (`write.rs`) go
+//! through to the origin and make the name unknown here before they return. `warm.rs` is the synchronous path that a batch takes over
+//! what is on disk already.
+//!
+//! Invariants:
+//! - bytes of two versions never meet in one answer: parts are keyed by version, fills are conditional on it;
+//! - what a fill that began before a write learned is never published after it (`generation.rs`);
+//! - buffers of fills and reads are reserved from the memory budget and give it back when their last slice is dropped;
+//! - a store that cannot write or read makes the engine slower, never wrong.
+
+mod buckets;
+mod bytesio;
+mod cache;
+mod fill;
+mod flight;
+mod generation;
+mod members;
+mod read;
+mod resolve;
+mod rules;
+mod stats;
+mod unpack;
+mod warm;
+mod warmup;
+mod write;
+
+pub use buckets::{Buckets, FixedBuckets};
+pub use flight::{Flights, Follower, Joined, Leader};
+pub use forebay_origin::{ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, UploadedPart};
+pub use members::{MemberRead, MemberSlice};
+pub use read::{Conditions, Head, Read, ReadOptions};
+pub use rules::{BucketRule, BucketRules, Freshness};
+pub use stats::{EngineSnapshot, EngineStats};
+pub use warm::{Appended, EntryHeader, WarmEntry};
+pub use warmup::{WarmOutcome, WarmReport};
+
+use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};
+use forebay_store::Store;
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+/// What the engine needs to know besides its parts.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    pub rules: BucketRules,
+    /// Bytes of parsed member indexes kept in RAM.
+    pub member_index_memory_bytes: u64,
+    /// Largest run of missing chunks that one origin request fetches, bytes.
+    pub fill_run_bytes: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            rules: BucketRules::default(),
+            member_index_memory_bytes: limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES,
+            fill_run_bytes: limits::FILL_RUN_MAX_BYTES,
+        }
+    }
+}
+
+/// The engine of one node. Cheap to clone: all clones are one.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: EngineConfig,
+    rules: RwLock<Arc<BucketRules>>,
+    buckets: Arc<dyn Buckets>,
+    store: Option<Arc<Store>>,
+    clock: Arc<dyn Clock>,
+    budget: MemoryBudget,
+    stats: EngineStats,
+    generations: generation::Generations,
+    resolving: Flights<(u128, u64), resolve::Resolved>,
+    filling: Flights<fill::ChunkKey, bytes::Bytes>,
+    heads: resolve::HeadCache,
+    indexes: members::IndexCache,
+    indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
+    unpacking: Flights<(u128, VersionId), ()>,
+}
+
+impl Engine {
+    /// An engine over `buckets`, keeping what it reads in `store` if there is one.
+    pub fn new(
+        config: EngineConfig,
+        buckets: Arc<dyn Buckets>,
+        store: Option<Arc<Store>>,
+        clock: Arc<dyn Clock>,
+        budget: MemoryBudget,
+    ) -> Engine {
+        Engine {
+            inner: Arc::new(Inner {
+                rules: RwLock::new(Arc::new(config.rules.clone())),
+                indexes: members::IndexCache::new(config.member_index_memory_bytes),
+                config,
+                buckets,
+                store,
+                clock,
+                budget,
+                stats: EngineStats::default(),
+                generations: generation::Generations::default(),
+                resolving: Flights::default(),
+                filling: Flights::default(),
+                heads: resolve::HeadCache::default(),
+                indexing: Flights::default(),
+                unpacking: Flights::default(),
+            }),
+        }
+    }
+
+    pub fn buckets(&self) -> &Arc<dyn Buckets> {
+        &self.inner.buckets
+    }
+
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.inner.store.as_ref()
+    }
+
+    pub fn budget(&self) -> &MemoryBudget {
+        &self.inner.budget
+    }
+
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.inner.clock
+    }
+
+    pub fn stats(&self) -> &EngineStats {
+        &self.inner.stats
+    }
+
+    /// Fills of chunks under way at this moment.
+    pub fn fills_in_flight(&self) -> usize {
+        self.inner.filling.len() + self.inner.resolving.len()
+    }
+
+    /// The rule of one bucket.
+    pub fn rule(&self, bucket: &str) -> BucketRule {
+        self.inner.rules.read().of(bucket)
+    }
+
+    /// Puts new rules in force for every read that begins after this.
+    pub fn set_rules(&self, rules: BucketRules) {
+        *self.inner.rules.write() = Arc::new(rules);
+    }
+
+    /// One page of the origin's listing. Never cached: a listing is as fresh as the origin.
+    pub async fn list(&self, bucket: &str, request: ListRequest) -> Result<ListPage> {
+        self.inner.buckets.origin(bucket).await?.list(request).await
+    }
+
+    /// The store, for names whose bucket is cached.
+    pub(crate) fn store_for(&self, name: &ObjectName) -> Option<&Arc<Store>> {
+        if self.rule(name.bucket()).cache { self.inner.store.as_ref() } else { None }
+    }
+}

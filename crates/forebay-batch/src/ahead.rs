@@ -1,0 +1,121 @@
+//! Look-ahead: entries that are not on the local disk are brought there before the cursor comes to them, many at a time.
+//!
+//! What is brought waits in the store, not in memory, so the number of entries under way is the only bound that is needed here. Dropping
+//! an [`Ahead`] ends its tasks; fills that they began go on for other readers.
+
+use crate::{produce::Work, stats::add};
+use forebay_core::{Error, Result};
+use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
+use tokio::{task::JoinHandle, time::timeout};
+
+/// Tasks by entry, in order; the cursor takes them from the front.
+#[derive(Default)]
+struct Pending(VecDeque<(usize, JoinHandle<Result<()>>)>);
+
+impl Pending {
+    fn push(&mut self, index: usize, task: JoinHandle<Result<()>>) {
+        self.0.push_back((index, task));
+    }
+
+    fn take(&mut self, index: usize) -> Option<JoinHandle<Result<()>>> {
+        while let Some((front, _)) = self.0.front() {
+            if *front > index {
+                return None;
+            }
+            let (i, task) = self.0.pop_front()?;
+            if i == index {
+                return Some(task);
+            }
+            task.abort();
+        }
+        None
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        for (_, task) in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+pub(crate) struct Ahead {
+    work: Arc<Work>,
+    /// The first entry that was not looked at yet.
+    next: usize,
+    pending: Pending,
+}
+
+impl Ahead {
+    pub(crate) fn new(work: Arc<Work>) -> Self {
+        Self { work, next: 0, pending: Pending::default() }
+    }
+
+    /// Brings entry `cursor`, and begins to bring those after it.
+    ///
+    /// # Errors
+    /// Of this entry.
+    pub(crate) async fn bring(&mut self, cursor: usize) -> Result<()> {
+        let config = &self.work.batcher.config;
+        self.next = self.next.max(cursor);
+        let horizon = (cursor + config.read_ahead_entries.max(1)).min(self.work.request.entries.len());
+        while self.next < horizon {
+            let index = self.next;
+            self.next += 1;
+            if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
+                let work = self.work.clone();
+                let task = tokio::spawn(async move {
+                    let engine = &work.batcher.engine;
+                    with_attempts(&work, || engine.bring(work.entry(index))).await
+                });
+                self.pending.push(index, task);
+            }
+        }
+        match self.pending.take(cursor) {
+            Some(mut task) => {
+                let guard = AbortOnDrop(task.abort_handle());
+                let brought = (&mut task).await;
+                drop(guard);
+                brought.map_err(|e| Error::internal("a look-ahead task failed").source(e))?
+            }
+            // It was warm when it was looked at: whoever reads it will see whether it still is.
+            None => Ok(()),
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Tries again what may pass: each attempt with a time limit, with growing pauses between them.
+pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(work: &Work, mut attempt: impl FnMut() -> F) -> Result<T> {
+    let config = &work.batcher.config;
+    let stats = &work.batcher.stats;
+    let mut made = 0;
+    loop {
+        made += 1;
+        let result = match timeout(config.entry_timeout, attempt()).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::timeout(format!("no answer in {:?}", config.entry_timeout)).hint("batch.entry_timeout sets the limit")),
+        };
+        match result {
+            Err(e) if e.kind().is_transient() && made < config.attempts.max(1) => {
+                add(&stats.recoveries, 1);
+                tokio::time::sleep(Duration::from_millis(20u64 << made.min(6))).await;
+            }
+            Err(e) => {
+                if made > 1 {
+                    add(&stats.recoveries_failed, 1);
+                }
+                return Err(e);
+            }
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What an operator may set of GetBatch.
+
+use forebay_core::limits;
+use std::time::Duration;
+
+/// Limits and waits of batches. The paper names the same knobs in section 2.4.3.
+#[derive(Clone, Debug)]
+pub struct BatchConfig {
+    /// Most entries of one request.
+    pub max_entries: usize,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// Soft errors that one request may have under continue-on-error.
+    pub soft_errors_max: u32,
+    /// Entries that are fetched ahead of the cursor.
+    pub read_ahead_entries: usize,
+    /// Size of one outgoing buffer, bytes.
+    pub frame_bytes: usize,
+    /// Outgoing buffers of one batch.
+    pub window_frames: usize,
+    /// How long one attempt for one entry may take to give its first bytes.
+    pub entry_timeout: Duration,
+    /// Attempts for an entry that fails in a way that may pass, the first included.
+    pub attempts: u32,
+    /// Share of the last 10 s in which work waited for a CPU, in percent, from which on batches are slowed down. 0: never.
+    pub throttle_cpu_percent: u32,
+    /// The same for waiting on disks.
+    pub throttle_disk_percent: u32,
+    /// The pause before each outgoing buffer while the node is under pressure.
+    pub throttle_pause: Duration,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        Self {
+            max_entries: limits::BATCH_ENTRIES_MAX,
+            max_body_bytes: limits::BATCH_BODY_MAX_BYTES,
+            soft_errors_max: limits::BATCH_SOFT_ERRORS_DEFAULT,
+            read_ahead_entries: limits::BATCH_READ_AHEAD_ENTRIES,
+            frame_bytes: limits::BATCH_FRAME_BYTES,
+            window_frames: 4,
+            entry_timeout: Duration::from_secs(20),
+            attempts: 5,
+            throttle_cpu_percent: 95,
+            throttle_disk_percent: 90,
+            throttle_pause: Duration::from_millis(2),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The buffered form of an answer: a metadata part that tells of each entry, then the archive.
+//!
+//! The metadata come first and need every entry's size and error, so they are found out before the first byte: entries are looked up (and brought to
+//! the local disk) many at a time. The archive is then streamed as always; nothing is piled up in memory. An entry that turns out different
+//! in between cuts the answer.
+//!
+//! `uuid` and the boundary are a hash of the request, so that the same request gets the same bytes.
+
+use crate::{
+    ahead::with_attempts,
+    produce::Work,
+    request::Entry,
+};
+use bytes::Bytes;
+use forebay_core::{Error, Result, name::hash_name};
+use forebay_engine::EntryHeader;
+use forebay_format::{ArchiveKind, tar_header_bytes, tar_exact_size};
+use futures::{StreamExt, stream};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What is known of the entries before the first byte.
+pub(crate) struct Planned {
+    pub entries: Vec<Result<EntryHeader>>,
+    /// Exact size of the archive, where it can be told.
+    pub archive_bytes: Option<u64>,
+}
+
+/// What stands around the archive.
+pub(crate) struct Parts {
+    pub content_type: String,
+    pub before: Bytes,
+    pub after: Bytes,
+}
+
+#[derive(Serialize)]
+struct Metadata<'a> {
+    out: Vec<EntryMetadata<'a>>,
+    uuid: &'a str,
+}
+
+#[derive(Serialize)]
+struct EntryMetadata<'a> {
+    objname: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    archpath: Option<&'a str>,
+    bucket: &'a str,
+    provider: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opaque: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    err_msg: Option<String>,
+    size: u64,
+}
+
+/// Looks up all entries.
+///
+/// # Errors
+/// Those that end the batch: without continue-on-error the first entry's in order; past the limit of soft errors, their count.
+pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planned)> {
+    let count = work.request.entries.len();
+    let mut looked_up = stream::iter(0..count)
+        .map(|i| async move { with_attempts(work, || work.batcher.engine.stat_entry(work.entry(i))).await })
+        .buffered(work.batcher.config.read_ahead_entries.max(1));
+    let mut entries = Vec::with_capacity(count);
+    let mut soft_errors = 0;
+    while let Some(found) = looked_up.next().await {
+        let index = entries.len();
+        entries.push(match found {
+            Ok(header) => Ok(header),
+            Err(e) => Err(work.tolerate(index, e, &mut soft_errors)?),
+        });
+    }
+    drop(looked_up);
+    let archive_bytes = exact_size(work, &entries)?;
+    let planned = Planned { entries, archive_bytes };
+    Ok((parts(work, &planned, body)?, planned))
+}
+
+fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64>> {
+    if work.request.format != ArchiveKind::Tar {
+        return Ok(None);
+    }
+    let mut total = tar_exact_size(std::iter::empty())?;
+    let mut name = String::new();
+    for (entry, planned) in work.request.entries.iter().zip(entries) {
+        entry.output_name(work.request.only_object_name, &mut name);
+        total += match planned {
+            Ok(h) => tar_header_bytes(&name, h.size, h.mtime_secs, &[])? + h.size + forebay_format::tar_padding(h.size) as u64,
+            Err(e) => {
+                let name = format!("{}{name}", crate::output::MISSING_PREFIX);
+                let text = e.describe();
+                let pax = [(crate::output::ERROR_KEYWORD, text.as_str())];
+                tar_header_bytes(&name, 0, 0, if work.options.pax_errors { &pax } else { &[] })?
+            }
+        };
+    }
+    Ok(Some(total))
+}
+
+fn parts(work: &Work, planned: &Planned, body: &[u8]) -> Result<Parts> {
+    // Lossless text in, one hash out: the request as it was sent.
+    let id = format!("{:032x}", hash_name("batch", &String::from_utf8_lossy(body)));
+    let metadata = Metadata { out: work.request.entries.iter().zip(&planned.entries).map(|(e, p)| entry_metadata(e, p)).collect(), uuid: &id };
+    let json = serde_json::to_string(&metadata).map_err(|e| Error::internal("the metadata could not be written").source(e))?;
+    let boundary = format!("forebay-{id}");
+    let extension = work.request.format.extension();
+    let before = format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{json}\r\n\
+         --{boundary}\r\nContent-Disposition: form-data; name=\"archive\"; filename=\"batch{extension}\"\r\n\
+         Content-Type: application/octet-stream\r\n\r\n"
+    );
+    Ok(Parts {
+        content_type: format!("multipart/mixed; boundary={boundary}"),
+        before: before.into(),
+        after: format!("\r\n--{boundary}--\r\n").into(),
+    })
+}
+
+fn entry_metadata<'a>(entry: &'a Entry, planned: &Result<EntryHeader>) -> EntryMetadata<'a> {
+    EntryMetadata {
+        objname: entry.name.key(),
+        archpath: entry.member.as_deref(),
+        bucket: entry.name.bucket(),
+        provider: &entry.provider,
+        opaque: entry.opaque.as_deref(),
+        err_msg: planned.as_ref().err().map(Error::describe),
+        size: planned.as_ref().map_or(0, |h| h.size),
+    }
+}

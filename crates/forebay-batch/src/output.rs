@@ -1,0 +1,73 @@
+//! The answer's archive: for a tar, bytes go straight into the outgoing buffer beside their header; other forms go through a writer.
+
+use forebay_core::Result;
+use forebay_engine::EntryHeader;
+use forebay_format::{ArchiveKind, ArchiveWriter, tar_header_into, tar_header_with_pax, tar_padding_into, tar_trailer_into};
+
+/// The PAX keyword under which a placeholder tells its error to clients that asked for it.
+pub(crate) const ERROR_KEYWORD: &str = "FOREBAY.error";
+/// The folder of placeholders. AIStore's clients look for it.
+pub(crate) const MISSING_PREFIX: &str = "__404__/";
+
+pub(crate) enum Output {
+    Tar,
+    Other(Box<ArchiveWriter>),
+}
+
+impl Output {
+    pub(crate) fn new(kind: ArchiveKind) -> Self {
+        match kind {
+            ArchiveKind::Tar => Output::Tar,
+            other => Output::Other(Box::new(ArchiveWriter::new(other))),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, name: &str, header: &EntryHeader, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Output::Tar => tar_header_into(out, name, header.size, header.mtime_secs),
+            Output::Other(w) => w.begin_entry(name, header.size, header.mtime_secs, out),
+        }
+    }
+
+    pub(crate) fn data(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Output::Tar => {
+                out.extend_from_slice(bytes);
+                Ok(())
+            }
+            Output::Other(w) => w.data(bytes, out),
+        }
+    }
+
+    pub(crate) fn end(&mut self, size: u64, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Output::Tar => {
+                tar_padding_into(out, size);
+                Ok(())
+            }
+            Output::Other(w) => w.end_entry(out),
+        }
+    }
+
+    /// An empty entry in the place of one that cannot be had.
+    pub(crate) fn placeholder(&mut self, name: &str, error: Option<&str>, out: &mut Vec<u8>) -> Result<()> {
+        let name = format!("{MISSING_PREFIX}{name}");
+        match (self, error) {
+            (Output::Tar, Some(error)) => tar_header_with_pax(out, &name, 0, 0, &[(ERROR_KEYWORD, error)]),
+            (this, _) => {
+                this.begin(&name, &EntryHeader { size: 0, mtime_secs: 0 }, out)?;
+                this.end(0, out)
+            }
+        }
+    }
+
+    pub(crate) fn finish(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Output::Tar => {
+                tar_trailer_into(out);
+                Ok(())
+            }
+            Output::Other(w) => w.finish(out),
+        }
+    }
+}

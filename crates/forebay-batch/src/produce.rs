@@ -1,0 +1,365 @@
+//! The cursor: goes over the entries in order and puts out buffers.
+//!
+//! Two modes alternate. [`Producer::merge_warm`] runs on a worker thread and handles a bufferful of entries that are on the local disk without any
+//! hand-over in between. At an entry that is not, the task goes back to the async side, waits until the look-ahead has brought it,
+//! and goes on; entries that are too large for a buffer, or that the disk would not keep, are streamed through.
+
+use crate::{
+    Batcher, InFlight, RunOptions,
+    ahead::{Ahead, with_attempts},
+    multipart::Planned,
+    output::Output,
+    request::BatchRequest,
+    stats::add,
+};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Reservation, Result};
+use forebay_engine::{Appended, EntryHeader, ReadOptions, WarmEntry};
+use futures::StreamExt;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+
+/// How long a cursor waits for an entry before it sends what it has.
+const FLUSH_AFTER: Duration = Duration::from_millis(10);
+
+/// One batch under way.
+pub(crate) struct Work {
+    pub batcher: Batcher,
+    pub request: BatchRequest,
+    pub options: RunOptions,
+    pub began: Instant,
+    pub(crate) _in_flight: InFlight,
+    pub(crate) _window: Reservation,
+}
+
+impl Work {
+    pub(crate) fn entry(&self, index: usize) -> WarmEntry<'_> {
+        let e = &self.request.entries[index];
+        WarmEntry { name: &e.name, member: e.member.as_deref(), range: e.range }
+    }
+
+    /// Decides over an entry's error: `Ok` if it may become a placeholder.
+    ///
+    /// # Errors
+    /// The one that ends the batch.
+    pub(crate) fn tolerate(&self, index: usize, error: Error, soft_errors: &mut u32) -> Result<Error> {
+        let stats = &self.batcher.stats;
+        if !error.kind().is_soft() || !self.request.continue_on_error {
+            return Err(error.context(format_args!("in[{index}]")));
+        }
+        *soft_errors += 1;
+        add(&stats.errors_soft, 1);
+        let max = self.batcher.config.soft_errors_max;
+        if *soft_errors > max {
+            return Err(Error::invalid(format!("{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; the last one"))
+                .context(format_args!("in[{index}]"))
+                .hint("look at the names, or raise the limit")
+                .source(error));
+        }
+        Ok(error)
+    }
+}
+
+/// Why [`Producer::merge_warm`] came back.
+enum Stop {
+    Full,
+    Cold,
+    End,
+}
+
+struct Producer {
+    work: Arc<Work>,
+    next: usize,
+    output: Output,
+    out: Vec<u8>,
+    /// Data on the way to an output that is not tar.
+    scratch: Vec<u8>,
+    name: String,
+    soft_errors: u32,
+    planned: Option<Planned>,
+    sent_any: bool,
+}
+
+/// Begins to produce; the receiver gets the archive's bytes and, if the batch must be cut, an error as the last item.
+pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver<Result<Bytes>> {
+    // One buffer is being filled, one is on its way out; the rest may wait in the channel.
+    let (sender, receiver) = mpsc::channel(work.batcher.config.window_frames.saturating_sub(2).max(1));
+    tokio::spawn(async move {
+        let producer = Producer {
+            next: 0,
+            output: Output::new(work.request.format),
+            out: Vec::new(),
+            scratch: Vec::new(),
+            name: String::new(),
+            soft_errors: 0,
+            planned,
+            sent_any: false,
+            work,
+        };
+        let closed = sender.clone();
+        // A client that leaves ends the work at once, not at the next buffer.
+        tokio::select! {
+            biased;
+            () = closed.closed() => {}
+            result = producer.run(&sender) => {
+                if let Err(e) = result {
+                    let _ = sender.send(Err(e)).await;
+                }
+            }
+        }
+    });
+    receiver
+}
+
+impl Producer {
+    async fn run(mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+        let mut ahead = Ahead::new(self.work.clone());
+        loop {
+            let (producer, stop) = tokio::task::spawn_blocking(move || {
+                let stop = self.merge_warm();
+                (self, stop)
+            })
+            .await
+            .map_err(|e| Error::internal("a batch's worker failed").source(e))?;
+            self = producer;
+            match stop? {
+                Stop::Full => self.flush(sender).await?,
+                Stop::End => break,
+                Stop::Cold => self.cold_entry(&mut ahead, sender).await?,
+            }
+        }
+        self.output.finish(&mut self.out)?;
+        let stats = self.work.batcher.stats.clone();
+        add(&stats.batches, 1);
+        add(&stats.duration_ns, self.work.began.elapsed().as_nanos() as u64);
+        self.flush(sender).await
+    }
+
+    /// Appends entries that are on the local disk until the buffer is full.
+    fn merge_warm(&mut self) -> Result<Stop> {
+        let work = self.work.clone();
+        let config = &work.batcher.config;
+        if self.out.capacity() == 0 {
+            self.out.reserve_exact(config.frame_bytes + config.frame_bytes / 4);
+        }
+        while self.next < work.request.entries.len() {
+            if self.out.len() >= config.frame_bytes {
+                return Ok(Stop::Full);
+            }
+            if self.planned_error(self.next).is_some() {
+                return Ok(Stop::Cold);
+            }
+            let entry = work.entry(self.next);
+            let at = self.out.len();
+            match self.append(&entry)? {
+                Some(header) => self.delivered(&header),
+                None => {
+                    self.out.truncate(at);
+                    return Ok(Stop::Cold);
+                }
+            }
+        }
+        Ok(Stop::End)
+    }
+
+    fn append(&mut self, entry: &WarmEntry<'_>) -> Result<Option<EntryHeader>> {
+        let work = self.work.clone();
+        let engine = &work.batcher.engine;
+        let max = work.batcher.config.frame_bytes as u64 * 2;
+        work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
+        let expected = self.planned_size(self.next);
+        let agrees = |h: &EntryHeader| expected.is_none_or(|size| size == h.size);
+        match &mut self.output {
+            Output::Tar => {
+                let (name, mut failed) = (&self.name, None);
+                let appended = engine.append_warm(entry, max, &mut self.out, &mut |header, out| {
+                    if !agrees(header) {
+                        failed = Some(changed());
+                    } else if let Err(e) = forebay_format::tar_header_into(out, name, header.size, header.mtime_secs) {
+                        failed = Some(e);
+                    }
+                });
+                let Appended::Done(header) = appended else { return Ok(None) };
+                if let Some(e) = failed {
+                    return Err(e);
+                }
+                forebay_format::tar_padding_into(&mut self.out, header.size);
+                Ok(Some(header))
+            }
+            Output::Other(_) => {
+                self.scratch.clear();
+                let Appended::Done(header) = engine.append_warm(entry, max, &mut self.scratch, &mut |_, _| {}) else { return Ok(None) };
+                if !agrees(&header) {
+                    return Err(changed());
+                }
+                self.output.begin(&self.name, &header, &mut self.out)?;
+                self.output.data(&self.scratch, &mut self.out)?;
+                self.output.end(header.size, &mut self.out)?;
+                Ok(Some(header))
+            }
+        }
+    }
+
+    /// The entry at the cursor is not here, or is large, or is known to have failed.
+    async fn cold_entry(&mut self, ahead: &mut Ahead, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+        let index = self.next;
+        if let Some(error) = self.planned_error(index) {
+            return self.placeholder(&error);
+        }
+        let began = Instant::now();
+        let brought = {
+            let bring = ahead.bring(index);
+            tokio::pin!(bring);
+            match tokio::time::timeout(FLUSH_AFTER, &mut bring).await {
+                Ok(done) => done,
+                Err(_) => {
+                    // While it comes, the client may have what is ready; but the first buffer is held back where an error could still be
+                    // answered as such.
+                    if !self.out.is_empty() && (self.sent_any || self.work.request.continue_on_error) {
+                        let frame = Bytes::from(std::mem::take(&mut self.out));
+                        self.sent_any = true;
+                        send(&self.work, sender, frame).await?;
+                    }
+                    bring.await
+                }
+            }
+        };
+        add(&self.work.batcher.stats.wait_ns, began.elapsed().as_nanos() as u64);
+        let done = match brought {
+            Ok(()) => self.after_bring(sender).await,
+            Err(e) => Err(Failed::Entry(e)),
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(Failed::Batch(e)) => Err(e),
+            Err(Failed::Entry(e)) if self.planned.is_some() => Err(e.context(format_args!("in[{index}]"))),
+            Err(Failed::Entry(e)) => {
+                let work = self.work.clone();
+                let tolerated = work.tolerate(index, e, &mut self.soft_errors)?;
+                self.placeholder(&tolerated)
+            }
+        }
+    }
+
+    async fn after_bring(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
+        let work = self.work.clone();
+        let at = self.out.len();
+        if let Some(header) = self.append(&work.entry(self.next)).map_err(Failed::Batch)? {
+            self.delivered(&header);
+            return Ok(());
+        }
+        self.out.truncate(at);
+        self.stream_entry(sender).await
+    }
+
+    /// Streams the entry at the cursor through, without the disk if need be.
+    async fn stream_entry(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
+        let work = self.work.clone();
+        let entry = work.entry(self.next);
+        let engine = &work.batcher.engine;
+        let options = ReadOptions::default();
+        let opened = with_attempts(&work, || async {
+            Ok(match entry.member {
+                Some(member) => {
+                    let read = engine.read_member(entry.name, member, entry.range, &options).await?;
+                    (EntryHeader { size: read.range.end - read.range.start, mtime_secs: 0 }, read.body)
+                }
+                None => {
+                    let read = engine.read(entry.name, entry.range, &options).await?;
+                    (EntryHeader::of_object(&read.meta, &read.range, entry.range.is_some()), read.body)
+                }
+            })
+        })
+        .await;
+        let (header, mut body) = opened.map_err(Failed::Entry)?;
+        if self.planned_size(self.next).is_some_and(|size| size != header.size) {
+            return Err(Failed::Batch(changed()));
+        }
+        work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
+        self.output.begin(&self.name, &header, &mut self.out).map_err(Failed::Batch)?;
+        let mut passed = 0;
+        while let Some(piece) = body.next().await {
+            // From here on the entry's header is out: its failure is the batch's.
+            let piece = piece.map_err(|e| Failed::Batch(e.context(format_args!("in[{}]", self.next))))?;
+            passed += piece.len() as u64;
+            if matches!(self.output, Output::Tar) && piece.len() >= work.batcher.config.frame_bytes / 2 {
+                self.flush(sender).await.map_err(Failed::Batch)?;
+                send(&work, sender, piece).await.map_err(Failed::Batch)?;
+            } else {
+                self.output.data(&piece, &mut self.out).map_err(Failed::Batch)?;
+                if self.out.len() >= work.batcher.config.frame_bytes {
+                    self.flush(sender).await.map_err(Failed::Batch)?;
+                }
+            }
+        }
+        if passed != header.size {
+            return Err(Failed::Batch(Error::internal(format!("in[{}]: {passed} bytes came where {} were announced", self.next, header.size))));
+        }
+        self.output.end(header.size, &mut self.out).map_err(Failed::Batch)?;
+        self.delivered(&header);
+        Ok(())
+    }
+
+    fn placeholder(&mut self, error: &Error) -> Result<()> {
+        let work = self.work.clone();
+        work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
+        let text = work.options.pax_errors.then(|| error.describe());
+        self.output.placeholder(&self.name, text.as_deref(), &mut self.out)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    fn delivered(&mut self, header: &EntryHeader) {
+        let stats = &self.work.batcher.stats;
+        if self.work.request.entries[self.next].member.is_some() {
+            add(&stats.members, 1);
+            add(&stats.member_bytes, header.size);
+        } else {
+            add(&stats.objects, 1);
+            add(&stats.object_bytes, header.size);
+        }
+        self.next += 1;
+    }
+
+    fn planned_error(&self, index: usize) -> Option<Error> {
+        self.planned.as_ref()?.entries.get(index)?.as_ref().err().cloned()
+    }
+
+    fn planned_size(&self, index: usize) -> Option<u64> {
+        self.planned.as_ref()?.entries.get(index)?.as_ref().ok().map(|h| h.size)
+    }
+
+    async fn flush(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        self.sent_any = true;
+        let frame = Bytes::from(std::mem::take(&mut self.out));
+        send(&self.work, sender, frame).await
+    }
+}
+
+/// Whose failure it is.
+enum Failed {
+    /// May become a placeholder.
+    Entry(Error),
+    Batch(Error),
+}
+
+fn changed() -> Error {
+    Error::new(ErrorKind::VersionChanged, "an entry changed while the batch was being made").hint("send the request again")
+}
+
+async fn send(work: &Work, sender: &mpsc::Sender<Result<Bytes>>, frame: Bytes) -> Result<()> {
+    let batcher = &work.batcher;
+    let pause = batcher.pressure.pause();
+    if !pause.is_zero() {
+        tokio::time::sleep(pause).await;
+        add(&batcher.stats.throttle_ns, pause.as_nanos() as u64);
+    }
+    add(&batcher.stats.bytes_sent, frame.len() as u64);
+    sender.send(Ok(frame)).await.map_err(|_| Error::new(ErrorKind::ShuttingDown, "the client left"))
+}

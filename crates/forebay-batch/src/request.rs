@@ -1,0 +1,297 @@
+//! The request: JSON to entries, everything checked before any work begins.
+//!
+//! The format is AIStore's (`MossReq`). Fields that are not known are refused rather than ignored: an option that is not honoured would change
+//! what the client gets without a word.
+
+use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
+use forebay_format::ArchiveKind;
+use serde::Deserialize;
+use std::{borrow::Cow, sync::Arc};
+
+/// A request, checked.
+#[derive(Clone, Debug)]
+pub struct BatchRequest {
+    pub entries: Vec<Entry>,
+    /// Of the answer.
+    pub format: ArchiveKind,
+    /// `coer`: entries that cannot be had become placeholders.
+    pub continue_on_error: bool,
+    /// `onob`: members are named by object alone, without the bucket.
+    pub only_object_name: bool,
+    /// `strm`: the archive alone, as it comes; otherwise behind a metadata part.
+    pub streaming: bool,
+}
+
+/// One thing that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: ObjectName,
+    /// A member of the archive `name`.
+    pub member: Option<Box<str>>,
+    /// Of the object or of the member.
+    pub range: Option<ByteRange>,
+    /// Handed back untouched.
+    pub opaque: Option<Box<str>>,
+    /// As the client wrote it; handed back.
+    pub provider: Arc<str>,
+}
+
+impl Entry {
+    /// The name in the answer: `<bucket>/<object>[/<member>]`, or without the bucket.
+    pub fn output_name(&self, only_object_name: bool, out: &mut String) {
+        out.clear();
+        if !only_object_name {
+            out.push_str(self.name.bucket());
+            out.push('/');
+        }
+        out.push_str(self.name.key());
+        if let Some(member) = &self.member {
+            out.push('/');
+            out.push_str(member);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireRequest<'a> {
+    #[serde(borrow, default)]
+    mime: Option<Cow<'a, str>>,
+    #[serde(borrow, rename = "in", default)]
+    entries: Option<Vec<WireEntry<'a>>>,
+    #[serde(default)]
+    coer: Option<bool>,
+    #[serde(default)]
+    onob: Option<bool>,
+    #[serde(default)]
+    strm: Option<bool>,
+    #[serde(default)]
+    coloc: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireEntry<'a> {
+    #[serde(borrow)]
+    objname: Cow<'a, str>,
+    #[serde(borrow, default)]
+    bucket: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    provider: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    uname: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    archpath: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    opaque: Option<Cow<'a, str>>,
+    #[serde(default)]
+    start: Option<i64>,
+    #[serde(default)]
+    length: Option<i64>,
+}
+
+impl BatchRequest {
+    /// Parses and checks a request body.
+    ///
+    /// # Errors
+    /// `Invalid` with the line and column, or the number of the entry, and what was expected there.
+    pub fn parse(body: &[u8], default_bucket: Option<&str>, coloc: Option<&str>, max_entries: usize) -> Result<BatchRequest> {
+        let wire: WireRequest<'_> = serde_json::from_slice(body).map_err(|e| {
+            Error::invalid(format!("the request is not a GetBatch request: {e}"))
+                .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}")
+        })?;
+        let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
+        check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
+        check_coloc(coloc)?;
+        let wire_entries = wire.entries.unwrap_or_default();
+        if wire_entries.is_empty() {
+            return Err(Error::invalid("\"in\" is empty: the request asks for nothing").hint("name at least one object"));
+        }
+        if wire_entries.len() > max_entries {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("{} entries are more than batch.max_entries = {max_entries}", wire_entries.len()),
+            )
+            .hint("send several requests"));
+        }
+        let mut interned = Interned::default();
+        let default_bucket = match default_bucket {
+            Some(b) => Some(interned.get(b)),
+            None => None,
+        };
+        let mut entries = Vec::with_capacity(wire_entries.len());
+        for (i, e) in wire_entries.into_iter().enumerate() {
+            entries.push(check_entry(e, default_bucket.as_ref(), &mut interned).map_err(|e| e.context(format_args!("in[{i}]")))?);
+        }
+        Ok(BatchRequest {
+            entries,
+            format,
+            continue_on_error: wire.coer.unwrap_or(false),
+            only_object_name: wire.onob.unwrap_or(false),
+            streaming: wire.strm.unwrap_or(false),
+        })
+    }
+}
+
+fn check_coloc(coloc: Option<&str>) -> Result<()> {
+    match coloc {
+        None | Some("" | "0" | "1" | "2") => Ok(()),
+        Some(other) => Err(Error::invalid(format!("coloc {:?}", shorten(other))).hint("0, 1 or 2")),
+    }
+}
+
+fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &mut Interned) -> Result<Entry> {
+    let (mut bucket, mut provider) = (e.bucket.filter(|b| !b.is_empty()), e.provider.unwrap_or_default());
+    if let Some(uname) = e.uname.as_deref().filter(|u| !u.is_empty()) {
+        let (p, b) = parse_uname(uname)?;
+        (bucket, provider) = (Some(Cow::Owned(b.to_owned())), Cow::Owned(p.to_owned()));
+    }
+    check_provider(&provider)?;
+    let bucket = match bucket {
+        Some(b) => interned.get(&b),
+        None => default_bucket
+            .cloned()
+            .ok_or_else(|| Error::invalid("no bucket").hint("name one in the path of the request, or in each entry"))?,
+    };
+    let name = ObjectName::new(bucket, e.objname.as_ref())?;
+    let member = e.archpath.filter(|a| !a.is_empty());
+    if let Some(member) = &member {
+        check_member(&name, member)?;
+    }
+    let range = match (e.start.unwrap_or(0), e.length.unwrap_or(0)) {
+        (0, 0) => None,
+        (start, _) if start < 0 => return Err(Error::invalid(format!("start {start} is negative"))),
+        (start, 0) => return Err(Error::invalid(format!("start {start} without a length")).hint("length -1 reads to the end")),
+        (start, length) => match ByteRange::from_start_length(start as u64, length)? {
+            // From the first byte to the end: the whole thing, which an empty object has too.
+            ByteRange::From(0) => None,
+            range => Some(range),
+        },
+    };
+    Ok(Entry {
+        name,
+        member: member.map(|m| m.into_owned().into_boxed_str()),
+        range,
+        opaque: e.opaque.map(|o| o.into_owned().into_boxed_str()),
+        provider: interned.get(&provider),
+    })
+}
+
+fn check_member(archive: &ObjectName, member: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::invalid(format!("archpath {:?}: {why}", shorten(member))));
+    if ArchiveKind::from_name(archive.key()).is_none() {
+        return Err(Error::invalid(format!("{archive} is not an archive by its name, but archpath {:?} asks for a member", shorten(member)))
+            .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip"));
+    }
+    if member.len() > limits::MEMBER_NAME_MAX_BYTES {
+        return bad("it is too long");
+    }
+    if member.split('/').any(|s| s == "..") {
+        return bad("a part of it is '..'");
+    }
+    if member.contains('\0') {
+        return bad("it holds a NUL");
+    }
+    Ok(())
+}
+
+/// The names that AIStore's clients use for where a bucket lives. A bucket is known here by its name alone, so they change nothing.
+pub fn check_provider(provider: &str) -> Result<()> {
+    match provider {
+        "" | "ais" | "s3" | "aws" | "gs" | "gcp" | "az" | "azure" | "ht" | "oc" | "oci" => Ok(()),
+        other => Err(Error::invalid(format!("provider {:?}", shorten(other))).hint("ais, s3, gs, az or ht; it may also be left out")),
+    }
+}
+
+/// `<provider>/@<uuid>#<namespace>/<bucket>[/…]`, the unique name that AIStore gives a bucket. Returns provider and bucket.
+fn parse_uname(uname: &str) -> Result<(&str, &str)> {
+    let mut parts = uname.split('/');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(provider), Some(namespace), Some(bucket)) if namespace.starts_with('@') && !bucket.is_empty() => Ok((provider, bucket)),
+        _ => Err(Error::invalid(format!("uname {:?}", shorten(uname))).hint("as in s3/@#/bucket")),
+    }
+}
+
+/// Equal strings of one request share one allocation.
+#[derive(Default)]
+struct Interned(Vec<Arc<str>>);
+
+impl Interned {
+    /// More distinct strings than this are not looked for any more.
+    const MAX: usize = 64;
+
+    fn get(&mut self, s: &str) -> Arc<str> {
+        if let Some(found) = self.0.iter().rev().find(|a| ***a == *s) {
+            return found.clone();
+        }
+        let new: Arc<str> = s.into();
+        if self.0.len() < Self::MAX {
+            self.0.push(new.clone());
+        }
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: &str) -> Result<BatchRequest> {
+        BatchRequest::parse(body.as_bytes(), Some("default-bucket"), None, 10)
+    }
+
+    #[test]
+    fn a_request_becomes_entries() {
+        let r = parse(
+            r#"{"mime":".tgz","strm":true,"coer":true,"onob":true,"coloc":2,"in":[
+                {"objname":"a.jpg"},
+                {"objname":"s.tar","bucket":"shards","provider":"s3","archpath":"x/1.jpg","start":5,"length":-1,"opaque":"aWQ="},
+                {"objname":"b","uname":"gs/@#/other-bucket/b","start":0,"length":10}]}"#,
+        )
+        .unwrap();
+        assert_eq!(r.format, ArchiveKind::TarGz);
+        assert!(r.streaming && r.continue_on_error && r.only_object_name);
+        let mut name = String::new();
+        r.entries[0].output_name(false, &mut name);
+        assert_eq!(name, "default-bucket/a.jpg");
+        r.entries[1].output_name(false, &mut name);
+        assert_eq!(name, "shards/s.tar/x/1.jpg");
+        r.entries[1].output_name(true, &mut name);
+        assert_eq!(name, "s.tar/x/1.jpg");
+        assert_eq!(r.entries[1].range, Some(ByteRange::From(5)));
+        assert_eq!(r.entries[2].name.bucket(), "other-bucket");
+        assert_eq!(r.entries[2].range, Some(ByteRange::Inclusive(0, 9)));
+    }
+
+    #[test]
+    fn bad_requests_are_refused_with_their_place() {
+        for (body, expect) in [
+            ("", "line 1"),
+            ("[]", "invalid type"),
+            (r#"{"in":[]}"#, "empty"),
+            (r#"{}"#, "empty"),
+            (r#"{"in":[{"objname":"a"}],"mime":".rar"}"#, ".rar"),
+            (r#"{"in":[{"objname":"a"}],"coloc":3}"#, "coloc"),
+            (r#"{"in":[{"objname":"a"},{"objname":"../b"}]}"#, "in[1]"),
+            (r#"{"in":[{"objname":""}]}"#, "in[0]"),
+            (r#"{"in":[{"bucket":"aa"}]}"#, "objname"),
+            (r#"{"in":[{"objname":"a","start":5}]}"#, "without a length"),
+            (r#"{"in":[{"objname":"a","start":-5,"length":1}]}"#, "negative"),
+            (r#"{"in":[{"objname":"a","length":-2}]}"#, "length"),
+            (r#"{"in":[{"objname":"a","start":9223372036854775808,"length":1}]}"#, "column"),
+            (r#"{"in":[{"objname":"a","provider":"ftp"}]}"#, "provider"),
+            (r#"{"in":[{"objname":"a","uname":"x"}]}"#, "uname"),
+            (r#"{"in":[{"objname":"a.tar","archpath":"../x"}]}"#, "archpath"),
+            (r#"{"in":[{"objname":"a.txt","archpath":"x"}]}"#, "not an archive"),
+            (r#"{"in":[{"objname":"a","archregx":"x"}]}"#, "archregx"),
+            (r#"{"in":[{"objname":1}]}"#, "invalid type"),
+            (r#"{"in":[{"objname":"a","objname":"b"}]}"#, "duplicate"),
+        ] {
+            let e = parse(body).expect_err(body);
+            assert!(e.to_string().contains(expect), "{body}: {e}");
+        }
+        assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
+        let many = format!(r#"{{"in":[{}]}}"#, vec![r#"{"objname":"a"}"#; 11].join(","));
+        assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
+    }
+}

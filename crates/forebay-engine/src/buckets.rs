@@ -1,0 +1,51 @@
+//! From a bucket's name to its origin: the seam that lets the engine be tested without any.
+
+use async_trait::async_trait;
+use forebay_core::{Error, Result};
+use forebay_origin::Origin;
+use hashbrown::HashMap;
+use std::sync::Arc;
+
+/// The buckets that this node serves.
+#[async_trait]
+pub trait Buckets: Send + Sync + 'static {
+    /// The origin behind a bucket.
+    ///
+    /// # Errors
+    /// `BucketNotFound`, with the names that there are as a hint.
+    async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>>;
+
+    /// The names known, sorted. (An origin that serves any bucket of an endpoint knows those that were used.)
+    async fn list(&self) -> Result<Vec<String>>;
+
+    /// Makes an empty bucket where the origin can.
+    async fn create(&self, bucket: &str) -> Result<()>;
+
+    /// Removes an empty bucket where the origin can.
+    async fn remove(&self, bucket: &str) -> Result<()>;
+}
+
+/// A fixed set of buckets.
+#[derive(Default, Clone)]
+pub struct FixedBuckets(pub HashMap<String, Arc<dyn Origin>>);
+
+#[async_trait]
+impl Buckets for FixedBuckets {
+    async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.0.get(bucket).cloned().ok_or_else(|| Error::bucket_not_found(format!("bucket {bucket:?} is not served here")))
+    }
+
+    async fn list(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = self.0.keys().cloned().collect();
+        names.sort();
+        Ok(names)
+    }
+
+    async fn create(&self, bucket: &str) -> Result<()> {
+        Err(Error::unsupported(format!("bucket {bucket:?} cannot be made: the set of buckets is fixed")))
+    }
+
+    async fn remove(&self, bucket: &str) -> Result<()> {
+        Err(Error::unsupported(format!("bucket {bucket:?} cannot be removed: the set of buckets is fixed")))
+    }
+}

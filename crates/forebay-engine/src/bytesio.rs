@@ -1,0 +1,70 @@
+//! Small helpers between streams, buffers and threads that may block.
+
+use bytes::Bytes;
+use forebay_core::{Error, Reservation, Result};
+use futures::StreamExt;
+
+/// A buffer that gives its reservation back when its last slice is dropped.
+pub(crate) fn reserved(data: Vec<u8>, reservation: Reservation) -> Bytes {
+    struct Reserved(Vec<u8>, #[allow(dead_code)] Reservation);
+    impl AsRef<[u8]> for Reserved {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    Bytes::from_owner(Reserved(data, reservation))
+}
+
+/// Runs what may wait for a disk or burn CPU on a thread made for that.
+pub(crate) async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(f).await.map_err(|e| Error::internal("a worker thread failed").source(e))
+}
+
+/// Cuts a stream into buffers of given sizes, keeping what is left over between them.
+pub(crate) struct Cutter {
+    body: forebay_origin::ByteStream,
+    rest: Bytes,
+}
+
+impl Cutter {
+    pub(crate) fn new(body: forebay_origin::ByteStream) -> Self {
+        Self { body, rest: Bytes::new() }
+    }
+
+    /// The next `len` bytes.
+    ///
+    /// # Errors
+    /// Of the stream, or `OriginUnavailable` if it ends first.
+    pub(crate) async fn take(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(len);
+        while out.len() < len {
+            if self.rest.is_empty() {
+                self.rest = match self.body.next().await {
+                    Some(piece) => piece?,
+                    None => {
+                        return Err(Error::origin_unavailable(format!("the body ended {} bytes early", len - out.len())));
+                    }
+                };
+                continue;
+            }
+            let n = self.rest.len().min(len - out.len());
+            out.extend_from_slice(&self.rest[..n]);
+            self.rest = self.rest.slice(n..);
+        }
+        Ok(out)
+    }
+
+    /// Passes over `len` bytes.
+    pub(crate) async fn skip(&mut self, mut len: u64) -> Result<()> {
+        while len > 0 {
+            if self.rest.is_empty() {
+                self.rest = self.body.next().await.ok_or_else(|| Error::origin_unavailable(format!("the body ended {len} bytes early")))??;
+                continue;
+            }
+            let n = (self.rest.len() as u64).min(len);
+            self.rest = self.rest.slice(n as usize..);
+            len -= n;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! Chunks of large objects: from the store, from a fill that is under way, or by a new one.
+//!
+//! A fill fetches a *run*: the chunk that is missing and those after it that are missing too and wanted by the same reader, in one ranged GET
+//! under `If-Match`. Each chunk of the run is a flight of its own, so readers of any of them wait only for what they need, and a chunk is
+//! fetched once however many read it. Each chunk is reserved from the memory budget just before its bytes are taken off the wire.
+//!
+//! Invariant: a chunk that is published is in the store, or the store refused it and said so in a counter.
+
+use crate::{
+    Engine, Joined, Leader,
+    bytesio::{Cutter, blocking, reserved},
+    stats::add,
+};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
+use forebay_origin::{ByteStream, GetRequest};
+use forebay_store::Part;
+use std::{ops::Range, sync::Arc};
+
+/// Name, version and index of a chunk.
+pub(crate) type ChunkKey = (u128, VersionId, u32);
+
+/// Where bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Cache,
+    Origin,
+}
+
+/// Chunks whose bytes are on their way.
+pub(crate) struct ChunkRun {
+    name: ObjectName,
+    meta: Arc<ObjectMeta>,
+    first: u32,
+    /// One for each chunk of the body, in order; `None` where another fill has it already.
+    leaders: Vec<Option<Leader<ChunkKey, Bytes>>>,
+    body: ByteStream,
+}
+
+/// The bytes of chunk `index` within an object of `size`.
+pub(crate) fn chunk_range(index: u32, size: u64) -> Range<u64> {
+    let start = u64::from(index) * CHUNK_BYTES;
+    start..(start + CHUNK_BYTES).min(size)
+}
+
+/// The chunks that hold the bytes of `range`, which is not empty.
+pub(crate) fn chunks_of(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
+    (range.start / CHUNK_BYTES) as u32..=((range.end - 1) / CHUNK_BYTES) as u32
+}
+
+impl Engine {
+    /// The bytes `within` chunk `index` of one version. `wanted_until` is the chunk after the last one that the caller is going to read: a
+    /// fill that starts here may run up to it.
+    ///
+    /// # Errors
+    /// `VersionChanged` if the origin has another version now.
+    pub(crate) async fn chunk(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        index: u32,
+        within: Range<u64>,
+        wanted_until: u32,
+    ) -> Result<(Bytes, Source)> {
+        let version = meta.version();
+        if let Some(bytes) = self.chunk_from_store(name, version, index, within.clone()).await? {
+            return Ok((bytes, Source::Cache));
+        }
+        let cut = |bytes: Bytes| bytes.slice(within.start as usize..within.end as usize);
+        let key = (name.hash128(), version, index);
+        match self.inner.filling.join(key) {
+            Joined::Follower(follower) => {
+                add(&self.stats().fills_joined, 1);
+                follower.wait().await.map(|b| (cut(b), Source::Origin))
+            }
+            Joined::Leader(leader) => {
+                // Somebody may have finished between the look into the store and the join.
+                let whole = chunk_range(index, meta.size);
+                if let Some(bytes) = self.chunk_from_store(name, version, index, 0..whole.end - whole.start).await? {
+                    leader.publish(Ok(bytes.clone()));
+                    return Ok((cut(bytes), Source::Cache));
+                }
+                let follower = leader.follower();
+                let run = self.extend_run(name, meta, index, leader, wanted_until);
+                let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
+                tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+                follower.wait().await.map(|b| (cut(b), Source::Origin))
+            }
+        }
+    }
+
+    /// Whether all chunks of `range` are in the store. RAM only.
+    pub(crate) fn has_chunks(&self, name: &ObjectName, meta: &ObjectMeta, range: &Range<u64>) -> bool {
+        let Some(store) = self.store_for(name) else { return false };
+        let version = meta.version();
+        range.is_empty() || chunks_of(range).all(|i| store.has_part(name, version, Part::Chunk(i)))
+    }
+
+    async fn chunk_from_store(&self, name: &ObjectName, version: VersionId, index: u32, within: Range<u64>) -> Result<Option<Bytes>> {
+        let Some(store) = self.store_for(name) else { return Ok(None) };
+        if !store.has_part(name, version, Part::Chunk(index)) {
+            return Ok(None);
+        }
+        let (store, name) = (store.clone(), name.clone());
+        blocking(move || store.part(&name, version, Part::Chunk(index), within)).await
+    }
+
+    /// Leads the chunks after `index` too, as long as nobody has or fetches them and the run is not too long.
+    fn extend_run(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        index: u32,
+        leader: Leader<ChunkKey, Bytes>,
+        wanted_until: u32,
+    ) -> Vec<Option<Leader<ChunkKey, Bytes>>> {
+        let (hash, version) = (name.hash128(), meta.version());
+        let longest = (self.inner.config.fill_run_bytes / CHUNK_BYTES).max(1) as u32;
+        let mut run = vec![Some(leader)];
+        for next in index + 1..wanted_until.min(index.saturating_add(longest)) {
+            let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
+            match self.inner.filling.try_lead((hash, version, next)) {
+                Some(leader) if !here => run.push(Some(leader)),
+                _ => break,
+            }
+        }
+        run
+    }
+
+    /// Leads the chunks that a response brings, for [`Engine::fill_from`].
+    pub(crate) fn lead_run(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, range: Range<u64>, body: ByteStream) -> Option<ChunkRun> {
+        if range.is_empty() || !range.start.is_multiple_of(CHUNK_BYTES) {
+            return None;
+        }
+        let (hash, version) = (name.hash128(), meta.version());
+        let leaders: Vec<_> = chunks_of(&range)
+            // A last chunk that the response cuts short is no chunk.
+            .filter(|&i| chunk_range(i, meta.size).end <= range.end)
+            .map(|i| {
+                let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(i)));
+                if here { None } else { self.inner.filling.try_lead((hash, version, i)) }
+            })
+            .collect();
+        let first = (range.start / CHUNK_BYTES) as u32;
+        leaders.iter().any(Option::is_some).then(|| ChunkRun { name: name.clone(), meta: meta.clone(), first, leaders, body })
+    }
+
+    async fn fetch_run(&self, name: ObjectName, meta: Arc<ObjectMeta>, first: u32, leaders: Vec<Option<Leader<ChunkKey, Bytes>>>) {
+        add(&self.stats().fills, 1);
+        let last = first + leaders.len() as u32 - 1;
+        let range = chunk_range(first, meta.size).start..chunk_range(last, meta.size).end;
+        let generation = self.inner.generations.current(name.hash128());
+        match self.open_run(&name, &meta, range).await {
+            Ok(body) => self.fill_from(ChunkRun { name, meta, first, leaders, body }).await,
+            Err(e) => {
+                add(&self.stats().fills_failed, 1);
+                if e.kind() == ErrorKind::VersionChanged {
+                    add(&self.stats().version_changes, 1);
+                    self.forget(&name, Some(generation));
+                }
+                for leader in leaders.into_iter().flatten() {
+                    leader.publish(Err(e.clone()));
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn open_run(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
+        let changed = || {
+            Error::version_changed(format!("{name} changed at the origin while it was being read")).hint("read it again to get the new version")
+        };
+        let response = origin.get(name.key(), request).await.map_err(|e| match e.kind() {
+            ErrorKind::PreconditionFailed | ErrorKind::NotFound | ErrorKind::RangeNotSatisfiable => changed().source(e),
+            _ => e,
+        })?;
+        if response.meta.version() != meta.version() {
+            return Err(changed());
+        }
+        if response.range != range {
+            return Err(Error::origin_unavailable(format!(
+                "{name}: the origin sent bytes {:?} where {range:?} were asked for",
+                response.range
+            )));
+        }
+        Ok(response.body)
+    }
+
+    /// Takes the bytes of a run off the wire, keeps and publishes each chunk.
+    pub(crate) async fn fill_from(&self, run: ChunkRun) {
+        let ChunkRun { name, meta, first, leaders, body } = run;
+        let version = meta.version();
+        let mut body = Cutter::new(body);
+        let mut leaders = leaders.into_iter().zip(first..);
+        while let Some((leader, index)) = leaders.next() {
+            let range = chunk_range(index, meta.size);
+            let length = range.end - range.start;
+            let Some(leader) = leader else {
+                match body.skip(length).await {
+                    Ok(()) => continue,
+                    Err(e) => return self.run_failed(&e, leaders.filter_map(|(l, _)| l)),
+                }
+            };
+            match self.take_chunk(&mut body, length).await {
+                Ok(bytes) => {
+                    add(&self.stats().bytes_from_origin, length);
+                    self.keep_chunk(&name, &meta, version, index, &bytes).await;
+                    leader.publish(Ok(bytes));
+                }
+                Err(e) => return self.run_failed(&e, std::iter::once(leader).chain(leaders.filter_map(|(l, _)| l))),
+            }
+        }
+    }
+
+    fn run_failed(&self, error: &Error, leaders: impl Iterator<Item = Leader<ChunkKey, Bytes>>) {
+        add(&self.stats().fills_failed, 1);
+        for leader in leaders {
+            leader.publish(Err(error.clone()));
+        }
+    }
+
+    async fn take_chunk(&self, body: &mut Cutter, length: u64) -> Result<Bytes> {
+        let reservation = self.inner.budget.reserve(length).await?;
+        Ok(reserved(body.take(length as usize).await?, reservation))
+    }
+
+    async fn keep_chunk(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, version: VersionId, index: u32, bytes: &Bytes) {
+        let Some(store) = self.store_for(name).cloned() else { return };
+        let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
+        let kept = blocking(move || {
+            // A small object whose bytes were lost is kept with its head, as small objects are.
+            if meta.size <= CHUNK_BYTES {
+                let hash = name.hash128();
+                let generation = engine.inner.generations.current(hash);
+                let validated = store.peek(&name).map_or(0, |p| p.validated_at_secs);
+                let kept = engine.inner.generations.publish(hash, generation, || store.put_head(&name, &meta, validated, Some(&bytes)));
+                engine.note_write(&name, kept);
+            } else {
+                engine.note_write(&name, Some(store.put_part(&name, version, Part::Chunk(index), &bytes)));
+            }
+        })
+        .await;
+        if let Err(e) = kept {
+            tracing::warn!(error = %e.describe(), "a chunk was not kept");
+        }
+    }
+}

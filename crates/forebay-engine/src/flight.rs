@@ -1,0 +1,146 @@
+//! Single-flight: many readers that want the same thing at the same time share one fetch of it.
+//!
+//! The first to [`Flights::join`] a key becomes its leader and holds a [`Leader`]; the others get a [`Follower`] that waits for what the
+//! leader publishes. Leaders run in tasks of their own, so a reader that leaves cancels nothing for the rest.
+//!
+//! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a panic, a runtime that stops) publishes
+//! an error, so no follower waits for ever.
+
+use forebay_core::{Error, Result};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use std::{hash::Hash, sync::Arc};
+use tokio::sync::watch;
+
+type Published<V> = Option<Result<V>>;
+
+/// The flights under way, by key.
+pub struct Flights<K: Eq + Hash + Clone, V: Clone> {
+    map: Arc<Mutex<HashMap<K, watch::Receiver<Published<V>>>>>,
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Clone for Flights<K, V> {
+    fn clone(&self) -> Self {
+        Self { map: self.map.clone() }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Default for Flights<K, V> {
+    fn default() -> Self {
+        Self { map: Arc::default() }
+    }
+}
+
+pub enum Joined<K: Eq + Hash + Clone, V: Clone> {
+    Leader(Leader<K, V>),
+    Follower(Follower<V>),
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
+    pub fn join(&self, key: K) -> Joined<K, V> {
+        let mut map = self.map.lock();
+        if let Some(receiver) = map.get(&key) {
+            return Joined::Follower(Follower(receiver.clone()));
+        }
+        Joined::Leader(self.lead(&mut map, key))
+    }
+
+    /// Becomes the leader of `key`, or `None` if somebody else is.
+    pub fn try_lead(&self, key: K) -> Option<Leader<K, V>> {
+        let mut map = self.map.lock();
+        if map.contains_key(&key) { None } else { Some(self.lead(&mut map, key)) }
+    }
+
+    fn lead(&self, map: &mut HashMap<K, watch::Receiver<Published<V>>>, key: K) -> Leader<K, V> {
+        let (sender, receiver) = watch::channel(None);
+        map.insert(key.clone(), receiver);
+        Leader { flights: self.clone(), key: Some(key), sender }
+    }
+
+    /// Waits with the leader of `key`, if there is one.
+    pub fn follow(&self, key: &K) -> Option<Follower<V>> {
+        self.map.lock().get(key).map(|r| Follower(r.clone()))
+    }
+
+    pub fn len(&self) -> usize {
+        self.map.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The one that fetches.
+pub struct Leader<K: Eq + Hash + Clone, V: Clone> {
+    flights: Flights<K, V>,
+    key: Option<K>,
+    sender: watch::Sender<Published<V>>,
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Leader<K, V> {
+    /// Hands the result to every follower and ends the flight. What is published must be in the store already, if it is to be
+    /// there: whoever comes next looks there.
+    pub fn publish(mut self, result: Result<V>) {
+        self.land(result);
+    }
+
+    /// A way to wait for what this leader will publish.
+    pub fn follower(&self) -> Follower<V> {
+        Follower(self.sender.subscribe())
+    }
+
+    fn land(&mut self, result: Result<V>) {
+        if let Some(key) = self.key.take() {
+            self.flights.map.lock().remove(&key);
+            self.sender.send_replace(Some(result));
+        }
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Drop for Leader<K, V> {
+    fn drop(&mut self) {
+        self.land(Err(Error::new(forebay_core::ErrorKind::ShuttingDown, "the fetch was abandoned").hint("try again")));
+    }
+}
+
+/// One that waits.
+pub struct Follower<V>(watch::Receiver<Published<V>>);
+
+impl<V: Clone> Follower<V> {
+    pub async fn wait(mut self) -> Result<V> {
+        match self.0.wait_for(Option::is_some).await {
+            Ok(published) => match &*published {
+                Some(result) => result.clone(),
+                None => Err(Error::internal("a flight landed with nothing")),
+            },
+            Err(_) => Err(Error::internal("a flight was lost")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn followers_get_what_the_leader_publishes() {
+        let flights: Flights<u32, String> = Flights::default();
+        let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
+        let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
+        assert!(flights.try_lead(1).is_none());
+        leader.publish(Ok("done".into()));
+        assert_eq!(follower.wait().await.unwrap(), "done");
+        assert!(flights.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lost_leader_does_not_leave_followers_waiting() {
+        let flights: Flights<u32, ()> = Flights::default();
+        let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
+        let follower = flights.follow(&1).expect("it is under way");
+        drop(leader);
+        assert!(follower.wait().await.is_err());
+        assert!(flights.try_lead(1).is_some());
+    }
+}

@@ -1,0 +1,393 @@
+//! Members of archives: found by an index that is built once per version of the archive, and read as ranges of it.
+//!
+//! An index comes from RAM, from the store, from the archive flowing by for another reason, or from reading the archive for it. That reading
+//! follows the indexer: tars are read chunk by chunk, and where the next header is far away, by a small request for the header alone; zips
+//! from their directory at the end. Compressed tars are unpacked into the store while they are indexed (`unpack.rs`), so that their members
+//! can be read at random afterwards.
+//!
+//! Invariant: an index is kept under the version that it was built from, and used with that version only.
+
+use crate::{
+    Engine, Joined, Read, ReadOptions,
+    bytesio::blocking,
+    cache::BoundedCache,
+    fill::{Source, chunk_range, chunks_of},
+    read::resolve_range,
+    resolve::Resolved,
+    stats::add,
+};
+use bytes::Bytes;
+use forebay_core::{ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
+use forebay_format::{ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage};
+use forebay_origin::ByteStream;
+use forebay_store::Part;
+use futures::{StreamExt, stream};
+use std::{ops::Range, sync::Arc};
+
+/// Kinds of derived parts in the store.
+pub(crate) const AUX_INDEX: u8 = 1;
+pub(crate) const AUX_UNPACKED: u8 = 2;
+
+/// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms
+/// and 100 MiB/s this is where both cost the same, and bytes that were read are in the cache.
+const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
+/// What is fetched for a header alone: the header, and a long name or PAX records behind it.
+const LONE_HEADER_BYTES: u64 = 4096;
+/// What inflating puts out at a time.
+const INFLATE_PIECE_BYTES: usize = 256 << 10;
+
+/// Indexes in RAM, by name and version.
+pub(crate) struct IndexCache(BoundedCache<(u128, VersionId), Arc<MemberIndex>>);
+
+impl IndexCache {
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        Self(BoundedCache::new(max_bytes))
+    }
+
+    fn get(&self, name: &ObjectName, version: VersionId) -> Option<Arc<MemberIndex>> {
+        self.0.get(&(name.hash128(), version))
+    }
+
+    fn insert(&self, name: &ObjectName, version: VersionId, index: Arc<MemberIndex>) {
+        let cost = index.memory_bytes() as u64;
+        self.0.insert((name.hash128(), version), index, cost);
+    }
+}
+
+/// A member, or a range of it, on its way.
+pub struct MemberRead {
+    /// Of the archive.
+    pub archive: Arc<ObjectMeta>,
+    /// Bytes of the whole member.
+    pub size: u64,
+    /// Within the member; what `body` yields.
+    pub range: Range<u64>,
+    pub cache: CacheStatus,
+    pub body: ByteStream,
+}
+
+/// A member that was looked up, and the archive's bytes where they came along.
+pub(crate) struct Found {
+    pub meta: Arc<ObjectMeta>,
+    pub status: CacheStatus,
+    pub data: Option<Bytes>,
+    pub extent: Extent,
+}
+
+impl Engine {
+    /// All members of an archive, in its order.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is no archive by its name, `Corrupt` if it cannot be parsed, and as [`Engine::read`].
+    pub async fn members(&self, archive: &ObjectName, options: &ReadOptions) -> Result<Arc<MemberIndex>> {
+        let resolved = self.resolve_archive(archive).await?;
+        options.conditions.check(&resolved.meta)?;
+        self.index(archive, &resolved.meta, resolved.data.as_ref()).await
+    }
+
+    /// Reads one member, or a range of it. Conditions are those of the archive.
+    ///
+    /// # Errors
+    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is no archive or the member is no file, and as [`Engine::read`].
+    pub async fn read_member(
+        &self,
+        archive: &ObjectName,
+        member: &str,
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<MemberRead> {
+        let mut starts = 0;
+        let read = loop {
+            match self.read_member_once(archive, member, range, options).await {
+                Err(e) if e.kind() == ErrorKind::VersionChanged && starts < 3 => starts += 1,
+                done => break done,
+            }
+        };
+        match &read {
+            Ok(read) => self.stats().count_read(read.cache),
+            Err(e) if e.kind() == ErrorKind::NotModified => {}
+            Err(_) => add(&self.stats().reads_failed, 1),
+        }
+        read
+    }
+
+    async fn read_member_once(
+        &self,
+        archive: &ObjectName,
+        member: &str,
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<MemberRead> {
+        let found = self.find_member(archive, member).await?;
+        options.conditions.check(&found.meta)?;
+        let Found { meta, status, data, extent } = found;
+        let within = resolve_range(range, extent.size).map_err(|e| e.context(format_args!("{archive}/{member}")))?;
+        let of = |at: &Range<u64>| at.start + within.start..at.start + within.end;
+        let open = |bytes: Range<u64>| {
+            let resolved = Resolved { meta: meta.clone(), status, data: data.clone() };
+            async move { self.open(archive, resolved, bytes).await }
+        };
+        let Read { cache, body, .. } = match extent.place().map_err(|e| e.context(format_args!("{archive}/{member}")))? {
+            Place::Archive(at) => open(of(&at)).await?,
+            Place::Decompressed(at) => self.open_unpacked(archive, &meta, status, data.clone(), of(&at)).await?,
+            Place::ZipLocalHeader(at) => {
+                let header = self.bytes_of(archive, &meta, data.as_ref(), at).await?;
+                let at = extent.zip_data_range(&header).map_err(|e| e.context(archive))?;
+                match extent.storage {
+                    Storage::Stored => open(of(&at)).await?,
+                    _ => {
+                        let mut read = open(at).await?;
+                        read.body = decoded(read.body, extent, within.clone())?;
+                        read
+                    }
+                }
+            }
+        };
+        Ok(MemberRead { archive: meta, size: extent.size, range: within, cache, body })
+    }
+
+    /// Looks a member up, building the index if need be.
+    pub(crate) async fn find_member(&self, archive: &ObjectName, member: &str) -> Result<Found> {
+        let Resolved { meta, status, data } = self.resolve_archive(archive).await?;
+        let index = self.index(archive, &meta, data.as_ref()).await?;
+        let extent = index.readable(member).map_err(|e| e.context(archive))?.extent;
+        Ok(Found { meta, status, data, extent })
+    }
+
+    async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
+        match kind_of(archive)? {
+            // The directory is at the end: no first chunk that nobody wants.
+            ArchiveKind::Zip => self.resolve_for(archive, Some(ByteRange::Suffix(1))).await,
+            ArchiveKind::Tar => self.resolve(archive, 0..CHUNK_BYTES).await,
+            ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.resolve(archive, 0..u64::MAX).await,
+        }
+    }
+
+    /// The index of one version, from wherever it can be had soonest.
+    pub(crate) async fn index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<&Bytes>) -> Result<Arc<MemberIndex>> {
+        let version = meta.version();
+        if let Some(index) = self.inner.indexes.get(name, version) {
+            return Ok(index);
+        }
+        match self.inner.indexing.join((name.hash128(), version)) {
+            Joined::Follower(follower) => follower.wait().await,
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.cloned());
+                tokio::spawn(async move {
+                    let index = engine.load_or_build(&name, &meta, data).await;
+                    if let Ok(index) = &index {
+                        engine.inner.indexes.insert(&name, meta.version(), index.clone());
+                    }
+                    leader.publish(index);
+                });
+                follower.wait().await
+            }
+        }
+    }
+
+    async fn load_or_build(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>) -> Result<Arc<MemberIndex>> {
+        let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
+        if let Some(index) = blocking(move || engine.index_from_store(&owned, &of)).await? {
+            return Ok(index);
+        }
+        let index = Arc::new(match kind_of(name)? {
+            ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.unpack(name, meta, data, None).await?,
+            kind => self.build_index(name, meta, data, kind).await?,
+        });
+        add(&self.stats().indexes_built, 1);
+        self.keep_index(name, meta, index.clone()).await?;
+        Ok(index)
+    }
+
+    async fn build_index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>, kind: ArchiveKind) -> Result<MemberIndex> {
+        let mut indexer = Indexer::new(kind, meta.size);
+        let mut read_until = 0;
+        while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
+            let far = range.start > read_until + SKIP_FROM_BYTES;
+            let alone = far && kind == ArchiveKind::Tar && !self.has_chunks(name, meta, &(range.start..range.start + 1)) && data.is_none();
+            let bytes = if alone {
+                let end = range.end.max(range.start + LONE_HEADER_BYTES).min(meta.size);
+                self.bytes_past_cache(name, meta, range.start..end).await?
+            } else {
+                // The rest of the chunk, which was read for it anyway; a tar's next headers are in it.
+                let end = match kind {
+                    ArchiveKind::Tar => (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES,
+                    _ => range.end.min(range.start + CHUNK_BYTES),
+                };
+                self.bytes_of(name, meta, data.as_ref(), range.start..end.min(meta.size)).await?
+            };
+            read_until = range.start + bytes.len() as u64;
+            indexer.feed(range.start, &bytes).map_err(|e| e.context(name))?;
+        }
+        indexer.finish().map_err(|e| e.context(name))
+    }
+
+    /// Some bytes of one version: at most two chunks' worth.
+    pub(crate) async fn bytes_of(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<&Bytes>,
+        range: Range<u64>,
+    ) -> Result<Bytes> {
+        if range.is_empty() || range.end > meta.size {
+            return Err(Error::corrupt(format!("{name}: bytes {range:?} are wanted, but it has {}", meta.size)));
+        }
+        if let Some(data) = data {
+            return Ok(data.slice(range.start as usize..range.end as usize));
+        }
+        let mut out: Vec<u8> = Vec::new();
+        // A scan goes on after these bytes: let a fill that starts here run as far as one request may.
+        let wanted_until = meta.size.div_ceil(CHUNK_BYTES) as u32;
+        for index in chunks_of(&range) {
+            let chunk = chunk_range(index, meta.size);
+            let within = range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
+            let (bytes, source) = self.chunk(name, meta, index, within, wanted_until).await?;
+            if source == Source::Cache {
+                add(&self.stats().bytes_from_cache, bytes.len() as u64);
+            }
+            if out.is_empty() && bytes.len() as u64 == range.end - range.start {
+                return Ok(bytes);
+            }
+            out.extend_from_slice(&bytes);
+        }
+        Ok(out.into())
+    }
+
+    /// A few bytes straight from the origin, kept nowhere.
+    async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
+        let body = self.open_run(name, meta, range.clone()).await?;
+        let bytes = crate::bytesio::Cutter::new(body).take((range.end - range.start) as usize).await?;
+        add(&self.stats().bytes_from_origin, bytes.len() as u64);
+        Ok(bytes.into())
+    }
+
+    /// The index as far as it is on this node: from RAM, or with one disk read.
+    pub(crate) fn index_here(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Option<Arc<MemberIndex>> {
+        self.inner.indexes.get(name, meta.version()).or_else(|| self.index_from_store(name, meta))
+    }
+
+    fn index_from_store(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<Arc<MemberIndex>> {
+        let (store, version) = (self.store_for(name)?, meta.version());
+        // The first piece begins with the length of all.
+        let piece = |i: u32, len: u64| store.part(name, version, Part::Aux(AUX_INDEX, i), 0..len);
+        if !store.has_part(name, version, Part::Aux(AUX_INDEX, 0)) {
+            return None;
+        }
+        let length = u64::from_le_bytes(piece(0, 8)?.as_ref().try_into().ok()?);
+        let mut encoded = Vec::new();
+        let total = length.checked_add(8)?;
+        for i in 0..total.div_ceil(CHUNK_BYTES) {
+            encoded.extend_from_slice(&piece(u32::try_from(i).ok()?, CHUNK_BYTES.min(total - i * CHUNK_BYTES))?);
+        }
+        let index = Arc::new(MemberIndex::decode(&encoded[8..]).ok()?);
+        add(&self.stats().indexes_loaded, 1);
+        self.inner.indexes.insert(name, version, index.clone());
+        Some(index)
+    }
+
+    async fn keep_index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, index: Arc<MemberIndex>) -> Result<()> {
+        let Some(store) = self.store_for(name).cloned() else { return Ok(()) };
+        let (engine, name, version) = (self.clone(), name.clone(), meta.version());
+        blocking(move || {
+            let encoded = index.encode();
+            let mut framed = (encoded.len() as u64).to_le_bytes().to_vec();
+            framed.extend_from_slice(&encoded);
+            let kept = (0..).zip(framed.chunks(CHUNK_BYTES as usize)).try_for_each(|(i, piece)| {
+                // Piece 0 is what readers look for: it goes last, in a second pass, if there are more.
+                if i == 0 { Ok(()) } else { store.put_part(&name, version, Part::Aux(AUX_INDEX, i), piece) }
+            });
+            let first = &framed[..framed.len().min(CHUNK_BYTES as usize)];
+            engine.note_write(&name, Some(kept.and_then(|()| store.put_part(&name, version, Part::Aux(AUX_INDEX, 0), first))));
+        })
+        .await
+    }
+
+    /// Builds the index of a tar from a body that flows by from first to last byte.
+    pub(crate) fn index_in_passing(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, body: ByteStream) -> ByteStream {
+        let version = meta.version();
+        let unknown = ArchiveKind::from_name(name.key()) == Some(ArchiveKind::Tar)
+            && self.inner.indexes.get(name, version).is_none()
+            && self.store_for(name).is_some_and(|s| !s.has_part(name, version, Part::Aux(AUX_INDEX, 0)));
+        if !unknown {
+            return body;
+        }
+        let scan = Indexer::new(ArchiveKind::Tar, meta.size);
+        let state = (body, Some(scan), self.clone(), name.clone(), meta.clone());
+        stream::unfold(state, |(mut body, mut scan, engine, name, meta)| async move {
+            match body.next().await {
+                Some(Ok(piece)) => {
+                    // What cannot be parsed is the business of those who ask for members.
+                    if scan.as_mut().is_some_and(|s| s.push(&piece).is_err()) {
+                        scan = None;
+                    }
+                    Some((Ok(piece), (body, scan, engine, name, meta)))
+                }
+                Some(Err(e)) => Some((Err(e), (body, None, engine, name, meta))),
+                None => {
+                    if let Some(Ok(index)) = scan.map(Indexer::finish) {
+                        let index = Arc::new(index);
+                        engine.inner.indexes.insert(&name, meta.version(), index.clone());
+                        add(&engine.stats().indexes_built_in_passing, 1);
+                        if let Err(e) = engine.keep_index(&name, &meta, index).await {
+                            tracing::debug!(object = %name, error = %e.describe(), "an index was not kept");
+                        }
+                    }
+                    None
+                }
+            }
+        })
+        .boxed()
+    }
+}
+
+fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
+    ArchiveKind::from_name(archive.key()).ok_or_else(|| {
+        Error::unsupported(format!("{archive} is not an archive by its name")).hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
+    })
+}
+
+/// A member that is inflated on its way.
+struct Inflating {
+    body: ByteStream,
+    decoder: MemberDecoder,
+    input: Bytes,
+    within: Range<u64>,
+}
+
+/// Inflates a member on its way, checks it, and cuts it to the range that is wanted. What lies behind the range is neither read nor checked.
+fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteStream> {
+    let whole = within == (0..extent.size);
+    let state = Inflating { body, decoder: MemberDecoder::new(&extent)?, input: Bytes::new(), within };
+    Ok(stream::try_unfold(Some(state), move |state| async move {
+        let Some(mut s) = state else { return Ok(None) };
+        loop {
+            if !whole && s.decoder.total_out() >= s.within.end {
+                return Ok(None);
+            }
+            if s.input.is_empty() {
+                match s.body.next().await {
+                    Some(piece) => s.input = piece?,
+                    None => {
+                        s.decoder.finish()?;
+                        return Ok(None);
+                    }
+                }
+            }
+            let (start, mut out) = (s.decoder.total_out(), Vec::new());
+            let done = s.decoder.push(&s.input, &mut out, INFLATE_PIECE_BYTES)?;
+            s.input = s.input.slice(done.consumed..);
+            if done.consumed == 0 && done.produced == 0 && !s.input.is_empty() {
+                return Err(Error::corrupt("bytes follow the end of the member"));
+            }
+            let end = start + out.len() as u64;
+            let (from, to) = (s.within.start.clamp(start, end), s.within.end.clamp(start, end));
+            if from < to {
+                let piece = Bytes::from(out).slice((from - start) as usize..(to - start) as usize);
+                return Ok(Some((piece, Some(s))));
+            }
+        }
+    })
+    .boxed())
+}

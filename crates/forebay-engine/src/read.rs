@@ -1,0 +1,318 @@
+//! Reading an object: heads, ranges, conditions, and the body as a stream.
+//!
+//! Invariant: a body yields exactly the bytes of the range it was announced with, all of one version, or ends with an error.
+
+use crate::{
+    Engine,
+    fill::{Source, chunk_range, chunks_of},
+    resolve::Resolved,
+    stats::add,
+};
+use forebay_core::{ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_origin::{ByteStream, GetRequest};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::{ops::Range, sync::Arc};
+
+/// Chunks that are asked for ahead of the reader of a body. A fill that one of them starts runs further by itself.
+const CHUNKS_AHEAD: usize = 3;
+/// How often a read begins anew when the object changes before its first byte is out.
+const FRESH_STARTS: u32 = 3;
+
+/// Conditions of a read, as the header values that clients send. RFC 9110, section 13.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    pub if_match: Option<String>,
+    pub if_none_match: Option<String>,
+    /// Milliseconds since the Unix epoch.
+    pub if_modified_since_ms: Option<i64>,
+    /// Milliseconds since the Unix epoch.
+    pub if_unmodified_since_ms: Option<i64>,
+}
+
+impl Conditions {
+    /// Checks in the order of RFC 9110, section 13.2.2.
+    pub fn check(&self, meta: &ObjectMeta) -> Result<()> {
+        // HTTP dates have whole seconds.
+        let modified = meta.last_modified_ms.div_euclid(1000);
+        let failed = |what: &str| Err(Error::new(ErrorKind::PreconditionFailed, format!("{what} does not hold")));
+        if let Some(wanted) = &self.if_match {
+            if !matches_etag(wanted, meta.etag.as_deref(), false) {
+                return failed("If-Match");
+            }
+        } else if self.if_unmodified_since_ms.is_some_and(|t| modified > t.div_euclid(1000)) {
+            return failed("If-Unmodified-Since");
+        }
+        let not_modified = Error::new(ErrorKind::NotModified, "not modified");
+        if let Some(known) = &self.if_none_match {
+            if matches_etag(known, meta.etag.as_deref(), true) {
+                return Err(not_modified);
+            }
+        } else if self.if_modified_since_ms.is_some_and(|t| modified <= t.div_euclid(1000)) {
+            return Err(not_modified);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a header's list of ETags holds this one. Quotes may be missing, as some clients send them so.
+fn matches_etag(header: &str, etag: Option<&str>, weak: bool) -> bool {
+    if header.trim() == "*" {
+        return true;
+    }
+    let Some(etag) = etag else { return false };
+    let bare = |tag: &str| -> Option<String> {
+        let tag = tag.trim();
+        let tag = match tag.strip_prefix("W/") {
+            Some(_) if !weak => return None,
+            Some(tag) => tag,
+            None => tag,
+        };
+        Some(tag.trim_matches('"').to_owned())
+    };
+    let Some(etag) = bare(etag) else { return false };
+    header.split(',').any(|tag| bare(tag).is_some_and(|t| t == etag))
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ReadOptions {
+    pub conditions: Conditions,
+    /// Ask the origin and keep nothing.
+    pub bypass: bool,
+}
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub meta: Arc<ObjectMeta>,
+    pub cache: CacheStatus,
+}
+
+/// An object, or a range of it, on its way.
+pub struct Read {
+    pub meta: Arc<ObjectMeta>,
+    /// Of the object; what `body` yields.
+    pub range: Range<u64>,
+    pub cache: CacheStatus,
+    pub body: ByteStream,
+}
+
+impl Engine {
+    /// The current version's head.
+    ///
+    /// # Errors
+    /// `NotFound`, `PreconditionFailed`, `NotModified`, or what kept the origin from answering.
+    pub async fn head(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {
+        let head = self.head_unconditional(name, options).await?;
+        options.conditions.check(&head.meta)?;
+        Ok(head)
+    }
+
+    async fn head_unconditional(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        if options.bypass || !self.rule(name.bucket()).cache {
+            return Ok(Head { meta: Arc::new(origin.head(name.key()).await?), cache: CacheStatus::Bypass });
+        }
+        let cached = self.cached(name).await?;
+        if let Some(c) = &cached
+            && self.is_fresh(name, c.validated_at_secs)
+        {
+            return Ok(Head { meta: c.meta.clone(), cache: CacheStatus::Hit });
+        }
+        let generation = self.inner.generations.current(name.hash128());
+        if cached.is_some() {
+            add(&self.stats().revalidations, 1);
+        }
+        let meta = match origin.head(name.key()).await {
+            Ok(meta) => Arc::new(meta),
+            Err(e) => {
+                if e.kind() == ErrorKind::NotFound {
+                    self.forget(name, Some(generation));
+                }
+                return Err(e);
+            }
+        };
+        match cached {
+            Some(c) if c.meta.version() == meta.version() => {
+                self.revalidated(name, generation, &c.meta);
+                Ok(Head { meta: c.meta, cache: CacheStatus::Revalidated })
+            }
+            old => {
+                if old.is_some() {
+                    add(&self.stats().revalidations_changed, 1);
+                }
+                if meta.size > CHUNK_BYTES {
+                    self.keep_head(name, generation, &meta).await?;
+                } else if old.is_some() {
+                    self.forget(name, Some(generation));
+                }
+                Ok(Head { meta, cache: CacheStatus::Miss })
+            }
+        }
+    }
+
+    /// Reads an object or a range of it. Returns when the first bytes are there, so that whatever goes wrong before them is an error here
+    /// and not a cut body.
+    ///
+    /// # Errors
+    /// `NotFound`, `RangeNotSatisfiable`, `PreconditionFailed`, `NotModified`, `PermissionDenied`, or what kept the origin from answering.
+    pub async fn read(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+        let read = self.read_uncounted(name, range, options).await;
+        match &read {
+            Ok(read) => self.stats().count_read(read.cache),
+            Err(e) if e.kind() == ErrorKind::NotModified => {}
+            Err(_) => add(&self.stats().reads_failed, 1),
+        }
+        read
+    }
+
+    async fn read_uncounted(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+        if options.bypass || !self.rule(name.bucket()).cache {
+            return self.read_through(name, range, options).await;
+        }
+        let mut starts = 0;
+        loop {
+            let resolved = self.resolve_for(name, range).await?;
+            options.conditions.check(&resolved.meta)?;
+            let bytes = resolve_range(range, resolved.meta.size).map_err(|e| e.context(name))?;
+            match self.open(name, resolved, bytes).await {
+                Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => starts += 1,
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Resolves with a hint of what the range will need.
+    pub(crate) async fn resolve_for(&self, name: &ObjectName, range: Option<ByteRange>) -> Result<Resolved> {
+        let want = match range {
+            None => 0..u64::MAX,
+            Some(ByteRange::From(a)) => a..u64::MAX,
+            Some(ByteRange::Inclusive(a, b)) => a..b.saturating_add(1),
+            // The end is only known with the size: a head first, and then the bytes, instead of a first chunk that nobody wants.
+            Some(ByteRange::Suffix(_)) => {
+                let head = self.head_unconditional(name, &ReadOptions::default()).await?;
+                if head.meta.size > CHUNK_BYTES {
+                    return Ok(Resolved { meta: head.meta, status: head.cache, data: None });
+                }
+                0..head.meta.size
+            }
+        };
+        self.resolve(name, want).await
+    }
+
+    /// Opens `range` of a version that was resolved.
+    pub(crate) async fn open(&self, name: &ObjectName, resolved: Resolved, range: Range<u64>) -> Result<Read> {
+        let Resolved { meta, status, data } = resolved;
+        let length = range.end - range.start;
+        if let Some(data) = data {
+            if status != CacheStatus::Miss {
+                add(&self.stats().bytes_from_cache, length);
+            }
+            let piece = data.slice(range.start as usize..range.end as usize);
+            let body = stream::iter((!piece.is_empty()).then_some(Ok(piece))).boxed();
+            return Ok(Read { meta, range, cache: status, body });
+        }
+        if range.is_empty() {
+            return Ok(Read { meta, range, cache: status, body: stream::empty().boxed() });
+        }
+        // What the answer says of itself must hold for all its bytes, the ones that are read later too.
+        let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
+        let chunks = chunks_of(&range);
+        let (first, last) = (*chunks.start(), *chunks.end());
+        let head_piece = self.piece(name.clone(), meta.clone(), first, range.clone(), last + 1).await?;
+        let cache = if here && head_piece.1 == Source::Cache { status } else { CacheStatus::Miss };
+        let (engine, owned, of, bytes) = (self.clone(), name.clone(), meta.clone(), range.clone());
+        let rest = stream::iter(first + 1..=last)
+            .map(move |i| engine.clone().piece_owned(owned.clone(), of.clone(), i, bytes.clone(), last + 1))
+            .buffered(CHUNKS_AHEAD);
+        let body = stream::iter([Ok(head_piece.0)]).chain(rest).boxed();
+        let body = if range == (0..meta.size) { self.index_in_passing(name, &meta, body) } else { body };
+        Ok(Read { meta, range, cache, body })
+    }
+
+    async fn piece_owned(
+        self,
+        name: ObjectName,
+        meta: Arc<ObjectMeta>,
+        index: u32,
+        range: Range<u64>,
+        wanted_until: u32,
+    ) -> Result<bytes::Bytes> {
+        self.piece(name, meta, index, range, wanted_until).await.map(|(bytes, _)| bytes)
+    }
+
+    /// The part of chunk `index` that lies in `range` of the object.
+    async fn piece(
+        &self,
+        name: ObjectName,
+        meta: Arc<ObjectMeta>,
+        index: u32,
+        range: Range<u64>,
+        wanted_until: u32,
+    ) -> Result<(bytes::Bytes, Source)> {
+        let chunk = chunk_range(index, meta.size);
+        let within = range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
+        let (bytes, source) = self.chunk(&name, &meta, index, within, wanted_until).await?;
+        if source == Source::Cache {
+            add(&self.stats().bytes_from_cache, bytes.len() as u64);
+        }
+        Ok((bytes, source))
+    }
+
+    /// Past the cache: one request, nothing kept.
+    async fn read_through(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let mut request = GetRequest::default();
+        if let Some(range) = range {
+            request.range = Some(match range {
+                ByteRange::From(a) => a..u64::MAX,
+                ByteRange::Inclusive(a, b) => a..b.saturating_add(1),
+                ByteRange::Suffix(_) => {
+                    let meta = origin.head(name.key()).await?;
+                    request.if_match = meta.etag.clone();
+                    range.resolve(meta.size).map_err(|e| e.context(name))?
+                }
+            });
+        }
+        let response = origin.get(name.key(), request).await?;
+        options.conditions.check(&response.meta)?;
+        let bytes = resolve_range(range, response.meta.size).map_err(|e| e.context(name))?;
+        if bytes != response.range {
+            return Err(Error::origin_unavailable(format!(
+                "{name}: the origin sent bytes {:?} where {bytes:?} were asked for",
+                response.range
+            )));
+        }
+        let engine = self.clone();
+        let body = response.body.inspect_ok(move |b| add(&engine.stats().bytes_from_origin, b.len() as u64)).boxed();
+        Ok(Read { meta: Arc::new(response.meta), range: bytes, cache: CacheStatus::Bypass, body })
+    }
+}
+
+/// The bytes that a request names: of an empty object, a request without a range names none, which is no error.
+pub(crate) fn resolve_range(range: Option<ByteRange>, size: u64) -> Result<Range<u64>> {
+    match range {
+        None => Ok(0..size),
+        Some(range) => range.resolve(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_follow_rfc_9110() {
+        let meta = ObjectMeta { size: 1, etag: Some("\"a\"".into()), last_modified_ms: 10_500, attributes: Default::default() };
+        let kind = |c: Conditions| c.check(&meta).err().map(|e| e.kind());
+        let c = Conditions::default;
+        assert_eq!(kind(Conditions { if_match: Some("\"b\", \"a\"".into()), ..c() }), None);
+        assert_eq!(kind(Conditions { if_match: Some("a".into()), ..c() }), None);
+        assert_eq!(kind(Conditions { if_match: Some("W/\"a\"".into()), ..c() }), Some(ErrorKind::PreconditionFailed));
+        assert_eq!(kind(Conditions { if_none_match: Some("W/\"a\"".into()), ..c() }), Some(ErrorKind::NotModified));
+        assert_eq!(kind(Conditions { if_none_match: Some("*".into()), ..c() }), Some(ErrorKind::NotModified));
+        assert_eq!(kind(Conditions { if_modified_since_ms: Some(10_000), ..c() }), Some(ErrorKind::NotModified));
+        assert_eq!(kind(Conditions { if_unmodified_since_ms: Some(9_000), ..c() }), Some(ErrorKind::PreconditionFailed));
+        let both = Conditions { if_match: Some("*".into()), if_unmodified_since_ms: Some(0), ..c() };
+        assert_eq!(kind(both), None, "If-Match outranks If-Unmodified-Since");
+    }
+}

@@ -1,0 +1,281 @@
+//! Which version of an object is current, and what is known of it.
+//!
+//! A fresh head in the store answers at once. Otherwise one request goes to the origin for all readers of the name: a ranged GET that asks and
+//! at the same time brings the first bytes wanted, so that a cold small object costs one round trip; `If-None-Match` makes it a
+//! revalidation where an older version is here.
+//!
+//! Invariant: what is returned was current at the origin at some moment not before the bucket's freshness rule allows.
+
+use crate::{Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache, fill::ChunkRun, stats::add};
+use bytes::Bytes;
+use forebay_core::{CacheStatus, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_origin::{GetRequest, GetResponse};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// A version of an object, and its bytes where they came along.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub meta: Arc<ObjectMeta>,
+    pub status: CacheStatus,
+    /// The whole object, for objects of at most one chunk.
+    pub data: Option<Bytes>,
+}
+
+/// What the store or the head cache holds of a name, fresh or not.
+#[derive(Clone)]
+pub(crate) struct Cached {
+    pub meta: Arc<ObjectMeta>,
+    pub validated_at_secs: u32,
+    pub data: Option<Bytes>,
+}
+
+/// Heads of large objects, so that each range read of a shard does not read its head from disk again.
+pub(crate) struct HeadCache(BoundedCache<u128, (ObjectName, Arc<ObjectMeta>, u32)>);
+
+impl Default for HeadCache {
+    fn default() -> Self {
+        Self(BoundedCache::new(65_536))
+    }
+}
+
+impl HeadCache {
+    pub(crate) fn get(&self, name: &ObjectName) -> Option<(Arc<ObjectMeta>, u32)> {
+        let (held, meta, validated) = self.0.get(&name.hash128())?;
+        (held == *name).then_some((meta, validated))
+    }
+
+    pub(crate) fn insert(&self, name: &ObjectName, meta: Arc<ObjectMeta>, validated_at_secs: u32) {
+        self.0.insert(name.hash128(), (name.clone(), meta, validated_at_secs), 1);
+    }
+
+    pub(crate) fn remove(&self, hash: u128) {
+        self.0.remove(&hash);
+    }
+}
+
+/// Tells flights apart that nobody may join.
+static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
+
+impl Engine {
+    /// What is here of `name`, of any age. One disk read at most.
+    pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
+        if let Some((meta, validated_at_secs)) = self.inner.heads.get(name) {
+            return Ok(Some(Cached { meta, validated_at_secs, data: None }));
+        }
+        let Some(store) = self.store_for(name) else { return Ok(None) };
+        if store.peek(name).is_none() {
+            return Ok(None);
+        }
+        let (store, owned) = (store.clone(), name.clone());
+        let Some(head) = blocking(move || store.head(&owned)).await? else { return Ok(None) };
+        if head.meta.size > CHUNK_BYTES {
+            self.inner.heads.insert(name, head.meta.clone(), head.validated_at_secs);
+        } else if head.data.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Cached { meta: head.meta, validated_at_secs: head.validated_at_secs, data: head.data }))
+    }
+
+    pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
+        self.rule(name.bucket()).freshness.is_fresh(validated_at_secs, self.inner.clock.now_secs())
+    }
+
+    /// The current version of `name`. `want` says which bytes the caller will read, so that they come along with the answer.
+    pub(crate) async fn resolve(&self, name: &ObjectName, want: Range<u64>) -> Result<Resolved> {
+        let cached = self.cached(name).await?;
+        if let Some(c) = &cached
+            && self.is_fresh(name, c.validated_at_secs)
+        {
+            return Ok(Resolved { meta: c.meta.clone(), status: CacheStatus::Hit, data: c.data.clone() });
+        }
+        let hash = name.hash128();
+        // Under `Always` an answer must be asked for after the read began, so nobody joins a request that is under way.
+        let generation = self.inner.generations.current(hash);
+        let key = match self.rule(name.bucket()).freshness {
+            Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
+            _ => (hash, generation),
+        };
+        match self.inner.resolving.join(key) {
+            Joined::Follower(follower) => {
+                add(&self.stats().fills_joined, 1);
+                follower.wait().await
+            }
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let (engine, name) = (self.clone(), name.clone());
+                tokio::spawn(async move {
+                    match engine.ask_origin(&name, generation, cached, want).await {
+                        Ok((resolved, run)) => {
+                            leader.publish(Ok(resolved));
+                            if let Some(run) = run {
+                                engine.fill_from(run).await;
+                            }
+                        }
+                        Err(e) => leader.publish(Err(e)),
+                    }
+                });
+                follower.wait().await
+            }
+        }
+    }
+
+    /// One request to the origin. Returns what is current and, for a large object, the run of chunks whose bytes are on their way.
+    async fn ask_origin(
+        &self,
+        name: &ObjectName,
+        generation: u64,
+        cached: Option<Cached>,
+        want: Range<u64>,
+    ) -> Result<(Resolved, Option<ChunkRun>)> {
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        if let Some(c) = &cached
+            && c.meta.etag.is_none()
+        {
+            // Without ETags there is no If-None-Match: ask for the head and compare.
+            add(&self.stats().revalidations, 1);
+            let meta = origin.head(name.key()).await.inspect_err(|e| self.forget_missing(name, generation, e))?;
+            if meta.version() == c.meta.version() {
+                self.revalidated(name, generation, &c.meta);
+                return Ok((Resolved { meta: c.meta.clone(), status: CacheStatus::Revalidated, data: c.data.clone() }, None));
+            }
+            add(&self.stats().revalidations_changed, 1);
+        }
+        let first_chunk = want.start / CHUNK_BYTES;
+        let start = first_chunk * CHUNK_BYTES;
+        let length = want.end.saturating_sub(start).div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
+        let length = length.clamp(CHUNK_BYTES, self.inner.config.fill_run_bytes.max(CHUNK_BYTES));
+        let if_none_match = cached.as_ref().and_then(|c| c.meta.etag.clone());
+        let asked_for_change = if_none_match.is_some();
+        if asked_for_change {
+            add(&self.stats().revalidations, 1);
+        } else {
+            add(&self.stats().fills, 1);
+        }
+        let range = Some(start..start.saturating_add(length));
+        match origin.get(name.key(), GetRequest { range, if_match: None, if_none_match }).await {
+            Ok(response) => {
+                if asked_for_change {
+                    add(&self.stats().revalidations_changed, 1);
+                }
+                self.take_response(name, generation, response).await
+            }
+            Err(e) if e.kind() == ErrorKind::NotModified && cached.is_some() => {
+                let Some(c) = cached else { return Err(e) };
+                self.revalidated(name, generation, &c.meta);
+                Ok((Resolved { meta: c.meta, status: CacheStatus::Revalidated, data: c.data }, None))
+            }
+            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && start > 0 => {
+                // The object is shorter than the range that is wanted: say its size, the caller will say that.
+                let meta = Arc::new(origin.head(name.key()).await?);
+                Ok((Resolved { meta, status: CacheStatus::Miss, data: None }, None))
+            }
+            Err(e) => {
+                if !e.kind().is_transient() {
+                    self.forget_missing(name, generation, &e);
+                }
+                if asked_for_change && e.kind() != ErrorKind::NotFound {
+                    return Err(e.context(format!("{name}: the cached version could not be revalidated")));
+                }
+                add(&self.stats().fills_failed, 1);
+                Err(e)
+            }
+        }
+    }
+
+    async fn take_response(&self, name: &ObjectName, generation: u64, response: GetResponse) -> Result<(Resolved, Option<ChunkRun>)> {
+        let meta = Arc::new(response.meta);
+        if meta.size <= CHUNK_BYTES {
+            let reservation = self.inner.budget.reserve(meta.size).await?;
+            let data = crate::bytesio::Cutter::new(response.body).take(meta.size as usize).await.inspect_err(|_| {
+                add(&self.stats().fills_failed, 1);
+            })?;
+            add(&self.stats().bytes_from_origin, meta.size);
+            let data = reserved(data, reservation);
+            self.keep_whole(name, generation, &meta, &data).await?;
+            return Ok((Resolved { meta, status: CacheStatus::Miss, data: Some(data) }, None));
+        }
+        self.keep_head(name, generation, &meta).await?;
+        let run = self.lead_run(name, &meta, response.range, response.body);
+        Ok((Resolved { meta, status: CacheStatus::Miss, data: None }, run))
+    }
+
+    /// Keeps a small object, unless it was written meanwhile. A disk that refuses is counted, and no error.
+    pub(crate) async fn keep_whole(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>, data: &Bytes) -> Result<()> {
+        let Some(store) = self.store_for(name).cloned() else { return Ok(()) };
+        let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.clone());
+        blocking(move || {
+            let now = engine.inner.clock.now_secs();
+            let kept = engine.inner.generations.publish(name.hash128(), generation, || {
+                engine.inner.heads.remove(name.hash128());
+                store.put_head(&name, &meta, now, Some(&data))
+            });
+            engine.note_write(&name, kept);
+        })
+        .await
+    }
+
+    /// Keeps the head of a large object, unless it was written meanwhile.
+    pub(crate) async fn keep_head(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>) -> Result<()> {
+        if !self.rule(name.bucket()).cache {
+            return Ok(());
+        }
+        let (engine, name, meta, store) = (self.clone(), name.clone(), meta.clone(), self.store_for(name).cloned());
+        blocking(move || {
+            let now = engine.inner.clock.now_secs();
+            let kept = engine.inner.generations.publish(name.hash128(), generation, || {
+                engine.inner.heads.insert(&name, meta.clone(), now);
+                store.map_or(Ok(()), |s| s.put_head(&name, &meta, now, None))
+            });
+            engine.note_write(&name, kept);
+        })
+        .await
+    }
+
+    pub(crate) fn note_write(&self, name: &ObjectName, kept: Option<Result<()>>) {
+        if let Some(Err(e)) = kept {
+            add(&self.stats().store_writes_failed, 1);
+            tracing::debug!(object = %name, error = %e.describe(), "passed through without being kept");
+        }
+    }
+
+    pub(crate) fn revalidated(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>) {
+        let now = self.inner.clock.now_secs();
+        self.inner.generations.publish(name.hash128(), generation, || {
+            if meta.size > CHUNK_BYTES {
+                self.inner.heads.insert(name, meta.clone(), now);
+            }
+            if let Some(store) = self.store_for(name) {
+                store.touch(name, meta.version(), now);
+            }
+        });
+    }
+
+    fn forget_missing(&self, name: &ObjectName, generation: u64, error: &forebay_core::Error) {
+        if error.kind() == ErrorKind::NotFound {
+            self.forget(name, Some(generation));
+        }
+    }
+
+    /// Makes a name unknown here. With a generation: only if nothing was written since.
+    pub(crate) fn forget(&self, name: &ObjectName, generation: Option<u64>) {
+        let hash = name.hash128();
+        let forget = || {
+            self.inner.heads.remove(hash);
+            if let Some(store) = &self.inner.store {
+                store.remove(name);
+            }
+        };
+        match generation {
+            Some(generation) => {
+                self.inner.generations.publish(hash, generation, forget);
+            }
+            None => self.inner.generations.step(hash, forget),
+        }
+    }
+}

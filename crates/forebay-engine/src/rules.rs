@@ -1,0 +1,81 @@
+//! What holds for each bucket: how fresh an answer must be, and whether it is cached at all.
+
+use forebay_core::limits::REVALIDATE_AFTER_DEFAULT_SECS;
+use hashbrown::HashMap;
+use std::time::Duration;
+
+/// When a cached version may be served without asking the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// Objects never change once written: never ask.
+    Immutable,
+    /// Ask when the last answer is older than this.
+    RevalidateAfter(Duration),
+    /// Ask every time.
+    Always,
+}
+
+impl Default for Freshness {
+    fn default() -> Self {
+        Freshness::RevalidateAfter(Duration::from_secs(REVALIDATE_AFTER_DEFAULT_SECS))
+    }
+}
+
+impl Freshness {
+    /// Whether what was validated at `validated_at_secs` may be served at `now_secs` as it is. A clock that went backwards makes nothing fresh:
+    /// a validation from the future is no validation. Zero means: never validated since the machine came up.
+    pub fn is_fresh(self, validated_at_secs: u32, now_secs: u32) -> bool {
+        if validated_at_secs == 0 {
+            return false;
+        }
+        match self {
+            Freshness::Immutable => true,
+            Freshness::Always => false,
+            Freshness::RevalidateAfter(ttl) => {
+                validated_at_secs <= now_secs && u64::from(now_secs - validated_at_secs) < ttl.as_secs().max(u64::from(!ttl.is_zero()))
+            }
+        }
+    }
+}
+
+/// The rule of one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketRule {
+    pub freshness: Freshness,
+    /// `false`: every read goes to the origin and nothing is kept (`X-Cache: BYPASS`).
+    pub cache: bool,
+}
+
+impl Default for BucketRule {
+    fn default() -> Self {
+        Self { freshness: Freshness::default(), cache: true }
+    }
+}
+
+/// The rules of all buckets.
+#[derive(Clone, Debug, Default)]
+pub struct BucketRules {
+    pub default: BucketRule,
+    pub buckets: HashMap<String, BucketRule>,
+}
+
+impl BucketRules {
+    pub fn of(&self, bucket: &str) -> BucketRule {
+        self.buckets.get(bucket).copied().unwrap_or(self.default)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freshness_is_a_matter_of_rule_and_clock() {
+        let minute = Freshness::RevalidateAfter(Duration::from_secs(60));
+        assert!(minute.is_fresh(1000, 1000) && minute.is_fresh(1000, 1059) && !minute.is_fresh(1000, 1060));
+        assert!(!minute.is_fresh(1000, 999), "validated in the future: the clock went back");
+        assert!(Freshness::Immutable.is_fresh(1, u32::MAX) && !Freshness::Immutable.is_fresh(0, 5));
+        assert!(!Freshness::Always.is_fresh(1000, 1000));
+        assert!(!Freshness::RevalidateAfter(Duration::ZERO).is_fresh(1000, 1000));
+    }
+}

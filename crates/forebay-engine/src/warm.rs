@@ -1,0 +1,316 @@
+//! The synchronous path over what is on the local disk: the batch's fast lane.
+//!
+//! [`Engine::append_warm`] appends an object, a range, or an archive member to the caller's buffer if everything about it is here and fresh, with no
+//! task switch, no request and no intermediate copy. Whatever is not so is `Cold`, and the caller takes the asynchronous path, which
+//! is the one that knows about origins and errors.
+//!
+//! Invariant: on `Cold` the caller's buffer may have grown and must be cut back; on `Done` it holds exactly the entry, of one version.
+
+use crate::{
+    Engine,
+    fill::{chunk_range, chunks_of},
+    members::AUX_UNPACKED,
+    read::resolve_range,
+    stats::add,
+};
+use forebay_core::{ByteRange, CacheStatus, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_format::{ArchiveKind, Place, Storage};
+use forebay_store::Part;
+use std::{ops::Range, sync::Arc};
+
+/// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when it is its turn.
+const BRING_MAX_BYTES: u64 = 32 << 20;
+
+/// An object, an archive member, or a range of either.
+#[derive(Clone, Copy, Debug)]
+pub struct WarmEntry<'a> {
+    pub name: &'a ObjectName,
+    pub member: Option<&'a str>,
+    pub range: Option<ByteRange>,
+}
+
+/// What an archive's header says of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryHeader {
+    /// Bytes of the entry: of its range, if it has one.
+    pub size: u64,
+    /// Seconds since the epoch: the object's for whole objects, 0 for ranges and members.
+    pub mtime_secs: i64,
+}
+
+impl EntryHeader {
+    pub fn of_object(meta: &ObjectMeta, bytes: &Range<u64>, is_range: bool) -> Self {
+        Self { size: bytes.end - bytes.start, mtime_secs: if is_range { 0 } else { meta.last_modified_ms.div_euclid(1000) } }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    Done(EntryHeader),
+    /// Not here, not fresh, too large, damaged, or wrong: ask the asynchronous path.
+    Cold,
+}
+
+/// Where the bytes of an entry are.
+struct Located {
+    meta: Arc<ObjectMeta>,
+    header: EntryHeader,
+    bytes: Range<u64>,
+    of: Parts,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    /// The object itself, in its head's record.
+    Inline,
+    /// The object's chunks.
+    Chunks,
+    /// Chunks of what the archive unpacks to.
+    Unpacked,
+}
+
+impl Parts {
+    fn part(self, index: u32) -> Part {
+        match self {
+            Parts::Unpacked => Part::Aux(AUX_UNPACKED, index),
+            _ => Part::Chunk(index),
+        }
+    }
+}
+
+impl Engine {
+    /// Appends the entry, after letting `before` append what goes in front of it.
+    pub fn append_warm(
+        &self,
+        entry: &WarmEntry<'_>,
+        max_bytes: u64,
+        out: &mut Vec<u8>,
+        before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
+    ) -> Appended {
+        let done = match entry.member {
+            None => self.append_object(entry, max_bytes, out, before),
+            Some(_) => self.locate(entry).and_then(|l| self.append_located(entry.name, &l, max_bytes, out, before)),
+        };
+        match done {
+            Some(header) => {
+                self.stats().count_read(CacheStatus::Hit);
+                add(&self.stats().bytes_from_cache, header.size);
+                Appended::Done(header)
+            }
+            None => Appended::Cold,
+        }
+    }
+
+    /// Whether [`Engine::append_warm`] or a read without any request will do. At most one disk read, mostly none.
+    pub fn is_warm(&self, entry: &WarmEntry<'_>) -> bool {
+        let Some(store) = self.store_for(entry.name) else { return false };
+        if entry.member.is_none()
+            && let Some(peek) = store.peek(entry.name)
+            && peek.inline
+        {
+            return self.is_fresh(entry.name, peek.validated_at_secs);
+        }
+        self.locate(entry).is_some_and(|l| self.has_parts(entry.name, &l))
+    }
+
+    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of its errors.
+    pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<()> {
+        let Some(member) = entry.member else {
+            let resolved = self.resolve_for(entry.name, entry.range).await?;
+            let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
+            if resolved.data.is_none() {
+                self.bring_chunks(entry.name, &resolved.meta, bytes).await?;
+            }
+            return Ok(());
+        };
+        let found = self.find_member(entry.name, member).await?;
+        let within = resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
+        match found.extent.place()? {
+            Place::Archive(at) if found.data.is_none() => {
+                self.bring_chunks(entry.name, &found.meta, at.start + within.start..at.start + within.end).await
+            }
+            Place::ZipLocalHeader(header) if found.data.is_none() => {
+                // The header's own length is in the header; data follow it closely.
+                let end = (header.end + found.extent.stored_size + 1024).min(found.extent.bound);
+                self.bring_chunks(entry.name, &found.meta, header.start..end).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn bring_chunks(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, bytes: Range<u64>) -> Result<()> {
+        if self.store_for(name).is_none() || bytes.is_empty() {
+            return Ok(());
+        }
+        let bytes = bytes.start..bytes.end.min(bytes.start + BRING_MAX_BYTES);
+        let chunks = chunks_of(&bytes);
+        let until = *chunks.end() + 1;
+        for index in chunks {
+            let one = chunk_range(index, meta.size);
+            if !self.has_chunks(name, meta, &one) {
+                self.chunk(name, meta, index, 0..one.end - one.start, until).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry's size and time, without its bytes; what it needs is brought along.
+    pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<EntryHeader> {
+        if let Some(located) = self.locate(&entry) {
+            return Ok(located.header);
+        }
+        match entry.member {
+            None => {
+                let resolved = self.resolve_for(entry.name, entry.range).await?;
+                let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
+                if resolved.data.is_none() {
+                    self.bring_chunks(entry.name, &resolved.meta, bytes.clone()).await?;
+                }
+                Ok(EntryHeader::of_object(&resolved.meta, &bytes, entry.range.is_some()))
+            }
+            Some(member) => {
+                let found = self.find_member(entry.name, member).await?;
+                found.extent.place()?;
+                let within = resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
+                self.bring(entry).await?;
+                Ok(EntryHeader { size: within.end - within.start, mtime_secs: 0 })
+            }
+        }
+    }
+
+    fn append_object(
+        &self,
+        entry: &WarmEntry<'_>,
+        max_bytes: u64,
+        out: &mut Vec<u8>,
+        before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
+    ) -> Option<EntryHeader> {
+        let store = self.store_for(entry.name)?;
+        if let Some(peek) = store.peek(entry.name)
+            && peek.inline
+        {
+            if !self.is_fresh(entry.name, peek.validated_at_secs) {
+                return None;
+            }
+            let mut header = None;
+            store.append_inline(entry.name, entry.range, out, &mut |meta, bytes, out| {
+                let h = EntryHeader::of_object(meta, &bytes, entry.range.is_some());
+                before(&h, out);
+                header = Some(h);
+            })?;
+            return header;
+        }
+        self.append_located(entry.name, &self.locate(entry)?, max_bytes, out, before)
+    }
+
+    fn append_located(
+        &self,
+        name: &ObjectName,
+        located: &Located,
+        max_bytes: u64,
+        out: &mut Vec<u8>,
+        before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
+    ) -> Option<EntryHeader> {
+        let Located { meta, header, bytes, of } = located;
+        if header.size > max_bytes || !self.has_parts(name, located) {
+            return None;
+        }
+        let store = self.store_for(name)?;
+        if *of == Parts::Inline {
+            let mut same_version = false;
+            let range = match bytes.is_empty() {
+                true => ByteRange::Inclusive(0, 0),
+                false => ByteRange::Inclusive(bytes.start, bytes.end - 1),
+            };
+            let mut empty_at = 0;
+            store.append_inline(name, Some(range), out, &mut |now, _, out| {
+                same_version = now.version() == meta.version();
+                before(header, out);
+                empty_at = out.len();
+            })?;
+            if bytes.is_empty() {
+                out.truncate(empty_at);
+            }
+            return same_version.then_some(*header);
+        }
+        before(header, out);
+        if bytes.is_empty() {
+            return Some(*header);
+        }
+        for index in chunks_of(bytes) {
+            let start = u64::from(index) * CHUNK_BYTES;
+            let within = bytes.start.max(start) - start..bytes.end.min(start + CHUNK_BYTES) - start;
+            if !store.append_part(name, meta.version(), of.part(index), within, out) {
+                return None;
+            }
+        }
+        Some(*header)
+    }
+
+    fn has_parts(&self, name: &ObjectName, located: &Located) -> bool {
+        let Some(store) = self.store_for(name) else { return false };
+        match located.of {
+            Parts::Inline => store.peek(name).is_some_and(|p| p.inline),
+            of => {
+                let version = located.meta.version();
+                located.bytes.is_empty() || chunks_of(&located.bytes).all(|i| store.has_part(name, version, of.part(i)))
+            }
+        }
+    }
+
+    /// Where the entry's bytes are, as far as is known here and fresh: from RAM, or with one disk read for a head or an index.
+    fn locate(&self, entry: &WarmEntry<'_>) -> Option<Located> {
+        let store = self.store_for(entry.name)?;
+        let (meta, validated_at_secs) = match self.inner.heads.get(entry.name) {
+            Some(held) => held,
+            None => {
+                let head = store.head(entry.name)?;
+                self.inner.heads.insert(entry.name, head.meta.clone(), head.validated_at_secs);
+                (head.meta, head.validated_at_secs)
+            }
+        };
+        if !self.is_fresh(entry.name, validated_at_secs) {
+            return None;
+        }
+        let whole = if meta.size > CHUNK_BYTES { Parts::Chunks } else { Parts::Inline };
+        let Some(member) = entry.member else {
+            let bytes = resolve_range(entry.range, meta.size).ok()?;
+            let header = EntryHeader::of_object(&meta, &bytes, entry.range.is_some());
+            return Some(Located { meta, header, bytes, of: whole });
+        };
+        let extent = self.index_here(entry.name, &meta)?.readable(member).ok()?.extent;
+        let within = resolve_range(entry.range, extent.size).ok()?;
+        let (base, of) = match extent.place().ok()? {
+            Place::Archive(at) => (at.start, whole),
+            Place::Decompressed(at) => (at.start, Parts::Unpacked),
+            Place::ZipLocalHeader(at) => {
+                if extent.storage != Storage::Stored || extent.kind != ArchiveKind::Zip {
+                    return None;
+                }
+                (extent.zip_data_range(&self.bytes_here(entry.name, &meta, at)?).ok()?.start, whole)
+            }
+        };
+        let header = EntryHeader { size: within.end - within.start, mtime_secs: 0 };
+        Some(Located { meta, header, bytes: base + within.start..base + within.end, of })
+    }
+
+    /// A few bytes of an object, if they are on the local disk.
+    fn bytes_here(&self, name: &ObjectName, meta: &ObjectMeta, bytes: Range<u64>) -> Option<Vec<u8>> {
+        let store = self.store_for(name)?;
+        let mut out = Vec::new();
+        if meta.size <= CHUNK_BYTES {
+            let head = store.head(name)?;
+            let data = head.data.filter(|_| head.meta.version() == meta.version())?;
+            out.extend_from_slice(data.get(bytes.start as usize..bytes.end as usize)?);
+            return Some(out);
+        }
+        for index in chunks_of(&bytes) {
+            let start = u64::from(index) * CHUNK_BYTES;
+            let within = bytes.start.max(start) - start..bytes.end.min(start + CHUNK_BYTES) - start;
+            if !store.append_part(name, meta.version(), Part::Chunk(index), within, &mut out) {
+                return None;
+            }
+        }
+        Some(out)
+    }
+}

@@ -1,0 +1,118 @@
+//! Warm-up: bringing whole objects to the local disk before anybody asks for them.
+
+use crate::{Engine, ReadOptions, fill::chunk_range};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
+use futures::StreamExt;
+use serde::Serialize;
+
+/// What became of one object.
+#[derive(Clone, Debug)]
+pub enum WarmOutcome {
+    /// Brought now (in a dry run: would be brought).
+    Warmed { bytes: u64 },
+    /// All of it was here and current.
+    AlreadyThere { bytes: u64 },
+    /// There is no such object.
+    Missing,
+    /// The origin does not let this node read it.
+    Denied,
+    Failed(Error),
+}
+
+/// Sums over a warm-up. Objects are counted once each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WarmReport {
+    pub warmed: u64,
+    pub warmed_bytes: u64,
+    pub already_there: u64,
+    pub already_there_bytes: u64,
+    pub missing: u64,
+    pub denied: u64,
+    pub failed: u64,
+}
+
+impl WarmReport {
+    pub fn count(&mut self, outcome: &WarmOutcome) {
+        match outcome {
+            WarmOutcome::Warmed { bytes } => {
+                self.warmed += 1;
+                self.warmed_bytes += bytes;
+            }
+            WarmOutcome::AlreadyThere { bytes } => {
+                self.already_there += 1;
+                self.already_there_bytes += bytes;
+            }
+            WarmOutcome::Missing => self.missing += 1,
+            WarmOutcome::Denied => self.denied += 1,
+            WarmOutcome::Failed(_) => self.failed += 1,
+        }
+    }
+
+    pub fn objects(&self) -> u64 {
+        self.warmed + self.already_there + self.missing + self.denied + self.failed
+    }
+}
+
+impl Engine {
+    /// Brings one whole object to the local disk, and makes sure that it is there: what the disk refused is a failure. A dry run asks the
+    /// origin for the head only and says what would be done.
+    pub async fn warm(&self, name: &ObjectName, dry_run: bool) -> WarmOutcome {
+        match self.warm_inner(name, dry_run).await {
+            Ok(outcome) => outcome,
+            Err(e) => match e.kind() {
+                ErrorKind::NotFound => WarmOutcome::Missing,
+                ErrorKind::PermissionDenied | ErrorKind::Unauthenticated => WarmOutcome::Denied,
+                _ => WarmOutcome::Failed(e),
+            },
+        }
+    }
+
+    async fn warm_inner(&self, name: &ObjectName, dry_run: bool) -> Result<WarmOutcome> {
+        let Some(store) = self.store_for(name).cloned() else {
+            return Err(Error::unsupported(format!("bucket {} is not cached on this node", name.bucket()))
+                .hint("give the node a cache directory, or set cache = true for the bucket"));
+        };
+        let head = self.head(name, &ReadOptions::default()).await?;
+        let size = head.meta.size;
+        let is_here = |meta: &forebay_core::ObjectMeta| match size <= CHUNK_BYTES {
+            true => store.peek(name).is_some_and(|p| p.inline) && store.coverage(name, meta) == size,
+            false => self.has_chunks(name, meta, &(0..size)),
+        };
+        if is_here(&head.meta) {
+            return Ok(WarmOutcome::AlreadyThere { bytes: size });
+        }
+        if dry_run {
+            return Ok(WarmOutcome::Warmed { bytes: size - store.coverage(name, &head.meta).min(size) });
+        }
+        let mut brought = 0;
+        let meta = if size <= CHUNK_BYTES {
+            let resolved = self.resolve_for(name, None).await?;
+            brought += resolved.meta.size;
+            resolved.meta
+        } else {
+            let chunks = 0..size.div_ceil(CHUNK_BYTES) as u32;
+            let until = chunks.end;
+            let mut work = futures::stream::iter(chunks.filter(|&i| !self.has_chunks(name, &head.meta, &chunk_range(i, size))))
+                .map(|i| {
+                    let range = chunk_range(i, size);
+                    let length = range.end - range.start;
+                    let (engine, name, meta) = (self.clone(), name.clone(), head.meta.clone());
+                    async move { engine.chunk(&name, &meta, i, 0..length, until).await.map(|_| length) }
+                })
+                .buffered(8);
+            while let Some(length) = work.next().await {
+                brought += length?;
+            }
+            head.meta
+        };
+        let here = match meta.size <= CHUNK_BYTES {
+            true => store.peek(name).is_some_and(|p| p.inline),
+            false => self.has_chunks(name, &meta, &(0..meta.size)),
+        };
+        if !here {
+            return Err(Error::internal(format!("{name} was fetched but the cache did not keep it"))
+                .hint("is the cache large enough for what is warmed, and its disk writable? See `forebay status`"));
+        }
+        Ok(WarmOutcome::Warmed { bytes: brought })
+    }
+}

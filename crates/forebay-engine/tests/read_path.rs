@@ -1,0 +1,262 @@
+//! The read and write path over an origin whose every request is seen.
+
+mod support;
+
+use forebay_core::{ByteRange, ErrorKind};
+use forebay_engine::{Conditions, Freshness, PutRequest, ReadOptions};
+use futures::{StreamExt, future::join_all, stream};
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+use support::{Bench, collect, name, noise};
+
+const MIB: usize = 1 << 20;
+const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_object_costs_one_request_and_then_none_and_then_a_revalidation() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(10_000, 1));
+    assert_eq!(b.get("a").await.unwrap(), (noise(10_000, 1), "MISS"));
+    assert_eq!(b.get("a").await.unwrap(), (noise(10_000, 1), "HIT"));
+    assert_eq!(b.origin.requests(), 1);
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (noise(10_000, 1), "REVALIDATED"));
+    assert_eq!(b.get("a").await.unwrap().1, "HIT");
+    assert_eq!(b.origin.requests(), 2);
+    b.origin.set("a", noise(500, 2));
+    assert_eq!(b.get("a").await.unwrap().0, noise(10_000, 1), "fresh by the rule");
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (noise(500, 2), "MISS"));
+    let s = b.engine.stats().snapshot();
+    assert_eq!((s.reads_miss, s.reads_hit, s.reads_revalidated), (2, 3, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn freshness_always_and_immutable() {
+    let b = Bench::new(Freshness::Always);
+    b.origin.set("a", "one");
+    assert_eq!(b.get("a").await.unwrap().1, "MISS");
+    assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
+    b.origin.set("a", "two");
+    assert_eq!(b.get("a").await.unwrap(), (b"two".to_vec(), "MISS"));
+
+    let b = Bench::new(Freshness::Immutable);
+    b.origin.set("a", "one");
+    b.get("a").await.unwrap();
+    b.origin.set("a", "two");
+    b.clock.advance(Duration::from_secs(1 << 25));
+    assert_eq!(b.get("a").await.unwrap(), (b"one".to_vec(), "HIT"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_without_etags_is_revalidated_by_its_head() {
+    let b = Bench::new(MINUTE);
+    b.origin.without_etags.store(true, SeqCst);
+    b.origin.set("a", noise(3 * MIB, 1));
+    b.get("a").await.unwrap();
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (noise(3 * MIB, 1), "REVALIDATED"));
+    b.origin.set("a", noise(3 * MIB, 2));
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (noise(3 * MIB, 2), "MISS"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_of_a_large_object_fetches_only_the_chunks_it_touches() {
+    let b = Bench::new(MINUTE);
+    let data = noise(50 * MIB + 17, 3);
+    b.origin.set("big", data.clone());
+    let (from, to) = (20 * MIB + 5, 22 * MIB + 9);
+    let range = Some(ByteRange::Inclusive(from as u64, to as u64 - 1));
+    assert_eq!(b.get_range("big", range).await.unwrap(), (data[from..to].to_vec(), "MISS"));
+    assert_eq!(b.origin.bytes_out.load(SeqCst), 3 * MIB as u64);
+    assert_eq!(b.origin.requests(), 1, "one run for the whole range");
+    assert_eq!(b.get_range("big", range).await.unwrap(), (data[from..to].to_vec(), "HIT"));
+    assert_eq!(b.get_range("big", Some(ByteRange::Suffix(10))).await.unwrap().0, data[data.len() - 10..]);
+    assert_eq!(b.get_range("big", Some(ByteRange::From(50 * MIB as u64))).await.unwrap(), (data[50 * MIB..].to_vec(), "HIT"));
+    assert_eq!(b.get("big").await.unwrap(), (data.clone(), "MISS"));
+    assert_eq!(b.get("big").await.unwrap(), (data, "HIT"));
+    let fetched = b.origin.bytes_out.load(SeqCst);
+    assert_eq!(fetched, 50 * MIB as u64 + 17, "no chunk twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sizes_and_ranges_at_every_edge() {
+    let b = Bench::new(MINUTE);
+    for size in [0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB, 9 * MIB + 1] {
+        let key = format!("o{size}");
+        let data = noise(size, size as u64);
+        b.origin.set(&key, data.clone());
+        for round in ["MISS", "HIT"] {
+            assert_eq!(b.get(&key).await.unwrap(), (data.clone(), round), "{size}");
+        }
+        for (range, expect) in [
+            (ByteRange::From(0), 0..size),
+            (ByteRange::Inclusive(0, 0), 0..1.min(size)),
+            (ByteRange::From(size.saturating_sub(1) as u64), size.saturating_sub(1)..size),
+            (ByteRange::Suffix(u64::MAX), 0..size),
+            (ByteRange::Inclusive(0, u64::MAX), 0..size),
+            (ByteRange::From(size as u64), 0..0),
+            (ByteRange::Inclusive(u64::MAX - 1, u64::MAX), 0..0),
+        ] {
+            match b.get_range(&key, Some(range)).await {
+                Ok((bytes, _)) => assert_eq!(bytes, data[expect.clone()], "{size} {range}"),
+                Err(e) => assert!(e.kind() == ErrorKind::RangeNotSatisfiable && expect.is_empty(), "{size} {range}: {e}"),
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_readers_share_one_fill_and_those_who_leave_cancel_nothing() {
+    let b = Bench::new(MINUTE);
+    *b.origin.latency.lock() = Duration::from_millis(50);
+    let data = noise(12 * MIB, 5);
+    b.origin.set("big", data.clone());
+    b.origin.set("small", noise(1000, 6));
+    let leaver = tokio::spawn({
+        let engine = b.engine.clone();
+        async move { engine.read(&name("big"), None, &ReadOptions::default()).await.map(drop) }
+    });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    leaver.abort();
+    let reads = join_all((0..50).map(|i| b.get(if i % 2 == 0 { "big" } else { "small" }))).await;
+    for (i, read) in reads.into_iter().enumerate() {
+        assert_eq!(read.unwrap().0, if i % 2 == 0 { data.clone() } else { noise(1000, 6) });
+    }
+    assert_eq!(b.origin.bytes_out.load(SeqCst), 12 * MIB as u64 + 1000, "every byte once");
+    assert_eq!(b.engine.fills_in_flight(), 0);
+    assert_eq!(b.engine.budget().used_bytes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_changes_in_mid_read_is_never_mixed() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("big", noise(40 * MIB, 1));
+    let read = b.engine.read(&name("big"), None, &ReadOptions::default()).await.unwrap();
+    let mut body = read.body;
+    let mut got = body.next().await.unwrap().unwrap().to_vec();
+    b.origin.set("big", noise(40 * MIB, 2));
+    let error = loop {
+        match body.next().await {
+            Some(Ok(piece)) => got.extend_from_slice(&piece),
+            Some(Err(e)) => break e,
+            None => panic!("the body must not end well"),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::VersionChanged);
+    assert_eq!(got, noise(40 * MIB, 1)[..got.len()], "what came is of one version");
+    assert_eq!(b.get("big").await.unwrap().0, noise(40 * MIB, 2), "and the next read has the new one, within the minute");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_body_is_an_error_and_nothing_of_it_is_kept() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(300_000, 1));
+    b.origin.set("big", noise(5 * MIB, 2));
+    *b.origin.cut_bodies_after.lock() = Some(100_000);
+    assert_eq!(b.get("a").await.unwrap_err().kind(), ErrorKind::OriginUnavailable);
+    assert!(b.get("big").await.is_err());
+    *b.origin.cut_bodies_after.lock() = None;
+    assert_eq!(b.get("a").await.unwrap(), (noise(300_000, 1), "MISS"));
+    assert_eq!(b.get("big").await.unwrap().0, noise(5 * MIB, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_is_read_at_once() {
+    let b = Bench::new(Freshness::Immutable);
+    let body = |d: &'static str| stream::iter([Ok(bytes::Bytes::from(d))]).boxed();
+    b.origin.set("a", "old");
+    assert_eq!(b.get("a").await.unwrap().0, b"old");
+    b.engine.put(&name("a"), PutRequest::default(), Some(3), body("new")).await.unwrap();
+    assert_eq!(b.get("a").await.unwrap(), (b"new".to_vec(), "MISS"));
+    b.engine.copy(&name("a"), &name("b"), PutRequest::default()).await.unwrap();
+    assert_eq!(b.get("b").await.unwrap().0, b"new");
+    b.engine.delete(&name("a")).await.unwrap();
+    assert_eq!(b.get("a").await.unwrap_err().kind(), ErrorKind::NotFound);
+    let id = b.engine.create_upload(&name("b"), PutRequest::default()).await.unwrap();
+    let part = b.engine.upload_part(&name("b"), &id, 1, 4, body("part")).await.unwrap();
+    b.engine.complete_upload(&name("b"), &id, vec![part]).await.unwrap();
+    assert_eq!(b.get("b").await.unwrap().0, b"part");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fill_that_began_before_a_write_does_not_bring_the_old_version_back() {
+    let b = Bench::new(Freshness::Immutable);
+    for round in 0..30u64 {
+        *b.origin.latency.lock() = Duration::ZERO;
+        let key = format!("k{round}");
+        b.origin.set(&key, format!("old {round}"));
+        *b.origin.latency.lock() = Duration::from_millis(3);
+        let (engine, n) = (b.engine.clone(), name(&key));
+        let reader = tokio::spawn(async move { engine.read(&n, None, &ReadOptions::default()).await.map(drop) });
+        tokio::time::sleep(Duration::from_micros(round * 200)).await;
+        let body = stream::iter([Ok(bytes::Bytes::from(format!("new {round}")))]).boxed();
+        b.engine.put(&name(&key), PutRequest::default(), None, body).await.unwrap();
+        let _ = reader.await;
+        assert_eq!(b.get(&key).await.unwrap().0, format!("new {round}").into_bytes());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_are_checked_on_hits_and_misses() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", "one");
+    for _ in 0..2 {
+        let with = |c: Conditions| ReadOptions { conditions: c, bypass: false };
+        let e = b.engine.read(&name("a"), None, &with(Conditions { if_none_match: Some("\"v1\"".into()), ..Default::default() })).await;
+        assert_eq!(e.err().map(|e| e.kind()), Some(ErrorKind::NotModified));
+        let e = b.engine.head(&name("a"), &with(Conditions { if_match: Some("\"v2\"".into()), ..Default::default() })).await;
+        assert_eq!(e.err().map(|e| e.kind()), Some(ErrorKind::PreconditionFailed));
+    }
+    assert_eq!(b.origin.requests(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_store_and_past_it_reads_still_work() {
+    let b = Bench::with(MINUTE, None, 64 << 20);
+    b.origin.set("a", noise(100, 1));
+    b.origin.set("big", noise(7 * MIB, 2));
+    for _ in 0..2 {
+        assert_eq!(b.get("a").await.unwrap(), (noise(100, 1), "MISS"));
+        assert_eq!(b.get("big").await.unwrap(), (noise(7 * MIB, 2), "MISS"));
+    }
+    let b = Bench::new(MINUTE);
+    b.origin.set("big", noise(7 * MIB, 2));
+    b.get("big").await.unwrap();
+    let past = ReadOptions { bypass: true, ..Default::default() };
+    let read = b.engine.read(&name("big"), Some(ByteRange::Suffix(5)), &past).await.unwrap();
+    assert_eq!(read.cache.as_str(), "BYPASS");
+    assert_eq!(collect(read.body).await.unwrap(), noise(7 * MIB, 2)[7 * MIB - 5..]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
+    let b = Bench::with(MINUTE, Some(256 << 20), 4 << 20);
+    for i in 0..8 {
+        b.origin.set(&format!("big{i}"), noise(10 * MIB, i));
+    }
+    let reads = join_all((0..8).map(|i| {
+        let b = &b;
+        async move { b.get(&format!("big{i}")).await }
+    }));
+    let reads = tokio::time::timeout(Duration::from_secs(30), reads).await.expect("no deadlock");
+    for (i, read) in reads.into_iter().enumerate() {
+        assert_eq!(read.unwrap().0, noise(10 * MIB, i as u64));
+    }
+    assert_eq!(b.engine.budget().used_bytes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_is_down_fails_what_is_stale_and_serves_what_is_fresh() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", "one");
+    b.get("a").await.unwrap();
+    b.origin.down.store(true, SeqCst);
+    assert_eq!(b.get("a").await.unwrap().1, "HIT");
+    b.clock.advance(Duration::from_secs(61));
+    let e = b.get("a").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::OriginUnavailable);
+    assert!(e.to_string().contains("data/a"), "{e}");
+    b.origin.down.store(false, SeqCst);
+    assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
+}

@@ -1,0 +1,246 @@
+//! An origin in memory whose requests are counted and whose faults are chosen, and an engine over it.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result};
+use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions};
+use forebay_origin::*;
+use forebay_store::{DirConfig, Store, StoreConfig};
+use futures::{StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+#[derive(Default)]
+pub struct MemoryOrigin {
+    pub objects: Mutex<BTreeMap<String, (Bytes, ObjectMeta)>>,
+    pub gets: Mutex<Vec<(String, Option<Range<u64>>)>>,
+    pub heads: AtomicU64,
+    pub bytes_out: AtomicU64,
+    versions: AtomicU64,
+    /// Each body breaks off after this many bytes, if set.
+    pub cut_bodies_after: Mutex<Option<usize>>,
+    pub latency: Mutex<Duration>,
+    pub down: AtomicBool,
+    pub without_etags: AtomicBool,
+    uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
+}
+
+impl MemoryOrigin {
+    pub fn set(&self, key: &str, data: impl Into<Bytes>) {
+        let data = data.into();
+        let version = self.versions.fetch_add(1, SeqCst) + 1;
+        let etag = (!self.without_etags.load(SeqCst)).then(|| format!("\"v{version}\""));
+        let meta = ObjectMeta {
+            size: data.len() as u64,
+            etag,
+            last_modified_ms: version as i64 * 1000,
+            attributes: Default::default(),
+        };
+        self.objects.lock().insert(key.into(), (data, meta));
+    }
+
+    pub fn requests(&self) -> usize {
+        self.gets.lock().len() + self.heads.load(SeqCst) as usize
+    }
+
+    async fn answer(&self) -> Result<()> {
+        let latency = *self.latency.lock();
+        if !latency.is_zero() {
+            tokio::time::sleep(latency).await;
+        }
+        match self.down.load(SeqCst) {
+            true => Err(Error::origin_unavailable("the origin is down")),
+            false => Ok(()),
+        }
+    }
+
+    fn find(&self, key: &str) -> Result<(Bytes, ObjectMeta)> {
+        self.objects.lock().get(key).cloned().ok_or_else(|| Error::not_found(key.to_owned()))
+    }
+}
+
+#[async_trait]
+impl Origin for MemoryOrigin {
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.heads.fetch_add(1, SeqCst);
+        self.answer().await?;
+        Ok(self.find(key)?.1)
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        self.gets.lock().push((key.into(), request.range.clone()));
+        self.answer().await?;
+        let (data, meta) = self.find(key)?;
+        if request.if_match.is_some() && request.if_match != meta.etag {
+            return Err(Error::new(ErrorKind::PreconditionFailed, "changed"));
+        }
+        if request.if_none_match.is_some() && request.if_none_match == meta.etag {
+            return Err(Error::new(ErrorKind::NotModified, "same"));
+        }
+        let range = request.range.map_or(0..meta.size, |r| r.start..r.end.min(meta.size));
+        if range.start > range.end || (range.start == range.end && meta.size > 0) {
+            return Err(Error::range_not_satisfiable(format!("{range:?}")));
+        }
+        let body = data.slice(range.start as usize..range.end as usize);
+        self.bytes_out.fetch_add(body.len() as u64, SeqCst);
+        let cut = *self.cut_bodies_after.lock();
+        let mut pieces: Vec<Result<Bytes>> = body.chunks(100_000).map(|c| Ok(Bytes::copy_from_slice(c))).collect();
+        if let Some(cut) = cut {
+            let mut left = cut;
+            pieces = pieces
+                .into_iter()
+                .map_while(|p| {
+                    let n = p.as_ref().map_or(0, Bytes::len);
+                    (left > 0).then(|| {
+                        left = left.saturating_sub(n);
+                        p
+                    })
+                })
+                .collect();
+            pieces.push(Err(Error::origin_unavailable("the connection was cut")));
+        }
+        Ok(GetResponse { meta, range, body: stream::iter(pieces).boxed() })
+    }
+
+    async fn list(&self, _: ListRequest) -> Result<ListPage> {
+        Err(Error::unsupported("list"))
+    }
+
+    async fn put(&self, key: &str, _: PutRequest, _: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        let data: Vec<Bytes> = body.try_collect().await?;
+        self.answer().await?;
+        self.set(key, data.concat());
+        Ok(PutResponse { etag: self.find(key)?.1.etag })
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.objects.lock().remove(key);
+        Ok(())
+    }
+
+    async fn copy(&self, from: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
+        let data = self.find(from)?.0;
+        self.set(to, data);
+        Ok(PutResponse { etag: self.find(to)?.1.etag })
+    }
+
+    async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
+        self.uploads.lock().insert(key.into(), BTreeMap::new());
+        Ok(key.into())
+    }
+
+    async fn upload_part(&self, _: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        let data: Vec<Bytes> = body.try_collect().await?;
+        let mut uploads = self.uploads.lock();
+        let parts = uploads.get_mut(upload).ok_or_else(|| Error::not_found("upload"))?;
+        parts.insert(number, data.concat().into());
+        Ok(UploadedPart { number, etag: format!("p{number}"), size })
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        let stored = self.uploads.lock().remove(upload).ok_or_else(|| Error::not_found("upload"))?;
+        let data: Vec<Bytes> = parts.iter().map(|p| stored[&p.number].clone()).collect();
+        self.set(key, data.concat());
+        Ok(PutResponse { etag: self.find(key)?.1.etag })
+    }
+
+    async fn abort_upload(&self, _: &str, upload: &str) -> Result<()> {
+        self.uploads.lock().remove(upload);
+        Ok(())
+    }
+}
+
+pub const NOW: Duration = Duration::from_secs(1_000_000);
+
+/// An engine over one bucket, `data`.
+pub struct Bench {
+    pub origin: Arc<MemoryOrigin>,
+    pub engine: Engine,
+    pub clock: ManualClock,
+    pub dir: Option<tempfile::TempDir>,
+}
+
+impl Bench {
+    pub fn new(freshness: Freshness) -> Self {
+        Self::with(freshness, Some(256 << 20), 64 << 20)
+    }
+
+    pub fn with(freshness: Freshness, cache_bytes: Option<u64>, budget_bytes: u64) -> Self {
+        let dir = cache_bytes.map(|_| tempfile::tempdir().unwrap());
+        let clock = ManualClock::at(NOW);
+        let store = cache_bytes.map(|capacity_bytes| {
+            let path = dir.as_ref().unwrap().path().to_owned();
+            Arc::new(Store::open(StoreConfig::new(vec![DirConfig { path, capacity_bytes }]), Arc::new(clock.clone())).unwrap())
+        });
+        Self::over(Arc::new(MemoryOrigin::default()), freshness, store, dir, clock, budget_bytes)
+    }
+
+    pub fn over(
+        origin: Arc<MemoryOrigin>,
+        freshness: Freshness,
+        store: Option<Arc<Store>>,
+        dir: Option<tempfile::TempDir>,
+        clock: ManualClock,
+        budget_bytes: u64,
+    ) -> Self {
+        let mut buckets = FixedBuckets::default();
+        buckets.0.insert("data".into(), origin.clone());
+        let rules = BucketRules { default: BucketRule { freshness, cache: true }, ..Default::default() };
+        let config = EngineConfig { rules, ..Default::default() };
+        let engine = Engine::new(config, Arc::new(buckets), store, Arc::new(clock.clone()), MemoryBudget::new(budget_bytes));
+        Self { origin, engine, clock, dir }
+    }
+
+    pub async fn get(&self, key: &str) -> Result<(Vec<u8>, &'static str)> {
+        self.get_range(key, None).await
+    }
+
+    pub async fn get_range(&self, key: &str, range: Option<forebay_core::ByteRange>) -> Result<(Vec<u8>, &'static str)> {
+        let read = self.engine.read(&name(key), range, &ReadOptions::default()).await?;
+        let (expected, cache) = (read.range.end - read.range.start, read.cache.as_str());
+        let bytes = collect(read.body).await?;
+        assert_eq!(bytes.len() as u64, expected, "a body yields what it announced");
+        Ok((bytes, cache))
+    }
+
+    pub async fn member(&self, key: &str, member: &str) -> Result<(Vec<u8>, &'static str)> {
+        let read = self.engine.read_member(&name(key), member, None, &ReadOptions::default()).await?;
+        let cache = read.cache.as_str();
+        Ok((collect(read.body).await?, cache))
+    }
+}
+
+pub async fn collect(body: ByteStream) -> Result<Vec<u8>> {
+    let pieces: Vec<Bytes> = body.try_collect().await?;
+    Ok(pieces.concat())
+}
+
+pub fn name(key: &str) -> ObjectName {
+    ObjectName::new("data", key).unwrap()
+}
+
+/// Bytes that are different everywhere.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        out.extend_from_slice(&x.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
