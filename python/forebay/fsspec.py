@@ -1,0 +1,264 @@
+"""The filesystem ``forebay://`` for fsspec, and so for pandas, Dask, Hugging Face datasets, PyArrow and others.
+
+::
+
+    import fsspec
+
+    with fsspec.open("forebay://bucket/table.csv", url="http://127.0.0.1:9300") as file:
+        ...
+    fs = fsspec.filesystem("forebay", url="http://127.0.0.1:9300")
+    fs.cat(["bucket/a", "bucket/b"])          # one GetBatch
+
+The node is the one of ``url``, or of the environment variable ``FOREBAY_URL``. Installing the package registers the protocol.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from ._forebay import Client, ObjectInfo
+from .errors import NotFound
+
+__all__ = ["ForebayFile", "ForebayFileSystem"]
+
+#: A file being written is held in memory up to this many bytes, then in a temporary file.
+SPOOL_MAX_BYTES = 64 << 20
+
+
+class ForebayFileSystem(AbstractFileSystem):
+    """Buckets of a node as a filesystem; paths are ``bucket/key``.
+
+    Args:
+        url: The node, as for :class:`forebay.Client`.
+        client: A client to use instead.
+        **options: Further options of the client: ``token``, ``timeout``, ``origin``, ``cache``.
+
+    Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are the parts of keys before a ``/``: they exist as long
+    as something is in them, and making or removing one does nothing.
+    """
+
+    protocol = "forebay"
+    root_marker = ""
+    async_impl = False
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: Client | None = None,
+        token: str | None = None,
+        timeout: float = 60.0,
+        origin: str | None = None,
+        cache: str | None = None,
+        **storage_options: Any,
+    ) -> None:
+        super().__init__(**storage_options)
+        self.client = client or Client(url, token=token, timeout=timeout, origin=origin, cache=cache)
+
+    @property
+    def fsid(self) -> str:
+        return f"forebay_{self.client.url}"
+
+    @staticmethod
+    def _split(path: str) -> tuple[str, str]:
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    # Reading what there is
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """What lies directly under a path: objects, and directories (deeper keys are folded into them)."""
+        path = self._strip_protocol(path)
+        if not path:
+            found = [_directory(bucket) for bucket in self.client.buckets()]
+        else:
+            found = self._children(path)
+            if not found:
+                found = [self.info(path)]
+        return found if detail else [entry["name"] for entry in found]
+
+    def _children(self, path: str) -> list[dict[str, Any]]:
+        bucket, key = self._split(path)
+        prefix = f"{key}/" if key else ""
+        files: list[dict[str, Any]] = []
+        directories: dict[str, None] = {}
+        for info in self.client.list(f"{bucket}/{prefix}" if prefix else bucket):
+            head, slash, _ = info.key[len(prefix) :].partition("/")
+            if slash:
+                directories.setdefault(f"{bucket}/{prefix}{head}")
+            elif head:
+                files.append(_file(info))
+        return sorted([*files, *map(_directory, directories)], key=lambda entry: entry["name"])
+
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any):
+        """All objects under a path, by one listing."""
+        path = self._strip_protocol(path)
+        if not path or maxdepth is not None or withdirs:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        bucket, key = self._split(path)
+        found = {}
+        try:
+            found = {
+                info.name: _file(info)
+                for info in self.client.list(path)
+                if not key or info.key == key or info.key.startswith(f"{key.rstrip('/')}/")
+            }
+        except NotFound:
+            pass
+        return found if detail else sorted(found)
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """``name``, ``size`` in bytes, ``type`` (``file`` or ``directory``), and for files ``ETag`` and ``LastModified`` where known."""
+        path = self._strip_protocol(path)
+        bucket, key = self._split(path)
+        if key:
+            try:
+                return _file(self.client.head((bucket, key)))
+            except NotFound:
+                pass
+        # A directory is there as long as an object is under it; listing a bucket that does not exist is NotFound.
+        if not path or any(True for _ in self.client.list(f"{bucket}/{key}/" if key else bucket, page_size=1)):
+            return _directory(path)
+        if not key and bucket in self.client.buckets():
+            return _directory(path)
+        raise FileNotFoundError(path)
+
+    def modified(self, path: str) -> datetime:
+        """When the object was last changed at its origin."""
+        text = self.client.head(self._strip_protocol(path)).last_modified
+        return parsedate_to_datetime(text) if text else datetime.fromtimestamp(0, UTC)
+
+    def ukey(self, path: str) -> str:
+        """The object's version: changes when its bytes do."""
+        info = self.client.head(self._strip_protocol(path))
+        return f"{info.etag}-{info.size}"
+
+    checksum = ukey
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        name = self._strip_protocol(path)
+        if start is None and end is None:
+            return bytes(self.client.get(name))
+        if (start or 0) < 0 or (end or 0) < 0:
+            size = self.client.head(name).size
+            start = max(0, size + start) if start is not None and start < 0 else start
+            end = max(0, size + end) if end is not None and end < 0 else end
+        begin = start or 0
+        if end is not None and end <= begin:
+            return b""
+        return bytes(self.client.get(name, start=begin, length=None if end is None else end - begin))
+
+    def cat(self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any):
+        """The bytes of one object, or of several as ``{path: bytes}``: several are one GetBatch."""
+        paths = self.expand_path(path, recursive=recursive, **kwargs)
+        if len(paths) < 2 or kwargs:
+            return super().cat(path, recursive=recursive, on_error=on_error, **kwargs)
+        batch = self.client.batch(paths, continue_on_error=on_error != "raise")
+        out: dict[str, Any] = {}
+        for name, item in zip(paths, batch, strict=True):
+            if item.error is None:
+                out[name] = bytes(item)
+            elif on_error == "return":
+                out[name] = FileNotFoundError(item.error)
+        return out
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: int | list[int] | None,
+        ends: int | list[int] | None,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Byte ranges of objects, in one GetBatch."""
+        starts = starts if isinstance(starts, Iterable) else [starts] * len(paths)
+        ends = ends if isinstance(ends, Iterable) else [ends] * len(paths)
+        wanted = [
+            {"objname": self._strip_protocol(p), "start": s or 0, "length": -1 if e is None else e - (s or 0)}
+            for p, s, e in zip(paths, starts, ends, strict=True)
+        ]
+        if not wanted or any(w["start"] < 0 or w["length"] == 0 or w["length"] < -1 for w in wanted):
+            return super().cat_ranges(paths, list(starts), list(ends), max_gap=max_gap, on_error=on_error, **kwargs)
+        batch = self.client.batch(wanted, continue_on_error=on_error == "return")
+        return [bytes(item) if item.error is None else FileNotFoundError(item.error) for item in batch]
+
+    # Writing
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        name = self._strip_protocol(path)
+        if mode == "create" and self.client.exists(name):
+            raise FileExistsError(path)
+        self.client.put(name, value)
+        self.invalidate_cache(self._parent(path))
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if self.isdir(path1):
+            return
+        self.pipe_file(path2, self.cat_file(path1))
+
+    def rm_file(self, path: str) -> None:
+        self.client.delete(self._strip_protocol(path))
+
+    _rm = rm_file
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Does nothing: directories come into being with what is in them."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Does nothing: directories come into being with what is in them."""
+
+    def rmdir(self, path: str) -> None:
+        """Does nothing: directories go with what is in them."""
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> ForebayFile:
+        if mode not in ("rb", "wb", "xb"):
+            raise ValueError(f"mode {mode!r} is not one of rb, wb, xb: objects are written whole")
+        if mode == "xb" and self.exists(path):
+            raise FileExistsError(path)
+        return ForebayFile(self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs)
+
+
+class ForebayFile(AbstractBufferedFile):
+    """An object opened for reading (by ranges, read ahead) or for writing (kept aside, and written whole when it is closed)."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.cat_file(self.path, start, end)
+
+    def _initiate_upload(self) -> None:
+        self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_MAX_BYTES)
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self._spool.write(self.buffer.getvalue())
+        if final and self.autocommit:
+            self.commit()
+        return True
+
+    def commit(self) -> None:
+        """Writes the object."""
+        self._spool.seek(0)
+        self.fs.client.put(self.path, self._spool)
+        self._spool.close()
+
+    def discard(self) -> None:
+        """Forgets what was written."""
+        self._spool.close()
+
+
+def _file(info: ObjectInfo) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": info.name, "size": info.size, "type": "file"}
+    if info.etag:
+        entry["ETag"] = info.etag
+    if info.last_modified:
+        entry["LastModified"] = info.last_modified
+    return entry
+
+
+def _directory(name: str) -> dict[str, Any]:
+    return {"name": name.rstrip("/"), "size": 0, "type": "directory"}

@@ -1,0 +1,258 @@
+"""PyTorch datasets over Forebay.
+
+* :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch (``__getitems__``), and it fetches them in one GetBatch.
+* :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per epoch, and keeps requests on their way ahead of
+  the training loop.
+
+Both work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
+
+A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of that; with labels, the pair ``(data, label)``.
+Without ``decode`` it is a one-dimensional ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and may
+be written to).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from ._forebay import Batch, Client, Item
+
+__all__ = ["IterableDataset", "MapDataset", "as_tensor", "rank_and_world"]
+
+
+def as_tensor(item: Item) -> torch.Tensor:
+    """The bytes of an entry as a ``torch.uint8`` tensor of shape ``(item.size,)``, without a copy."""
+    if item.error is None and item.size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(item, dtype=torch.uint8)
+
+
+class _Samples:
+    """Entries and labels, and how an entry becomes a sample. What both datasets share."""
+
+    def __init__(
+        self,
+        client: Client,
+        samples: Sequence[Any],
+        *,
+        bucket: str | None,
+        labels: Sequence[Any] | None,
+        decode: Callable[[Item], Any] | None,
+        transform: Callable[[Any], Any] | None,
+        on_error: str | Callable[[Item], Any],
+    ) -> None:
+        if isinstance(samples, (str, bytes)):
+            raise TypeError("samples is a sequence of names; for all objects under a prefix use from_prefix()")
+        if labels is None and len(samples) and isinstance(samples[0], tuple):
+            samples, labels = [s[0] for s in samples], [s[1] for s in samples]
+        if labels is not None and len(labels) != len(samples):
+            raise ValueError(f"{len(samples)} samples and {len(labels)} labels")
+        if on_error != "raise" and not callable(on_error):
+            raise ValueError('on_error is "raise" or a function of an Item')
+        self.client = client
+        self.samples = samples
+        self.labels = labels
+        self.bucket = bucket
+        self.decode = decode or as_tensor
+        self.transform = transform
+        self.on_error = on_error
+
+    def entries(self, indices: Sequence[int]) -> list[Any]:
+        """The entries of a GetBatch for these rows."""
+        samples = self.samples
+        return [samples[i] for i in indices]
+
+    def options(self) -> dict[str, Any]:
+        return {"bucket": self.bucket, "continue_on_error": self.on_error != "raise"}
+
+    def sample(self, item: Item, index: int) -> Any:
+        if item.error is not None and callable(self.on_error):
+            data = self.on_error(item)
+        else:
+            data = self.decode(item)
+            if self.transform is not None:
+                data = self.transform(data)
+        return data if self.labels is None else (data, self.labels[index])
+
+    def of_batch(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
+        for item, index in zip(batch, indices, strict=True):
+            yield self.sample(item, index)
+
+
+def _names_under(client: Client, prefix: str) -> tuple[str, list[str]]:
+    names = [info.key for info in client.list(prefix)]
+    bucket = prefix.split("://", 1)[-1].split("/", 1)[0]
+    return bucket, names
+
+
+class MapDataset(torch.utils.data.Dataset):
+    """A map-style dataset whose ``__getitems__`` is one GetBatch.
+
+    Args:
+        client: Where the objects come from.
+        samples: One entry per row: a name (``"bucket/key"``, or ``"key"`` with ``bucket=``), a :class:`forebay.Entry`, a dict; or pairs
+            ``(entry, label)``. NumPy arrays of strings work and cost forked workers the least memory.
+        bucket: The bucket of names that have none.
+        labels: One label per row, if ``samples`` are not pairs.
+        decode: Makes data of an :class:`forebay.Item` (for instance an image decoder that takes ``item.data``). Default: :func:`as_tensor`.
+        transform: Applied to what ``decode`` returned.
+        on_error: ``"raise"`` (the default): an entry that cannot be had fails the batch with a :class:`forebay.Error`. A function: called with
+            the item (see ``item.error``), and what it returns is the data of that row.
+
+    Raises:
+        forebay.Error: From ``__getitem__`` and ``__getitems__``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        samples: Sequence[Any],
+        *,
+        bucket: str | None = None,
+        labels: Sequence[Any] | None = None,
+        decode: Callable[[Item], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        on_error: str | Callable[[Item], Any] = "raise",
+    ) -> None:
+        self._rows = _Samples(
+            client, samples, bucket=bucket, labels=labels, decode=decode, transform=transform, on_error=on_error
+        )
+
+    @classmethod
+    def from_prefix(cls, client: Client, prefix: str, **options: Any) -> MapDataset:
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names."""
+        bucket, names = _names_under(client, prefix)
+        return cls(client, names, bucket=bucket, **options)
+
+    def __len__(self) -> int:
+        return len(self._rows.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        index = index + len(self) if index < 0 else index
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these rows, in this order, in one request."""
+        indices = list(indices)
+        if not indices:
+            return []
+        batch = self._rows.client.batch(self._rows.entries(indices), **self._rows.options())
+        return list(self._rows.of_batch(batch, indices))
+
+
+class IterableDataset(torch.utils.data.IterableDataset):
+    """An iterable dataset: each rank and each DataLoader worker gets its own rows, each row exactly once per epoch.
+
+    Args:
+        client, samples, bucket, labels, decode, transform, on_error: As for :class:`MapDataset`.
+        request_size: Entries per GetBatch. It need not be DataLoader's ``batch_size``.
+        prefetch: Requests on their way beyond the one being consumed. Bounded in bytes by the client's ``max_inflight_bytes``.
+        shuffle: Whether to permute all rows anew in each epoch (same permutation on all ranks).
+        seed: Seed of the permutation.
+        rank, world_size: This process among the training processes. Default: ``torch.distributed`` if it is initialized, else the environment
+            (``RANK``, ``WORLD_SIZE``), else alone.
+        drop_uneven: Leave out the last rows so that all ranks yield equally many.
+
+    Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        samples: Sequence[Any],
+        *,
+        bucket: str | None = None,
+        labels: Sequence[Any] | None = None,
+        decode: Callable[[Item], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        on_error: str | Callable[[Item], Any] = "raise",
+        request_size: int = 128,
+        prefetch: int = 2,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_uneven: bool = False,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise ValueError("give both rank and world_size, or neither")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size}")
+        if request_size < 1 or prefetch < 0:
+            raise ValueError("request_size is at least 1 and prefetch at least 0")
+        self._rows = _Samples(
+            client, samples, bucket=bucket, labels=labels, decode=decode, transform=transform, on_error=on_error
+        )
+        self.request_size = request_size
+        self.prefetch = prefetch
+        self.shuffle = shuffle
+        self.seed = seed
+        # In shared memory: workers that live on from epoch to epoch see the change.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.drop_uneven = drop_uneven
+        self._place = None if rank is None else (rank, world_size)
+
+    @classmethod
+    def from_prefix(cls, client: Client, prefix: str, **options: Any) -> IterableDataset:
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names."""
+        bucket, names = _names_under(client, prefix)
+        return cls(client, names, bucket=bucket, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the permutation of the next iteration, in persistent DataLoader workers too."""
+        self._epoch.fill_(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """What :meth:`set_epoch` was last called with; 0 at first."""
+        return int(self._epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker knows nothing of torch.distributed: it takes the place of the process that spawned it.
+        return {**self.__dict__, "_place": self._place or rank_and_world()}
+
+    def _own_rows(self) -> torch.Tensor:
+        """The row numbers of this rank, in order."""
+        rank, world = self._place or rank_and_world()
+        total = len(self._rows.samples)
+        if self.shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(self.seed * 1_000_003 + self.epoch)
+            order = torch.randperm(total, generator=generator)
+        else:
+            order = torch.arange(total)
+        if self.drop_uneven:
+            order = order[: total - total % world]
+        return order[rank::world]
+
+    def __len__(self) -> int:
+        """Rows of this rank, all its workers together."""
+        rank, world = self._place or rank_and_world()
+        total = len(self._rows.samples)
+        if self.drop_uneven:
+            total -= total % world
+        return (total - rank + world - 1) // world
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = self._own_rows()
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            rows = rows[worker.id :: worker.num_workers]
+        requests = [rows[at : at + self.request_size].tolist() for at in range(0, len(rows), self.request_size)]
+        lists = (self._rows.entries(indices) for indices in requests)
+        batches = self._rows.client.batches(lists, prefetch=self.prefetch, **self._rows.options())
+        for batch, indices in zip(batches, requests, strict=True):
+            yield from self._rows.of_batch(batch, indices)
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of ranks: of ``torch.distributed``, else of the environment, else ``(0, 1)``."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
