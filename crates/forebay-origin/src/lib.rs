@@ -1,14 +1,28 @@
-//! Remote buckets: the [`Origin`] trait, its implementation over `object_store`, and the wrappers that make it well-behaved.
+//! Remote buckets: the [`Origin`] trait, its implementations, and the wrappers that make them well-behaved.
 //!
-//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside. Implementations are stacked, each one thing:
-//! the object store itself, then continuation of broken bodies and retries, then the limiter of requests and bytes. Tests put the
-//! fault-injecting wrapper in between.
+//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside. Implementations are stacked, each one thing, from
+//! the inside: the service itself, the counters, the limiter of requests and bytes, then retries and continuation of broken bodies (outermost,
+//! so that waiting for the next attempt holds no place in the limiter). Tests put [`Faulty`] in between.
 //!
 //! Hidden contracts, which every implementation keeps and the conformance suite checks:
 //! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with another version;
 //! - a body yields exactly `range.end - range.start` bytes or ends with an error: never fewer, never more;
-//! - what `put` and `complete_upload` acknowledged is what the next `head` or `get` sees.
+//! - a range that begins at 0 of an empty object is answered with an empty body, any other range past the end is `RangeNotSatisfiable`;
+//! - what `put` and `complete_upload` acknowledged is what the next `head` or `get` sees;
+//! - a copy without attributes keeps those of its source.
 
+mod assemble;
+pub mod body;
+pub mod config;
+mod credentials;
+mod failure;
+mod local;
+mod profile;
+mod s3;
 mod traits;
+mod transport;
 
+pub use config::{OriginConfig, OriginUrl, Secret};
+pub use local::LocalOrigin;
+pub use s3::S3Origin;
 pub use traits::*;

@@ -1,0 +1,95 @@
+//! A body of unknown length, or longer than one request may carry, written as a multipart upload.
+//!
+//! Invariant: the object appears only if the whole body was read and acknowledged; a body that fails, or a part that does, aborts
+//! the upload. Memory is one part at a time, plus what the transport holds.
+
+use crate::{ByteStream, Origin, PutRequest, PutResponse, body};
+use bytes::{Bytes, BytesMut};
+use forebay_core::{Error, ErrorKind, Result, limits};
+use futures::TryStreamExt;
+
+/// The first parts; S3 asks for at least 5 MiB in all parts but the last.
+const PART_BYTES: u64 = 8 << 20;
+/// Parts grow, so that the largest object of 5 TiB fits the 10,000 parts of an upload: 2,000 each of 8 and 32 MiB, then 128 MiB and 1 GiB.
+const PARTS_PER_STEP: u32 = 2_000;
+
+fn part_bytes(number: u32) -> u64 {
+    PART_BYTES << (2 * ((number - 1) / PARTS_PER_STEP)).min(7)
+}
+
+/// Writes `body`; `size` is checked where it is known.
+pub(crate) async fn put_in_parts(
+    origin: &dyn Origin,
+    key: &str,
+    request: PutRequest,
+    size: Option<u64>,
+    body: ByteStream,
+) -> Result<PutResponse> {
+    let mut body = match size {
+        Some(n) => body::exact(body, n, format!("the body of put {key:?}")),
+        None => body,
+    };
+    let mut left_over = Bytes::new();
+    let first = next_part(&mut body, &mut left_over, part_bytes(1)).await?;
+    if (first.len() as u64) < part_bytes(1) {
+        let n = first.len() as u64;
+        return origin.put(key, request, Some(n), body::from_bytes(first)).await;
+    }
+    let upload = origin.create_upload(key, request).await?;
+    let writing = async {
+        let mut parts = Vec::new();
+        let mut part = first;
+        loop {
+            let number = parts.len() as u32 + 1;
+            if number as usize > limits::UPLOAD_PARTS_MAX {
+                return Err(Error::new(ErrorKind::TooLarge, format!("{key:?} needs more than {} parts", limits::UPLOAD_PARTS_MAX)));
+            }
+            let n = part.len() as u64;
+            parts.push(origin.upload_part(key, &upload, number, n, body::from_bytes(part)).await?);
+            part = next_part(&mut body, &mut left_over, part_bytes(number + 1)).await?;
+            if part.is_empty() {
+                return origin.complete_upload(key, &upload, parts).await;
+            }
+        }
+    };
+    match writing.await {
+        Ok(done) => Ok(done),
+        Err(e) => {
+            if let Err(abort) = origin.abort_upload(key, &upload).await {
+                tracing::warn!(key, upload, error = %abort, "an upload that failed could not be aborted: its parts stay at the origin until it expires them");
+            }
+            Err(e)
+        }
+    }
+}
+
+/// The next `wanted` bytes, fewer only at the end.
+async fn next_part(body: &mut ByteStream, left_over: &mut Bytes, wanted: u64) -> Result<Bytes> {
+    let mut part = BytesMut::new();
+    loop {
+        let room = (wanted - part.len() as u64) as usize;
+        if !left_over.is_empty() {
+            let take = left_over.split_to(room.min(left_over.len()));
+            part.extend_from_slice(&take);
+        }
+        if part.len() as u64 == wanted {
+            return Ok(part.freeze());
+        }
+        match body.try_next().await? {
+            Some(chunk) => *left_over = chunk,
+            None => return Ok(part.freeze()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_parts_hold_five_tebibytes() {
+        let total: u128 = (1..=limits::UPLOAD_PARTS_MAX as u32).map(|n| part_bytes(n) as u128).sum();
+        assert!(total >= 5 << 40, "{total}");
+        assert!(part_bytes(limits::UPLOAD_PARTS_MAX as u32) <= 5 << 30);
+    }
+}

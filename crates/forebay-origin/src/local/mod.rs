@@ -1,0 +1,518 @@
+//! A directory as a bucket: each object is a file, `/` in a key is a sub-directory.
+//!
+//! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its place by one rename or link: a reader sees
+//!   the old object or the new one, and a crash leaves the old one.
+//! - The ETag is made of inode, modification time, size, and a random number that each of our own writes leaves in an extended attribute;
+//!   so two writes within one tick of the clock differ too. Files that others write have the first three.
+//! - Attributes and user metadata live in the same extended attribute. Where the file system has none, an object with user metadata is
+//!   refused, and content types are not kept.
+//! - A file that changes while it is read ends its body with `VersionChanged`.
+//!
+//! What a directory cannot hold is refused: `a` beside `a/b`, keys that end in `/`, parts of more than 255 bytes.
+
+mod attributes;
+mod list;
+mod upload;
+
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, UploadedPart,
+    body::exact,
+    failure::{self, Site},
+};
+use async_trait::async_trait;
+use attributes::Stored;
+use bytes::{Bytes, BytesMut};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, name};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::{
+    fs::{self, File, Metadata, OpenOptions},
+    io::{self, Read, Write},
+    ops::Range,
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The directory inside each bucket that holds what is being written. No key begins with it.
+pub(crate) const RESERVED: &str = ".forebay";
+/// How much is read from a file at once.
+const READ_BYTES: u64 = 256 << 10;
+/// Files of unfinished writes older than this are removed when a bucket is opened.
+const STALE_AFTER: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+/// One directory.
+#[derive(Clone)]
+pub struct LocalOrigin(Arc<Root>);
+
+struct Root {
+    path: PathBuf,
+    description: String,
+    /// Held from the check of a condition to the rename that relies on it.
+    conditional: parking_lot::Mutex<()>,
+}
+
+impl LocalOrigin {
+    /// # Errors
+    /// `BucketNotFound` if there is no such directory.
+    pub fn open(path: &Path) -> Result<Self> {
+        let path = path.canonicalize().map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Error::bucket_not_found(format!("the directory {} does not exist", path.display()))
+                .hint("create it, or correct the origin's url"),
+            _ => failure::from_io(Site { origin: &path.display().to_string(), operation: "open", key: "" }, e),
+        })?;
+        if !path.is_dir() {
+            return Err(Error::invalid(format!("{} is not a directory", path.display())));
+        }
+        let description = format!("file://{}", path.display());
+        let origin = Self(Arc::new(Root { path, description, conditional: parking_lot::Mutex::new(()) }));
+        origin.remove_stale();
+        Ok(origin)
+    }
+
+    /// Unfinished writes of a process that died.
+    fn remove_stale(&self) {
+        for sub in ["tmp", "uploads"] {
+            let Ok(entries) = fs::read_dir(self.0.path.join(RESERVED).join(sub)) else { continue };
+            for entry in entries.flatten() {
+                let old = entry.metadata().and_then(|m| m.modified()).is_ok_and(|t| t.elapsed().is_ok_and(|age| age > STALE_AFTER));
+                if old {
+                    let path = entry.path();
+                    let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                    tracing::info!(path = %path.display(), ok = removed.is_ok(), "removing an unfinished write");
+                }
+            }
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(&self, f: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
+        let root = self.0.clone();
+        tokio::task::spawn_blocking(move || f(&root)).await.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+    }
+}
+
+/// An object's file, open, with what was seen of it.
+struct Opened {
+    file: File,
+    seen: Seen,
+    meta: ObjectMeta,
+}
+
+/// What shows that a file is still the one that was opened.
+#[derive(PartialEq, Eq, Clone, Copy)]
+struct Seen {
+    size: u64,
+    mtime: (i64, i64),
+}
+
+impl Seen {
+    fn of(m: &Metadata) -> Self {
+        Self { size: m.size(), mtime: (m.mtime(), m.mtime_nsec()) }
+    }
+}
+
+fn meta_of(m: &Metadata, stored: Stored) -> ObjectMeta {
+    let nanos = m.mtime() as i128 * 1_000_000_000 + m.mtime_nsec() as i128;
+    let etag = match stored.write_id {
+        Some(id) => format!("\"{:x}-{nanos:x}-{:x}-{id:x}\"", m.ino(), m.size()),
+        None => format!("\"{:x}-{nanos:x}-{:x}\"", m.ino(), m.size()),
+    };
+    ObjectMeta { size: m.size(), etag: Some(etag), last_modified_ms: (nanos / 1_000_000) as i64, attributes: stored.attributes }
+}
+
+impl Root {
+    fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
+        Site { origin: &self.description, operation, key }
+    }
+
+    fn path_of(&self, key: &str) -> Result<PathBuf> {
+        name::validate_key(key)?;
+        if key.ends_with('/') {
+            return Err(Error::unsupported(format!("{key:?} ends in '/': a local directory has no objects of such names"))
+                .hint("folders come and go with the objects in them"));
+        }
+        if key == RESERVED || key.starts_with(".forebay/") {
+            return Err(Error::permission_denied(format!("{key:?} is reserved: {RESERVED} holds what is being written")));
+        }
+        Ok(self.path.join(key))
+    }
+
+    /// For reads: a key that cannot exist here does not exist.
+    fn path_to_read(&self, key: &str) -> Result<PathBuf> {
+        match self.path_of(key) {
+            Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
+                Err(Error::not_found(format!("{key:?} is not in {}", self.description)))
+            }
+            other => other,
+        }
+    }
+
+    fn open(&self, operation: &'static str, key: &str) -> Result<Opened> {
+        let site = self.site(operation, key);
+        let path = self.path_to_read(key)?;
+        let absent = || match self.path.is_dir() {
+            true => Error::not_found(format!("{key:?} is not in {}", self.description)),
+            false => Error::bucket_not_found(format!("{} is gone", self.description)).hint("is the disk mounted?"),
+        };
+        // Not blocking: a FIFO must not hang the thread.
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
+            Ok(file) => file,
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+                return Err(absent());
+            }
+            Err(e) => return Err(failure::from_io(site, e)),
+        };
+        let m = file.metadata().map_err(|e| failure::from_io(site, e))?;
+        if !m.is_file() {
+            return Err(absent());
+        }
+        let stored = attributes::read(&file);
+        Ok(Opened { seen: Seen::of(&m), meta: meta_of(&m, stored), file })
+    }
+
+    /// A new file among the unfinished ones.
+    fn temporary(&self, site: Site<'_>) -> Result<(File, Unfinished)> {
+        let dir = self.path.join(RESERVED).join("tmp");
+        let path = dir.join(format!("{:032x}", rand::random::<u128>()));
+        let open = || OpenOptions::new().write(true).read(true).create_new(true).open(&path);
+        let file = match open() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => fs::create_dir_all(&dir).and_then(|()| open()),
+            other => other,
+        };
+        match file {
+            Ok(file) => Ok((file, Unfinished(Some(path)))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::bucket_not_found(format!("{} is gone", self.description))),
+            Err(e) => Err(failure::from_io(site, e)),
+        }
+    }
+
+    /// Gives a written file its attributes and its place.
+    fn publish(&self, key: &str, file: &File, mut unfinished: Unfinished, request: &PutRequest) -> Result<PutResponse> {
+        let site = self.site("put", key);
+        let io = |e| failure::from_io(site, e);
+        let path = self.path_of(key)?;
+        attributes::write(file, &request.attributes).map_err(|e| e.context(format_args!("put {key:?} at {}", self.description)))?;
+        file.sync_all().map_err(io)?;
+        let unmet = || {
+            Error::new(
+                ErrorKind::PreconditionFailed,
+                format!("put {key:?} at {}: the condition {:?} does not hold", self.description, request.condition),
+            )
+        };
+        let from = unfinished.path().to_owned();
+        let guard = (request.condition != PutCondition::Always).then(|| self.conditional.lock());
+        if let PutCondition::IfMatch(etag) = &request.condition {
+            match self.open("put", key) {
+                Ok(there) if there.meta.etag.as_ref() == Some(etag) => {}
+                Ok(_) => return Err(unmet()),
+                Err(e) if e.kind() == ErrorKind::NotFound => return Err(unmet()),
+                Err(e) => return Err(e),
+            }
+        }
+        let parent = path.parent().unwrap_or(&self.path);
+        let place = || match request.condition {
+            PutCondition::IfAbsent => fs::hard_link(&from, &path),
+            _ => fs::rename(&from, &path),
+        };
+        let mut placed = place();
+        // A parent may be missing, or be removed by a delete between its making and the rename.
+        for _ in 0..16 {
+            match &placed {
+                Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
+                    fs::create_dir_all(parent).map_err(|e| match e.kind() {
+                        // A file is where a directory would have to be.
+                        io::ErrorKind::AlreadyExists => failure::from_io(site, io::Error::from(io::ErrorKind::NotADirectory)),
+                        _ => io(e),
+                    })?;
+                    placed = place();
+                }
+                _ => break,
+            }
+        }
+        match placed {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && request.condition == PutCondition::IfAbsent => return Err(unmet()),
+            Err(e) => return Err(io(e)),
+        }
+        drop(guard);
+        if request.condition != PutCondition::IfAbsent {
+            unfinished.0 = None;
+        }
+        // The directory is synced, so that an acknowledged write outlives a crash.
+        File::open(parent).and_then(|d| d.sync_all()).map_err(io)?;
+        let m = file.metadata().map_err(io)?;
+        Ok(PutResponse { etag: meta_of(&m, attributes::read(file)).etag })
+    }
+
+    /// Removes the directories that a delete left empty, up to the root.
+    fn prune(&self, from: Option<&Path>) {
+        let mut dir = from;
+        while let Some(d) = dir.filter(|d| *d != self.path && d.starts_with(&self.path)) {
+            if fs::remove_dir(d).is_err() {
+                return;
+            }
+            dir = d.parent();
+        }
+    }
+}
+
+/// A file that is removed when dropped, unless it was given its place.
+struct Unfinished(Option<PathBuf>);
+
+impl Unfinished {
+    fn path(&self) -> &Path {
+        self.0.as_deref().expect("taken only when published, after which it is not used")
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(path) = self.0.take() {
+            // It may be linked into its place already; this name goes in any case.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn check(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
+    let current = meta.etag.as_deref().unwrap_or_default();
+    if request.if_match.as_ref().is_some_and(|wanted| wanted != current && wanted != "*") {
+        return Err(Error::new(ErrorKind::PreconditionFailed, format!("{key:?} has another version: {current}")));
+    }
+    if request.if_none_match.as_ref().is_some_and(|known| known == current || known == "*") {
+        return Err(Error::new(ErrorKind::NotModified, format!("{key:?} is still {current}")));
+    }
+    Ok(())
+}
+
+/// The bytes of an open file, checked after each read to be still of the version that was announced.
+fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
+    let Opened { file, seen, .. } = opened;
+    stream::try_unfold((Arc::new(file), range, what), move |(file, range, what)| async move {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let len = (range.end - range.start).min(READ_BYTES);
+        let (f, at) = (file.clone(), range.start);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut buffer = BytesMut::zeroed(len as usize);
+            let read = f.read_exact_at(&mut buffer, at);
+            let now = f.metadata();
+            (read.map(|()| buffer.freeze()), now)
+        });
+        let (read, now) = read.await.map_err(|e| Error::internal(format!("{what}: {e}")))?;
+        match now {
+            Ok(m) if Seen::of(&m) == seen => {}
+            Ok(_) => return Err(Error::version_changed(format!("{what}: the file was changed while it was read"))),
+            Err(e) => return Err(Error::internal(format!("{what}: {e}"))),
+        }
+        let bytes: Bytes = read.map_err(|e| Error::origin_unavailable(format!("{what}: {e}")))?;
+        Ok(Some((bytes, (file, range.start + len..range.end, what))))
+    })
+    .boxed()
+}
+
+#[async_trait]
+impl Origin for LocalOrigin {
+    fn describe(&self) -> String {
+        self.0.description.clone()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        let key = key.to_owned();
+        self.blocking(move |root| Ok(root.open("head", &key)?.meta)).await
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let owned = key.to_owned();
+        let opened = self.blocking(move |root| root.open("get", &owned)).await?;
+        let meta = opened.meta.clone();
+        check(&meta, &request, key)?;
+        let range = match &request.range {
+            None => 0..meta.size,
+            Some(r) if r.start >= meta.size && r.start > 0 => {
+                return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {}", meta.size, r.start)));
+            }
+            Some(r) => r.start..r.end.min(meta.size).max(r.start),
+        };
+        let what = format!("get {key:?} at {}", self.0.description);
+        Ok(GetResponse { meta, range: range.clone(), body: read_file(opened, range, what) })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        self.blocking(move |root| list::page(root, &request)).await
+    }
+
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        let body = match size {
+            Some(n) => exact(body, n, format!("the body of put {key:?}")),
+            None => body,
+        };
+        let (file, unfinished) = self.receive("put", key, body).await?;
+        let key = key.to_owned();
+        self.blocking(move |root| root.publish(&key, &file, unfinished, &request)).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        let key = key.to_owned();
+        self.blocking(move |root| {
+            let path = match root.path_to_read(&key) {
+                Ok(path) => path,
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            match fs::remove_file(&path) {
+                Ok(()) => {
+                    root.prune(path.parent());
+                    Ok(())
+                }
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+                    Ok(())
+                }
+                // A directory is no object: there is nothing of this name.
+                Err(_) if path.is_dir() => Ok(()),
+                Err(e) => Err(failure::from_io(root.site("delete", &key), e)),
+            }
+        })
+        .await
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        self.blocking(move |root| {
+            let mut source = root.open("copy", &from)?;
+            root.path_of(&to)?;
+            let (mut file, unfinished) = root.temporary(root.site("copy", &to))?;
+            let copied = io::copy(&mut source.file, &mut file).map_err(|e| failure::from_io(root.site("copy", &to), e))?;
+            let now = source.file.metadata().map_err(|e| failure::from_io(root.site("copy", &from), e))?;
+            if Seen::of(&now) != source.seen || copied != source.seen.size {
+                return Err(Error::version_changed(format!("{from:?} was changed while it was copied")));
+            }
+            let mut request = request;
+            if request.attributes == Default::default() {
+                request.attributes = source.meta.attributes;
+            }
+            root.publish(&to, &file, unfinished, &request)
+        })
+        .await
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        let key = key.to_owned();
+        self.blocking(move |root| upload::create(root, &key, request)).await
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        let (k, id) = (key.to_owned(), upload.to_owned());
+        self.blocking(move |root| upload::check(root, &k, &id).map(drop)).await?;
+        let body = exact(body, size, format!("part {number} of {key:?}"));
+        let (file, unfinished) = self.receive("upload a part of", key, body).await?;
+        let (k, id) = (key.to_owned(), upload.to_owned());
+        self.blocking(move |root| upload::add_part(root, &k, &id, number, size, &file, unfinished)).await
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        let (key, upload) = (key.to_owned(), upload.to_owned());
+        self.blocking(move |root| upload::complete(root, &key, &upload, &parts)).await
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        let (key, upload) = (key.to_owned(), upload.to_owned());
+        self.blocking(move |root| upload::abort(root, &key, &upload)).await
+    }
+}
+
+impl LocalOrigin {
+    /// Writes a body into a new file among the unfinished ones; nothing stays of a body that fails.
+    async fn receive(&self, operation: &'static str, key: &str, mut body: ByteStream) -> Result<(File, Unfinished)> {
+        let owned = key.to_owned();
+        let (mut file, unfinished) = self
+            .blocking(move |root| {
+                root.path_of(&owned)?;
+                root.temporary(root.site(operation, &owned))
+            })
+            .await?;
+        let mut buffered: Vec<Bytes> = Vec::new();
+        let mut bytes = 0usize;
+        loop {
+            let next = body.try_next().await?;
+            let last = next.is_none();
+            if let Some(chunk) = next {
+                bytes += chunk.len();
+                buffered.push(chunk);
+            }
+            // Written in large pieces: each hand-over to the file thread costs more than a small write.
+            if bytes >= 1 << 20 || (last && bytes > 0) {
+                let pieces = std::mem::take(&mut buffered);
+                bytes = 0;
+                let owned = key.to_owned();
+                file = self
+                    .blocking(move |root| {
+                        for piece in &pieces {
+                            file.write_all(piece).map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
+                        }
+                        Ok(file)
+                    })
+                    .await?;
+            }
+            if last {
+                return Ok((file, unfinished));
+            }
+        }
+    }
+}
+
+/// A whole small file, for what is kept beside objects.
+fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// The directories under `root` that are buckets.
+pub(crate) fn buckets(root: &Path) -> Result<Vec<String>> {
+    let site = Site { origin: &root.display().to_string(), operation: "list the buckets", key: "" };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root).map_err(|e| failure::from_io(site, e))? {
+        let entry = entry.map_err(|e| failure::from_io(site, e))?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if name::validate_bucket(&name).is_ok() && entry.path().is_dir() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Makes a bucket.
+pub(crate) fn create_bucket(root: &Path, bucket: &str) -> Result<()> {
+    name::validate_bucket(bucket)?;
+    match fs::create_dir(root.join(bucket)) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::new(ErrorKind::AlreadyExists, format!("the bucket {bucket:?} is there already")))
+        }
+        Err(e) => Err(failure::from_io(Site { origin: &root.display().to_string(), operation: "create the bucket", key: bucket }, e)),
+    }
+}
+
+/// Removes a bucket that holds no object.
+pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
+    name::validate_bucket(bucket)?;
+    let path = root.join(bucket);
+    let site = Site { origin: &root.display().to_string(), operation: "remove the bucket", key: bucket };
+    if !path.is_dir() {
+        return Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} in {}", root.display())));
+    }
+    let origin = LocalOrigin::open(&path)?;
+    let first = list::page(&origin.0, &ListRequest { max_keys: 1, ..Default::default() })?;
+    if !first.entries.is_empty() {
+        return Err(Error::new(ErrorKind::Conflict, format!("the bucket {bucket:?} is not empty")).hint("delete its objects first"));
+    }
+    // An object that is written at this moment either fails or keeps the bucket: only empty directories are removed.
+    list::remove_empty_directories(&path);
+    let _ = fs::remove_dir_all(path.join(RESERVED));
+    fs::remove_dir(&path).map_err(|e| match e.kind() {
+        io::ErrorKind::DirectoryNotEmpty => Error::new(ErrorKind::Conflict, format!("the bucket {bucket:?} is not empty")),
+        _ => failure::from_io(site, e),
+    })
+}

@@ -1,0 +1,147 @@
+//! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one on completion.
+
+use super::{RESERVED, Root, Unfinished, meta_of, read_small};
+use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
+use forebay_core::{Attributes, Error, Result, limits};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io,
+    path::PathBuf,
+};
+
+const DESCRIPTION: &str = "upload.json";
+const DESCRIPTION_MAX_BYTES: u64 = 1 << 20;
+
+/// What an upload will make.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Upload {
+    key: String,
+    attributes: Attributes,
+    if_absent: bool,
+    if_match: Option<String>,
+}
+
+fn directory(root: &Root, upload: &str) -> Result<PathBuf> {
+    if upload.len() != 32 || !upload.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(gone(upload));
+    }
+    Ok(root.path.join(RESERVED).join("uploads").join(upload))
+}
+
+fn gone(upload: &str) -> Error {
+    Error::not_found(format!("there is no upload {:?}", forebay_core::name::shorten(upload)))
+        .hint("it was completed or aborted, or never begun")
+}
+
+fn part_name(number: u32) -> String {
+    format!("part-{number:05}")
+}
+
+pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<String> {
+    let site = root.site("create an upload of", key);
+    root.path_of(key)?;
+    if !root.path.is_dir() {
+        return Err(Error::bucket_not_found(format!("{} is gone", root.description)));
+    }
+    let id = format!("{:032x}", rand::random::<u128>());
+    let dir = directory(root, &id)?;
+    let (if_absent, if_match) = match request.condition {
+        PutCondition::Always => (false, None),
+        PutCondition::IfAbsent => (true, None),
+        PutCondition::IfMatch(etag) => (false, Some(etag)),
+    };
+    let upload = Upload { key: key.to_owned(), attributes: request.attributes, if_absent, if_match };
+    let json = serde_json::to_vec(&upload).map_err(|e| Error::internal(format!("upload: {e}")))?;
+    fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(DESCRIPTION), json)).map_err(|e| failure::from_io(site, e))?;
+    Ok(id)
+}
+
+/// That the upload exists and is of this key.
+pub(super) fn check(root: &Root, key: &str, upload: &str) -> Result<Upload> {
+    let path = directory(root, upload)?.join(DESCRIPTION);
+    let json = match read_small(&path, DESCRIPTION_MAX_BYTES) {
+        Ok(json) => json,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
+        Err(e) => return Err(failure::from_io(root.site("read the upload of", key), e)),
+    };
+    let found: Upload = serde_json::from_slice(&json).map_err(|e| Error::corrupt(format!("{}: {e}", path.display())))?;
+    if found.key != key {
+        return Err(gone(upload));
+    }
+    Ok(found)
+}
+
+pub(super) fn add_part(
+    root: &Root,
+    key: &str,
+    upload: &str,
+    number: u32,
+    size: u64,
+    file: &File,
+    mut part: Unfinished,
+) -> Result<UploadedPart> {
+    if number == 0 || number as usize > limits::UPLOAD_PARTS_MAX {
+        return Err(Error::invalid(format!("part number {number}")).hint("1 to 10,000"));
+    }
+    let site = root.site("upload a part of", key);
+    let to = directory(root, upload)?.join(part_name(number));
+    let etag = part_etag(file).map_err(|e| failure::from_io(site, e))?;
+    match fs::rename(part.path(), to) {
+        Ok(()) => part.0 = None,
+        // Completed or aborted meanwhile.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
+        Err(e) => return Err(failure::from_io(site, e)),
+    }
+    Ok(UploadedPart { number, etag, size })
+}
+
+fn part_etag(file: &File) -> io::Result<String> {
+    Ok(meta_of(&file.metadata()?, Default::default()).etag.unwrap_or_default())
+}
+
+pub(super) fn complete(root: &Root, key: &str, upload: &str, parts: &[UploadedPart]) -> Result<PutResponse> {
+    let site = root.site("complete the upload of", key);
+    let Upload { attributes, if_absent, if_match, .. } = check(root, key, upload)?;
+    if parts.is_empty() || parts.windows(2).any(|w| w[0].number >= w[1].number) {
+        return Err(Error::invalid(format!("the parts of {key:?} are not in ascending order")).hint("list each part once, by its number"));
+    }
+    let dir = directory(root, upload)?;
+    let mut files = Vec::with_capacity(parts.len().min(limits::UPLOAD_PARTS_MAX));
+    for part in parts {
+        let path = dir.join(part_name(part.number));
+        let etag = File::open(&path).and_then(|f| part_etag(&f));
+        match etag {
+            Ok(etag) if etag == part.etag => files.push(path),
+            Ok(_) => return Err(Error::invalid(format!("part {} of {key:?} was sent again: its ETag is another", part.number))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::invalid(format!("part {} of {key:?} was not uploaded", part.number)));
+            }
+            Err(e) => return Err(failure::from_io(site, e)),
+        }
+    }
+    let (mut joined, unfinished) = root.temporary(site)?;
+    for path in &files {
+        File::open(path).and_then(|mut f| io::copy(&mut f, &mut joined)).map_err(|e| failure::from_io(site, e))?;
+    }
+    let condition = match (if_absent, if_match) {
+        (true, _) => PutCondition::IfAbsent,
+        (false, Some(etag)) => PutCondition::IfMatch(etag),
+        (false, None) => PutCondition::Always,
+    };
+    let done = root.publish(key, &joined, unfinished, &PutRequest { attributes, condition })?;
+    if let Err(e) = fs::remove_dir_all(&dir) {
+        tracing::warn!(upload, error = %e, "the parts of a completed upload could not be removed");
+    }
+    Ok(done)
+}
+
+pub(super) fn abort(root: &Root, key: &str, upload: &str) -> Result<()> {
+    let dir = directory(root, upload)?;
+    match check(root, key, upload) {
+        Ok(_) => {}
+        Err(e) if e.kind() == forebay_core::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    }
+    fs::remove_dir_all(dir).map_err(|e| failure::from_io(root.site("abort the upload of", key), e))
+}

@@ -1,0 +1,276 @@
+//! Signed requests to an S3 service: addresses, signatures, and the region of a bucket, which is followed where the service names it.
+
+use crate::{
+    config::OriginConfig,
+    credentials::{self, AwsSettings},
+    failure::{self, Site},
+    transport::{Payload, Redirects, Transport},
+};
+use forebay_core::{Error, Result};
+use http::{HeaderMap, Method};
+use object_store::{
+    aws::{AwsAuthorizer, AwsCredentialProvider},
+    client::{HttpRequest, HttpRequestBody},
+};
+use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::sync::Arc;
+use url::Url;
+
+/// What SigV4 leaves as it is: `A-Z a-z 0-9 - . _ ~`, and `/` in paths.
+const QUERY: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const PATH: AsciiSet = QUERY.remove(b'/');
+
+/// One S3 service, shared by its buckets.
+#[derive(Clone)]
+pub(crate) struct S3Endpoint(Arc<Service>);
+
+struct Service {
+    transport: Transport,
+    /// Without a path at its end. `None`: Amazon's, by region.
+    endpoint: Option<Url>,
+    path_style: bool,
+    credentials: Option<AwsCredentialProvider>,
+    region: String,
+}
+
+/// What an address names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    Service,
+    Bucket(String),
+}
+
+/// A service or a bucket of it.
+pub(crate) struct Client {
+    service: S3Endpoint,
+    address: Address,
+    /// Another region than the configured one, once the service has said so.
+    moved_to: Mutex<Option<String>>,
+}
+
+/// A request before it is signed.
+pub(crate) struct Call<'a> {
+    site: Site<'a>,
+    method: Method,
+    query: Vec<(&'static str, String)>,
+    headers: HeaderMap,
+    payload: Payload,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(method: Method, site: Site<'a>) -> Self {
+        Self { site, method, query: Vec::new(), headers: HeaderMap::new(), payload: Payload::Empty }
+    }
+
+    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+
+    pub(crate) fn headers(mut self, headers: HeaderMap) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    pub(crate) fn payload(mut self, payload: Payload) -> Self {
+        self.payload = payload;
+        self
+    }
+}
+
+impl S3Endpoint {
+    pub(crate) fn new(config: &OriginConfig) -> Result<Self> {
+        let settings = AwsSettings::find(config)?;
+        let endpoint = match &settings.endpoint {
+            None => None,
+            Some(text) => {
+                let mut url = Url::parse(text).map_err(|e| {
+                    Error::invalid(format!("the S3 endpoint {text:?} is not an address: {e}"))
+                        .hint("as in http://127.0.0.1:9000; see AWS_ENDPOINT_URL and endpoint_url too")
+                })?;
+                if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+                    return Err(Error::invalid(format!("the S3 endpoint {text:?} is not an address")).hint("as in http://127.0.0.1:9000"));
+                }
+                if url.scheme() == "http" && config.allow_http == Some(false) {
+                    return Err(
+                        Error::invalid(format!("the S3 endpoint {text} is plain HTTP")).hint("use https://, or set allow_http = true")
+                    );
+                }
+                let path = url.path().trim_end_matches('/').to_owned();
+                url.set_path(&path);
+                url.set_query(None);
+                Some(url)
+            }
+        };
+        let for_transport = endpoint.clone().unwrap_or_else(|| Url::parse("https://s3.amazonaws.com").expect("a constant address"));
+        let transport = Transport::new(config, &for_transport, Redirects::Refuse)?;
+        let credentials = if config.anonymous { None } else { Some(credentials::aws(config, &settings)?) };
+        let path_style = config.path_style.unwrap_or(endpoint.is_some());
+        Ok(Self(Arc::new(Service { transport, endpoint, path_style, credentials, region: settings.region })))
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match &self.0.endpoint {
+            Some(url) => format!("S3 at {}", url.as_str().trim_end_matches('/')),
+            None => format!("S3 in {}", self.0.region),
+        }
+    }
+
+    pub(crate) fn client(&self, address: Address) -> Result<Client> {
+        let client = Client { service: self.clone(), address, moved_to: Mutex::new(None) };
+        client.url("", &[], &self.0.region)?;
+        Ok(client)
+    }
+}
+
+impl Client {
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.service.0.transport
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match (&self.address, &self.service.0.endpoint) {
+            (Address::Service, _) => self.service.describe(),
+            (Address::Bucket(b), Some(url)) => format!("s3://{b} at {}", url.as_str().trim_end_matches('/')),
+            (Address::Bucket(b), None) => format!("s3://{b}"),
+        }
+    }
+
+    /// The value of `x-amz-copy-source`.
+    pub(crate) fn copy_source(&self, key: &str) -> String {
+        let bucket = match &self.address {
+            Address::Bucket(b) => b.as_str(),
+            Address::Service => "",
+        };
+        format!("/{bucket}/{}", utf8_percent_encode(key, &PATH))
+    }
+
+    fn url(&self, key: &str, query: &[(&'static str, String)], region: &str) -> Result<Url> {
+        let s = &self.service.0;
+        let mut text = match &s.endpoint {
+            Some(url) => url.as_str().trim_end_matches('/').to_owned(),
+            None => format!("https://s3.{region}.amazonaws.com"),
+        };
+        if let Address::Bucket(bucket) = &self.address {
+            // A name with dots does not match a wildcard certificate.
+            if s.path_style || (s.endpoint.is_none() && bucket.contains('.')) {
+                text = format!("{text}/{bucket}");
+            } else if let Some((scheme, rest)) = text.split_once("://") {
+                text = format!("{scheme}://{bucket}.{rest}");
+            }
+        }
+        text.push('/');
+        text.extend(utf8_percent_encode(key, &PATH));
+        for (i, (name, value)) in query.iter().enumerate() {
+            text.push(if i == 0 { '?' } else { '&' });
+            text.push_str(name);
+            text.push('=');
+            text.extend(utf8_percent_encode(value, &QUERY));
+        }
+        let url = Url::parse(&text)
+            .map_err(|e| Error::invalid(format!("{text:?} is not an address: {e}")).hint("check the bucket's name and the endpoint"))?;
+        // `.` and `..` would be taken out of the path by any client and name another object.
+        if key.split('/').any(|part| part == "." || part == "..") {
+            return Err(Error::invalid(format!("{key:?} cannot be asked for: a part of it is '.' or '..'")));
+        }
+        Ok(url)
+    }
+
+    /// Sends a request; an answer that is not a success becomes an error. If the service says that the bucket lives in another region, the
+    /// request goes there, once, where its body can be sent again.
+    pub(crate) async fn send(&self, call: Call<'_>) -> Result<reqwest::Response> {
+        let Call { site, method, query, headers, mut payload } = call;
+        for may_move in [true, false] {
+            let region = self.moved_to.lock().clone().unwrap_or_else(|| self.service.0.region.clone());
+            let url = self.url(site.key, &query, &region)?;
+            let again = match &payload {
+                Payload::Empty => Some(Payload::Empty),
+                Payload::Bytes(b) => Some(Payload::Bytes(b.clone())),
+                Payload::Stream(..) => None,
+            };
+            let (hashed, streamed) = match &payload {
+                Payload::Empty => (HttpRequestBody::empty(), false),
+                Payload::Bytes(bytes) => (HttpRequestBody::from(bytes.clone()), false),
+                Payload::Stream(..) => (HttpRequestBody::empty(), true),
+            };
+            let signed = self.sign(site, &method, &url, headers.clone(), (hashed, streamed), &region).await?;
+            let answer = self.transport().send(site, method.clone(), url, signed, payload).await?;
+            let status = answer.status();
+            if status.is_success() {
+                return Ok(answer);
+            }
+            let named =
+                answer.headers().get("x-amz-bucket-region").and_then(|v| v.to_str().ok()).filter(|r| *r != region).map(str::to_owned);
+            match (named, again) {
+                (Some(named), Some(again)) if may_move && matches!(status.as_u16(), 301 | 302 | 307 | 308 | 400 | 403) => {
+                    tracing::info!(origin = site.origin, region = named, "the bucket lives in another region: following");
+                    *self.moved_to.lock() = Some(named);
+                    payload = again;
+                }
+                _ => {
+                    let headers = answer.headers().clone();
+                    let text = self.transport().error_text(answer).await;
+                    return Err(failure::from_status(site, status, &headers, &text));
+                }
+            }
+        }
+        Err(Error::origin_unavailable(format!("{} sends requests from region to region", site.origin)).hint("set the origin's region"))
+    }
+
+    /// The headers with a signature. A streamed body is not hashed (`UNSIGNED-PAYLOAD`).
+    async fn sign(
+        &self,
+        site: Site<'_>,
+        method: &Method,
+        url: &Url,
+        headers: HeaderMap,
+        (body, streamed): (HttpRequestBody, bool),
+        region: &str,
+    ) -> Result<HeaderMap> {
+        let Some(provider) = &self.service.0.credentials else { return Ok(headers) };
+        let credential = provider.get_credential().await.map_err(|e| credentials::unavailable(site, &e))?;
+        let mut request = HttpRequest::new(body);
+        *request.method_mut() = method.clone();
+        *request.uri_mut() = url.as_str().parse().map_err(|e| Error::invalid(format!("{} {:?}: {e}", site.operation, site.key)))?;
+        *request.headers_mut() = headers;
+        AwsAuthorizer::new(&credential, "s3", region)
+            .with_sign_payload(!streamed)
+            .try_authorize(&mut request, None)
+            .map_err(|e| Error::internal(format!("{} at {}: the request cannot be signed: {e}", site.operation, site.origin)))?;
+        Ok(std::mem::take(request.headers_mut()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(endpoint: Option<&str>, path_style: Option<bool>, bucket: &str) -> Client {
+        let config = OriginConfig {
+            url: format!("s3://{bucket}"),
+            endpoint: endpoint.map(str::to_owned),
+            region: Some("eu-west-1".into()),
+            path_style,
+            anonymous: true,
+            ..Default::default()
+        };
+        S3Endpoint::new(&config).unwrap().client(Address::Bucket(bucket.into())).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_of_the_asked_style_and_encoded_as_signatures_want() {
+        let url = |c: &Client, key| c.url(key, &[("a", "x y/+".into())], "eu-west-1").unwrap().to_string();
+        let c = client(Some("http://127.0.0.1:9000/"), None, "buc");
+        assert_eq!(url(&c, "a b/+%41ü&?#"), "http://127.0.0.1:9000/buc/a%20b/%2B%2541%C3%BC%26%3F%23?a=x%20y%2F%2B");
+        let c = client(Some("https://s3.example.com"), Some(false), "buc");
+        assert_eq!(url(&c, "k"), "https://buc.s3.example.com/k?a=x%20y%2F%2B");
+        assert_eq!(c.describe(), "s3://buc at https://s3.example.com");
+        assert!(c.url("a/../b", &[], "r").is_err());
+        assert_eq!(c.copy_source("a b/ü"), "/buc/a%20b/%C3%BC");
+        if std::env::var_os("AWS_ENDPOINT_URL").is_none() && std::env::var_os("AWS_ENDPOINT_URL_S3").is_none() {
+            assert!(url(&client(None, None, "buc"), "k").starts_with("https://buc.s3.eu-west-1.amazonaws.com/k?"));
+            assert!(url(&client(None, None, "b.c"), "k").starts_with("https://s3.eu-west-1.amazonaws.com/b.c/k?"));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Between HTTP headers and what the rest of the program knows: object metadata, attributes, ranges.
+
+use crate::failure::Site;
+use forebay_core::{Attributes, Error, ObjectMeta, Result};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{
+        CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+        LAST_MODIFIED,
+    },
+};
+use std::ops::Range;
+
+const USER_PREFIX: &str = "x-amz-meta-";
+
+/// A header's value; only visible ASCII, which is all that can be signed and sent safely.
+pub(crate) fn value(name: &str, text: &str) -> Result<HeaderValue> {
+    if !text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Err(Error::invalid(format!("the value of {name} holds characters that a header cannot"))
+            .hint("encode it: only visible ASCII characters can be sent"));
+    }
+    HeaderValue::from_str(text).map_err(|_| Error::invalid(format!("the value of {name} cannot be sent as a header")))
+}
+
+pub(crate) fn range(range: &Range<u64>) -> HeaderValue {
+    let text = if range.end == u64::MAX { format!("bytes={}-", range.start) } else { format!("bytes={}-{}", range.start, range.end - 1) };
+    HeaderValue::from_str(&text).expect("digits and '-' are a valid header")
+}
+
+/// The headers that write attributes.
+pub(crate) fn attributes(a: &Attributes) -> Result<HeaderMap> {
+    let mut h = HeaderMap::new();
+    let standard = [
+        (CONTENT_TYPE, &a.content_type),
+        (CONTENT_ENCODING, &a.content_encoding),
+        (CONTENT_LANGUAGE, &a.content_language),
+        (CONTENT_DISPOSITION, &a.content_disposition),
+        (CACHE_CONTROL, &a.cache_control),
+        (HeaderName::from_static("x-amz-storage-class"), &a.storage_class),
+    ];
+    for (name, text) in standard {
+        if let Some(text) = text {
+            let v = value(name.as_str(), text)?;
+            h.insert(name, v);
+        }
+    }
+    for (name, text) in &a.user {
+        let header = HeaderName::from_bytes(format!("{USER_PREFIX}{name}").as_bytes())
+            .map_err(|_| Error::invalid(format!("{name:?} is not a name for user metadata")).hint("letters, digits and '-'"))?;
+        h.insert(header, value(name, text)?);
+    }
+    Ok(h)
+}
+
+pub(crate) fn etag(h: &HeaderMap) -> Option<String> {
+    h.get(ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned)
+}
+
+fn text(h: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<String> {
+    h.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned())
+}
+
+/// The metadata of an answer to HEAD or to a GET of the whole object.
+pub(crate) fn meta(site: Site<'_>, h: &HeaderMap) -> Result<ObjectMeta> {
+    let size = h.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.trim().parse().ok()).ok_or_else(|| {
+        Error::unsupported(format!("{} {:?} at {}: the answer does not say its length", site.operation, site.key, site.origin))
+            .hint("Forebay needs objects of a known size: serve them without on-the-fly compression or chunking")
+    })?;
+    Ok(with_size(h, size))
+}
+
+fn with_size(h: &HeaderMap, size: u64) -> ObjectMeta {
+    let last_modified_ms =
+        text(h, LAST_MODIFIED).and_then(|t| chrono::DateTime::parse_from_rfc2822(&t).ok()).map(|t| t.timestamp_millis()).unwrap_or(0);
+    let mut user: Vec<_> = h
+        .iter()
+        .filter_map(|(n, v)| Some((n.as_str().strip_prefix(USER_PREFIX)?.to_owned(), String::from_utf8_lossy(v.as_bytes()).into_owned())))
+        .collect();
+    user.sort();
+    ObjectMeta {
+        size,
+        etag: etag(h),
+        last_modified_ms,
+        attributes: Attributes {
+            content_type: text(h, CONTENT_TYPE),
+            content_encoding: text(h, CONTENT_ENCODING).filter(|e| e != "identity"),
+            content_language: text(h, CONTENT_LANGUAGE),
+            content_disposition: text(h, CONTENT_DISPOSITION),
+            cache_control: text(h, CACHE_CONTROL),
+            storage_class: text(h, "x-amz-storage-class").filter(|c| c != "STANDARD"),
+            user,
+        },
+    }
+}
+
+/// The metadata of the object and the bytes that an answer to GET holds.
+pub(crate) fn meta_and_range(site: Site<'_>, status: StatusCode, h: &HeaderMap) -> Result<(ObjectMeta, Range<u64>)> {
+    if status != StatusCode::PARTIAL_CONTENT {
+        let meta = meta(site, h)?;
+        let whole = 0..meta.size;
+        return Ok((meta, whole));
+    }
+    let parsed = h.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).and_then(parse_content_range);
+    let (range, size) = parsed
+        .ok_or_else(|| Error::corrupt(format!("get {:?} at {}: a partial answer without a valid Content-Range", site.key, site.origin)))?;
+    Ok((with_size(h, size), range))
+}
+
+/// `bytes 0-9/100`.
+fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
+    let (range, size) = value.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last, size): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, size.parse().ok()?);
+    (first <= last && last < size).then(|| (first..last + 1, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges() {
+        assert_eq!(parse_content_range("bytes 0-9/100"), Some((0..10, 100)));
+        for bad in ["bytes 0-9/*", "bytes 9-0/100", "bytes 0-100/100", "items 0-1/2", "bytes 0-18446744073709551615/1"] {
+            assert_eq!(parse_content_range(bad), None, "{bad}");
+        }
+        assert_eq!(range(&(3..5)), "bytes=3-4");
+        assert_eq!(range(&(3..u64::MAX)), "bytes=3-");
+    }
+
+    #[test]
+    fn attributes_go_there_and_back() {
+        let a = Attributes {
+            content_type: Some("text/plain".into()),
+            cache_control: Some("no-store".into()),
+            user: vec![("a".into(), "1".into()), ("b-c".into(), "x y".into())],
+            ..Default::default()
+        };
+        let mut h = attributes(&a).unwrap();
+        h.insert(CONTENT_LENGTH, 3.into());
+        let site = Site { origin: "o", operation: "head", key: "k" };
+        assert_eq!(meta(site, &h).unwrap().attributes, a);
+        let bad =
+            |user: (&str, &str)| attributes(&Attributes { user: vec![(user.0.into(), user.1.into())], ..Default::default() }).is_err();
+        assert!(bad(("a b", "x")) && bad(("a", "ü")) && bad(("a", "x\ny")));
+    }
+}

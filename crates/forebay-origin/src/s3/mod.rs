@@ -1,0 +1,312 @@
+//! S3 and compatible services.
+//!
+//! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot keep three promises of [`Origin`]: its
+//! `Path` turns the key `dir/` into `dir` (a listing would give one object another's name), it needs a whole part in memory to send it
+//! (up to 5 GiB), and it hides the status of an error. Bodies stream in both directions; nothing here retries, the
+//! [`Resilient`](crate::Resilient) wrapper does.
+//!
+//! A conditional multipart upload keeps its condition in its id (`fb-absent.…`, `fb-match.<etag>.…`), because S3 wants it when the
+//! upload is completed, and any node may do that.
+
+mod client;
+mod headers;
+mod xml;
+
+pub(crate) use client::{Address, Client, S3Endpoint};
+
+use crate::*;
+use crate::{
+    assemble,
+    body::{self, exact},
+    failure::Site,
+    transport::{Payload, body_of},
+};
+use async_trait::async_trait;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use client::Call;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use http::{
+    HeaderMap, HeaderValue, Method, StatusCode,
+    header::{IF_MATCH, IF_NONE_MATCH, RANGE},
+};
+
+/// Bodies of a known length up to this are held in memory: they are signed with their hash.
+const SIGNED_BODY_MAX_BYTES: u64 = 8 << 20;
+/// Longest answer document: a page of 1,000 keys of 1,024 bytes, each character encoded by three.
+const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
+
+/// One bucket of an S3 service.
+pub struct S3Origin {
+    client: Client,
+    description: String,
+}
+
+impl S3Origin {
+    pub(crate) fn new(client: Client) -> Self {
+        let description = client.describe();
+        Self { client, description }
+    }
+
+    fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
+        Site { origin: &self.description, operation, key }
+    }
+
+    async fn document(&self, site: Site<'_>, answer: reqwest::Response) -> Result<String> {
+        self.client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await
+    }
+
+    /// A range that names no byte, of an object that may be empty: checked against what HEAD says.
+    async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
+        let site = self.site("get", key);
+        let call = Call::new(Method::HEAD, site).headers(conditions(request)?);
+        let answer = self.client.send(call).await?;
+        let meta = headers::meta(site, answer.headers())?;
+        if start > meta.size || (start == meta.size && start > 0) {
+            return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
+        }
+        Ok(GetResponse { meta, range: start..start, body: body::empty() })
+    }
+
+    async fn put_one(&self, key: &str, request: &PutRequest, payload: Payload) -> Result<PutResponse> {
+        let site = self.site("put", key);
+        let mut h = headers::attributes(&request.attributes)?;
+        match &request.condition {
+            PutCondition::Always => {}
+            PutCondition::IfAbsent => drop(h.insert(IF_NONE_MATCH, HeaderValue::from_static("*"))),
+            PutCondition::IfMatch(etag) => drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?)),
+        }
+        let call = Call::new(Method::PUT, site).headers(h).payload(payload);
+        let answer = self.client.send(call).await.map_err(|e| unmet(e, &request.condition))?;
+        Ok(PutResponse { etag: headers::etag(answer.headers()) })
+    }
+}
+
+/// S3 answers 404 to `If-Match` on an object that is not there, and 409 when two conditional writes meet.
+fn unmet(e: Error, condition: &PutCondition) -> Error {
+    match (condition, e.kind()) {
+        (PutCondition::IfMatch(_), ErrorKind::NotFound) => e.with_kind(ErrorKind::PreconditionFailed),
+        (PutCondition::IfMatch(_) | PutCondition::IfAbsent, ErrorKind::Conflict | ErrorKind::NotModified) => {
+            e.with_kind(ErrorKind::PreconditionFailed)
+        }
+        _ => e,
+    }
+}
+
+fn conditions(request: &GetRequest) -> Result<HeaderMap> {
+    let mut h = HeaderMap::new();
+    if let Some(etag) = &request.if_match {
+        h.insert(IF_MATCH, headers::value("If-Match", etag)?);
+    }
+    if let Some(etag) = &request.if_none_match {
+        h.insert(IF_NONE_MATCH, headers::value("If-None-Match", etag)?);
+    }
+    Ok(h)
+}
+
+#[async_trait]
+impl Origin for S3Origin {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        let site = self.site("head", key);
+        let answer = self.client.send(Call::new(Method::HEAD, site)).await?;
+        headers::meta(site, answer.headers())
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let site = self.site("get", key);
+        let mut h = conditions(&request)?;
+        if let Some(range) = &request.range {
+            if range.start >= range.end {
+                return self.get_nothing(key, &request, range.start).await;
+            }
+            h.insert(RANGE, headers::range(range));
+        }
+        let answer = match self.client.send(Call::new(Method::GET, site).headers(h)).await {
+            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+                return self.get_nothing(key, &request, 0).await;
+            }
+            other => other?,
+        };
+        let (meta, range) = headers::meta_and_range(site, answer.status(), answer.headers())?;
+        match &request.range {
+            // Some services answer 200 to a range that covers the object.
+            Some(asked) if range.start != asked.start || range.end > asked.end => {
+                return Err(Error::corrupt(format!("get {key:?} at {}: asked for bytes {asked:?}, got {range:?}", self.description))
+                    .hint("the origin, or a proxy before it, does not answer ranges rightly"));
+            }
+            _ => {}
+        }
+        let length = range.end - range.start;
+        let what = format!("get {key:?} at {}", self.description);
+        Ok(GetResponse { meta, range, body: exact(body_of(site, answer), length, what) })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        let site = Site { origin: &self.description, operation: "list", key: "" };
+        let mut call = Call::new(Method::GET, site)
+            .query("list-type", "2")
+            .query("encoding-type", "url")
+            .query("max-keys", request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS).to_string());
+        if !request.prefix.is_empty() {
+            call = call.query("prefix", request.prefix);
+        }
+        if let Some(delimiter) = request.delimiter {
+            call = call.query("delimiter", delimiter);
+        }
+        match (request.token, request.start_after) {
+            (Some(token), _) => call = call.query("continuation-token", token),
+            (None, Some(after)) => call = call.query("start-after", after),
+            (None, None) => {}
+        }
+        let answer = self.client.send(call).await?;
+        xml::parse_list(&self.document(site, answer).await?).map_err(|e| e.context(format_args!("list at {}", self.description)))
+    }
+
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        match size {
+            Some(n) if n <= SIGNED_BODY_MAX_BYTES => {
+                let what = format!("the body of put {key:?}");
+                let bytes = body::collect(exact(body, n, what), n).await?;
+                self.put_one(key, &request, Payload::Bytes(bytes)).await
+            }
+            // One request keeps the ETag that clients of S3 know, and the condition atomic.
+            Some(n) if n <= limits::PUT_OBJECT_MAX_BYTES => {
+                let body = exact(body, n, format!("the body of put {key:?}"));
+                self.put_one(key, &request, Payload::Stream(n, body)).await
+            }
+            _ => assemble::put_in_parts(self, key, request, size, body).await,
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        match self.client.send(Call::new(Method::DELETE, self.site("delete", key))).await {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        if request.condition != PutCondition::Always {
+            return Err(Error::unsupported(format!("a conditional copy at {}", self.description))
+                .hint("read the object and write it with the condition"));
+        }
+        let site = self.site("copy", to);
+        let mut h = headers::attributes(&request.attributes)?;
+        h.insert("x-amz-copy-source", headers::value("x-amz-copy-source", &self.client.copy_source(from))?);
+        if request.attributes != Default::default() {
+            h.insert("x-amz-metadata-directive", HeaderValue::from_static("REPLACE"));
+        }
+        let answer = match self.client.send(Call::new(Method::PUT, site).headers(h)).await {
+            // Copies of more than 5 GiB are refused by S3 as a bad request.
+            Err(e) if e.kind() == ErrorKind::Invalid && e.message().contains("larger than the maximum") => {
+                return Err(e.with_kind(ErrorKind::Unsupported));
+            }
+            other => other?,
+        };
+        let text = self.document(site, answer).await?;
+        Ok(PutResponse { etag: xml::field(&text, "CopyObjectResult", "ETag").map_err(|e| e.context(format_args!("copy {to:?}")))? })
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        let site = self.site("create an upload of", key);
+        let call = Call::new(Method::POST, site).query("uploads", "").headers(headers::attributes(&request.attributes)?);
+        let answer = self.client.send(call).await?;
+        let text = self.document(site, answer).await?;
+        let id = xml::field(&text, "InitiateMultipartUploadResult", "UploadId")?
+            .filter(|id| !id.is_empty())
+            .ok_or_else(|| Error::corrupt(format!("create an upload at {}: the answer has no id", self.description)))?;
+        Ok(match request.condition {
+            PutCondition::Always => id,
+            PutCondition::IfAbsent => format!("fb-absent.{id}"),
+            PutCondition::IfMatch(etag) => format!("fb-match.{}.{id}", URL_SAFE_NO_PAD.encode(etag)),
+        })
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        let site = self.site("upload a part of", key);
+        let body = exact(body, size, format!("part {number} of {key:?}"));
+        let payload =
+            if size <= SIGNED_BODY_MAX_BYTES { Payload::Bytes(body::collect(body, size).await?) } else { Payload::Stream(size, body) };
+        let (_, id) = split_upload(upload)?;
+        let call = Call::new(Method::PUT, site).query("partNumber", number.to_string()).query("uploadId", id).payload(payload);
+        let answer = self.client.send(call).await?;
+        let etag = headers::etag(answer.headers())
+            .ok_or_else(|| Error::corrupt(format!("part {number} of {key:?} at {}: the answer has no ETag", self.description)))?;
+        Ok(UploadedPart { number, etag, size })
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        let site = self.site("complete the upload of", key);
+        let (condition, id) = split_upload(upload)?;
+        let mut h = HeaderMap::new();
+        match &condition {
+            PutCondition::Always => {}
+            PutCondition::IfAbsent => drop(h.insert(IF_NONE_MATCH, HeaderValue::from_static("*"))),
+            PutCondition::IfMatch(etag) => drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?)),
+        }
+        let body = Payload::Bytes(Bytes::from(xml::complete_body(&parts)));
+        let call = Call::new(Method::POST, site).query("uploadId", id).headers(h).payload(body);
+        let answer = self.client.send(call).await.map_err(|e| unmet(e, &condition))?;
+        let text = self.document(site, answer).await?;
+        let etag = xml::field(&text, "CompleteMultipartUploadResult", "ETag").map_err(|e| e.context(format_args!("complete {key:?}")))?;
+        Ok(PutResponse { etag })
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        let (_, id) = split_upload(upload)?;
+        let call = Call::new(Method::DELETE, self.site("abort the upload of", key)).query("uploadId", id);
+        match self.client.send(call).await {
+            // Aborted or completed before: there is nothing left to remove.
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            other => other.map(drop),
+        }
+    }
+}
+
+fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
+    if let Some(id) = upload.strip_prefix("fb-absent.") {
+        return Ok((PutCondition::IfAbsent, id));
+    }
+    if let Some((etag, id)) = upload.strip_prefix("fb-match.").and_then(|rest| rest.split_once('.')) {
+        let etag = URL_SAFE_NO_PAD.decode(etag).ok().and_then(|e| String::from_utf8(e).ok());
+        return match etag {
+            Some(etag) => Ok((PutCondition::IfMatch(etag), id)),
+            None => Err(Error::invalid("this is not an upload id of this origin")),
+        };
+    }
+    Ok((PutCondition::Always, upload))
+}
+
+/// What a service offers beside its buckets' objects.
+impl S3Endpoint {
+    /// The names of all buckets that the credentials may see.
+    pub(crate) async fn list_buckets(&self) -> Result<Vec<String>> {
+        let description = self.describe();
+        let site = Site { origin: &description, operation: "list the buckets", key: "" };
+        let client = self.client(Address::Service)?;
+        let answer = client.send(Call::new(Method::GET, site)).await?;
+        if answer.status() != StatusCode::OK {
+            return Err(Error::unsupported(format!("listing the buckets of {description}")));
+        }
+        let text = client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await?;
+        xml::parse_buckets(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upload_id_carries_its_condition() {
+        assert_eq!(split_upload("abc.d").unwrap(), (PutCondition::Always, "abc.d"));
+        assert_eq!(split_upload("fb-absent.abc").unwrap(), (PutCondition::IfAbsent, "abc"));
+        let id = format!("fb-match.{}.a.b", URL_SAFE_NO_PAD.encode("\"e.1\""));
+        assert_eq!(split_upload(&id).unwrap(), (PutCondition::IfMatch("\"e.1\"".into()), "a.b"));
+        assert!(split_upload("fb-match.!!.x").is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! The HTTP client under the S3 and web origins: one connection pool per origin, with timeouts where hanging is possible and none where
+//! a large body is only large.
+//!
+//! HTTP/1.1 on purpose: each body has a connection of its own, and no shared flow-control window caps it at a distance.
+
+use crate::{
+    ByteStream,
+    config::OriginConfig,
+    failure::{self, Site},
+};
+use bytes::Bytes;
+use forebay_core::{Error, Result};
+use futures::{StreamExt, TryStreamExt};
+use http::{HeaderMap, Method};
+use std::sync::Once;
+use std::time::Duration;
+
+/// Error documents longer than this are cut.
+const ERROR_BODY_MAX_BYTES: usize = 16 << 10;
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Makes *ring* the process's TLS provider, once; a provider that the program chose before stays.
+pub(crate) fn install_tls_provider() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // An error means that one is installed already, which is all that is wanted.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+/// What a request carries.
+pub(crate) enum Payload {
+    Empty,
+    Bytes(Bytes),
+    /// A stream of a known length.
+    Stream(u64, ByteStream),
+}
+
+pub(crate) struct Transport {
+    client: reqwest::Client,
+    idle_timeout: Duration,
+}
+
+/// How a client treats redirects: S3 answers with them for wrong regions, web servers to move files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Redirects {
+    Refuse,
+    Follow,
+}
+
+impl Transport {
+    pub(crate) fn new(config: &OriginConfig, endpoint: &url::Url, redirects: Redirects) -> Result<Self> {
+        install_tls_provider();
+        let roots = match &config.ca_file {
+            None => Vec::new(),
+            Some(path) => {
+                let bad = |e: String| Error::invalid(format!("ca_file {}: {e}", path.display())).hint("a file of PEM certificates");
+                let pem = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
+                reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| bad(e.to_string()))?
+            }
+        };
+        let builder = |own_roots_only: bool| {
+            let mut b = reqwest::Client::builder()
+                .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
+                .http1_only()
+                .connect_timeout(config.connect_timeout)
+                .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+                .pool_max_idle_per_host(config.requests_in_flight)
+                .tcp_keepalive(Duration::from_secs(30))
+                .redirect(match redirects {
+                    Redirects::Refuse => reqwest::redirect::Policy::none(),
+                    Redirects::Follow => reqwest::redirect::Policy::limited(5),
+                });
+            b = if own_roots_only { b.tls_certs_only(roots.clone()) } else { b.tls_certs_merge(roots.clone()) };
+            // A proxy from the environment cannot reach this machine's own loopback.
+            if is_loopback(endpoint) { b.no_proxy() } else { b }
+        };
+        let client = match builder(false).build() {
+            // A machine without a certificate store can still use plain HTTP.
+            Err(_) if endpoint.scheme() == "http" => builder(true).build(),
+            other => other,
+        };
+        let client = client.map_err(|e| {
+            Error::invalid(format!("the HTTP client for {} cannot be made: {e}", endpoint.origin().ascii_serialization()))
+                .hint("install the ca-certificates package, or set ca_file")
+        })?;
+        Ok(Self { client, idle_timeout: config.idle_timeout })
+    }
+
+    /// Sends, and waits for the head of the answer at most the idle timeout (a body that is sent counts as activity).
+    pub(crate) async fn send(
+        &self,
+        site: Site<'_>,
+        method: Method,
+        url: url::Url,
+        headers: HeaderMap,
+        payload: Payload,
+    ) -> Result<reqwest::Response> {
+        let mut request = reqwest::Request::new(method, url);
+        *request.headers_mut() = headers;
+        match payload {
+            Payload::Empty => {}
+            Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.into()),
+            Payload::Stream(length, body) => {
+                request.headers_mut().insert(http::header::CONTENT_LENGTH, length.into());
+                return self.send_stream(site, request, body).await;
+            }
+        }
+        match tokio::time::timeout(self.idle_timeout, self.client.execute(request)).await {
+            Ok(answer) => answer.map_err(|e| failure::from_transport(site, &e)),
+            Err(_) => Err(no_answer(site, self.idle_timeout)),
+        }
+    }
+
+    /// A streamed body: the wait is measured from the last byte that was taken from it, and its own error is the one reported.
+    async fn send_stream(&self, site: Site<'_>, mut request: reqwest::Request, body: ByteStream) -> Result<reqwest::Response> {
+        use parking_lot::Mutex;
+        use std::sync::Arc;
+        let progress = Arc::new(Mutex::new((tokio::time::Instant::now(), None::<Error>)));
+        let seen = progress.clone();
+        let body = body.inspect(move |item| {
+            let mut p = seen.lock();
+            p.0 = tokio::time::Instant::now();
+            if let Err(e) = item {
+                p.1 = Some(e.clone());
+            }
+        });
+        *request.body_mut() = Some(reqwest::Body::wrap_stream(body));
+        let answer = self.client.execute(request);
+        tokio::pin!(answer);
+        loop {
+            let until = progress.lock().0 + self.idle_timeout;
+            tokio::select! {
+                answer = &mut answer => return answer.map_err(|e| match progress.lock().1.take() {
+                    Some(own) => own,
+                    None => failure::from_transport(site, &e),
+                }),
+                () = tokio::time::sleep_until(until) => {
+                    if progress.lock().0 + self.idle_timeout <= tokio::time::Instant::now() {
+                        return Err(no_answer(site, self.idle_timeout));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The rest of an answer that is an error, cut at a bound.
+    pub(crate) async fn error_text(&self, answer: reqwest::Response) -> String {
+        let mut text = Vec::new();
+        let mut body = answer.bytes_stream();
+        let reading = async {
+            while let Some(Ok(chunk)) = body.next().await {
+                text.extend_from_slice(&chunk[..chunk.len().min(ERROR_BODY_MAX_BYTES - text.len())]);
+                if text.len() >= ERROR_BODY_MAX_BYTES {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.idle_timeout.min(Duration::from_secs(5)), reading).await;
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// A whole answer of at most `limit` bytes.
+    pub(crate) async fn text(&self, site: Site<'_>, answer: reqwest::Response, limit: u64) -> Result<String> {
+        let reading = crate::body::collect(body_of(site, answer), limit);
+        let bytes = tokio::time::timeout(self.idle_timeout, reading).await.map_err(|_| no_answer(site, self.idle_timeout))??;
+        String::from_utf8(bytes.into())
+            .map_err(|_| Error::corrupt(format!("{} at {}: the answer is not UTF-8", site.operation, site.origin)))
+    }
+}
+
+/// The body of an answer; transport errors name the object.
+pub(crate) fn body_of(site: Site<'_>, answer: reqwest::Response) -> ByteStream {
+    let (origin, operation, key) = (site.origin.to_owned(), site.operation.to_owned(), site.key.to_owned());
+    answer.bytes_stream().map_err(move |e| failure::from_transport(Site { origin: &origin, operation: &operation, key: &key }, &e)).boxed()
+}
+
+fn no_answer(site: Site<'_>, after: Duration) -> Error {
+    Error::timeout(format!(
+        "{} {:?}: {} did not answer within {after:?}",
+        site.operation,
+        forebay_core::name::shorten(site.key),
+        site.origin
+    ))
+    .hint("check the origin, or raise idle_timeout")
+}
+
+pub(crate) fn is_loopback(url: &url::Url) -> bool {
+    match url.host() {
+        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+        Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        None => false,
+    }
+}
