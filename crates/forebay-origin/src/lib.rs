@@ -14,15 +14,25 @@
 mod assemble;
 pub mod body;
 pub mod config;
+mod counted;
 mod credentials;
 mod failure;
+mod limited;
 mod local;
+mod origins;
+mod prefixed;
 mod profile;
+mod resilient;
 mod s3;
 mod traits;
 mod transport;
 
 pub use config::{OriginConfig, OriginUrl, Secret};
+pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats};
+pub use limited::{Limited, Limiter};
 pub use local::LocalOrigin;
+pub use origins::{Origins, WILDCARD, open};
+pub use prefixed::Prefixed;
+pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient, RetryPolicy};
 pub use s3::S3Origin;
 pub use traits::*;

@@ -160,12 +160,22 @@ impl Transport {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// A whole answer of at most `limit` bytes.
+    /// A whole answer of at most `limit` bytes. A service may take long to complete an upload and send spaces meanwhile.
     pub(crate) async fn text(&self, site: Site<'_>, answer: reqwest::Response, limit: u64) -> Result<String> {
-        let reading = crate::body::collect(body_of(site, answer), limit);
-        let bytes = tokio::time::timeout(self.idle_timeout, reading).await.map_err(|_| no_answer(site, self.idle_timeout))??;
-        String::from_utf8(bytes.into())
-            .map_err(|_| Error::corrupt(format!("{} at {}: the answer is not UTF-8", site.operation, site.origin)))
+        let mut body = body_of(site, answer);
+        let mut text = Vec::new();
+        loop {
+            match tokio::time::timeout(self.idle_timeout, body.try_next()).await {
+                Err(_) => return Err(no_answer(site, self.idle_timeout)),
+                Ok(Err(e)) => return Err(e),
+                Ok(Ok(None)) => break,
+                Ok(Ok(Some(chunk))) => text.extend_from_slice(&chunk),
+            }
+            if text.len() as u64 > limit {
+                return Err(Error::corrupt(format!("{} at {}: the answer is longer than {limit} bytes", site.operation, site.origin)));
+            }
+        }
+        String::from_utf8(text).map_err(|_| Error::corrupt(format!("{} at {}: the answer is not UTF-8", site.operation, site.origin)))
     }
 }
 

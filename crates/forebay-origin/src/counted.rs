@@ -1,0 +1,266 @@
+//! Counting what goes to an origin and comes back: requests, errors, bytes, time. The innermost wrapper, so that each attempt counts.
+
+use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart};
+use async_trait::async_trait;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
+use futures::StreamExt;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+/// The kinds of requests to an origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operation {
+    Head,
+    Get,
+    List,
+    Put,
+    Delete,
+    Copy,
+    CreateUpload,
+    UploadPart,
+    CompleteUpload,
+    AbortUpload,
+}
+
+impl Operation {
+    pub const ALL: [Operation; 10] = [
+        Operation::Head,
+        Operation::Get,
+        Operation::List,
+        Operation::Put,
+        Operation::Delete,
+        Operation::Copy,
+        Operation::CreateUpload,
+        Operation::UploadPart,
+        Operation::CompleteUpload,
+        Operation::AbortUpload,
+    ];
+
+    /// For metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Operation::Head => "head",
+            Operation::Get => "get",
+            Operation::List => "list",
+            Operation::Put => "put",
+            Operation::Delete => "delete",
+            Operation::Copy => "copy",
+            Operation::CreateUpload => "create_upload",
+            Operation::UploadPart => "upload_part",
+            Operation::CompleteUpload => "complete_upload",
+            Operation::AbortUpload => "abort_upload",
+        }
+    }
+}
+
+/// One moment of an origin's counters and gauges.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OriginStats {
+    pub operations: Vec<OperationStats>,
+    /// Errors by [`ErrorKind`], those that are answers (`NotFound`, `NotModified`) included; errors in bodies too.
+    pub errors: Vec<(ErrorKind, u64)>,
+    /// Bytes of objects read.
+    pub bytes_in: u64,
+    /// Bytes of objects written.
+    pub bytes_out: u64,
+    /// Requests whose answer or body is not finished.
+    pub in_flight: u64,
+    /// Requests that wait for a place under `requests_in_flight`.
+    pub waiting: u64,
+    /// Seconds that bytes waited for `bytes_per_second`, summed.
+    pub throttled_seconds: f64,
+    /// Attempts after the first of a request, and bodies that were continued.
+    pub retries: u64,
+    pub continuations: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperationStats {
+    pub operation: Operation,
+    pub requests: u64,
+    pub errors: u64,
+    /// Seconds from the request to its answer (for `get`: to the first byte's header), summed.
+    pub latency_seconds: f64,
+}
+
+impl OriginStats {
+    pub fn requests(&self, operation: Operation) -> u64 {
+        self.operations.iter().find(|o| o.operation == operation).map_or(0, |o| o.requests)
+    }
+
+    pub fn requests_total(&self) -> u64 {
+        self.operations.iter().map(|o| o.requests).sum()
+    }
+}
+
+#[derive(Default)]
+struct PerOperation {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    latency_us: AtomicU64,
+}
+
+/// Shared by the wrappers of one origin.
+#[derive(Default)]
+pub struct Counters {
+    operations: [PerOperation; Operation::ALL.len()],
+    errors: Mutex<HashMap<ErrorKind, u64>>,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+    in_flight: AtomicU64,
+    pub(crate) waiting: AtomicU64,
+    pub(crate) throttled_us: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) continuations: AtomicU64,
+}
+
+impl Counters {
+    pub fn stats(&self) -> OriginStats {
+        let operations = Operation::ALL
+            .iter()
+            .zip(&self.operations)
+            .map(|(&operation, o)| OperationStats {
+                operation,
+                requests: o.requests.load(Relaxed),
+                errors: o.errors.load(Relaxed),
+                latency_seconds: o.latency_us.load(Relaxed) as f64 / 1e6,
+            })
+            .collect();
+        let mut errors: Vec<_> = self.errors.lock().iter().map(|(k, n)| (*k, *n)).collect();
+        errors.sort_by_key(|(k, _)| k.code());
+        OriginStats {
+            operations,
+            errors,
+            bytes_in: self.bytes_in.load(Relaxed),
+            bytes_out: self.bytes_out.load(Relaxed),
+            in_flight: self.in_flight.load(Relaxed),
+            waiting: self.waiting.load(Relaxed),
+            throttled_seconds: self.throttled_us.load(Relaxed) as f64 / 1e6,
+            retries: self.retries.load(Relaxed),
+            continuations: self.continuations.load(Relaxed),
+        }
+    }
+
+    fn error(&self, operation: Operation, e: &Error) {
+        self.operations[operation as usize].errors.fetch_add(1, Relaxed);
+        *self.errors.lock().entry(e.kind()).or_default() += 1;
+    }
+}
+
+/// One request in flight, counted until dropped.
+struct InFlight(Arc<Counters>);
+
+impl InFlight {
+    fn begin(counters: &Arc<Counters>) -> Self {
+        counters.in_flight.fetch_add(1, Relaxed);
+        Self(counters.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+/// An origin whose requests are counted.
+pub struct Counted {
+    inner: Arc<dyn Origin>,
+    counters: Arc<Counters>,
+}
+
+impl Counted {
+    pub fn new(inner: Arc<dyn Origin>, counters: Arc<Counters>) -> Self {
+        Self { inner, counters }
+    }
+
+    async fn count<T>(&self, operation: Operation, request: impl Future<Output = Result<T>> + Send) -> Result<(T, InFlight)> {
+        let in_flight = InFlight::begin(&self.counters);
+        let per = &self.counters.operations[operation as usize];
+        per.requests.fetch_add(1, Relaxed);
+        let begun = Instant::now();
+        let result = request.await;
+        per.latency_us.fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+        match result {
+            Ok(answer) => Ok((answer, in_flight)),
+            Err(e) => {
+                self.counters.error(operation, &e);
+                Err(e)
+            }
+        }
+    }
+
+    fn outgoing(&self, body: ByteStream) -> ByteStream {
+        let counters = self.counters.clone();
+        body.inspect(move |item| {
+            if let Ok(bytes) = item {
+                counters.bytes_out.fetch_add(bytes.len() as u64, Relaxed);
+            }
+        })
+        .boxed()
+    }
+}
+
+#[async_trait]
+impl Origin for Counted {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        Ok(self.count(Operation::Head, self.inner.head(key)).await?.0)
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let (mut answer, in_flight) = self.count(Operation::Get, self.inner.get(key, request)).await?;
+        // The guard lives in the closure: the request is in flight until its body is dropped.
+        answer.body = answer
+            .body
+            .inspect(move |item| match item {
+                Ok(bytes) => drop(in_flight.0.bytes_in.fetch_add(bytes.len() as u64, Relaxed)),
+                Err(e) => in_flight.0.error(Operation::Get, e),
+            })
+            .boxed();
+        Ok(answer)
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        Ok(self.count(Operation::List, self.inner.list(request)).await?.0)
+    }
+
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        Ok(self.count(Operation::Put, self.inner.put(key, request, size, self.outgoing(body))).await?.0)
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.count(Operation::Delete, self.inner.delete(key)).await.map(drop)
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        Ok(self.count(Operation::Copy, self.inner.copy(from, to, request)).await?.0)
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        Ok(self.count(Operation::CreateUpload, self.inner.create_upload(key, request)).await?.0)
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        let request = self.inner.upload_part(key, upload, number, size, self.outgoing(body));
+        Ok(self.count(Operation::UploadPart, request).await?.0)
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        Ok(self.count(Operation::CompleteUpload, self.inner.complete_upload(key, upload, parts)).await?.0)
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        self.count(Operation::AbortUpload, self.inner.abort_upload(key, upload)).await.map(drop)
+    }
+}

@@ -1,0 +1,442 @@
+//! From configuration to origins: which bucket name leads where.
+//!
+//! A name is looked up among the named mappings first, then in the wildcards, in the order they were added: all buckets of an S3 endpoint, or
+//! the sub-directories of a directory. Buckets of a wildcard are opened when they are first asked for; the number of them that is kept is
+//! bounded, and all of them share the limits and counters of their origin.
+
+use crate::{
+    Counted, Counters, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient,
+    RetryPolicy, local,
+    s3::{Address, S3Endpoint, S3Origin},
+};
+use forebay_core::{Error, ErrorKind, Result, name};
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The name under which an operator configures a wildcard.
+pub const WILDCARD: &str = "*";
+/// Buckets of one wildcard that stay open.
+const OPEN_BUCKETS_MAX: usize = 1024;
+/// How long it is remembered whether a bucket of a wildcard exists.
+const EXISTS_TTL: Duration = Duration::from_secs(10);
+/// Names in a message that says which buckets there are.
+const HINT_NAMES_MAX: usize = 10;
+
+/// What all buckets of one configured origin share.
+#[derive(Clone)]
+struct Shared {
+    counters: Arc<Counters>,
+    limiter: Arc<Limiter>,
+    policy: RetryPolicy,
+}
+
+impl Shared {
+    fn new(config: &OriginConfig) -> Self {
+        let counters = Arc::new(Counters::default());
+        let limiter = Arc::new(Limiter::new(config.requests_in_flight, config.bytes_per_second, counters.clone()));
+        let policy = RetryPolicy {
+            attempts: config.attempts,
+            deadline: config.retry_deadline,
+            idle_timeout: config.idle_timeout,
+            ..RetryPolicy::default()
+        };
+        Self { counters, limiter, policy }
+    }
+
+    /// The stack of wrappers around a service or a directory.
+    fn stack(&self, raw: Arc<dyn Origin>, parts: bool) -> Arc<dyn Origin> {
+        let counted = Arc::new(Counted::new(raw, self.counters.clone()));
+        let limited = Arc::new(Limited::new(counted, self.limiter.clone()));
+        let (policy, counters) = (self.policy.clone(), self.counters.clone());
+        if parts {
+            Arc::new(Resilient::new(limited, policy, counters))
+        } else {
+            Arc::new(Resilient::without_parts(limited, policy, counters))
+        }
+    }
+}
+
+/// Opens one origin that is a single bucket, without asking the network.
+///
+/// # Errors
+/// A configuration that makes no sense, a directory that is not there.
+pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
+    Ok(open_shared(config)?.0)
+}
+
+fn open_shared(config: &OriginConfig) -> Result<(Arc<dyn Origin>, Shared)> {
+    let url = config.check()?;
+    let shared = Shared::new(config);
+    let (raw, prefix, parts): (Arc<dyn Origin>, String, bool) = match url {
+        OriginUrl::S3 { bucket: Some(bucket), prefix } => {
+            let client = S3Endpoint::new(config)?.client(Address::Bucket(bucket))?;
+            (Arc::new(S3Origin::new(client)), prefix, true)
+        }
+        OriginUrl::Gcs { .. } | OriginUrl::Azure { .. } | OriginUrl::Web { .. } => {
+            return Err(Error::unsupported(format!("origins such as {:?}", config.url)));
+        }
+        OriginUrl::Directory { path, each: false } => (Arc::new(LocalOrigin::open(&path)?), String::new(), false),
+        OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. } => {
+            return Err(Error::invalid(format!("{:?} stands for many buckets", config.url)).hint("map it under the name \"*\""));
+        }
+    };
+    Ok((shared.stack(Prefixed::wrap(raw, &prefix), parts), shared))
+}
+
+enum Source {
+    Endpoint(S3Endpoint),
+    Directories(PathBuf),
+}
+
+/// Many buckets behind one configured origin.
+struct Wildcard {
+    source: Source,
+    shared: Shared,
+    open: Mutex<OpenBuckets>,
+    exists: Mutex<HashMap<String, (Instant, bool)>>,
+}
+
+#[derive(Default)]
+struct OpenBuckets {
+    by_name: HashMap<String, Arc<dyn Origin>>,
+    /// Oldest first.
+    order: VecDeque<String>,
+}
+
+impl Wildcard {
+    fn new(config: &OriginConfig) -> Result<Self> {
+        let source = match config.check()? {
+            OriginUrl::S3 { bucket: None, .. } => Source::Endpoint(S3Endpoint::new(config)?),
+            OriginUrl::Directory { path, each: true } => {
+                let path = path.canonicalize().map_err(|e| {
+                    Error::invalid(format!("the directory {} of buckets: {e}", path.display()))
+                        .hint("create it, or correct the origin's url")
+                })?;
+                Source::Directories(path)
+            }
+            _ => {
+                return Err(Error::invalid(format!("{:?} is one bucket", config.url))
+                    .hint("give it a name, or write s3:// alone for an endpoint and file:///dir/* for a directory of buckets"));
+            }
+        };
+        Ok(Self { source, shared: Shared::new(config), open: Mutex::default(), exists: Mutex::default() })
+    }
+
+    fn describe(&self) -> String {
+        match &self.source {
+            Source::Endpoint(endpoint) => endpoint.describe(),
+            Source::Directories(path) => format!("file://{}/*", path.display()),
+        }
+    }
+
+    fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        name::validate_bucket(bucket)?;
+        if let Source::Directories(root) = &self.source
+            && !root.join(bucket).is_dir()
+        {
+            self.forget(bucket);
+            return Err(Error::bucket_not_found(format!("there is no directory {bucket:?} in {}", root.display())));
+        }
+        if let Some(origin) = self.open.lock().by_name.get(bucket) {
+            return Ok(origin.clone());
+        }
+        let (raw, parts): (Arc<dyn Origin>, bool) = match &self.source {
+            Source::Endpoint(endpoint) => (Arc::new(S3Origin::new(endpoint.client(Address::Bucket(bucket.to_owned()))?)), true),
+            Source::Directories(root) => (Arc::new(LocalOrigin::open(&root.join(bucket))?), false),
+        };
+        let origin = self.shared.stack(raw, parts);
+        let mut open = self.open.lock();
+        if open.by_name.len() >= OPEN_BUCKETS_MAX
+            && let Some(oldest) = open.order.pop_front()
+        {
+            open.by_name.remove(&oldest);
+        }
+        if open.by_name.insert(bucket.to_owned(), origin.clone()).is_none() {
+            open.order.push_back(bucket.to_owned());
+        }
+        Ok(origin)
+    }
+
+    fn forget(&self, bucket: &str) {
+        let mut open = self.open.lock();
+        if open.by_name.remove(bucket).is_some() {
+            open.order.retain(|name| name != bucket);
+        }
+        self.exists.lock().remove(bucket);
+    }
+
+    async fn exists(&self, bucket: &str) -> Result<bool> {
+        let origin = match self.get(bucket) {
+            Ok(origin) => origin,
+            Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::Invalid) => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        if matches!(self.source, Source::Directories(_)) {
+            return Ok(true);
+        }
+        if let Some((at, known)) = self.exists.lock().get(bucket)
+            && at.elapsed() < EXISTS_TTL
+        {
+            return Ok(*known);
+        }
+        let found = match origin.list(ListRequest { max_keys: 1, ..Default::default() }).await {
+            Ok(_) => true,
+            Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::NotFound) => false,
+            Err(e) => return Err(e),
+        };
+        let mut exists = self.exists.lock();
+        if exists.len() >= OPEN_BUCKETS_MAX {
+            exists.retain(|_, (at, _)| at.elapsed() < EXISTS_TTL);
+            if exists.len() >= OPEN_BUCKETS_MAX {
+                exists.clear();
+            }
+        }
+        exists.insert(bucket.to_owned(), (Instant::now(), found));
+        Ok(found)
+    }
+
+    async fn list(&self) -> Result<Vec<String>> {
+        match &self.source {
+            Source::Endpoint(endpoint) => endpoint.list_buckets().await,
+            Source::Directories(root) => {
+                let root = root.clone();
+                tokio::task::spawn_blocking(move || local::buckets(&root))
+                    .await
+                    .map_err(|e| Error::internal(format!("file work ended: {e}")))?
+            }
+        }
+    }
+}
+
+/// Bucket names, as clients see them, and the origins behind them.
+#[derive(Default)]
+pub struct Origins {
+    named: BTreeMap<String, (Arc<dyn Origin>, Option<Shared>)>,
+    wildcards: Vec<Wildcard>,
+}
+
+impl Origins {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From a configuration: bucket name → origin. The name `*`, or one that begins with it, takes a wildcard.
+    ///
+    /// # Errors
+    /// The first mapping that makes no sense, with its name.
+    pub fn from_configs(configs: &BTreeMap<String, OriginConfig>) -> Result<Self> {
+        let mut origins = Self::new();
+        for (name, config) in configs {
+            origins.add_config(name, config).map_err(|e| e.context(format_args!("origin {name:?}")))?;
+        }
+        Ok(origins)
+    }
+
+    /// Maps `bucket` to the configured origin; a name that begins with `*` adds a wildcard.
+    pub fn add_config(&mut self, bucket: &str, config: &OriginConfig) -> Result<()> {
+        if bucket.starts_with(WILDCARD) {
+            self.wildcards.push(Wildcard::new(config)?);
+            return Ok(());
+        }
+        let (origin, shared) = open_shared(config)?;
+        self.insert(bucket, origin, Some(shared))
+    }
+
+    /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the directory's, the host's; `*` for wildcards.
+    pub fn default_name(url: &OriginUrl) -> Option<String> {
+        let name = match url {
+            _ if url.is_wildcard() => return Some(WILDCARD.to_owned()),
+            OriginUrl::S3 { bucket, .. } => bucket.clone()?,
+            OriginUrl::Gcs { bucket, .. } => bucket.clone(),
+            OriginUrl::Azure { container, .. } => container.clone(),
+            OriginUrl::Web { base } => base.host_str()?.to_owned(),
+            OriginUrl::Directory { path, .. } => path.canonicalize().ok()?.file_name()?.to_str()?.to_owned(),
+        };
+        name::validate_bucket(&name).ok().map(|()| name)
+    }
+
+    /// Maps `bucket` to an origin that is there already, without further wrappers.
+    pub fn add(&mut self, bucket: &str, origin: Arc<dyn Origin>) -> Result<()> {
+        self.insert(bucket, origin, None)
+    }
+
+    fn insert(&mut self, bucket: &str, origin: Arc<dyn Origin>, shared: Option<Shared>) -> Result<()> {
+        name::validate_bucket(bucket)?;
+        if self.named.insert(bucket.to_owned(), (origin, shared)).is_some() {
+            return Err(Error::invalid(format!("the bucket {bucket:?} is mapped twice")).hint("each name leads to one origin"));
+        }
+        Ok(())
+    }
+
+    /// The origin behind a bucket name. No network: that a bucket of an S3 wildcard does not exist shows at the first request.
+    pub fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        if let Some((origin, _)) = self.named.get(bucket) {
+            return Ok(origin.clone());
+        }
+        for wildcard in &self.wildcards {
+            match wildcard.get(bucket) {
+                Err(e) if e.kind() == ErrorKind::BucketNotFound => {}
+                other => return other,
+            }
+        }
+        Err(self.unknown(bucket))
+    }
+
+    fn unknown(&self, bucket: &str) -> Error {
+        let mut known: Vec<String> = self.named.keys().take(HINT_NAMES_MAX).cloned().collect();
+        if self.named.len() > HINT_NAMES_MAX {
+            known.push(format!("{} more", self.named.len() - HINT_NAMES_MAX));
+        }
+        known.extend(self.wildcards.iter().map(|w| format!("those of {}", w.describe())));
+        let e = Error::bucket_not_found(format!("there is no bucket {:?} here", name::shorten(bucket)));
+        if known.is_empty() { e.hint("no origin is configured") } else { e.hint(format!("there are: {}", known.join(", "))) }
+    }
+
+    /// Whether a bucket can be used. Names that are mapped are; a wildcard's origin is asked, and its answer kept for a moment.
+    pub async fn exists(&self, bucket: &str) -> Result<bool> {
+        if self.named.contains_key(bucket) {
+            return Ok(true);
+        }
+        for wildcard in &self.wildcards {
+            if wildcard.exists(bucket).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// All names, sorted. A wildcard whose origin does not let itself be listed is left out, with a warning in the log.
+    pub async fn list_buckets(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = self.named.keys().cloned().collect();
+        for wildcard in &self.wildcards {
+            match wildcard.list().await {
+                Ok(more) => names.extend(more),
+                Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
+                    tracing::warn!(origin = wildcard.describe(), error = %e, "the buckets of this origin cannot be listed");
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        names.retain(|n| name::validate_bucket(n).is_ok());
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn directories(&self, what: &str) -> Result<(&Wildcard, PathBuf)> {
+        let found = self.wildcards.iter().find_map(|w| match &w.source {
+            Source::Directories(root) => Some((w, root.clone())),
+            Source::Endpoint(_) => None,
+        });
+        found.ok_or_else(|| {
+            Error::unsupported(format!("{what}: the buckets of this node are its configured origins"))
+                .hint("make it at the origin and map it, or map a directory of buckets: file:///dir/*")
+        })
+    }
+
+    /// Makes a bucket, where a directory of buckets is mapped.
+    pub async fn create_bucket(&self, bucket: &str) -> Result<()> {
+        name::validate_bucket(bucket)?;
+        if self.named.contains_key(bucket) {
+            return Err(Error::new(ErrorKind::AlreadyExists, format!("the bucket {bucket:?} is there already")));
+        }
+        let (wildcard, root) = self.directories(&format!("create the bucket {bucket:?}"))?;
+        let name = bucket.to_owned();
+        let made = tokio::task::spawn_blocking(move || local::create_bucket(&root, &name)).await;
+        wildcard.forget(bucket);
+        made.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+    }
+
+    /// Removes a bucket that is empty, where a directory of buckets is mapped.
+    pub async fn remove_bucket(&self, bucket: &str) -> Result<()> {
+        let what = format!("remove the bucket {bucket:?}");
+        if self.named.contains_key(bucket) {
+            return Err(Error::unsupported(what).hint("it is a configured origin: take it out of the configuration"));
+        }
+        let (wildcard, root) = match self.directories(&what) {
+            Ok(found) => found,
+            Err(e) => return Err(if self.exists(bucket).await? { e } else { self.unknown(bucket) }),
+        };
+        let name = bucket.to_owned();
+        let removed = tokio::task::spawn_blocking(move || local::remove_bucket(&root, &name)).await;
+        wildcard.forget(bucket);
+        removed.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+    }
+
+    /// Counters and gauges by the name of the mapping: a bucket, or the description of a wildcard.
+    pub fn stats(&self) -> Vec<(String, OriginStats)> {
+        let named = self.named.iter().filter_map(|(name, (_, shared))| Some((name.clone(), shared.as_ref()?.counters.stats())));
+        let wild = self.wildcards.iter().map(|w| (w.describe(), w.shared.counters.stats()));
+        named.chain(wild).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: String) -> OriginConfig {
+        OriginConfig { url, anonymous: true, ..Default::default() }
+    }
+
+    #[tokio::test]
+    async fn names_lead_to_origins() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir(root.join("one")).unwrap();
+        std::fs::create_dir_all(root.join("many/aa")).unwrap();
+        let mut origins = Origins::new();
+        origins.add_config("first", &config(format!("file://{}/one", root.display()))).unwrap();
+        assert!(origins.add_config("first", &config(format!("file://{}/one", root.display()))).is_err());
+        let e = origins.get("other").err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::BucketNotFound);
+        assert!(e.to_string().contains("first"), "{e}");
+        assert_eq!(origins.create_bucket("bb").await.unwrap_err().kind(), ErrorKind::Unsupported);
+
+        origins.add_config("*", &config(format!("file://{}/many/*", root.display()))).unwrap();
+        assert_eq!(origins.list_buckets().await.unwrap(), ["aa", "first"]);
+        origins.create_bucket("bb").await.unwrap();
+        assert_eq!(origins.create_bucket("bb").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(origins.create_bucket("first").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert!(origins.create_bucket("../x").await.is_err());
+        let bucket = origins.get("bb").unwrap();
+        bucket.put("a/b/c", Default::default(), Some(0), crate::body::empty()).await.unwrap();
+        assert_eq!(origins.remove_bucket("bb").await.unwrap_err().kind(), ErrorKind::Conflict);
+        bucket.delete("a/b/c").await.unwrap();
+        std::fs::create_dir_all(root.join("many/bb/left/over")).unwrap();
+        origins.remove_bucket("bb").await.unwrap();
+        assert!(!origins.exists("bb").await.unwrap() && origins.exists("aa").await.unwrap() && origins.exists("first").await.unwrap());
+        assert_eq!(origins.get("bb").err().unwrap().kind(), ErrorKind::BucketNotFound);
+        assert_eq!(origins.remove_bucket("bb").await.unwrap_err().kind(), ErrorKind::BucketNotFound);
+        assert_eq!(origins.remove_bucket("first").await.unwrap_err().kind(), ErrorKind::Unsupported);
+        let stats = origins.stats();
+        assert_eq!(stats.len(), 2);
+        assert_eq!(stats[1].1.requests(crate::Operation::Put), 1);
+    }
+
+    #[test]
+    fn open_buckets_are_bounded() {
+        let w = Wildcard::new(&OriginConfig { endpoint: Some("http://127.0.0.1:1".into()), ..config("s3://".into()) }).unwrap();
+        for i in 0..OPEN_BUCKETS_MAX + 10 {
+            w.get(&format!("bucket-{i}")).unwrap();
+        }
+        let open = w.open.lock();
+        assert_eq!((open.by_name.len(), open.order.len()), (OPEN_BUCKETS_MAX, OPEN_BUCKETS_MAX));
+        assert!(!open.by_name.contains_key("bucket-0") && open.by_name.contains_key("bucket-1033"));
+    }
+
+    #[test]
+    fn urls_have_names() {
+        let name = |u: &str| Origins::default_name(&OriginUrl::parse(u).unwrap());
+        assert_eq!(name("s3://buc/p").as_deref(), Some("buc"));
+        assert_eq!(name("s3://").as_deref(), Some("*"));
+        assert_eq!(name("https://example.com/x").as_deref(), Some("example.com"));
+        assert_eq!(name("/tmp").as_deref(), Some("tmp"));
+        assert_eq!(name("/"), None);
+    }
+}

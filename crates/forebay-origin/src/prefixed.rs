@@ -1,0 +1,90 @@
+//! A part of a bucket as a bucket: `s3://bucket/prefix`. Keys gain the prefix on the way out and lose it on the way back.
+
+use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart};
+use async_trait::async_trait;
+use forebay_core::{Error, ObjectMeta, Result};
+use std::sync::Arc;
+
+/// The keys of an origin that begin with a prefix, without it.
+pub struct Prefixed {
+    inner: Arc<dyn Origin>,
+    /// Ends in `/`.
+    prefix: String,
+}
+
+impl Prefixed {
+    /// `prefix` without `/` at its ends; the origin itself if it is empty.
+    pub fn wrap(inner: Arc<dyn Origin>, prefix: &str) -> Arc<dyn Origin> {
+        if prefix.is_empty() {
+            return inner;
+        }
+        Arc::new(Self { inner, prefix: format!("{prefix}/") })
+    }
+
+    fn full(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn cut(&self, name: String) -> Result<String> {
+        match name.strip_prefix(&self.prefix) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => Err(Error::corrupt(format!("{} lists {name:?}, which does not begin with {:?}", self.inner.describe(), self.prefix))),
+        }
+    }
+}
+
+#[async_trait]
+impl Origin for Prefixed {
+    fn describe(&self) -> String {
+        format!("{} under {}", self.inner.describe(), self.prefix)
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.inner.head(&self.full(key)).await
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        self.inner.get(&self.full(key), request).await
+    }
+
+    async fn list(&self, mut request: ListRequest) -> Result<ListPage> {
+        request.prefix = self.full(&request.prefix);
+        request.start_after = Some(self.full(request.start_after.as_deref().unwrap_or_default()));
+        let mut page = self.inner.list(request).await?;
+        for entry in &mut page.entries {
+            entry.key = self.cut(std::mem::take(&mut entry.key))?;
+        }
+        // The marker of the folder itself has no name here.
+        page.entries.retain(|e| !e.key.is_empty());
+        page.prefixes = page.prefixes.into_iter().map(|p| self.cut(p)).collect::<Result<_>>()?;
+        Ok(page)
+    }
+
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        self.inner.put(&self.full(key), request, size, body).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.inner.delete(&self.full(key)).await
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        self.inner.copy(&self.full(from), &self.full(to), request).await
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        self.inner.create_upload(&self.full(key), request).await
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        self.inner.upload_part(&self.full(key), upload, number, size, body).await
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        self.inner.complete_upload(&self.full(key), upload, parts).await
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        self.inner.abort_upload(&self.full(key), upload).await
+    }
+}

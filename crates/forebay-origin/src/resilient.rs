@@ -1,0 +1,367 @@
+//! Retries, and continuation of bodies that break off.
+//!
+//! - A request that fails in a transient way is sent again after a random part of a delay that doubles (full jitter), or after the origin's
+//!   own Retry-After if that is longer; at most `attempts` times, and never begun later than `deadline` after the first.
+//! - A body that ends early, fails or is silent for `idle_timeout` is continued from the next byte by a ranged request for the same version:
+//!   `If-Match` where there is a strong ETag, and the ETag (or size and time of modification) compared in any case. If the object is another one
+//!   by now, the body ends with `VersionChanged`: a reader never gets bytes of two versions.
+//! - Writes are repeated only if their body can be: it is held in memory up to [`REPEATABLE_BODY_MAX_BYTES`]; larger bodies have one attempt.
+//!
+//! What an earlier attempt may have done is not taken for a failure: see [`Resilient::put`](Origin::put) and
+//! [`Resilient::complete_upload`](Origin::complete_upload).
+
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, UploadedPart, assemble,
+    body, counted::Counters,
+};
+use async_trait::async_trait;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use futures::{StreamExt, stream};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Bodies up to this are held in memory, so that their request can be repeated.
+pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
+/// A continued body has made progress, and its attempts begin anew, after this many bytes.
+const PROGRESS_BYTES: u64 = 64 << 10;
+
+#[derive(Clone, Debug)]
+pub struct RetryPolicy {
+    /// The first one included.
+    pub attempts: u32,
+    /// The first delay is a random part of this; it doubles from attempt to attempt.
+    pub first_delay: Duration,
+    pub longest_delay: Duration,
+    /// No attempt begins later than this after the first.
+    pub deadline: Duration,
+    /// An answer or a body that is silent for this long counts as broken.
+    pub idle_timeout: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            attempts: limits::ORIGIN_ATTEMPTS_DEFAULT,
+            first_delay: Duration::from_millis(100),
+            longest_delay: Duration::from_secs(10),
+            deadline: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(limits::ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS),
+        }
+    }
+}
+
+/// The attempts of one request.
+struct Attempts<'a> {
+    policy: &'a RetryPolicy,
+    made: u32,
+    until: Instant,
+}
+
+impl<'a> Attempts<'a> {
+    fn begin(policy: &'a RetryPolicy) -> Self {
+        Self { policy, made: 1, until: Instant::now() + policy.deadline }
+    }
+
+    /// Waits for the next attempt, or gives the error back if there is none.
+    async fn again(&mut self, e: Error) -> Result<(), Error> {
+        // `Busy` and `VersionChanged` are for those who asked to decide.
+        if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) {
+            return Err(e);
+        }
+        if self.made >= self.policy.attempts {
+            return Err(if self.made > 1 { e.context(format_args!("after {} attempts", self.made)) } else { e });
+        }
+        let most = self.policy.first_delay.saturating_mul(1 << (self.made - 1).min(16)).min(self.policy.longest_delay);
+        let delay = most.mul_f64(rand::random::<f64>()).max(e.retry_after_hint().unwrap_or_default());
+        if Instant::now() + delay > self.until {
+            return Err(e.context(format_args!("after {} attempts in {:?}", self.made, self.policy.deadline)));
+        }
+        tracing::debug!(error = %e, attempt = self.made, ?delay, "trying again");
+        tokio::time::sleep(delay).await;
+        self.made += 1;
+        Ok(())
+    }
+}
+
+/// An origin whose transient failures are made good.
+pub struct Resilient(Arc<Shared>);
+
+struct Shared {
+    inner: Arc<dyn Origin>,
+    policy: RetryPolicy,
+    counters: Arc<Counters>,
+    /// Whether a body of unknown length is better sent in parts: true for services, false for a directory.
+    parts: bool,
+}
+
+impl Resilient {
+    pub fn new(inner: Arc<dyn Origin>, policy: RetryPolicy, counters: Arc<Counters>) -> Self {
+        Self(Arc::new(Shared { inner, policy, counters, parts: true }))
+    }
+
+    /// For an origin that takes a body of unknown length in one request.
+    pub fn without_parts(inner: Arc<dyn Origin>, policy: RetryPolicy, counters: Arc<Counters>) -> Self {
+        Self(Arc::new(Shared { inner, policy, counters, parts: false }))
+    }
+}
+
+impl Shared {
+    /// Repeats `request` while it fails in a transient way; an attempt without an answer ends after the idle timeout if `bounded`.
+    /// `seen` gets the number of attempts that failed in a way that leaves open what they did.
+    async fn repeat<T, F: Future<Output = Result<T>> + Send>(
+        &self,
+        what: &str,
+        bounded: bool,
+        seen: &mut u32,
+        mut request: impl FnMut() -> F + Send,
+    ) -> Result<T> {
+        let mut attempts = Attempts::begin(&self.policy);
+        loop {
+            let result = if bounded {
+                match tokio::time::timeout(self.policy.idle_timeout, request()).await {
+                    Ok(result) => result,
+                    Err(_) => Err(Error::timeout(format!(
+                        "{what}: {} did not answer within {:?}",
+                        self.inner.describe(),
+                        self.policy.idle_timeout
+                    ))),
+                }
+            } else {
+                request().await
+            };
+            let e = match result {
+                Ok(answer) => return Ok(answer),
+                Err(e) => e,
+            };
+            attempts.again(e).await?;
+            *seen += 1;
+            self.counters.retries.fetch_add(1, Relaxed);
+        }
+    }
+
+    async fn simple<T, F: Future<Output = Result<T>> + Send>(&self, what: &str, request: impl FnMut() -> F + Send) -> Result<T> {
+        self.repeat(what, true, &mut 0, request).await
+    }
+}
+
+/// A body on its way, with what is needed to continue it.
+struct Body {
+    shared: Arc<Shared>,
+    key: String,
+    meta: ObjectMeta,
+    /// What has not come yet.
+    rest: Range<u64>,
+    stream: Option<ByteStream>,
+    failures: u32,
+    /// Where the last failure was.
+    broke_at: u64,
+    done: bool,
+}
+
+impl Body {
+    fn what(&self) -> String {
+        format!("get {:?} at {}", forebay_core::name::shorten(&self.key), self.shared.inner.describe())
+    }
+
+    async fn next(&mut self) -> Option<Result<bytes::Bytes>> {
+        loop {
+            if self.done {
+                return None;
+            }
+            let Some(stream) = self.stream.as_mut() else {
+                match self.reopen().await {
+                    Ok(()) => continue,
+                    Err(e) => return self.fail(e),
+                }
+            };
+            let idle = self.shared.policy.idle_timeout;
+            let broken = match tokio::time::timeout(idle, stream.next()).await {
+                Ok(Some(Ok(bytes))) if bytes.is_empty() => continue,
+                Ok(Some(Ok(bytes))) => {
+                    let n = bytes.len() as u64;
+                    if n > self.rest.end - self.rest.start {
+                        let e = Error::corrupt(format!("{}: more bytes came than were asked for", self.what()));
+                        return self.fail(e.hint("the origin, or a proxy before it, lies about lengths"));
+                    }
+                    self.rest.start += n;
+                    return Some(Ok(bytes));
+                }
+                Ok(None) if self.rest.is_empty() => {
+                    self.done = true;
+                    self.stream = None;
+                    return None;
+                }
+                Ok(None) => {
+                    Error::origin_unavailable(format!("{}: the body ended {} bytes early", self.what(), self.rest.end - self.rest.start))
+                }
+                Ok(Some(Err(e))) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) => e,
+                Ok(Some(Err(e))) => return self.fail(e),
+                Err(_) => {
+                    Error::timeout(format!("{}: nothing came for {idle:?}", self.what())).hint("check the network, or raise idle_timeout")
+                }
+            };
+            // Dropped before waiting: it holds a connection and a place in the limiter.
+            self.stream = None;
+            if self.rest.is_empty() {
+                // Everything came; only the end was untidy.
+                self.done = true;
+                return None;
+            }
+            if let Err(e) = self.wait(broken).await {
+                return self.fail(e);
+            }
+        }
+    }
+
+    fn fail(&mut self, e: Error) -> Option<Result<bytes::Bytes>> {
+        self.done = true;
+        self.stream = None;
+        Some(Err(e))
+    }
+
+    async fn wait(&mut self, e: Error) -> Result<()> {
+        if self.rest.start >= self.broke_at + PROGRESS_BYTES {
+            self.failures = 0;
+        }
+        self.broke_at = self.rest.start;
+        self.failures += 1;
+        let mut attempts = Attempts::begin(&self.shared.policy);
+        attempts.made = self.failures;
+        attempts.again(e).await
+    }
+
+    /// Asks for the rest, of the same version.
+    async fn reopen(&mut self) -> Result<()> {
+        self.shared.counters.continuations.fetch_add(1, Relaxed);
+        let strong = self.meta.etag.clone().filter(|e| !e.starts_with("W/"));
+        let request = GetRequest { range: Some(self.rest.clone()), if_match: strong, if_none_match: None };
+        let (inner, key) = (self.shared.inner.clone(), self.key.clone());
+        let what = self.what();
+        let changed = || Error::version_changed(format!("{what}: the object changed while it was read")).hint("read it again");
+        let answer = self.shared.simple("get", || inner.get(&key, request.clone())).await;
+        let answer = answer.map_err(|e| match e.kind() {
+            ErrorKind::PreconditionFailed | ErrorKind::NotFound | ErrorKind::RangeNotSatisfiable => changed().source(e),
+            _ => e,
+        })?;
+        if !same_version(&self.meta, &answer.meta) {
+            return Err(changed());
+        }
+        if answer.range != self.rest {
+            return Err(Error::corrupt(format!("{}: asked for bytes {:?}, got {:?}", self.what(), self.rest, answer.range)));
+        }
+        self.stream = Some(answer.body);
+        Ok(())
+    }
+}
+
+fn same_version(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    a.size == b.size
+        && match (&a.etag, &b.etag) {
+            (Some(a), Some(b)) => a == b,
+            (None, None) => a.last_modified_ms == b.last_modified_ms,
+            _ => false,
+        }
+}
+
+#[async_trait]
+impl Origin for Resilient {
+    fn describe(&self) -> String {
+        self.0.inner.describe()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.0.simple("head", || self.0.inner.head(key)).await
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let answer = self.0.simple("get", || self.0.inner.get(key, request.clone())).await?;
+        let GetResponse { meta, range, body } = answer;
+        let body = Body {
+            shared: self.0.clone(),
+            key: key.to_owned(),
+            meta: meta.clone(),
+            rest: range.clone(),
+            broke_at: range.start,
+            stream: Some(body),
+            failures: 0,
+            done: false,
+        };
+        let body = stream::unfold(body, |mut b| async move { b.next().await.map(|item| (item, b)) }).boxed();
+        Ok(GetResponse { meta, range, body })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        self.0.simple("list", || self.0.inner.list(request.clone())).await
+    }
+
+    /// A conditional write that is repeated may meet its own first attempt. Its `PreconditionFailed` would then be wrong, so it is reported as
+    /// `OriginUnavailable`: what happened is not known.
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        match size {
+            Some(n) if n <= REPEATABLE_BODY_MAX_BYTES => {
+                let bytes = body::collect(body::exact(body, n, format!("the body of put {key:?}")), n).await?;
+                let mut repeated = 0;
+                let send = || self.0.inner.put(key, request.clone(), Some(n), body::from_bytes(bytes.clone()));
+                let result = self.0.repeat("put", false, &mut repeated, send).await;
+                match result {
+                    Err(e) if e.kind() == ErrorKind::PreconditionFailed && repeated > 0 && request.condition != PutCondition::Always => {
+                        Err(Error::origin_unavailable(format!(
+                            "put {key:?} at {}: it is not known whether it was written",
+                            self.describe()
+                        ))
+                        .hint("an attempt got no answer and the next one found the condition not met: look at the object")
+                        .source(e))
+                    }
+                    other => other,
+                }
+            }
+            Some(n) if n <= limits::PUT_OBJECT_MAX_BYTES || !self.0.parts => self.0.inner.put(key, request, size, body).await,
+            None if !self.0.parts => self.0.inner.put(key, request, size, body).await,
+            _ => assemble::put_in_parts(self, key, request, size, body).await,
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.0.simple("delete", || self.0.inner.delete(key)).await
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        // The origin may work for long on a large object before it answers.
+        self.0.repeat("copy", false, &mut 0, || self.0.inner.copy(from, to, request.clone())).await
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        self.0.simple("create an upload", || self.0.inner.create_upload(key, request.clone())).await
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        if size > REPEATABLE_BODY_MAX_BYTES {
+            return self.0.inner.upload_part(key, upload, number, size, body).await;
+        }
+        let bytes = body::collect(body::exact(body, size, format!("part {number} of {key:?}")), size).await?;
+        let send = || self.0.inner.upload_part(key, upload, number, size, body::from_bytes(bytes.clone()));
+        self.0.repeat("upload a part", false, &mut 0, send).await
+    }
+
+    /// A repeated completion that finds no upload looks whether the object is there with the right size: then an earlier attempt made it.
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        let mut repeated = 0;
+        let size: u64 = parts.iter().map(|p| p.size).sum();
+        let send = || self.0.inner.complete_upload(key, upload, parts.clone());
+        match self.0.repeat("complete the upload", false, &mut repeated, send).await {
+            Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await {
+                Ok(meta) if meta.size == size => Ok(PutResponse { etag: meta.etag }),
+                _ => Err(e),
+            },
+            other => other,
+        }
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        self.0.simple("abort the upload", || self.0.inner.abort_upload(key, upload)).await
+    }
+}
