@@ -47,7 +47,8 @@ impl Bucket {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
         *free_at = (*free_at).max(earliest) + Duration::from_secs_f64(bytes as f64 / rate as f64);
-        *free_at
+        // Catching up may lend bandwidth from the past; it never makes bytes arrive before they were sent.
+        (*free_at).max(now)
     }
 
     fn piece_bytes(&self) -> usize {

@@ -91,7 +91,8 @@ fn numbers(seed: u64) -> impl FnMut() -> u64 {
 
 #[tokio::test]
 async fn a_request_takes_a_round_trip_and_the_first_byte() {
-    let far = Far::new(40, 60, None).await;
+    // With a bandwidth, which must not shorten what is too small to feel it.
+    let far = Far::new(40, 60, Some(100 << 20)).await;
     let (mut client, server) = far.connect().await;
     let server = tokio::spawn(answer_lines(server));
     let first = ask(&mut client).await;
