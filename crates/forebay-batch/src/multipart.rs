@@ -6,15 +6,11 @@
 //!
 //! `uuid` and the boundary are a hash of the request, so that the same request gets the same bytes.
 
-use crate::{
-    ahead::with_attempts,
-    produce::Work,
-    request::Entry,
-};
+use crate::{ahead::with_attempts, produce::Work, request::Entry};
 use bytes::Bytes;
 use forebay_core::{Error, Result, name::hash_name};
 use forebay_engine::EntryHeader;
-use forebay_format::{ArchiveKind, tar_header_bytes, tar_exact_size};
+use forebay_format::{ArchiveKind, tar_exact_size, tar_header_bytes};
 use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::sync::Arc;
@@ -101,7 +97,8 @@ fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64
 fn parts(work: &Work, planned: &Planned, body: &[u8]) -> Result<Parts> {
     // Lossless text in, one hash out: the request as it was sent.
     let id = format!("{:032x}", hash_name("batch", &String::from_utf8_lossy(body)));
-    let metadata = Metadata { out: work.request.entries.iter().zip(&planned.entries).map(|(e, p)| entry_metadata(e, p)).collect(), uuid: &id };
+    let metadata =
+        Metadata { out: work.request.entries.iter().zip(&planned.entries).map(|(e, p)| entry_metadata(e, p)).collect(), uuid: &id };
     let json = serde_json::to_string(&metadata).map_err(|e| Error::internal("the metadata could not be written").source(e))?;
     let boundary = format!("forebay-{id}");
     let extension = work.request.format.extension();

@@ -54,10 +54,12 @@ impl Work {
         add(&stats.errors_soft, 1);
         let max = self.batcher.config.soft_errors_max;
         if *soft_errors > max {
-            return Err(Error::invalid(format!("{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; the last one"))
-                .context(format_args!("in[{index}]"))
-                .hint("look at the names, or raise the limit")
-                .source(error));
+            return Err(Error::invalid(format!(
+                "{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; the last one"
+            ))
+            .context(format_args!("in[{index}]"))
+            .hint("look at the names, or raise the limit")
+            .source(error));
         }
         Ok(error)
     }
@@ -296,7 +298,10 @@ impl Producer {
             }
         }
         if passed != header.size {
-            return Err(Failed::Batch(Error::internal(format!("in[{}]: {passed} bytes came where {} were announced", self.next, header.size))));
+            return Err(Failed::Batch(Error::internal(format!(
+                "in[{}]: {passed} bytes came where {} were announced",
+                self.next, header.size
+            ))));
         }
         self.output.end(header.size, &mut self.out).map_err(Failed::Batch)?;
         self.delivered(&header);

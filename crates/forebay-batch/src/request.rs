@@ -180,8 +180,11 @@ fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &m
 fn check_member(archive: &ObjectName, member: &str) -> Result<()> {
     let bad = |why: &str| Err(Error::invalid(format!("archpath {:?}: {why}", shorten(member))));
     if ArchiveKind::from_name(archive.key()).is_none() {
-        return Err(Error::invalid(format!("{archive} is not an archive by its name, but archpath {:?} asks for a member", shorten(member)))
-            .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip"));
+        return Err(Error::invalid(format!(
+            "{archive} is not an archive by its name, but archpath {:?} asks for a member",
+            shorten(member)
+        ))
+        .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip"));
     }
     if member.len() > limits::MEMBER_NAME_MAX_BYTES {
         return bad("it is too long");

@@ -58,7 +58,8 @@ impl Cutter {
     pub(crate) async fn skip(&mut self, mut len: u64) -> Result<()> {
         while len > 0 {
             if self.rest.is_empty() {
-                self.rest = self.body.next().await.ok_or_else(|| Error::origin_unavailable(format!("the body ended {len} bytes early")))??;
+                self.rest =
+                    self.body.next().await.ok_or_else(|| Error::origin_unavailable(format!("the body ended {len} bytes early")))??;
                 continue;
             }
             let n = (self.rest.len() as u64).min(len);

@@ -169,7 +169,8 @@ impl Engine {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
         let changed = || {
-            Error::version_changed(format!("{name} changed at the origin while it was being read")).hint("read it again to get the new version")
+            Error::version_changed(format!("{name} changed at the origin while it was being read"))
+                .hint("read it again to get the new version")
         };
         let response = origin.get(name.key(), request).await.map_err(|e| match e.kind() {
             ErrorKind::PreconditionFailed | ErrorKind::NotFound | ErrorKind::RangeNotSatisfiable => changed().source(e),

@@ -36,7 +36,7 @@ mod write;
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_origin::{ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, UploadedPart};
-pub use members::{MemberRead, MemberSlice};
+pub use members::MemberRead;
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};

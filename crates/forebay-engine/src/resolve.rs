@@ -65,7 +65,10 @@ static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 impl Engine {
     /// What is here of `name`, of any age. One disk read at most.
     pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
-        if let Some((meta, validated_at_secs)) = self.inner.heads.get(name) {
+        // Small objects are in the head cache only as archives whose members are read; their bytes are on disk.
+        if let Some((meta, validated_at_secs)) = self.inner.heads.get(name)
+            && meta.size > CHUNK_BYTES
+        {
             return Ok(Some(Cached { meta, validated_at_secs, data: None }));
         }
         let Some(store) = self.store_for(name) else { return Ok(None) };
@@ -247,7 +250,7 @@ impl Engine {
     pub(crate) fn revalidated(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>) {
         let now = self.inner.clock.now_secs();
         self.inner.generations.publish(name.hash128(), generation, || {
-            if meta.size > CHUNK_BYTES {
+            if meta.size > CHUNK_BYTES || self.inner.heads.get(name).is_some() {
                 self.inner.heads.insert(name, meta.clone(), now);
             }
             if let Some(store) = self.store_for(name) {

@@ -6,17 +6,10 @@
 //!
 //! Invariant: a derived chunk is whole and of the version that it is keyed by, whichever pass made it.
 
-use crate::{
-    Engine, Joined, Read,
-    bytesio::blocking,
-    fill::chunks_of,
-    members::AUX_UNPACKED,
-    resolve::Resolved,
-    stats::add,
-};
+use crate::{Engine, Joined, Read, bytesio::blocking, fill::chunks_of, members::AUX_UNPACKED, resolve::Resolved, stats::add};
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
 use forebay_core::limits::CHUNK_BYTES;
+use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
 use forebay_format::{ArchiveKind, Decompressor, MemberIndex, TarScanner};
 use forebay_store::{Part, Store};
 use futures::{StreamExt, stream};
@@ -173,13 +166,7 @@ impl Engine {
     }
 
     /// The bytes of a range, from a pass that is made for them.
-    fn capture(
-        &self,
-        name: &ObjectName,
-        meta: &Arc<ObjectMeta>,
-        data: Option<Bytes>,
-        range: Range<u64>,
-    ) -> mpsc::Receiver<Result<Bytes>> {
+    fn capture(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>, range: Range<u64>) -> mpsc::Receiver<Result<Bytes>> {
         let (sender, receiver) = mpsc::channel(2);
         let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
         tokio::spawn(async move {

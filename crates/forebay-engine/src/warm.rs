@@ -171,7 +171,8 @@ impl Engine {
             Some(member) => {
                 let found = self.find_member(entry.name, member).await?;
                 found.extent.place()?;
-                let within = resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
+                let within =
+                    resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
                 self.bring(entry).await?;
                 Ok(EntryHeader { size: within.end - within.start, mtime_secs: 0 })
             }

@@ -9,9 +9,13 @@ use serde::Serialize;
 #[derive(Clone, Debug)]
 pub enum WarmOutcome {
     /// Brought now (in a dry run: would be brought).
-    Warmed { bytes: u64 },
+    Warmed {
+        bytes: u64,
+    },
     /// All of it was here and current.
-    AlreadyThere { bytes: u64 },
+    AlreadyThere {
+        bytes: u64,
+    },
     /// There is no such object.
     Missing,
     /// The origin does not let this node read it.
@@ -103,7 +107,8 @@ impl Engine {
             while let Some(length) = work.next().await {
                 brought += length?;
             }
-            head.meta
+            drop(work);
+            head.meta.clone()
         };
         let here = match meta.size <= CHUNK_BYTES {
             true => store.peek(name).is_some_and(|p| p.inline),

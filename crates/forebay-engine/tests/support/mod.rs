@@ -38,12 +38,7 @@ impl MemoryOrigin {
         let data = data.into();
         let version = self.versions.fetch_add(1, SeqCst) + 1;
         let etag = (!self.without_etags.load(SeqCst)).then(|| format!("\"v{version}\""));
-        let meta = ObjectMeta {
-            size: data.len() as u64,
-            etag,
-            last_modified_ms: version as i64 * 1000,
-            attributes: Default::default(),
-        };
+        let meta = ObjectMeta { size: data.len() as u64, etag, last_modified_ms: version as i64 * 1000, attributes: Default::default() };
         self.objects.lock().insert(key.into(), (data, meta));
     }
 
@@ -182,7 +177,10 @@ impl Bench {
         let clock = ManualClock::at(NOW);
         let store = cache_bytes.map(|capacity_bytes| {
             let path = dir.as_ref().unwrap().path().to_owned();
-            Arc::new(Store::open(StoreConfig::new(vec![DirConfig { path, capacity_bytes }]), Arc::new(clock.clone())).unwrap())
+            Arc::new(
+                Store::open(StoreConfig { dirs: vec![DirConfig { path, capacity_bytes }], ..Default::default() }, Arc::new(clock.clone()))
+                    .unwrap(),
+            )
         });
         Self::over(Arc::new(MemoryOrigin::default()), freshness, store, dir, clock, budget_bytes)
     }
