@@ -4,7 +4,7 @@
 
     import forebay
 
-    client = forebay.Client("http://127.0.0.1:9300")          # a node: forebay serve --origin s3://bucket --cache /nvme/forebay:100GiB
+    client = forebay.Client("http://127.0.0.1:8080")          # a node: forebay serve --origin s3://bucket --cache /nvme/forebay:100GiB
     client = forebay.Client(origin="s3://bucket", cache="/nvme/forebay:100GiB")   # or the same engine inside this process
 
     data = client.get("bucket/images/1.jpg")                   # bytes-like

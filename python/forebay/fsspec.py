@@ -4,12 +4,12 @@
 
     import fsspec
 
-    with fsspec.open("forebay://bucket/table.csv", url="http://127.0.0.1:9300") as file:
+    with fsspec.open("forebay://bucket/table.csv", url="http://127.0.0.1:8080") as file:
         ...
-    fs = fsspec.filesystem("forebay", url="http://127.0.0.1:9300")
+    fs = fsspec.filesystem("forebay", url="http://127.0.0.1:8080")
     fs.cat(["bucket/a", "bucket/b"])          # one GetBatch
 
-The node is the one of ``url``, or of the environment variable ``FOREBAY_URL``. Installing the package registers the protocol.
+The node is the one of ``url``, or of the environment variable ``FOREBAY_NODE``. Installing the package registers the protocol.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ pub struct Address {
     pub unix: Option<PathBuf>,
 }
 
-const DEFAULT_PORT: u16 = 9300;
+const DEFAULT_PORT: u16 = 8080;
 
 impl Address {
     /// `http://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
@@ -41,7 +41,7 @@ impl Address {
             return Err(Failure::invalid("the URL holds a user or password").hint("pass token= instead"));
         }
         if authority.is_empty() || authority.contains(['/', '?', '#', ' ']) {
-            return Err(Failure::invalid("the URL is not http://host:port").hint("for example http://127.0.0.1:9300"));
+            return Err(Failure::invalid("the URL is not http://host:port").hint("for example http://127.0.0.1:8080"));
         }
         let port_follows = authority.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
         let tcp = if port_follows { authority.to_owned() } else { format!("{authority}:{DEFAULT_PORT}") };

@@ -86,7 +86,7 @@ impl Client {
                 .hint("a URL names a node that runs already; origin and cache start one inside this process")
                 .into());
         }
-        let url = url.or_else(|| if origin.is_none() { environment("FOREBAY_URL") } else { None });
+        let url = url.or_else(|| if origin.is_none() { environment("FOREBAY_NODE") } else { None });
         if let Some(url) = &url {
             crate::address::Address::parse(url)?;
         } else {

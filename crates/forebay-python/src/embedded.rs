@@ -10,7 +10,7 @@ use crate::{
 pub fn address(config: &Config) -> Result<Address> {
     let (Some(_origin), Some(_cache)) = (&config.origin, &config.cache) else {
         return Err(Failure::invalid("neither a node nor an origin is given").hint(
-            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_URL",
+            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_NODE",
         ));
     };
     Err(Failure::invalid("this build is the client alone").hint("install the full wheel, or give the URL of a node"))
@@ -22,7 +22,7 @@ pub fn check(origin: Option<&str>, cache: Option<&str>) -> Result<()> {
         (Some(_), Some(_)) => Ok(()),
         (Some(_), None) => Err(Failure::invalid("origin= needs cache=").hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold")),
         _ => Err(Failure::invalid("neither a node nor an origin is given").hint(
-            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_URL",
+            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_NODE",
         )),
     }
 }

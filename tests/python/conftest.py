@@ -1,0 +1,82 @@
+"""The servers of a test run, and clients of them. One origin and one node serve all tests; tests that break things start their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import dataset  # noqa: E402
+from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw  # noqa: E402
+
+# Whatever this machine is set up for must not reach the tests.
+for name in list(os.environ):
+    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN"):
+        del os.environ[name]
+os.environ.update(
+    AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION, AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true"
+)
+
+
+def s3_client(url: str, **config):
+    import boto3
+    from botocore.config import Config
+
+    options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
+    return boto3.client("s3", endpoint_url=url, config=Config(**options))
+
+
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory):
+    """An S3 server with the buckets `train`, `other` (of dataset.py) and `scratch` (empty, to write to)."""
+    server = Versitygw(tmp_path_factory.mktemp("versitygw"))
+    s3 = s3_client(server.url)
+    for bucket in ("train", "other", "scratch"):
+        s3.create_bucket(Bucket=bucket)
+    wanted = [("train", k, v) for k, v in dataset.objects().items()] + [("other", k, v) for k, v in dataset.other().items()]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda o: s3.put_object(Bucket=o[0], Key=o[1], Body=o[2]), wanted))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def node(origin, tmp_path_factory):
+    node = Node(origin.url, ["train", "other", "scratch"], tmp_path_factory.mktemp("node"))
+    yield node
+    node.stop()
+
+
+@pytest.fixture(scope="session")
+def objects() -> dict[str, bytes]:
+    return dataset.objects()
+
+
+@pytest.fixture(scope="session")
+def client(node):
+    import forebay
+
+    return forebay.Client(node.url)
+
+
+@pytest.fixture(scope="session")
+def s3(node):
+    """boto3 against the node."""
+    return s3_client(node.url)
+
+
+@pytest.fixture(scope="session")
+def origin_s3(origin):
+    """boto3 against the origin itself."""
+    return s3_client(origin.url)
+
+
+@pytest.fixture
+def scratch(request, s3):
+    """A prefix in the bucket `scratch` that no other test uses."""
+    return request.node.name.replace("[", "-").replace("]", "").replace("/", "-")

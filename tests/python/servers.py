@@ -1,0 +1,143 @@
+"""The real processes that the tests run against: an S3 server that we did not write (versitygw) as the origin, and a Forebay node before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+CACHE = Path(os.environ.get("FOREBAY_CACHE", Path.home() / ".cache" / "forebay"))
+ACCESS_KEY, SECRET_KEY, REGION = "testaccess", "testsecret", "us-east-1"
+READY_SECONDS = 30
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def forebay_program() -> str:
+    """The console script that the installed wheel brought."""
+    beside = Path(sys.executable).parent / "forebay"
+    found = os.environ.get("FOREBAY_BIN") or (str(beside) if beside.exists() else shutil.which("forebay"))
+    assert found, "the forebay command is not installed: make wheel, or pip install the wheel"
+    return found
+
+
+class Process:
+    """A child process whose output is kept, and which is gone when the test run is."""
+
+    def __init__(self, name: str, command: list[str], env: dict[str, str], directory: Path) -> None:
+        self.name = name
+        directory.mkdir(parents=True, exist_ok=True)
+        self.log = directory / f"{name}.log"
+        self.lines: list[str] = []
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def failed(self, why: str) -> AssertionError:
+        tail = self.log.read_text(errors="replace")[-4000:]
+        return AssertionError(f"{self.name}: {why}\n{''.join(self.lines[-20:])}\n{tail}")
+
+    def wait_until(self, ready, what: str) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise self.failed(f"ended with status {self.process.returncode} before {what}")
+            if ready():
+                return
+            time.sleep(0.02)
+        raise self.failed(f"not {what} after {READY_SECONDS} s")
+
+    def stop(self, how: int = signal.SIGTERM, patience: float = 15) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(5)
+        return self.process.returncode
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    except OSError:
+        return False
+
+
+class Versitygw(Process):
+    """An S3 server over a directory; buckets are its subdirectories."""
+
+    def __init__(self, directory: Path) -> None:
+        program = CACHE / "bin" / "versitygw"
+        assert program.exists(), f"{program} is missing: make test installs it"
+        self.directory = directory / "origin"
+        self.directory.mkdir(parents=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [str(program), "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--port", f"127.0.0.1:{self.port}"]
+        super().__init__("versitygw", [*command, "posix", str(self.directory)], {}, directory)
+        self.wait_until(lambda: accepts(self.port), "accepting connections")
+
+
+class Node(Process):
+    """`forebay serve` before some buckets of an S3 server."""
+
+    def __init__(
+        self,
+        origin_url: str,
+        buckets: list[str],
+        directory: Path,
+        *,
+        cache_size: str = "2GiB",
+        options: list[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.directory = directory
+        # The path of a Unix socket is short: 107 bytes.
+        self.socket = Path(f"/tmp/fb-{os.getpid()}-{free_port()}.sock")
+        self.admin_port = free_port()
+        command = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", str(self.socket)]
+        command += ["--admin", f"127.0.0.1:{self.admin_port}", "--cache", f"{directory / 'cache'}:{cache_size}"]
+        for bucket in buckets:
+            command += ["--origin", f"s3://{bucket}?endpoint={origin_url}&region={REGION}"]
+        credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        super().__init__("forebay", [*command, *options], {**credentials, **(env or {})}, directory)
+        self.wait_until(lambda: any('"s3"' in line for line in self.lines), "ready")
+        ready = next(json.loads(line) for line in self.lines if '"s3"' in line)
+        address = ready["s3"]
+        self.url = address if address.startswith("http") else f"http://{address}"
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self.unix_url = f"unix:{self.socket}"
+
+    def metrics(self) -> dict[str, float]:
+        """Each sample of /metrics by its name and labels."""
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10).read().decode()
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def stop(self, how: int = signal.SIGTERM, patience: float = 15) -> int:
+        code = super().stop(how, patience)
+        self.socket.unlink(missing_ok=True)
+        return code

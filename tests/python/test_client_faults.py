@@ -1,0 +1,275 @@
+"""The client against a node that refuses, stalls, breaks off or answers the wrong thing: always an error with a reason, never a shorter batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import forebay
+import pytest
+from scripted_node import ScriptedNode, chunked, reply, tar_of
+
+OBJECTS = {f"bucket/k{i:03}": bytes([i]) * (i * 11) for i in range(100)}
+NAMES = list(OBJECTS)
+
+
+@pytest.fixture
+def node():
+    with ScriptedNode(OBJECTS) as node:
+        yield node
+
+
+def cut_at(node: ScriptedNode, at: int):
+    return lambda http, request: chunked(http, tar_of(node.members(http.path, request)), cut_at=at)
+
+
+WHOLE = len(tar_of(list(OBJECTS.items())))
+
+
+@pytest.mark.parametrize("at", [0, 1, 511, 512, 5000, WHOLE // 2, WHOLE - 1025, WHOLE - 1])
+def test_a_stream_that_breaks_off_is_an_error(node, at):
+    node.script.append(cut_at(node, at))
+    batch = forebay.Client(node.url).batch(NAMES)
+    got = []
+    with pytest.raises(forebay.Truncated, match=r"of 100 entries had arrived") as caught:
+        for item in batch:
+            got.append(bytes(item))
+    # What was handed out before the cut is right, and the iteration did not end as if that were all.
+    assert got == [OBJECTS[n] for n in NAMES[: len(got)]]
+    assert caught.value.request_id == "scripted-1"
+    with pytest.raises(forebay.Truncated):
+        batch.wait()
+    with pytest.raises(forebay.Truncated):
+        memoryview(batch)
+
+
+def test_a_stream_that_ends_properly_with_entries_missing_is_an_error(node):
+    short = tar_of(list(OBJECTS.items())[:40])
+    node.script.append(lambda http, request: chunked(http, short))
+    with pytest.raises(forebay.Truncated, match="40 of 100 entries"):
+        forebay.Client(node.url).batch(NAMES).wait()
+
+
+def test_a_stream_without_the_end_of_archive_mark_is_an_error(node):
+    unended = tar_of(list(OBJECTS.items())).rstrip(b"\0")
+    unended += bytes(-len(unended) % 512)
+    node.script.append(lambda http, request: chunked(http, unended))
+    with pytest.raises(forebay.Truncated, match="ended early"):
+        forebay.Client(node.url).batch(NAMES).wait()
+
+
+def test_more_entries_than_asked_for_is_an_error(node):
+    node.script.append(lambda http, request: chunked(http, tar_of(list(OBJECTS.items()))))
+    with pytest.raises(forebay.Truncated, match="more entries"):
+        forebay.Client(node.url).batch(NAMES[:99]).wait()
+
+
+def test_entries_in_another_order_are_an_error(node):
+    node.script.append(lambda http, request: chunked(http, tar_of(list(OBJECTS.items())[::-1])))
+    with pytest.raises(forebay.Truncated, match="not what was asked for"):
+        forebay.Client(node.url).batch(NAMES).wait()
+
+
+def test_a_damaged_header_is_an_error(node):
+    damaged = bytearray(tar_of(list(OBJECTS.items())))
+    damaged[512 + 3] ^= 0x40
+    node.script.append(lambda http, request: chunked(http, bytes(damaged)))
+    with pytest.raises(forebay.Truncated, match="checksum"):
+        forebay.Client(node.url).batch(NAMES).wait()
+
+
+def test_the_reason_that_the_node_put_into_the_stream_explains_a_cut(node):
+    members = [("bucket/k000", OBJECTS["bucket/k000"]), ("__404__/bucket/k001", b"")]
+    stream = tar_of(members, {"__404__/bucket/k001": "the origin closed the connection"})
+    node.script.append(lambda http, request: chunked(http, stream, cut_at=len(stream) - 8192))
+    with pytest.raises(forebay.Truncated, match="the origin closed the connection"):
+        forebay.Client(node.url).batch(NAMES[:2] + ["bucket/never"]).wait()
+
+
+def test_errors_of_entries_carry_the_nodes_words(node):
+    members = [("bucket/k000", b"x"), ("__404__/bucket/k001", b""), ("bucket/k002", b"z")]
+    node.script.append(
+        lambda http, request: chunked(http, tar_of(members, {"__404__/bucket/k001": "403 from the origin"}))
+    )
+    batch = forebay.Client(node.url).batch(NAMES[:3], continue_on_error=True)
+    assert [item.error for item in batch] == [None, "403 from the origin", None]
+    assert batch.errors == [(1, "403 from the origin")]
+    assert node.headers[-1]["x-forebay-entry-errors"] == "pax"
+    assert batch[1].size == 0 and not batch[1] and batch[0]
+    for use in (lambda: batch[1].data, lambda: bytes(batch[1]), lambda: memoryview(batch[1])):
+        with pytest.raises(forebay.EntryFailed, match="403 from the origin"):
+            use()
+
+
+def test_a_refusal_is_retried_as_the_node_says(node):
+    node.script += [lambda http, _: reply(http, 429, b'{"message": "full"}', {"Retry-After": "1"})]
+    began = time.monotonic()
+    assert len(forebay.Client(node.url).batch(NAMES[:3]).wait()) == 3
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_a_refusal_that_lasts_is_busy(node):
+    node.script += [lambda http, _: reply(http, 429, b'{"message": "full", "hint": "later"}', {"Retry-After": "1"})] * 9
+    began = time.monotonic()
+    with pytest.raises(forebay.Busy, match="full") as caught:
+        forebay.Client(node.url, timeout=2).batch(NAMES[:3])
+    assert time.monotonic() - began < 4
+    assert (caught.value.status, caught.value.hint, caught.value.request_id) == (429, "later", "scripted-1")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, forebay.InvalidRequest),
+        (401, forebay.Unauthenticated),
+        (403, forebay.PermissionDenied),
+        (404, forebay.NotFound),
+        (409, forebay.Conflict),
+        (412, forebay.PreconditionFailed),
+        (413, forebay.TooLarge),
+        (416, forebay.RangeNotSatisfiable),
+        (500, forebay.ServerError),
+        (501, forebay.Unsupported),
+        (502, forebay.ServerError),
+        (504, forebay.Timeout),
+    ],
+)
+def test_each_status_has_its_exception(node, status, error):
+    node.script.append(lambda http, _: reply(http, status, b'{"message": "what happened", "hint": "what to do"}'))
+    with pytest.raises(error, match="what happened") as caught:
+        forebay.Client(node.url).batch(NAMES[:1])
+    assert type(caught.value) is error
+    assert (caught.value.status, caught.value.hint) == (status, "what to do")
+
+
+def test_an_object_that_breaks_off_is_an_error(node):
+    def half(http, _):
+        http.send_response(200)
+        http.send_header("Content-Length", "1000")
+        http.end_headers()
+        http.wfile.write(b"x" * 500)
+        http.close_connection = True
+
+    node.script.append(half)
+    with pytest.raises(forebay.Truncated):
+        forebay.Client(node.url).get("bucket/k001")
+
+
+def test_a_node_that_says_nothing_is_a_timeout(node):
+    node.script.append(lambda http, _: time.sleep(3))
+    began = time.monotonic()
+    with pytest.raises(forebay.Timeout, match="did not answer"):
+        forebay.Client(node.url, timeout=0.5).batch(NAMES[:1])
+    assert time.monotonic() - began < 2
+
+
+def test_a_node_that_stops_in_the_middle_is_a_timeout(node):
+    def stall(http, request):
+        whole = tar_of(node.members(http.path, request))
+        http.send_response(200)
+        http.send_header("Transfer-Encoding", "chunked")
+        http.end_headers()
+        http.wfile.write(b"%x\r\n%s\r\n" % (2000, whole[:2000]))
+        http.wfile.flush()
+        time.sleep(3)
+
+    node.script.append(stall)
+    batch = forebay.Client(node.url, timeout=0.5).batch(NAMES)
+    assert bytes(batch[0]) == OBJECTS[NAMES[0]]
+    with pytest.raises(forebay.Timeout, match="in the middle"):
+        batch.wait()
+
+
+def test_a_kept_connection_that_the_node_has_closed_is_replaced(node):
+    client = forebay.Client(node.url)
+
+    def last_answer(http, request):
+        chunked(http, tar_of(node.members(http.path, request)))
+        http.close_connection = True
+
+    for _ in range(5):
+        node.script.append(last_answer)
+        assert len(client.batch(NAMES[:2]).wait()) == 2
+
+
+def test_nobody_there_is_a_connection_error():
+    with ScriptedNode() as gone:
+        url = gone.url
+    with pytest.raises(forebay.ConnectionFailed, match="cannot connect.*is the node running"):
+        forebay.Client(url).get("bucket/key")
+    with pytest.raises(ConnectionError):
+        forebay.Client("unix:/nonexistent/forebay.sock").get("bucket/key")
+
+
+def test_entries_can_be_read_before_the_last_has_arrived(node):
+    go_on = threading.Event()
+
+    def in_two_parts(http, request):
+        whole = tar_of(node.members(http.path, request))
+        http.send_response(200)
+        http.send_header("Transfer-Encoding", "chunked")
+        http.end_headers()
+        for part in (whole[:20_000], whole[20_000:]):
+            http.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            http.wfile.flush()
+            go_on.wait(10)
+        http.wfile.write(b"0\r\n\r\n")
+
+    node.script.append(in_two_parts)
+    batch = forebay.Client(node.url).batch(NAMES)
+    early = batch[10].data
+    assert bytes(early) == OBJECTS[NAMES[10]] and not batch.done and batch.arrived < 100
+    with pytest.raises(forebay.Timeout, match="of 100 entries arrived"):
+        batch.wait(timeout=0.1)
+    go_on.set()
+    assert batch.wait().arrived == 100 and bytes(early) == OBJECTS[NAMES[10]]
+
+
+def test_batches_ahead_are_bounded_in_bytes(node):
+    node.objects = {f"bucket/big{i}": bytes([i]) * 2_000_000 for i in range(6)}
+    client = forebay.Client(node.url, max_inflight_bytes=3_000_000)
+    batches = [client.batch_async([name]) for name in node.objects]
+    deadline = time.monotonic() + 5
+    while client.inflight_bytes < 3_000_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    # A batch that is already reading may overshoot by the piece that it has in hand.
+    assert 3_000_000 <= client.inflight_bytes < 3_000_000 + 6 * 1_100_000
+    assert not all(b.done for b in batches)
+    # Asked for in any order, each comes through.
+    for i in reversed(range(6)):
+        assert bytes(batches[i][0]) == bytes([i]) * 2_000_000
+    assert client.inflight_bytes == 0
+
+
+def test_a_batch_that_is_dropped_is_given_up(node):
+    stopped = threading.Event()
+
+    def endless(http, request):
+        http.send_response(200)
+        http.send_header("Transfer-Encoding", "chunked")
+        http.end_headers()
+        try:
+            while True:
+                http.wfile.write(b"3e8\r\n" + bytes(1000) + b"\r\n")
+                time.sleep(0.001)
+        except OSError:
+            stopped.set()
+
+    node.script.append(endless)
+    batch = forebay.Client(node.url).batch_async(NAMES)
+    time.sleep(0.2)
+    del batch
+    assert stopped.wait(5)
+
+
+def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, tmp_path):
+    node.info = {"version": "1", "node_id": "n1", "host_id": boot_id(), "unix_socket": str(tmp_path / "none.sock")}
+    client = forebay.Client(node.url)
+    assert client.route == node.url
+    assert bytes(client.get("bucket/k001")) == OBJECTS["bucket/k001"]
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
