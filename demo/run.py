@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Trains a small model from a bucket that is far away: directly, and through Forebay. `make demo` runs it.
+
+Everything is on this machine: the bucket is an S3 server on loopback, put at a distance by `forebay distance`, which also counts what reached it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+# The training step has one thread, before NumPy starts more: the servers need the other cores.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import numpy as np  # noqa: E402
+
+import data  # noqa: E402
+import model  # noqa: E402
+import readers  # noqa: E402
+import show  # noqa: E402
+import train  # noqa: E402
+from servers import KEYS, Bucket, Distance, Failed, Forebay  # noqa: E402
+
+CACHE_SIZE = "2GiB"
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="make demo ARGS=…", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rtt", type=float, default=20, help="round trip to the bucket, in ms (default: %(default)s)")
+    p.add_argument("--first-byte", type=float, default=20, help="what the bucket thinks before each answer, in ms (default: %(default)s)")
+    p.add_argument("--rate", type=float, default=100, help="bandwidth to and from the bucket, in MiB/s (default: %(default)s)")
+    p.add_argument("--epochs", type=int, default=3, help="epochs for each way of reading (default: %(default)s)")
+    p.add_argument("--out", type=Path, default=Path("demo-out"), help="where picture and numbers go (default: %(default)s)")
+    p.add_argument("--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS)
+    p.add_argument("--forebay", type=Path, default=Path(sys.executable).parent / "forebay", help=argparse.SUPPRESS)
+    return p.parse_args()
+
+
+def client(address: str):
+    """boto3, for putting the data there and for signing URLs."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=f"http://{address}",
+        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        region_name=KEYS["AWS_REGION"],
+        config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+    )
+
+
+def prepare(bucket: Bucket, training: list) -> None:
+    """Puts the data into the bucket, by the short way: distance begins when training does."""
+    began, shown = time.monotonic(), 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stdout.isatty() and (time.monotonic() - shown > 0.1 or done == total):
+            shown = time.monotonic()
+            print(f"\r  bucket: {done:,} of {total:,} objects in place", end="", flush=True)
+
+    data.upload(client(f"127.0.0.1:{bucket.port}"), training, progress)
+    size = sum(sample.size for sample in training)
+    print(f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in {data.SHARD_COUNT} tar shards ({time.monotonic() - began:.1f} s)")
+
+
+def main() -> None:
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    home = args.cache / "demo"
+    training, held_out = data.load(home / "clips")
+    print(f"  data:   {data.NAME}\n          {data.LICENCE}")
+    print(f"  task:   which language is spoken; {len(training):,} recordings to train from, {len(held_out)} with other phrases held out; {model.BACKEND}")
+    answers = np.stack([model.features(s.path.read_bytes()) for s in held_out]), readers.labels_of(held_out)
+    where = f"first byte after {args.rtt + args.first_byte:g} ms ({args.rtt:g} ms round trip), {args.rate:g} MiB/s"
+
+    groups: dict[str, list] = {}
+    with contextlib.ExitStack() as running:
+        def start(server):
+            running.callback(server.stop)
+            return server
+
+        bucket = start(Bucket(args.cache / "bin/versitygw", home / "bucket", home / "logs"))
+        prepare(bucket, training)
+        distance = start(Distance(args.forebay, bucket.port, args.rtt, args.first_byte, args.rate, home / "logs"))
+        forebay = start(Forebay(args.forebay, distance.address, (data.OBJECTS, data.SHARDS), home / "cache", CACHE_SIZE, home / "logs"))
+        print(f"  origin: versitygw at a distance: {where}; Forebay's cache is empty\n")
+        s3 = client(distance.address)
+        shards = sorted({sample.shard for sample in training})
+        ways = [
+            ("individual objects", readers.DirectObjects(s3, distance.address, data.OBJECTS, [s.key for s in training]), None),
+            ("individual objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
+            ("tar shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
+            ("tar shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
+        ]
+        with show.Screen() as screen:
+            for what, reader, cache in ways:
+                groups.setdefault(what, []).append(train.run(what, reader, args.epochs, training, answers, distance.counters, cache, screen.show))
+
+    finish(args, groups, where, len(training))
+
+
+def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> None:
+    megabytes = lambda way: sum(e.origin_bytes for e in way) / 1e6  # noqa: E731
+    print()
+    for what, (direct, through) in groups.items():
+        cold, warm = through[0], through[-1]
+        print(
+            f"  {what}: {direct[-1].samples_per_s:,.0f} samples/s direct, {cold.samples_per_s:,.0f} through Forebay cold, {warm.samples_per_s:,.0f} warm; "
+            f"the step waited {direct[-1].waited:.0%}, {cold.waited:.0%}, {warm.waited:.0%} of the time; "
+            f"the bucket sent {megabytes(direct):,.0f} MB direct, {megabytes(through):,.0f} MB with Forebay"
+        )
+    conditions = (
+        f"One machine, {os.cpu_count()} cores, for all of it: S3 server (versitygw) behind a proxy: {where}. {samples:,} WAV files, 42 KB on average; batches of {readers.BATCH}; "
+        f"decoding and training in one thread ({model.BACKEND}).\n"
+        f"Direct: {readers.WORKERS} requests at a time, as a DataLoader with {readers.WORKERS} workers makes them; shards streamed whole, through a shuffle buffer of {readers.SHUFFLE_BUFFER}. "
+        f"Forebay: one GetBatch per batch in fully random order, {readers.PREFETCH} ahead; warm: local disk, in the page cache."
+    )
+    out = args.out / "forebay-demo.png"
+    show.picture(groups, conditions, f"Recordings: {data.NAME.split(':')[0]}, {data.LICENCE}.", out)
+    numbers = {"conditions": conditions, "epochs": [e.as_dict() for ways in groups.values() for way in ways for e in way]}
+    out.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
+    print(f"\n  picture: {out} (and .svg; the numbers: .json)")
+    print("  With your own bucket: `forebay serve --origin s3://YOUR-BUCKET --cache /nvme/forebay:500GB`, and in the training script:")
+    print('      forebay.Client("http://127.0.0.1:8080").batch(keys, bucket="YOUR-BUCKET"), or any S3 client with endpoint_url="http://127.0.0.1:8080"')
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nstopped; the servers are down")
+    except Failed as failure:
+        sys.exit(f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make clean-cache` first starts from nothing")

@@ -1,0 +1,182 @@
+"""The demo's processes: the S3 server, the distance before it, and Forebay. They end with the demo, however it ends."""
+
+import ctypes
+import http.client
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "only-on-loopback", "AWS_REGION": "us-east-1"}
+START_SECONDS = 20
+
+
+class Failed(Exception):
+    """A server did not start or has stopped; the message holds the end of its log."""
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the demo is gone, even by `kill -9`."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+class Server:
+    """A child process with its log in a file."""
+
+    def __init__(self, name: str, command: list, logs: Path, env: dict | None = None):
+        self.name, self.log = name, logs / f"{name}.log"
+        logs.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            # A session of its own: Ctrl-C goes to the demo alone, which then stops its servers in order.
+            self.process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | (env or {}),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def failed(self, what: str) -> Failed:
+        tail = self.log.read_text(errors="replace").splitlines()[-15:] or ["(nothing)"]
+        return Failed(f"{self.name} {what}\n  command: {' '.join(self.process.args)}\n  end of its log, {self.log}:\n    " + "\n    ".join(tail))
+
+    def check(self) -> None:
+        if self.process.poll() is not None:
+            raise self.failed(f"stopped with status {self.process.returncode}")
+
+    def line(self) -> str:
+        """The next line of its standard output: how our servers say that they are ready."""
+        deadline, said = time.monotonic() + START_SECONDS, b""
+        while not said.endswith(b"\n"):
+            if not select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise self.failed(f"was not ready after {START_SECONDS} s")
+            part = os.read(self.process.stdout.fileno(), 4096)
+            if not part:
+                self.process.wait(5)
+                self.check()
+            said += part
+        return said.decode()
+
+    def wait_for_port(self, port: int) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self.check()
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise self.failed(f"was not listening after {START_SECONDS} s") from None
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        for end in (self.process.terminate, self.process.kill):
+            if self.process.poll() is None:
+                end()
+                try:
+                    self.process.wait(5)
+                except subprocess.TimeoutExpired:
+                    continue
+        self.process.stdout.close()
+
+
+def get(address: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise Failed(f"http://{address}{path} answered {answer.status}: {body[:200]!r}")
+        return body
+    finally:
+        connection.close()
+
+
+class Bucket(Server):
+    """versitygw, an S3 server that Forebay's authors did not write, over a directory."""
+
+    def __init__(self, program: Path, folder: Path, logs: Path):
+        # It cannot choose a port by itself, and one that is free now may be taken in a moment: try again then.
+        for attempt in range(3):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = probe.getsockname()[1]
+            data, attributes = folder / "data", folder / "attributes"
+            for part in (data, attributes):
+                part.mkdir(parents=True, exist_ok=True)
+            command = [program, "--port", f"127.0.0.1:{self.port}", "--keep-alive", "--quiet", "posix", "--sidecar", attributes, data]
+            env = {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]}
+            super().__init__("versitygw", command, logs, env)
+            try:
+                self.wait_for_port(self.port)
+                return
+            except BaseException as error:
+                self.stop()
+                if attempt == 2 or not isinstance(error, Failed):
+                    raise
+
+
+class Distance(Server):
+    """`forebay distance` before the bucket, and its counters."""
+
+    def __init__(self, program: Path, to_port: int, rtt_ms: float, first_byte_ms: float, rate_mib: float, logs: Path):
+        command = [program, "distance", "--listen", "127.0.0.1:0", "--to", f"127.0.0.1:{to_port}", "--stats-listen", "127.0.0.1:0"]
+        command += ["--rtt", f"{rtt_ms}ms", "--first-byte", f"{first_byte_ms}ms", "--rate", f"{rate_mib}MiB"]
+        super().__init__("distance", command, logs)
+        try:
+            said = self.line()
+            found = re.search(r"distance: (\S+) to .* counters at http://([^/]+)/", said)
+            if not found:
+                raise self.failed(f"said {said!r}")
+            self.address, self.counters_address = found.groups()
+        except BaseException:
+            self.stop()
+            raise
+
+    def counters(self) -> dict:
+        self.check()
+        return json.loads(get(self.counters_address, "/"))
+
+
+class Forebay(Server):
+    """`forebay serve` with an empty cache."""
+
+    def __init__(self, program: Path, origin: str, buckets: tuple, cache: Path, cache_size: str, logs: Path):
+        shutil.rmtree(cache, ignore_errors=True)
+        command = [program, "serve", "--json", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cache", f"{cache}:{cache_size}"]
+        # A training set does not change under the job; without this each object would be asked about again after 60 s.
+        command += ["--freshness", "immutable"]
+        for bucket in buckets:
+            command += ["--origin", f"s3://{bucket}?endpoint=http://{origin}"]
+        self.cache = cache
+        super().__init__("forebay", command, logs, KEYS)
+        try:
+            ready = json.loads(self.line())
+            self.url, self.admin = f"http://{ready['s3']}", ready["admin"]
+        except BaseException:
+            self.stop()
+            raise
+
+    def hits_and_misses(self) -> tuple[float, float]:
+        """From /metrics: answers that came from the local disk alone, and answers that needed the origin."""
+        self.check()
+        counted = {"HIT": 0.0, "MISS": 0.0}
+        for line in get(self.admin, "/metrics").decode().splitlines():
+            found = re.match(r'forebay_cache_reads_total\{[^}]*status="(HIT|MISS)"[^}]*\} (\S+)', line)
+            if found:
+                counted[found[1]] += float(found[2])
+        return counted["HIT"], counted["MISS"]
+
+    def stop(self) -> None:
+        super().stop()
+        shutil.rmtree(self.cache, ignore_errors=True)
