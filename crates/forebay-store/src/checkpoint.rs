@@ -1,0 +1,237 @@
+//! The index of a directory, written out: what a restart loads instead of reading the log from its beginning.
+//!
+//! ```text
+//! magic, format, directory id, distrust mark, next sequence number, replay ordinal, replay offset, segments n, entries m
+//! n × (ordinal u64, tombstone bytes u64)
+//! m × (key u128, seq u64, segment u24 | flags u8, offset / 64 u32, length u32, validated at u32)
+//! xxh3 of all before
+//! ```
+//!
+//! It is written beside the old one, synced and renamed. It is not a snapshot: writers go on meanwhile. That is right because the replay
+//! position is taken first (before any record that has a place but no entry yet): whatever happens later lies behind it in the log.
+
+use crate::{
+    dir::{Class, Directory},
+    disk::OpenMode,
+    index::{Entry, HEAD, INLINE, PIN, PINNED, SLOTS_MAX, VISITED},
+    inner::Inner,
+    segment::Segment,
+};
+use bytes::{Buf, BufMut};
+use forebay_core::{Error, Result};
+use std::{
+    collections::HashMap,
+    io,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+use xxhash_rust::xxh3::Xxh3;
+
+pub const FILE: &str = "checkpoint";
+pub const TMP: &str = "checkpoint.tmp";
+const MAGIC: u64 = u64::from_le_bytes(*b"FBRCKPT1");
+const HEADER_BYTES: u64 = 8 * 8;
+const SEGMENT_BYTES: u64 = 16;
+const ENTRY_BYTES: u64 = 40;
+const TRAILER_BYTES: u64 = 8;
+const BUFFER_BYTES: usize = 1 << 20;
+/// Flags that outlive a restart.
+const KEPT_FLAGS: u32 = HEAD | INLINE | PIN | PINNED | VISITED;
+/// A checkpoint may take this share of the capacity; with records so small that it would take more, a restart reads the log instead.
+const SHARE: u64 = 8;
+
+impl Inner {
+    /// Writes the index of every directory out.
+    pub fn checkpoint(&self) -> Result<()> {
+        let _guard = self.checkpointing.lock();
+        let mut result = Ok(());
+        for dir in &self.dirs {
+            if let Err(e) = self.checkpoint_dir(dir) {
+                result = Err(e);
+            }
+        }
+        result
+    }
+
+    fn checkpoint_dir(&self, dir: &Directory) -> Result<()> {
+        let old_bytes = dir.state.lock().checkpoint_bytes;
+        let records: u64 = dir.state.lock().segments.values().map(|s| s.live_records.load(Relaxed)).sum();
+        let entries_max = records + records / 16 + 256;
+        let segments_max = dir.state.lock().segments.len() as u64 + 64;
+        let claim = HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
+        let too_large = || {
+            Error::busy(format!("cache directory {}: its index is too large to be written out", dir.path.display()))
+                .hint("the objects are very small: a restart reads the records instead, which takes longer")
+        };
+        if claim > dir.capacity / SHARE {
+            return Err(too_large());
+        }
+        self.claim(dir, claim, Class::Normal)?;
+        let (replay, segments) = dir.replay_from();
+        let tmp = dir.path.join(TMP);
+        let written = if segments.len() as u64 > segments_max {
+            Err(io::Error::other("too many new segments"))
+        } else {
+            self.write_checkpoint(dir, &tmp, replay, &segments, entries_max)
+        };
+        let written = written.and_then(|bytes| {
+            dir.disk.rename(&tmp, &dir.path.join(FILE))?;
+            dir.disk.sync_dir(&dir.path)?;
+            Ok(bytes)
+        });
+        match written {
+            Ok(bytes) => {
+                let mut state = dir.state.lock();
+                state.used -= claim - bytes + old_bytes;
+                state.checkpoint_bytes = bytes;
+                Ok(())
+            }
+            Err(e) => {
+                match dir.disk.delete(&tmp) {
+                    Err(gone) if gone.kind() != io::ErrorKind::NotFound => {
+                        tracing::warn!(file = %tmp.display(), error = %gone, "a half-written checkpoint could not be deleted; its space stays charged");
+                    }
+                    _ => dir.unclaim(claim),
+                }
+                Err(dir.write_failed(e, self.now()).context("checkpoint"))
+            }
+        }
+    }
+
+    fn write_checkpoint(
+        &self,
+        dir: &Directory,
+        path: &Path,
+        replay: (u64, u64),
+        segments: &[Arc<Segment>],
+        entries_max: u64,
+    ) -> io::Result<u64> {
+        // In RAM first: the count comes before the entries, and the entries of a shard under its lock.
+        let numbers: HashMap<u32, u32> = segments.iter().enumerate().map(|(i, s)| (s.slot, i as u32)).collect();
+        let file = dir.disk.open(path, OpenMode::Create)?;
+        let mut out = Output { file: &*file, buffer: Vec::with_capacity(BUFFER_BYTES + 4096), at: HEADER_BYTES, hash: Xxh3::new() };
+        for s in segments {
+            out.buffer.put_u64_le(s.ordinal);
+            out.buffer.put_u64_le(s.tombstone_bytes.load(Relaxed));
+        }
+        let mut entries = 0u64;
+        let mut batch = Vec::new();
+        for shard in self.index.shards() {
+            batch.clear();
+            batch.extend(shard.iter().filter(|e| numbers.contains_key(&e.slot())).copied());
+            drop(shard);
+            for e in &batch {
+                out.buffer.put_u128_le(e.key());
+                out.buffer.put_u64_le(e.seq);
+                out.buffer.put_u32_le(numbers[&e.slot()] | (e.flags() & KEPT_FLAGS));
+                out.buffer.put_u32_le((e.offset() / 64) as u32);
+                out.buffer.put_u32_le(e.len);
+                out.buffer.put_u32_le(e.validated_at);
+                entries += 1;
+                if out.buffer.len() >= BUFFER_BYTES {
+                    out.flush()?;
+                }
+            }
+            if entries > entries_max {
+                return Err(io::Error::other("the index grew too fast to be written out"));
+            }
+        }
+        out.flush()?;
+        let mut header = Vec::with_capacity(HEADER_BYTES as usize);
+        header.put_u64_le(MAGIC);
+        header.put_u64_le(dir.id);
+        header.put_u64_le(dir.identity.lock().distrust_below);
+        header.put_u64_le(self.seq.load(Relaxed));
+        header.put_u64_le(replay.0);
+        header.put_u64_le(replay.1);
+        header.put_u64_le(segments.len() as u64);
+        header.put_u64_le(entries);
+        let Output { at, mut hash, .. } = out;
+        hash.update(&header);
+        file.write_all_at(&[&header], 0)?;
+        file.write_all_at(&[&hash.digest().to_le_bytes()], at)?;
+        file.sync()?;
+        Ok(at + TRAILER_BYTES)
+    }
+}
+
+struct Output<'a> {
+    file: &'a dyn crate::disk::DiskFile,
+    buffer: Vec<u8>,
+    at: u64,
+    hash: Xxh3,
+}
+
+impl Output<'_> {
+    fn flush(&mut self) -> io::Result<()> {
+        self.hash.update(&self.buffer);
+        self.file.write_all_at(&[&self.buffer], self.at)?;
+        self.at += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// What a checkpoint says besides its entries.
+pub struct Loaded {
+    pub distrust_below: u64,
+    pub next_seq: u64,
+    pub replay: (u64, u64),
+}
+
+/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose segment is
+/// still there, and whether its time of validation already heeds the directory's distrust mark. `Ok(None)`: there is none, or it is damaged
+/// (then nothing was added: the checksum comes first).
+pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut reserve: impl FnMut(usize)) -> io::Result<Option<Loaded>> {
+    let file = match dir.disk.open(&dir.path.join(FILE), OpenMode::Read) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let size = file.size()?;
+    if size < HEADER_BYTES + TRAILER_BYTES {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    file.read_append(&mut bytes, size as usize, 0)?;
+    let (body, trailer) = bytes.split_at(bytes.len() - TRAILER_BYTES as usize);
+    let (mut header, mut rest) = body.split_at(HEADER_BYTES as usize);
+    let mut hash = Xxh3::new();
+    hash.update(rest);
+    hash.update(header);
+    if hash.digest().to_le_bytes() != trailer || header.get_u64_le() != MAGIC || header.get_u64_le() != dir.identity.id {
+        return Ok(None);
+    }
+    let loaded =
+        Loaded { distrust_below: header.get_u64_le(), next_seq: header.get_u64_le(), replay: (header.get_u64_le(), header.get_u64_le()) };
+    let (segments, entries) = (header.get_u64_le(), header.get_u64_le());
+    if rest.len() as u64 != segments * SEGMENT_BYTES + entries * ENTRY_BYTES {
+        return Ok(None);
+    }
+    let mut table = Vec::with_capacity(segments as usize);
+    for _ in 0..segments {
+        let (ordinal, tombstones) = (rest.get_u64_le(), rest.get_u64_le());
+        let segment = dir.segments.get(&ordinal);
+        if let Some(segment) = segment {
+            segment.tombstone_bytes.store(tombstones, Relaxed);
+        }
+        table.push(segment);
+    }
+    reserve(entries as usize);
+    let settled = loaded.distrust_below == dir.identity.distrust_below;
+    let slot_mask = SLOTS_MAX as u32 - 1;
+    for _ in 0..entries {
+        let key = rest.get_u128_le();
+        let seq = rest.get_u64_le();
+        let number_and_flags = rest.get_u32_le();
+        let offset = rest.get_u32_le() as u64 * 64;
+        let len = rest.get_u32_le();
+        let validated_at = rest.get_u32_le();
+        if let Some(Some(segment)) = table.get((number_and_flags & slot_mask) as usize)
+            && offset + len as u64 <= segment.end.load(Relaxed)
+        {
+            add(Entry::new(key, seq, segment.slot, offset, len, validated_at, number_and_flags & KEPT_FLAGS), settled);
+        }
+    }
+    Ok(Some(loaded))
+}

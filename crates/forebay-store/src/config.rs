@@ -1,0 +1,84 @@
+//! What a store is made of: directories with a size each.
+
+use crate::record::{self, OVERHEAD_MAX_BYTES};
+use forebay_core::{Error, Result, limits::CHUNK_BYTES, units::format_bytes};
+use std::{path::PathBuf, time::Duration};
+
+/// One cache directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirConfig {
+    pub path: PathBuf,
+    /// The sizes of all files of the store in this directory never add up to more.
+    pub capacity_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    pub dirs: Vec<DirConfig>,
+    /// Size of a segment file; `None`: derived from the capacity (1/64 of it, 4 to 256 MiB, smaller for small caches).
+    pub segment_bytes: Option<u64>,
+    /// How often the index is written out, if anything changed.
+    pub checkpoint_interval: Duration,
+    /// How many appended records ask for a checkpoint before its time: they bound what a restart after a crash reads again.
+    pub checkpoint_records: u64,
+    /// How long a directory that refused a write is left alone.
+    pub retry_after: Duration,
+    /// Whether a thread of the store writes checkpoints and makes room ahead of need.
+    pub background: bool,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            dirs: Vec::new(),
+            segment_bytes: None,
+            checkpoint_interval: Duration::from_secs(300),
+            checkpoint_records: 500_000,
+            retry_after: Duration::from_secs(30),
+            background: true,
+        }
+    }
+}
+
+pub(crate) const SEGMENT_MIN_BYTES: u64 = 4 << 10;
+const SEGMENT_DERIVED_MIN_BYTES: u64 = record::ALIGN_BYTES * ((CHUNK_BYTES + OVERHEAD_MAX_BYTES) / record::ALIGN_BYTES + 1);
+const SEGMENT_MAX_BYTES: u64 = 1 << 30;
+/// What is kept free for the identity file and its successor.
+pub(crate) const IDENTITY_RESERVE_BYTES: u64 = 16 << 10;
+/// A directory holds at least this many segments.
+const SEGMENTS_MIN: u64 = 4;
+
+impl DirConfig {
+    /// The size of this directory's segments.
+    pub(crate) fn segment_bytes(&self, configured: Option<u64>) -> Result<u64> {
+        let derived = (self.capacity_bytes / 64).clamp(4 << 20, 256 << 20).min(self.capacity_bytes / 8).max(SEGMENT_DERIVED_MIN_BYTES);
+        let bytes = configured.unwrap_or(derived).next_multiple_of(record::ALIGN_BYTES);
+        if !(SEGMENT_MIN_BYTES..=SEGMENT_MAX_BYTES).contains(&bytes) {
+            return Err(Error::invalid(format!("a segment of {} is outside 4 KiB to 1 GiB", format_bytes(bytes))));
+        }
+        let least = bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
+        if self.capacity_bytes < least {
+            return Err(Error::invalid(format!(
+                "cache directory {}: {} are too few",
+                self.path.display(),
+                format_bytes(self.capacity_bytes)
+            ))
+            .hint(format!("give it {} or more", format_bytes(least))));
+        }
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segment_sizes_follow_the_capacity() {
+        let of = |capacity_bytes| DirConfig { path: "/c".into(), capacity_bytes }.segment_bytes(None);
+        assert!(of(1 << 20).is_err());
+        assert!(of(8 << 20).unwrap() < 2 << 20);
+        assert_eq!(of(256 << 20).unwrap(), 4 << 20);
+        assert_eq!(of(1 << 40).unwrap(), 256 << 20);
+    }
+}

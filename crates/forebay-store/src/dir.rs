@@ -1,0 +1,292 @@
+//! One cache directory: its segments, the space that they take, and whether it can be written.
+//!
+//! Invariant: `used`, which is charged before a byte is written and credited after a file is gone, is never less than the sum of the sizes
+//! of all files of the store in the directory, and never more than the capacity.
+
+use crate::{
+    config::IDENTITY_RESERVE_BYTES,
+    disk::{Disk, OpenMode},
+    identity::Identity,
+    segment::{Segment, Segments},
+    stats::DirState,
+};
+use forebay_core::{Error, Result, units::format_bytes};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// What space is asked for; later classes may go further into the reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    Normal,
+    /// Small, and must not fail for want of space.
+    Tombstone,
+    /// Copies by the evictor, which frees more than it takes.
+    Relocation,
+}
+
+#[derive(Default)]
+pub struct Counters {
+    pub evicted_records: AtomicU64,
+    pub evicted_bytes: AtomicU64,
+    pub relocated_bytes: AtomicU64,
+    pub checksum_failures: AtomicU64,
+    pub read_failures: AtomicU64,
+    pub write_failures: AtomicU64,
+    pub written_bytes: AtomicU64,
+}
+
+pub struct Directory {
+    pub index: usize,
+    pub path: PathBuf,
+    pub disk: Arc<dyn Disk>,
+    pub capacity: u64,
+    pub segment_bytes: u64,
+    /// Kept free for the evictor's copies: a segment's worth.
+    pub reserve: u64,
+    pub id: u64,
+    pub secret: u64,
+    pub identity: Mutex<Identity>,
+    pub state: Mutex<State>,
+    /// Held by whoever evicts.
+    pub evict: Mutex<()>,
+    roll: Mutex<()>,
+    pub counters: Counters,
+    /// Times that records without an entry may be in a file: a removal writes its tombstone here even if the name is not known.
+    pub ghosts: AtomicU64,
+    /// The distrust mark in RAM is not on disk yet.
+    pub distrust_pending: AtomicBool,
+    health: AtomicU8,
+    retry_at: AtomicU32,
+    _lock: File,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub used: u64,
+    /// By ordinal: the first is the oldest.
+    pub segments: BTreeMap<u64, Arc<Segment>>,
+    pub active: Option<Arc<Segment>>,
+    /// Places that were given out and not finished.
+    pub in_flight: Vec<(u64, u64)>,
+    pub checkpoint_bytes: u64,
+    pub appended_since_checkpoint: u64,
+}
+
+/// A place for a record in the log.
+pub struct Placed {
+    pub segment: Arc<Segment>,
+    pub offset: u64,
+    pub seq: u64,
+}
+
+pub struct Opening {
+    pub index: usize,
+    pub path: PathBuf,
+    pub disk: Arc<dyn Disk>,
+    pub capacity: u64,
+    pub segment_bytes: u64,
+    pub identity: Identity,
+    pub lock: File,
+}
+
+impl Directory {
+    pub fn new(o: Opening, state: State) -> Self {
+        let largest = state.segments.values().map(|s| s.end.load(Relaxed)).max().unwrap_or(0);
+        let segment = o.segment_bytes.max(largest).min(o.capacity / 4);
+        Self {
+            index: o.index,
+            path: o.path,
+            disk: o.disk,
+            capacity: o.capacity,
+            segment_bytes: o.segment_bytes,
+            reserve: segment,
+            id: o.identity.id,
+            secret: o.identity.secret,
+            identity: Mutex::new(o.identity),
+            state: Mutex::new(state),
+            evict: Mutex::new(()),
+            roll: Mutex::new(()),
+            counters: Counters::default(),
+            ghosts: AtomicU64::new(0),
+            distrust_pending: AtomicBool::new(false),
+            health: AtomicU8::new(DirState::Ok as u8),
+            retry_at: AtomicU32::new(0),
+            _lock: o.lock,
+        }
+    }
+
+    /// How far `used` may grow.
+    pub fn limit(&self, class: Class) -> u64 {
+        let all = self.capacity - IDENTITY_RESERVE_BYTES;
+        match class {
+            Class::Relocation => all,
+            Class::Tombstone => all - self.reserve,
+            Class::Normal => all - self.reserve - self.reserve / 16,
+        }
+    }
+
+    /// Charges `bytes`, if they fit.
+    pub fn try_claim(&self, bytes: u64, class: Class) -> bool {
+        let mut state = self.state.lock();
+        let fits = state.used + bytes <= self.limit(class);
+        if fits {
+            state.used += bytes;
+        }
+        fits
+    }
+
+    pub fn unclaim(&self, bytes: u64) {
+        self.state.lock().used -= bytes;
+    }
+
+    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, [`roll`](Self::roll) first. `seq` is called under the
+    /// lock, so that numbers and places of new records have the same order.
+    pub fn place(&self, bytes: u64, seq: impl FnOnce() -> u64) -> Option<Placed> {
+        let mut state = self.state.lock();
+        let segment = state.active.clone()?;
+        let offset = segment.end.load(Relaxed);
+        if offset + bytes > self.segment_bytes {
+            return None;
+        }
+        segment.end.store(offset + bytes, Relaxed);
+        segment.pending.fetch_add(1, Relaxed);
+        state.in_flight.push((segment.ordinal, offset));
+        state.appended_since_checkpoint += 1;
+        Some(Placed { segment, offset, seq: seq() })
+    }
+
+    /// The record at this place is written and published, or given up.
+    pub fn finish(&self, placed: &Placed) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.in_flight.iter().position(|p| *p == (placed.segment.ordinal, placed.offset)) {
+            state.in_flight.swap_remove(at);
+        }
+        placed.segment.pending.fetch_sub(1, Relaxed);
+    }
+
+    /// Opens a new active segment, unless the present one has room for `bytes`.
+    pub fn roll(&self, bytes: u64, segments: &Segments, ordinals: &AtomicU64, now: u32) -> Result<()> {
+        if bytes > self.segment_bytes {
+            return Err(too_large(bytes, self.segment_bytes));
+        }
+        let _guard = self.roll.lock();
+        if self.state.lock().active.as_ref().is_some_and(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
+            return Ok(());
+        }
+        let slot =
+            segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files").hint("raise the segment size"))?;
+        let ordinal = ordinals.fetch_add(1, Relaxed);
+        let path = self.path.join(Segment::file_name(ordinal));
+        let file = match self.disk.open(&path, OpenMode::Create) {
+            Ok(file) => file,
+            Err(e) => {
+                segments.free(slot);
+                return Err(self.write_failed(e, now));
+            }
+        };
+        let segment = Arc::new(Segment {
+            dir: self.index,
+            slot,
+            ordinal,
+            secret: self.secret,
+            path,
+            file,
+            end: AtomicU64::new(0),
+            pending: AtomicU32::new(0),
+            live_bytes: AtomicU64::new(0),
+            live_records: AtomicU64::new(0),
+            tombstone_bytes: AtomicU64::new(0),
+        });
+        segments.publish(&segment);
+        let mut state = self.state.lock();
+        state.segments.insert(ordinal, segment.clone());
+        state.active = Some(segment);
+        Ok(())
+    }
+
+    /// From where on the log must be read again if the index is written out now, and the segments that it then refers to.
+    pub fn replay_from(&self) -> ((u64, u64), Vec<Arc<Segment>>) {
+        let mut state = self.state.lock();
+        state.appended_since_checkpoint = 0;
+        let next = match (&state.active, state.segments.last_key_value()) {
+            (Some(active), _) => (active.ordinal, active.end.load(Relaxed)),
+            (None, Some((last, _))) => (last + 1, 0),
+            (None, None) => (0, 0),
+        };
+        let from = state.in_flight.iter().copied().min().map_or(next, |first| first.min(next));
+        (from, state.segments.values().cloned().collect())
+    }
+
+    /// Notes a failed write, after which the directory is left alone for a while, and puts the failure into words.
+    pub fn write_failed(&self, e: io::Error, now: u32) -> Error {
+        use io::ErrorKind::*;
+        let (state, hint) = match e.kind() {
+            StorageFull | QuotaExceeded => (DirState::Full, "free space on that file system, or give the cache a smaller size"),
+            ReadOnlyFilesystem | PermissionDenied => (DirState::ReadOnly, "make the directory writable; until then it only serves reads"),
+            _ => (DirState::Failing, "check the disk; the cache goes on without it"),
+        };
+        self.counters.write_failures.fetch_add(1, Relaxed);
+        if self.health.swap(state as u8, Relaxed) != state as u8 {
+            tracing::warn!(dir = %self.path.display(), error = %e, state = state.as_str(), "cache directory refused a write");
+        }
+        self.retry_at.store(now, Relaxed);
+        // Later records go to a new file: this one may end in a torn record.
+        self.state.lock().active = None;
+        Error::internal(format!("cache directory {}: a write failed", self.path.display())).hint(hint).source(e)
+    }
+
+    pub fn write_succeeded(&self) {
+        if self.health.load(Relaxed) != DirState::Ok as u8 {
+            self.health.store(DirState::Ok as u8, Relaxed);
+            tracing::info!(dir = %self.path.display(), "cache directory takes writes again");
+        }
+    }
+
+    /// Whether a write may be tried: the directory is well, or was left alone for `retry_after` seconds. (A clock that was set back counts as that.)
+    pub fn may_write(&self, now: u32, retry_after: u32) -> bool {
+        self.health() == DirState::Ok || {
+            let failed_at = self.retry_at.load(Relaxed);
+            now < failed_at || now - failed_at >= retry_after
+        }
+    }
+
+    pub fn health(&self) -> DirState {
+        DirState::from_u8(self.health.load(Relaxed))
+    }
+
+    pub fn set_health(&self, state: DirState, now: u32) {
+        self.health.store(state as u8, Relaxed);
+        self.retry_at.store(now, Relaxed);
+    }
+
+    pub fn save_identity(&self) -> io::Result<()> {
+        self.identity.lock().save(&*self.disk, &self.path)
+    }
+
+    pub fn full_error(&self, bytes: u64) -> Error {
+        Error::busy(format!(
+            "cache directory {}: no room for {} within its {}",
+            self.path.display(),
+            format_bytes(bytes),
+            format_bytes(self.capacity)
+        ))
+        .hint("unpin objects, or give the cache more space")
+    }
+}
+
+pub fn too_large(bytes: u64, segment_bytes: u64) -> Error {
+    Error::new(
+        forebay_core::ErrorKind::TooLarge,
+        format!("a record of {} does not fit a segment of {}", format_bytes(bytes), format_bytes(segment_bytes)),
+    )
+    .hint("give the cache more space, or larger segments")
+}

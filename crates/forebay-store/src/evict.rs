@@ -1,0 +1,299 @@
+//! Making room: whole segments go, the oldest first.
+//!
+//! - A segment in which nothing lives is deleted at once, wherever it stands.
+//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in it, tombstones too, moves to the end of the log.
+//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and pinned ones, move to the end of the log; the rest is
+//!   dropped. At most half of a segment moves for having been read, so each pass makes progress.
+//!
+//! Invariant: a record that is the newest of its key is *dropped* only with the oldest segment, so nothing older of that key is left that
+//! could be taken for current after a restart; for the same reason a tombstone is needed until its segment is the oldest.
+
+use crate::{
+    dir::{Class, Directory},
+    index::{PIN, PINNED, SUPERSEDED, VISITED},
+    inner::Inner,
+    record::{Header, Kind, padded, split_name},
+    segment::Segment,
+};
+use forebay_core::{Error, Result};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+/// How long the evictor waits for a slow writer whose record lies in the segment that must go.
+const PENDING_WAIT: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Compact,
+    Clock,
+}
+
+impl Inner {
+    /// Charges `bytes` to `dir`, evicting until they fit.
+    pub fn claim(&self, dir: &Directory, bytes: u64, class: Class) -> Result<()> {
+        if dir.try_claim(bytes, class) {
+            return Ok(());
+        }
+        if class == Class::Relocation {
+            // The evictor itself.
+            return Err(dir.full_error(bytes));
+        }
+        let _guard = dir.evict.lock();
+        // Pinned data only move: a full round of the log without enough room means that there is none.
+        let passes = 2 * dir.state.lock().segments.len() + 4;
+        for _ in 0..passes {
+            if dir.try_claim(bytes, class) {
+                return Ok(());
+            }
+            if !self.reclaim(dir)? {
+                break;
+            }
+        }
+        if dir.try_claim(bytes, class) { Ok(()) } else { Err(dir.full_error(bytes)) }
+    }
+
+    /// Makes room ahead of need, so that writers seldom wait for it.
+    pub fn reclaim_ahead(&self, dir: &Directory) -> Result<()> {
+        let low_water = dir.limit(Class::Normal).saturating_sub(dir.segment_bytes);
+        if dir.state.lock().used <= low_water {
+            return Ok(());
+        }
+        let _guard = dir.evict.lock();
+        if dir.state.lock().used > low_water {
+            self.reclaim(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Brings a directory whose limit was lowered under it.
+    pub fn shrink(&self, dir: &Directory) -> Result<()> {
+        let _guard = dir.evict.lock();
+        let passes = 2 * dir.state.lock().segments.len() + 4;
+        for _ in 0..passes {
+            if dir.state.lock().used <= dir.limit(Class::Normal) || !self.reclaim(dir)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
+    fn reclaim(&self, dir: &Directory) -> Result<bool> {
+        let (victim, mode) = {
+            let mut state = dir.state.lock();
+            let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| !active.as_ref().is_some_and(|a| a.ordinal == s.ordinal);
+            if !state.segments.values().any(|s| sealed(s, &state.active)) {
+                // Everything is in the active segment: close it.
+                state.active = None;
+            }
+            let idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
+            let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
+            let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
+            let oldest = state.segments.values().find(|s| sealed(s, &state.active));
+            match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
+                (Some(empty), _, _) => ((*empty).clone(), Mode::Compact),
+                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => ((*dead).clone(), Mode::Compact),
+                (_, _, Some(oldest)) => (oldest.clone(), Mode::Clock),
+                (_, _, None) => return Ok(false),
+            }
+        };
+        let mut waited = Duration::ZERO;
+        while victim.pending.load(Relaxed) > 0 {
+            if waited >= PENDING_WAIT {
+                return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            waited += Duration::from_millis(1);
+        }
+        // From the first dropped entry until the file is gone, its records are in no index but would be found by a restart.
+        dir.ghosts.fetch_add(1, Relaxed);
+        self.empty(dir, &victim, mode)?;
+        dir.disk
+            .delete(&victim.path)
+            .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+            .map_err(|e| dir.write_failed(e, self.now()).context(format!("segment {} could not be deleted", victim.path.display())))?;
+        {
+            let mut state = dir.state.lock();
+            state.segments.remove(&victim.ordinal);
+            state.used -= victim.end.load(Relaxed);
+        }
+        self.segments.free(victim.slot);
+        dir.ghosts.fetch_sub(1, Relaxed);
+        Ok(true)
+    }
+
+    /// Takes every entry out of a segment: moved or dropped.
+    fn empty(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode) -> Result<()> {
+        let mut second_round = victim.end.load(Relaxed) / 2;
+        let mut failure = None;
+        let names = !self.pins.is_empty();
+        let walk = victim.scan(0, names || mode == Mode::Compact, &mut |offset, header, name| {
+            let result = match header.kind {
+                Kind::Tombstone => self.empty_tombstone(dir, victim, mode, offset, header),
+                _ => self.empty_record(dir, victim, mode, offset, header, name, &mut second_round),
+            };
+            match result {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(e) => {
+                    failure = Some(e);
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        if let Some(e) = failure {
+            return Err(e);
+        }
+        if let Err(e) = walk {
+            dir.counters.read_failures.fetch_add(1, Relaxed);
+            tracing::warn!(file = %victim.path.display(), error = %e, "a segment cannot be read; what it holds is dropped");
+        }
+        if victim.live_records.load(Relaxed) > 0 {
+            self.sweep(dir, victim);
+        }
+        Ok(())
+    }
+
+    fn empty_record(
+        &self,
+        dir: &Directory,
+        victim: &Arc<Segment>,
+        mode: Mode,
+        offset: u64,
+        header: &Header,
+        name: &[u8],
+        second_round: &mut u64,
+    ) -> Result<()> {
+        let at_victim = || self.index.peek(header.key).filter(|e| e.is_at(victim.slot, offset));
+        let Some(mut entry) = at_victim() else { return Ok(()) };
+        let mut waited = Duration::ZERO;
+        while mode == Mode::Compact && entry.has(SUPERSEDED) {
+            // Its successor is being written. To drop this one before that has succeeded could bring back an older one after a crash.
+            if waited >= PENDING_WAIT {
+                return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            waited += Duration::from_millis(1);
+            match at_victim() {
+                Some(e) => entry = e,
+                None => return Ok(()),
+            }
+        }
+        let len = padded(header.len());
+        let held = entry.has(PIN) || entry.has(PINNED) || self.is_held(header, name);
+        let again = entry.has(VISITED) && *second_round >= len;
+        if mode == Mode::Compact || held || again {
+            match self.relocate(dir, victim, offset, header, false) {
+                Ok(true) => {
+                    if !held {
+                        *second_round = second_round.saturating_sub(len);
+                    }
+                    return Ok(());
+                }
+                Ok(false) => {}
+                // What only had a second round can go instead.
+                Err(e) if held || mode == Mode::Compact => return Err(e),
+                Err(_) => {}
+            }
+        }
+        if self.forget(header.key, |e| e.is_at(victim.slot, offset)).is_some() {
+            dir.counters.evicted_records.fetch_add(1, Relaxed);
+            dir.counters.evicted_bytes.fetch_add(len, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn is_held(&self, header: &Header, name: &[u8]) -> bool {
+        header.kind == Kind::Part
+            && split_name(name).is_some_and(|(bucket, key)| self.pins.holds(forebay_core::name::hash_name(bucket, key), header.version))
+    }
+
+    fn empty_tombstone(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, offset: u64, header: &Header) -> Result<()> {
+        let needed = mode == Mode::Compact && {
+            // A newer record of the key in the same log does the tombstone's work.
+            let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
+            !newer.is_some_and(|s| s.dir == dir.index)
+        };
+        if needed {
+            self.relocate(dir, victim, offset, header, true)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a record to the end of the log under its old number. `false`: it is not current, or damaged.
+    fn relocate(&self, dir: &Directory, victim: &Arc<Segment>, offset: u64, header: &Header, tombstone: bool) -> Result<bool> {
+        let mut bytes = Vec::new();
+        let read = victim.file.read_append(&mut bytes, header.len() as usize, offset);
+        if read.is_err() || !header.body_is_whole(&bytes) {
+            dir.counters.checksum_failures.fetch_add(1, Relaxed);
+            if let Some(entry) = self.forget(header.key, |e| e.is_at(victim.slot, offset))
+                && Self::is_named(&entry)
+                && let Err(e) = self.write_tombstone(dir, header.key, "", "", None, Class::Relocation, |_| {})
+            {
+                self.distrust(dir, &e);
+            }
+            return Ok(false);
+        }
+        let len = padded(header.len());
+        if !dir.try_claim(len, Class::Relocation) {
+            return Err(dir.full_error(len));
+        }
+        let mut current = true;
+        let mut header = *header;
+        let placed = self.place(dir, len, || {
+            let mut shard = self.index.shard(header.key);
+            if !tombstone {
+                match shard.get(header.key) {
+                    Some(e) if e.is_at(victim.slot, offset) && !e.has(SUPERSEDED) => header.validated_at = e.validated_at,
+                    _ => {
+                        current = false;
+                        return Some(None);
+                    }
+                }
+            }
+            let placed = dir.place(len, || header.seq)?;
+            if tombstone {
+                placed.segment.tombstone_bytes.fetch_add(len, Relaxed);
+            }
+            Some(Some(placed))
+        })?;
+        let Some(placed) = placed else {
+            debug_assert!(!current);
+            dir.unclaim(len);
+            return Ok(false);
+        };
+        bytes[..crate::record::HEADER_BYTES].copy_from_slice(&header.encode(placed.segment.place(placed.offset)));
+        let written = placed.segment.file.write_all_at(&[&bytes], placed.offset).map_err(|e| dir.write_failed(e, self.now()));
+        if written.is_ok() {
+            dir.counters.relocated_bytes.fetch_add(len, Relaxed);
+            if !tombstone {
+                let mut shard = self.index.shard(header.key);
+                if let Some(e) = shard.get(header.key).filter(|e| e.is_at(victim.slot, offset)) {
+                    e.move_to(placed.segment.slot, placed.offset);
+                    e.clear(VISITED);
+                    victim.sub_live(len);
+                    placed.segment.add_live(len);
+                }
+            }
+        }
+        dir.finish(&placed);
+        written.map(|()| true)
+    }
+
+    /// Drops the entries of a segment that could not be walked to its end.
+    fn sweep(&self, dir: &Directory, victim: &Arc<Segment>) {
+        for mut shard in self.index.shards() {
+            shard.retain(|e| {
+                let keep = e.slot() != victim.slot;
+                if !keep {
+                    victim.sub_live(e.padded());
+                    dir.counters.evicted_records.fetch_add(1, Relaxed);
+                    dir.counters.evicted_bytes.fetch_add(e.padded(), Relaxed);
+                }
+                keep
+            });
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The write path: a record gets space, a place, its bytes, and then an entry in the index.
+//!
+//! 1. *Claim* the space in a directory, evicting if needed ([`Inner::claim`]).
+//! 2. *Place*: under the lock of the key's shard, take the end of the log and a sequence number.
+//! 3. *Write* with no lock held.
+//! 4. *Publish*: under the shard's lock again, replace the key's entry.
+//!
+//! Invariant: in the log of each directory, the records of a key lie in the order of their sequence numbers (copies that the evictor makes
+//! included, because it, too, takes places under the shard's lock, and never for an entry that a newer record is about to replace). So
+//! whatever prefix of old segments is gone, the newest record that is left, or a tombstone behind it, tells the truth about the key.
+
+use crate::{
+    config::StoreConfig,
+    dir::{Class, Directory, Placed, too_large},
+    index::{Entry, HEAD, Index, PIN},
+    pins::Pins,
+    record::{self, HEADER_BYTES, Kind, NewRecord, padded},
+    segment::Segments,
+};
+use forebay_core::{Clock, Error, ErrorKind, Result};
+use parking_lot::{Mutex, RwLock};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+pub struct Inner {
+    pub config: StoreConfig,
+    pub clock: Arc<dyn Clock>,
+    pub dirs: Vec<Directory>,
+    pub index: Index,
+    pub segments: Segments,
+    pub pins: Pins,
+    pub seq: AtomicU64,
+    pub ordinals: AtomicU64,
+    /// Whether the store is closed. Writers hold it for reading, so that closing waits for them.
+    pub closed: RwLock<bool>,
+    /// Held by whoever writes checkpoints.
+    pub checkpointing: Mutex<()>,
+}
+
+/// What a removal found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Removed {
+    pub existed: bool,
+    pub bytes: u64,
+}
+
+impl Inner {
+    pub fn now(&self) -> u32 {
+        self.clock.now_secs()
+    }
+
+    fn retry_after_secs(&self) -> u32 {
+        self.config.retry_after.as_secs().min(u32::MAX as u64) as u32
+    }
+
+    pub fn open_for_writes(&self) -> Result<parking_lot::RwLockReadGuard<'_, bool>> {
+        let guard = self.closed.read();
+        if *guard {
+            return Err(Error::new(ErrorKind::ShuttingDown, "the cache is closed"));
+        }
+        Ok(guard)
+    }
+
+    /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding or removing a directory moves only what must.
+    fn candidates(&self, key: u128) -> Vec<&Directory> {
+        let mut dirs: Vec<_> = self.dirs.iter().collect();
+        if dirs.len() > 1 {
+            let score = |d: &&Directory| {
+                let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&key.to_le_bytes(), d.id);
+                let unit = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+                -(d.capacity as f64) / unit.ln()
+            };
+            dirs.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        }
+        dirs
+    }
+
+    /// Writes a record to the best directory that takes it. If none does, an older record of the key is gone too: it is not current.
+    pub fn append(&self, record: &NewRecord<'_>, flags: u32) -> Result<()> {
+        let mut last: Option<Error> = None;
+        for dir in self.candidates(record.key) {
+            if !dir.may_write(self.now(), self.retry_after_secs()) {
+                last.get_or_insert_with(|| {
+                    Error::internal(format!("cache directory {} is {}", dir.path.display(), dir.health().as_str()))
+                        .hint("it is tried again soon; see the log for the failure")
+                });
+                continue;
+            }
+            match self.append_to(dir, record, flags) {
+                Ok(()) => return Ok(()),
+                Err(e) => last = Some(e),
+            }
+        }
+        self.bury(record.key, record.bucket, record.object_key);
+        Err(last.unwrap_or_else(|| Error::internal("the cache has no directory")))
+    }
+
+    /// Writes a record to `dir`, or fails.
+    pub fn append_to(&self, dir: &Directory, record: &NewRecord<'_>, flags: u32) -> Result<()> {
+        let len = record.len();
+        if padded(len) > dir.segment_bytes {
+            return Err(too_large(len, dir.segment_bytes));
+        }
+        self.claim(dir, padded(len), Class::Normal)?;
+        let mut prefix = record.prefix();
+        let placed = self.place(dir, padded(len), || {
+            let mut shard = self.index.shard(record.key);
+            let placed = dir.place(padded(len), || self.seq.fetch_add(1, Relaxed))?;
+            shard.begin_write(record.key, placed.seq, dir.index);
+            Some(placed)
+        })?;
+        let bytes = prefix.seal(placed.seq, placed.segment.place(placed.offset));
+        let written = placed.segment.file.write_all_at(&[bytes, record.data], placed.offset);
+        let result = match written {
+            Ok(()) => {
+                dir.counters.written_bytes.fetch_add(len, Relaxed);
+                let entry = Entry::new(record.key, placed.seq, placed.segment.slot, placed.offset, len as u32, record.validated_at, flags);
+                self.publish(entry, &placed, record);
+                self.write_succeeded(dir);
+                Ok(())
+            }
+            Err(e) => {
+                self.index.shard(record.key).end_write(record.key, placed.seq);
+                Err(dir.write_failed(e, self.now()))
+            }
+        };
+        dir.finish(&placed);
+        result
+    }
+
+    /// Calls `take` until it gets a place, opening new segments; gives the claim back if that fails.
+    pub fn place<T>(&self, dir: &Directory, bytes: u64, mut take: impl FnMut() -> Option<T>) -> Result<T> {
+        loop {
+            if let Some(placed) = take() {
+                return Ok(placed);
+            }
+            if let Err(e) = dir.roll(bytes, &self.segments, &self.ordinals, self.now()) {
+                dir.unclaim(bytes);
+                return Err(e);
+            }
+        }
+    }
+
+    fn publish(&self, entry: Entry, placed: &Placed, record: &NewRecord<'_>) {
+        let old = {
+            let mut shard = self.index.shard(record.key);
+            let current = shard.end_write(record.key, placed.seq);
+            if !current || shard.get(record.key).is_some_and(|e| e.seq > entry.seq) {
+                return;
+            }
+            placed.segment.add_live(entry.padded());
+            let old = shard.insert(entry);
+            old.inspect(|old| self.sub_live(old)).and_then(|old| self.segments.get(old.slot()))
+        };
+        // Each directory's log must tell the truth by itself: end the older record where it lies. Its tombstone has the new record's number.
+        if let Some(old) = old.filter(|old| old.dir != placed.segment.dir && record.kind == Kind::Head) {
+            let dir = &self.dirs[old.dir];
+            if let Err(e) =
+                self.write_tombstone(dir, record.key, record.bucket, record.object_key, Some(placed.seq), Class::Tombstone, |_| {})
+            {
+                self.distrust(dir, &e);
+            }
+        }
+    }
+
+    pub fn sub_live(&self, entry: &Entry) {
+        if let Some(segment) = self.segments.get(entry.slot()) {
+            segment.sub_live(entry.padded());
+        }
+    }
+
+    /// Takes the entry of `key` out of the index, if `condition` holds. The record stays in its file.
+    pub fn forget(&self, key: u128, condition: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+        let mut shard = self.index.shard(key);
+        let entry = shard.remove_if(key, condition)?;
+        self.sub_live(&entry);
+        Some(entry)
+    }
+
+    /// Removes a key for good: its entry, and with a tombstone whatever older records may be in the files.
+    pub fn bury(&self, key: u128, bucket: &str, object_key: &str) -> Removed {
+        let mut targets: Vec<usize> = self.dirs.iter().filter(|d| d.ghosts.load(Relaxed) > 0).map(|d| d.index).collect();
+        {
+            let mut shard = self.index.shard(key);
+            targets.extend(shard.writing_dirs(key));
+            let slot = shard.get(key).map(|e| e.slot());
+            targets.extend(slot.and_then(|slot| self.segments.get(slot)).map(|s| s.dir));
+        }
+        targets.sort_unstable();
+        targets.dedup();
+        let mut removed = Removed::default();
+        for dir in targets.into_iter().map(|i| &self.dirs[i]) {
+            let mut taken = None;
+            let take = |shard: &mut crate::index::Shard<'_>| {
+                shard.cancel_writes(key, dir.index);
+                let here = |e: &Entry| self.segments.get(e.slot()).is_some_and(|s| s.dir == dir.index);
+                if let Some(entry) = shard.remove_if(key, here) {
+                    self.sub_live(&entry);
+                    taken = Some(entry);
+                }
+            };
+            let written = self.write_tombstone(dir, key, bucket, object_key, None, Class::Tombstone, take);
+            if let Err(e) = written {
+                let taken = taken.get_or_insert_with(|| {
+                    let mut shard = self.index.shard(key);
+                    shard.cancel_writes(key, dir.index);
+                    shard.remove(key).inspect(|e| self.sub_live(e)).unwrap_or(Entry::new(key, 0, 0, 0, 0, 0, 0))
+                });
+                if taken.len > 0 {
+                    self.void(taken);
+                }
+                self.distrust(dir, &e);
+            }
+            if let Some(entry) = taken.filter(|e| e.len > 0) {
+                removed = Removed { existed: true, bytes: removed.bytes + entry.padded() };
+            }
+        }
+        removed
+    }
+
+    /// Appends a tombstone; `at_place` runs when it has its place, under the lock of the key's shard.
+    pub fn write_tombstone(
+        &self,
+        dir: &Directory,
+        key: u128,
+        bucket: &str,
+        object_key: &str,
+        seq: Option<u64>,
+        class: Class,
+        mut at_place: impl FnMut(&mut crate::index::Shard<'_>),
+    ) -> Result<()> {
+        let tombstone =
+            NewRecord { kind: Kind::Tombstone, flags: 0, key, bucket, object_key, meta: &[], data: &[], validated_at: 0, version: 0 };
+        let len = padded(tombstone.len());
+        self.claim(dir, len, class)?;
+        let placed = self.place(dir, len, || {
+            let mut shard = self.index.shard(key);
+            let placed = dir.place(len, || seq.unwrap_or_else(|| self.seq.fetch_add(1, Relaxed)))?;
+            placed.segment.tombstone_bytes.fetch_add(len, Relaxed);
+            at_place(&mut shard);
+            Some(placed)
+        })?;
+        let mut prefix = tombstone.prefix();
+        let bytes = prefix.seal(placed.seq, placed.segment.place(placed.offset));
+        let written = placed.segment.file.write_all_at(&[bytes], placed.offset).map_err(|e| dir.write_failed(e, self.now()));
+        dir.finish(&placed);
+        if written.is_ok() {
+            self.write_succeeded(dir);
+        }
+        written
+    }
+
+    /// The last resort where no tombstone can be appended: makes the record itself unreadable, which needs no space.
+    fn void(&self, entry: &Entry) {
+        if let Some(segment) = self.segments.get(entry.slot())
+            && let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], entry.offset())
+        {
+            tracing::warn!(file = %segment.path.display(), error = %e, "a removed record could not be made unreadable");
+        }
+    }
+
+    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The mark goes to every directory that takes it.
+    pub fn distrust(&self, dir: &Directory, why: &Error) {
+        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written; entries here are revalidated after the next restart");
+        {
+            let mut identity = dir.identity.lock();
+            identity.distrust_below = identity.distrust_below.max(self.seq.load(Relaxed));
+        }
+        dir.distrust_pending.store(dir.save_identity().is_err(), Relaxed);
+        for peer in self.dirs.iter().filter(|p| p.index != dir.index) {
+            let fresh = {
+                let mut identity = peer.identity.lock();
+                let fresh = !identity.distrusted_peers.contains(&dir.id);
+                if fresh {
+                    identity.distrusted_peers.push(dir.id);
+                }
+                fresh
+            };
+            if fresh && let Err(e) = peer.save_identity() {
+                tracing::warn!(dir = %peer.path.display(), error = %e, "the identity file could not be written");
+            }
+        }
+    }
+
+    fn write_succeeded(&self, dir: &Directory) {
+        dir.write_succeeded();
+        if dir.distrust_pending.load(Relaxed) && dir.save_identity().is_ok() {
+            dir.distrust_pending.store(false, Relaxed);
+        }
+    }
+
+    /// Whether an entry is one that [`Inner::bury`] must end on disk, too: parts are found through their head only.
+    pub fn is_named(entry: &Entry) -> bool {
+        entry.has(HEAD) || entry.has(PIN)
+    }
+
+    /// The entry's record was unreadable or not what was written: it is a miss from now on.
+    pub fn drop_damaged(&self, entry: &Entry, bucket: &str, object_key: &str, what: Damage) {
+        let Some(segment) = self.segments.get(entry.slot()) else { return };
+        let dir = &self.dirs[segment.dir];
+        let same = self.index.peek(entry.key()).is_some_and(|e| e.seq == entry.seq);
+        if !same {
+            return;
+        }
+        let counter = match what {
+            Damage::Checksum => &dir.counters.checksum_failures,
+            Damage::Io => &dir.counters.read_failures,
+        };
+        counter.fetch_add(1, Relaxed);
+        tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it is fetched again");
+        if Self::is_named(entry) {
+            self.bury(entry.key(), bucket, object_key);
+        } else {
+            self.forget(entry.key(), |e| e.seq == entry.seq);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// The bytes are not those that were written.
+    Checksum,
+    /// The disk gave an error.
+    Io,
+}
+
+/// Checks what every record must satisfy before any space is taken.
+pub fn check_sizes(meta_len: usize, data_len: usize) -> Result<()> {
+    if meta_len > record::META_MAX_BYTES {
+        return Err(Error::new(ErrorKind::TooLarge, format!("metadata of {meta_len} bytes are too long to be cached")));
+    }
+    if data_len as u64 > 1 << 30 {
+        return Err(Error::new(ErrorKind::TooLarge, format!("{data_len} bytes do not fit one record of the cache")));
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! The read path: one lookup, one `pread`, checks, and the bytes go straight to where they are wanted.
+//!
+//! Small records are read whole into a buffer of the thread and copied from there while they are hot. Of large ones the beginning is read
+//! (header, name, meta, block table), then the blocks that the range touches, directly into the caller's buffer.
+//!
+//! Invariant: no byte leaves without its checksum verified, and only under the name and key that it was written for. On any failure the
+//! caller's buffer is as before.
+
+use crate::{
+    index::Entry,
+    inner::{Damage, Inner},
+    record::{FLAG_INLINE, Header, Kind, name_is},
+    segment::Segment,
+};
+use forebay_core::ObjectName;
+use std::{cell::Cell, ops::Range, sync::Arc};
+
+/// Records up to this size are read with one call, whatever the range.
+const SINGLE_READ_BYTES: usize = 64 << 10;
+/// What is read of the beginning of larger ones: enough for header, name, meta and block table, nearly always.
+const PREFIX_READ_BYTES: usize = 4 << 10;
+/// A range that begins within this many bytes of a large record's data is read together with the beginning.
+const NEAR_BYTES: u64 = 64 << 10;
+
+thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
+
+/// Why a read gave nothing.
+pub enum Miss {
+    /// It is another object's record: the 128-bit hashes collide.
+    Collision,
+    Damaged(Damage),
+    /// What was asked for is not in this record.
+    NotHere,
+}
+
+impl From<std::io::Error> for Miss {
+    fn from(e: std::io::Error) -> Self {
+        // A file that is shorter than the index says lost its end.
+        Miss::Damaged(if e.kind() == std::io::ErrorKind::UnexpectedEof { Damage::Checksum } else { Damage::Io })
+    }
+}
+
+/// A record that was found, with as much of its beginning as was read.
+pub struct Record<'a> {
+    pub header: Header,
+    bytes: &'a [u8],
+    segment: &'a Segment,
+    offset: u64,
+}
+
+impl<'a> Record<'a> {
+    pub fn meta(&self) -> &'a [u8] {
+        &self.bytes[self.header.meta_range()]
+    }
+
+    pub fn is_inline(&self) -> bool {
+        self.header.kind == Kind::Head && self.header.flags & FLAG_INLINE != 0
+    }
+
+    /// Appends `range` of the data.
+    pub fn append(&self, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), Miss> {
+        if range.start > range.end || range.end > self.header.data_len as u64 {
+            return Err(Miss::NotHere);
+        }
+        if range.is_empty() {
+            return Ok(());
+        }
+        let blocks = self.header.blocks_of(&range);
+        let span = self.header.bytes_of(&blocks);
+        let data_start = self.header.prefix_len();
+        let within = range.start as usize - span.start..range.end as usize - span.start;
+        if let Some(data) = self.bytes.get(data_start + span.start..data_start + span.end) {
+            if !self.header.blocks_are_whole(self.bytes, &blocks, data) {
+                return Err(Miss::Damaged(Damage::Checksum));
+            }
+            out.extend_from_slice(&data[within]);
+            return Ok(());
+        }
+        let begin = out.len();
+        let result = self.segment.file.read_append(out, span.len(), self.offset + (data_start + span.start) as u64);
+        let whole = result.is_ok() && self.header.blocks_are_whole(self.bytes, &blocks, &out[begin..]);
+        if !whole {
+            out.truncate(begin);
+            result?;
+            return Err(Miss::Damaged(Damage::Checksum));
+        }
+        out.truncate(begin + within.end);
+        if within.start > 0 {
+            out.drain(begin..begin + within.start);
+        }
+        Ok(())
+    }
+}
+
+/// Reads and checks the beginning of a record into `buffer`.
+fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, near: bool, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
+    let len = entry.len as usize;
+    let first = if len <= SINGLE_READ_BYTES || near { len } else { PREFIX_READ_BYTES };
+    buffer.clear();
+    segment.file.read_append(buffer, first, entry.offset())?;
+    let header = Header::decode(buffer, segment.place(entry.offset())).ok_or(Miss::Damaged(Damage::Checksum))?;
+    if header.key != entry.key() || header.len() != entry.len as u64 {
+        return Err(Miss::Damaged(Damage::Checksum));
+    }
+    if header.prefix_len() > buffer.len() {
+        let have = buffer.len();
+        segment.file.read_append(buffer, header.prefix_len() - have, entry.offset() + have as u64)?;
+    }
+    if !header.body_is_whole(buffer) {
+        return Err(Miss::Damaged(Damage::Checksum));
+    }
+    if !name_is(&buffer[header.name_range()], name.bucket(), name.key()) {
+        return Err(Miss::Collision);
+    }
+    Ok(Record { header, bytes: buffer, segment, offset: entry.offset() })
+}
+
+impl Inner {
+    /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted and the entry dropped.
+    /// `range`: what will be asked of its data, if that is known.
+    pub fn with_record<T>(
+        &self,
+        key: u128,
+        name: &ObjectName,
+        range: Option<Range<u64>>,
+        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
+    ) -> Option<T> {
+        let (entry, segment): (Entry, Arc<Segment>) = self.index.locate(key, &self.segments)?;
+        let near =
+            range.is_some_and(|r| r.start < NEAR_BYTES && r.end > r.start && r.end <= 2 * NEAR_BYTES && entry.len as u64 <= 2 * NEAR_BYTES);
+        // Taken out, so that what `use_it` calls may read, too.
+        let mut buffer = BUFFER.take();
+        let result = open(&entry, &segment, name, near, &mut buffer).and_then(|record| use_it(&entry, &record));
+        if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
+            BUFFER.set(buffer);
+        }
+        match result {
+            Ok(value) => Some(value),
+            Err(Miss::Damaged(what)) => {
+                self.drop_damaged(&entry, name.bucket(), name.key(), what);
+                None
+            }
+            Err(Miss::Collision | Miss::NotHere) => None,
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Opening a store: from the files to the index.
+//!
+//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of what was appended after it (of everything,
+//! without one). Scans run on several threads and in any order, because the highest sequence number of a key wins; tombstones stay in the
+//! index until all is read.
+//!
+//! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer record of its key can have been lost: the
+//! directory was closed cleanly or is opened in the same boot of the machine, was there in the store's last run, and missed no
+//! tombstone. Otherwise the time becomes 0, and stays so however often the store is opened (the distrust mark is saved before use).
+
+use crate::{
+    checkpoint,
+    config::StoreConfig,
+    dir::{Directory, Opening, State},
+    disk::{Disk, OpenMode},
+    identity::{self, Identity},
+    index::{Entry, HEAD, INLINE, Index, PIN, PINNED, TOMBSTONE},
+    inner::Inner,
+    pins::Pins,
+    record::{FLAG_INLINE, Header, Kind, padded, split_name},
+    segment::{Segment, Segments},
+    stats::DirState,
+};
+use forebay_core::{Clock, Error, ObjectName, Result};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+const SCAN_THREADS_MAX: usize = 16;
+
+/// A directory as it was found.
+pub struct Found {
+    pub index: usize,
+    pub path: PathBuf,
+    pub disk: Arc<dyn Disk>,
+    pub capacity: u64,
+    pub segment_bytes: u64,
+    pub identity: Identity,
+    pub segments: BTreeMap<u64, Arc<Segment>>,
+    checkpoint_bytes: u64,
+    /// Some file could not be used: the cause, and what the directory is thereby.
+    trouble: Option<(DirState, io::Error)>,
+    lock: File,
+}
+
+/// A piece of the log that is to be read.
+struct Scan<'a> {
+    dir: &'a Found,
+    segment: &'a Arc<Segment>,
+    from: u64,
+    distrust_all: bool,
+}
+
+fn unusable(path: &std::path::Path, e: io::Error) -> Error {
+    Error::internal(format!("cache directory {} cannot be used", path.display()))
+        .hint("check that it exists, is a directory, and that this user may write there")
+        .source(e)
+}
+
+impl Inner {
+    pub fn open(disk: Arc<dyn Disk>, config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Inner> {
+        if config.dirs.is_empty() || config.dirs.len() > 255 {
+            return Err(Error::invalid("a cache needs 1 to 255 directories"));
+        }
+        let (segments, index) = (Segments::new(), Index::new());
+        let mut found = Vec::new();
+        for (i, dir) in config.dirs.iter().enumerate() {
+            let segment_bytes = dir.segment_bytes(config.segment_bytes)?;
+            found.push(find(&disk, i, dir.path.clone(), dir.capacity_bytes, segment_bytes, &segments)?);
+        }
+        let mut ids = BTreeSet::new();
+        if let Some(twice) = found.iter().find(|f| !ids.insert(f.identity.id)) {
+            return Err(Error::invalid(format!("cache directory {} is a copy of another one", twice.path.display()))
+                .hint("empty it: copies of a cache directory cannot be used together"));
+        }
+        let boot = identity::boot_id();
+        let last_run = found.iter().map(|f| f.identity.run).max().unwrap_or(0);
+        let accused: BTreeSet<u64> = found.iter().flat_map(|f| f.identity.distrusted_peers.iter().copied()).collect();
+        let distrust: Vec<bool> = found
+            .iter()
+            .map(|f| {
+                let i = &f.identity;
+                let other_boot = i.boot_id.is_empty() || i.boot_id != boot;
+                (!i.clean && other_boot) || i.run < last_run || accused.contains(&i.id) || f.trouble.is_some()
+            })
+            .collect();
+        let next_seq = AtomicU64::new(1);
+        read_all(&found, &distrust, &index, &segments, &next_seq)?;
+        for f in &found {
+            next_seq.fetch_max(f.identity.distrust_below, Relaxed);
+        }
+        finish_index(&index, &segments);
+
+        let next_ordinal = found.iter().filter_map(|f| f.segments.last_key_value()).map(|(o, _)| o + 1).max().unwrap_or(0);
+        let capacity = found.iter().map(|f| f.capacity).sum();
+        let away: Vec<bool> = found.iter().map(|f| f.identity.run < last_run).collect();
+        let now = clock.now_secs();
+        let dirs = found
+            .into_iter()
+            .zip(&distrust)
+            .map(|(f, distrust)| adopt(f, *distrust, last_run + 1, &boot, next_seq.load(Relaxed), now))
+            .collect();
+        let inner = Inner {
+            config,
+            clock,
+            dirs,
+            index,
+            segments,
+            pins: Pins::new(capacity),
+            seq: next_seq,
+            ordinals: AtomicU64::new(next_ordinal),
+            closed: RwLock::new(false),
+            checkpointing: Mutex::new(()),
+        };
+        inner.load_pins(&away);
+        for dir in &inner.dirs {
+            if let Err(e) = inner.shrink(dir) {
+                tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory is over its size");
+            }
+        }
+        Ok(inner)
+    }
+
+    /// Reads the names of all pins, and writes those that a directory lacks to it.
+    fn load_pins(&self, away: &[bool]) {
+        let pins: Vec<Entry> =
+            self.index.shards().flat_map(|shard| shard.iter().filter(|e| e.has(PIN)).copied().collect::<Vec<_>>()).collect();
+        let mut names = BTreeSet::new();
+        let mut stale = Vec::new();
+        for entry in pins {
+            let Some(segment) = self.segments.get(entry.slot()) else { continue };
+            let mut bytes = Vec::new();
+            let read = segment.file.read_append(&mut bytes, entry.len as usize, entry.offset());
+            let header = read.ok().and_then(|()| Header::decode(&bytes, segment.place(entry.offset()))).filter(|h| h.body_is_whole(&bytes));
+            let name = header.and_then(|h| split_name(&bytes[h.name_range()])).and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
+            match name {
+                Some(name) if away[segment.dir] => stale.push((entry.key(), name)),
+                Some(name) => {
+                    names.insert(name);
+                }
+                None => {
+                    self.forget(entry.key(), |e| e.seq == entry.seq);
+                }
+            }
+        }
+        for (key, name) in stale.into_iter().filter(|(_, name)| !names.contains(name)) {
+            self.bury(key, name.bucket(), name.key());
+        }
+        for name in names {
+            let own = padded(crate::record::record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
+            if self.pins.add(&name, own, None).is_err() {
+                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
+                continue;
+            }
+            self.hold_cached(&name);
+            if let Err(e) = self.write_pin(&name) {
+                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
+            }
+        }
+    }
+
+    /// See [`Store::close`](crate::Store::close).
+    pub fn close(&self) -> Result<()> {
+        let mut closed = self.closed.write();
+        if std::mem::replace(&mut *closed, true) {
+            return Ok(());
+        }
+        let mut result = self.checkpoint();
+        for dir in &self.dirs {
+            let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
+            let synced = segments.iter().try_for_each(|s| s.file.sync()).and_then(|()| dir.disk.sync_dir(&dir.path));
+            let saved = synced.and_then(|()| {
+                dir.identity.lock().clean = true;
+                dir.save_identity()
+            });
+            if let Err(e) = saved {
+                result = Err(dir.write_failed(e, self.now()).context("close"));
+            }
+        }
+        result
+    }
+}
+
+/// Locks a directory and opens its files.
+fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segment_bytes: u64, segments: &Segments) -> Result<Found> {
+    if let Err(e) = disk.create_dir_all(&path) {
+        // A read-only file system may hold it already; the lock tells.
+        if !path.is_dir() {
+            return Err(unusable(&path, e));
+        }
+    }
+    let lock = identity::lock(&path)?;
+    let known = Identity::load(&**disk, &path).map_err(|e| unusable(&path, e))?;
+    let fresh = known.is_none();
+    let identity = match known {
+        Some(identity) => identity,
+        None => Identity::new()?,
+    };
+    let files = disk.list(&path).map_err(|e| unusable(&path, e))?;
+    let mut found = Found {
+        index,
+        path,
+        disk: disk.clone(),
+        capacity,
+        segment_bytes,
+        identity,
+        segments: BTreeMap::new(),
+        checkpoint_bytes: 0,
+        trouble: None,
+        lock,
+    };
+    for (name, size) in files {
+        let path = found.path.join(&name);
+        let ordinal = Segment::parse_file_name(&name);
+        let ours = ordinal.is_some() || name == checkpoint::FILE;
+        // Without an identity nothing can be checked: what lies here is of no use.
+        if name == checkpoint::TMP || name == "identity.tmp" || (ours && fresh) {
+            disk.delete(&path).map_err(|e| unusable(&path, e))?;
+        } else if let Some(ordinal) = ordinal {
+            let file = disk.open(&path, OpenMode::ReadWrite).or_else(|e| {
+                let file = disk.open(&path, OpenMode::Read)?;
+                found.trouble = Some((DirState::ReadOnly, e));
+                Ok::<_, io::Error>(file)
+            });
+            let file = file.map_err(|e| unusable(&path, e))?;
+            let slot = segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files"))?;
+            let segment = Arc::new(Segment {
+                dir: index,
+                slot,
+                ordinal,
+                secret: found.identity.secret,
+                path,
+                file,
+                end: AtomicU64::new(size),
+                pending: AtomicU32::new(0),
+                live_bytes: AtomicU64::new(0),
+                live_records: AtomicU64::new(0),
+                tombstone_bytes: AtomicU64::new(0),
+            });
+            segments.publish(&segment);
+            found.segments.insert(ordinal, segment);
+        } else if name == checkpoint::FILE {
+            found.checkpoint_bytes = size;
+        }
+    }
+    Ok(found)
+}
+
+/// Loads the checkpoints and scans the rest of the logs.
+fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segments, next_seq: &AtomicU64) -> Result<()> {
+    let mut scans = Vec::new();
+    for (dir, distrust_all) in found.iter().zip(distrust.iter().copied()) {
+        let mark = dir.identity.distrust_below;
+        let loaded = checkpoint::load(
+            dir,
+            |mut entry, settled| {
+                if distrust_all || (!settled && entry.seq < mark) {
+                    entry.validated_at = 0;
+                }
+                add(index, segments, entry);
+            },
+            |n| index.reserve(n),
+        );
+        let loaded = loaded.unwrap_or_else(|e| {
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the checkpoint cannot be read; the records are read instead");
+            None
+        });
+        if let Some(loaded) = &loaded {
+            next_seq.fetch_max(loaded.next_seq, Relaxed);
+        }
+        let from = loaded.map_or((0, 0), |l| l.replay);
+        for (ordinal, segment) in dir.segments.range(from.0..) {
+            let from = if *ordinal == from.0 { from.1 } else { 0 };
+            if from < segment.end.load(Relaxed) {
+                scans.push(Scan { dir, segment, from, distrust_all });
+            }
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(2, |n| 2 * n.get()).min(SCAN_THREADS_MAX).min(scans.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(scan) = scans.get(next.fetch_add(1, Relaxed)) {
+                    read_one(scan, index, segments, next_seq);
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &AtomicU64) {
+    let Scan { dir, segment, from, distrust_all } = scan;
+    let mark = dir.identity.distrust_below;
+    let result = segment.scan(*from, false, &mut |offset, header, _| {
+        next_seq.fetch_max(header.seq + 1, Relaxed);
+        let flags = match header.kind {
+            Kind::Head if header.flags & FLAG_INLINE != 0 => HEAD | INLINE,
+            Kind::Head => HEAD,
+            Kind::Part => 0,
+            Kind::Pin => PIN,
+            Kind::Tombstone => {
+                segment.tombstone_bytes.fetch_add(padded(header.len()), Relaxed);
+                TOMBSTONE
+            }
+        };
+        let validated_at = if *distrust_all || header.seq < mark { 0 } else { header.validated_at };
+        add(index, segments, Entry::new(header.key, header.seq, segment.slot, offset, header.len() as u32, validated_at, flags));
+        ControlFlow::Continue(())
+    });
+    match result {
+        Ok(0) => {}
+        Ok(skipped) => tracing::info!(file = %segment.path.display(), bytes = skipped * 64, "stepped over what is not a record"),
+        Err(e) => tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read to its end"),
+    }
+}
+
+/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the later copy the earlier.
+fn add(index: &Index, segments: &Segments, entry: Entry) {
+    let mut shard = index.shard(entry.key());
+    if let Some(old) = shard.get(entry.key()) {
+        let position = |e: &Entry| (segments.get(e.slot()).map(|s| s.ordinal), e.offset());
+        let newer = (entry.seq, !entry.has(TOMBSTONE)).cmp(&(old.seq, !old.has(TOMBSTONE)));
+        if newer.then_with(|| position(&entry).cmp(&position(old))).is_lt() {
+            return;
+        }
+    }
+    shard.insert(entry);
+}
+
+/// Drops what only recovery needed and counts what lives in each segment.
+fn finish_index(index: &Index, segments: &Segments) {
+    for mut shard in index.shards() {
+        shard.retain(|e| {
+            e.clear(PINNED);
+            if !e.has(TOMBSTONE)
+                && let Some(segment) = segments.get(e.slot())
+            {
+                segment.add_live(e.padded());
+                return true;
+            }
+            false
+        });
+    }
+}
+
+/// Makes a found directory one of the running store: says so in its identity file before the first use.
+fn adopt(found: Found, distrust: bool, run: u64, boot: &str, next_seq: u64, now: u32) -> Directory {
+    let Found { index, path, disk, capacity, segment_bytes, mut identity, segments, checkpoint_bytes, trouble, lock } = found;
+    identity.run = run;
+    identity.boot_id = boot.to_owned();
+    identity.clean = false;
+    identity.distrusted_peers.clear();
+    if distrust {
+        identity.distrust_below = next_seq;
+    }
+    let used = checkpoint_bytes + segments.values().map(|s| s.end.load(Relaxed)).sum::<u64>();
+    let state = State { used, segments, checkpoint_bytes, ..State::default() };
+    let dir = Directory::new(Opening { index, path, disk, capacity, segment_bytes, identity, lock }, state);
+    if let Some((state, e)) = trouble {
+        tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory serves reads only");
+        dir.set_health(state, now);
+    } else if let Err(e) = dir.save_identity() {
+        dir.write_failed(e, now);
+    }
+    dir
+}

@@ -1,0 +1,165 @@
+//! Segment files and the table that readers find them in.
+//!
+//! A segment is a file that records are appended to until it is full. Nothing in it is changed afterwards; it goes as a whole.
+//! Readers hold an [`Arc`] of it, so a read that has begun ends well although the file is deleted meanwhile.
+
+use crate::{
+    disk::DiskFile,
+    index::SLOTS_MAX,
+    record::{ALIGN_BYTES, HEADER_BYTES, Header, Place, padded},
+};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    io,
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+pub struct Segment {
+    /// Index of its directory in the store.
+    pub dir: usize,
+    /// Its place in [`Segments`].
+    pub slot: u32,
+    /// Order of creation over all directories; part of the file's name.
+    pub ordinal: u64,
+    pub secret: u64,
+    pub path: PathBuf,
+    pub file: Box<dyn DiskFile>,
+    /// Bytes given to records so far; the file is never longer.
+    pub end: AtomicU64,
+    /// Records that have a place but are not written and published yet.
+    pub pending: AtomicU32,
+    pub live_bytes: AtomicU64,
+    pub live_records: AtomicU64,
+    pub tombstone_bytes: AtomicU64,
+}
+
+impl Segment {
+    pub fn place(&self, offset: u64) -> Place {
+        Place { secret: self.secret, ordinal: self.ordinal, offset }
+    }
+
+    pub fn file_name(ordinal: u64) -> String {
+        format!("seg-{ordinal:016x}")
+    }
+
+    pub fn parse_file_name(name: &str) -> Option<u64> {
+        u64::from_str_radix(name.strip_prefix("seg-").filter(|hex| hex.len() == 16)?, 16).ok()
+    }
+
+    pub fn add_live(&self, bytes: u64) {
+        self.live_bytes.fetch_add(bytes, Relaxed);
+        self.live_records.fetch_add(1, Relaxed);
+    }
+
+    pub fn sub_live(&self, bytes: u64) {
+        self.live_bytes.fetch_sub(bytes, Relaxed);
+        self.live_records.fetch_sub(1, Relaxed);
+    }
+
+    pub fn dead_bytes(&self) -> u64 {
+        self.end.load(Relaxed).saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
+    }
+
+    /// Calls `visit` with each record that begins in `from..end` of the file, in order, with its name if `names` is set. What is not a record is
+    /// stepped over on the 64-byte grid. Returns how many grid points were stepped over.
+    pub fn scan(&self, from: u64, names: bool, visit: &mut dyn FnMut(u64, &Header, &[u8]) -> ControlFlow<()>) -> io::Result<u64> {
+        let size = self.file.size()?;
+        let mut window = Window { file: &*self.file, size, bytes: Vec::new(), at: 0 };
+        let (mut pos, mut skipped, mut last_len) = (from, 0u64, 0u64);
+        while pos + HEADER_BYTES as u64 <= size {
+            // Behind large records only the next header is of interest; small ones are read by the bunch.
+            let ahead = if last_len > 128 << 10 { 2 << 10 } else { 256 << 10 };
+            let header = Header::decode(window.get(pos, HEADER_BYTES, ahead)?, self.place(pos)).filter(|h| pos + h.len() <= size);
+            let Some(header) = header else {
+                (pos, skipped) = (pos + ALIGN_BYTES, skipped + 1);
+                last_len = 0;
+                continue;
+            };
+            let name = if names { &window.get(pos, header.name_range().end, ahead)?[HEADER_BYTES..] } else { &[] };
+            if visit(pos, &header, name).is_break() {
+                break;
+            }
+            last_len = padded(header.len());
+            pos += last_len;
+        }
+        Ok(skipped)
+    }
+}
+
+/// A buffered view of a file.
+struct Window<'a> {
+    file: &'a dyn DiskFile,
+    size: u64,
+    bytes: Vec<u8>,
+    at: u64,
+}
+
+impl Window<'_> {
+    /// `len` bytes at `pos`; if they must be read, up to `ahead` bytes are.
+    fn get(&mut self, pos: u64, len: usize, ahead: usize) -> io::Result<&[u8]> {
+        if pos < self.at || pos + len as u64 > self.at + self.bytes.len() as u64 {
+            self.bytes.clear();
+            self.at = pos;
+            let n = (len.max(ahead) as u64).min(self.size - pos) as usize;
+            self.file.read_append(&mut self.bytes, n, pos)?;
+        }
+        let begin = (pos - self.at) as usize;
+        self.bytes.get(begin..begin + len).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+const STRIPES: usize = 16;
+
+/// Slot number to segment. Several copies, so that readers on many cores do not meet on one lock.
+pub struct Segments {
+    stripes: [RwLock<Vec<Option<Arc<Segment>>>>; STRIPES],
+    free: Mutex<Vec<u32>>,
+    next: AtomicU32,
+}
+
+impl Segments {
+    pub fn new() -> Self {
+        Self { stripes: std::array::from_fn(|_| RwLock::new(Vec::new())), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
+    }
+
+    /// A number that no other segment has. `None`: too many segments.
+    pub fn take_slot(&self) -> Option<u32> {
+        if let Some(slot) = self.free.lock().pop() {
+            return Some(slot);
+        }
+        let slot = self.next.fetch_add(1, Relaxed);
+        ((slot as usize) < SLOTS_MAX).then_some(slot)
+    }
+
+    pub fn publish(&self, segment: &Arc<Segment>) {
+        for stripe in &self.stripes {
+            let mut table = stripe.write();
+            if table.len() <= segment.slot as usize {
+                table.resize(segment.slot as usize + 1, None);
+            }
+            table[segment.slot as usize] = Some(segment.clone());
+        }
+    }
+
+    pub fn free(&self, slot: u32) {
+        for stripe in &self.stripes {
+            if let Some(place) = stripe.write().get_mut(slot as usize) {
+                *place = None;
+            }
+        }
+        self.free.lock().push(slot);
+    }
+
+    pub fn get(&self, slot: u32) -> Option<Arc<Segment>> {
+        thread_local!(static STRIPE: usize = {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            NEXT.fetch_add(1, Relaxed) as usize % STRIPES
+        });
+        self.stripes[STRIPE.with(|s| *s)].read().get(slot as usize)?.clone()
+    }
+}

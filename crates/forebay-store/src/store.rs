@@ -1,0 +1,428 @@
+//! The store's interface. See the crate's documentation for what it promises.
+
+use crate::{
+    codec,
+    config::StoreConfig,
+    dir::Directory,
+    disk::{Disk, RealDisk},
+    index::{Entry, HEAD, INLINE, PIN, PINNED},
+    inner::{Inner, check_sizes},
+    key::{Part, part_key, pin_key},
+    pins,
+    read::Miss,
+    record::{FLAG_INLINE, Kind, NewRecord, padded, record_len},
+    stats::{DirStats, StoreStats},
+    worker::Worker,
+};
+use bytes::Bytes;
+use forebay_core::{
+    ByteRange, Clock, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES, units::format_bytes,
+};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+/// The local cache. Synchronous and safe to share between threads.
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+    _worker: Option<Worker>,
+}
+
+/// What RAM knows of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peek {
+    /// 0: must be revalidated before use.
+    pub validated_at_secs: u32,
+    pub pinned: bool,
+    /// The whole object is in its head record.
+    pub inline: bool,
+    pub record_bytes: u64,
+}
+
+/// A head record as it was read.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub meta: Arc<ObjectMeta>,
+    /// 0: must be revalidated before use.
+    pub validated_at_secs: u32,
+    /// The whole object, if it is stored inline.
+    pub data: Option<Bytes>,
+    pub pinned: bool,
+}
+
+/// What [`Store::append_inline`] appended.
+#[derive(Clone, Debug)]
+pub struct Appended {
+    pub meta: Arc<ObjectMeta>,
+    pub validated_at_secs: u32,
+    /// The bytes of the object that were appended.
+    pub range: Range<u64>,
+}
+
+impl Store {
+    /// Opens the directories, creating them if needed; what they hold from before is there at once.
+    ///
+    /// # Errors
+    /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work; `Internal` for a directory that cannot be used.
+    pub fn open(config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Store> {
+        Self::open_on(Arc::new(RealDisk), config, clock)
+    }
+
+    /// [`open`](Self::open) on another file system: the seam for fault injection.
+    pub fn open_on(disk: Arc<dyn Disk>, config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Store> {
+        let inner = Arc::new(Inner::open(disk, config, clock)?);
+        let worker = if inner.config.background { Some(Worker::start(&inner)?) } else { None };
+        Ok(Store { inner, _worker: worker })
+    }
+
+    /// What is known of a name without reading.
+    pub fn peek(&self, name: &ObjectName) -> Option<Peek> {
+        self.inner.index.peek(name.hash128()).map(|e| Peek {
+            validated_at_secs: e.validated_at,
+            pinned: e.has(PINNED),
+            inline: e.has(INLINE),
+            record_bytes: e.len as u64,
+        })
+    }
+
+    /// Whether a part is here, without reading.
+    pub fn has_part(&self, name: &ObjectName, version: VersionId, part: Part) -> bool {
+        self.inner.index.peek(part_key(name.hash128(), version, part)).is_some()
+    }
+
+    /// The meta, and a small object's bytes, with one read.
+    pub fn head(&self, name: &ObjectName) -> Option<Head> {
+        self.inner.with_record(name.hash128(), name, None, |entry, record| {
+            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+            let data = if record.is_inline() {
+                let mut data = Vec::with_capacity(record.header.data_len as usize);
+                record.append(0..record.header.data_len as u64, &mut data)?;
+                Some(Bytes::from(data))
+            } else {
+                None
+            };
+            Ok(Head { meta: Arc::new(meta), validated_at_secs: entry.validated_at, data, pinned: entry.has(PINNED) })
+        })
+    }
+
+    /// Appends a small object, or a range of it, to `out`. `before` is called first with the meta and the range, and may append, too.
+    ///
+    /// `None`, with `out` unchanged: it is not here, not inline or damaged, or the range names no byte of it.
+    pub fn append_inline(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+        out: &mut Vec<u8>,
+        before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
+    ) -> Option<Appended> {
+        let begin = out.len();
+        let result = self.inner.with_record(name.hash128(), name, None, |entry, record| {
+            if !record.is_inline() {
+                return Err(Miss::NotHere);
+            }
+            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+            let range = match range {
+                Some(range) => range.resolve(meta.size).map_err(|_| Miss::NotHere)?,
+                None => 0..meta.size,
+            };
+            before(&meta, range.clone(), out);
+            record.append(range.clone(), out)?;
+            Ok(Appended { meta: Arc::new(meta), validated_at_secs: entry.validated_at, range })
+        });
+        if result.is_none() {
+            out.truncate(begin);
+        }
+        result
+    }
+
+    /// A range of a part.
+    pub fn part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>) -> Option<Bytes> {
+        let mut out = Vec::new();
+        self.append_part(name, version, part, range, &mut out).then(|| Bytes::from(out))
+    }
+
+    /// Appends a range of a part to `out`. `false`, with `out` unchanged: it is not here, shorter, or damaged.
+    pub fn append_part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>, out: &mut Vec<u8>) -> bool {
+        let key = part_key(name.hash128(), version, part);
+        self.inner
+            .with_record(key, name, Some(range.clone()), |_, record| {
+                if record.header.kind != Kind::Part || record.header.version != version.0 || record.meta() != part.encode() {
+                    return Err(Miss::Collision);
+                }
+                record.append(range, out)
+            })
+            .is_some()
+    }
+
+    /// Bytes of a part that is here, without reading.
+    pub fn part_len(&self, name: &ObjectName, version: VersionId, part: Part) -> Option<u64> {
+        let entry = self.inner.index.peek(part_key(name.hash128(), version, part))?;
+        Some(crate::record::part_data_len(entry.len as u64, name.bucket().len() + 1 + name.key().len()))
+    }
+
+    /// Stores a head, in place of any older one of the name; parts of other versions cannot be reached any more. Objects up to
+    /// [`CHUNK_BYTES`] carry their bytes as `inline`.
+    ///
+    /// # Errors
+    /// If it cannot be written, an older head is gone, too: it is not current.
+    pub fn put_head(&self, name: &ObjectName, meta: &ObjectMeta, validated_at_secs: u32, inline: Option<&[u8]>) -> Result<()> {
+        if inline.is_some_and(|data| data.len() as u64 != meta.size) {
+            return Err(Error::internal(format!("{name}: {} bytes for an object of {}", inline.map_or(0, <[u8]>::len), meta.size)));
+        }
+        let _open = self.inner.open_for_writes()?;
+        let encoded = codec::encode(meta);
+        check_sizes(encoded.len(), inline.map_or(0, <[u8]>::len))?;
+        let hash = name.hash128();
+        let held = self.inner.pins.arrived(hash, meta.version().0, pins::cost_of(name, meta, encoded.len()));
+        let flags = HEAD | if inline.is_some() { INLINE } else { 0 } | if held { PINNED } else { 0 };
+        let record = NewRecord {
+            kind: Kind::Head,
+            flags: if inline.is_some() { FLAG_INLINE } else { 0 },
+            key: hash,
+            bucket: name.bucket(),
+            object_key: name.key(),
+            meta: &encoded,
+            data: inline.unwrap_or_default(),
+            validated_at: validated_at_secs,
+            version: meta.version().0,
+        };
+        self.inner.append(&record, flags)
+    }
+
+    /// Stores a part of a version.
+    pub fn put_part(&self, name: &ObjectName, version: VersionId, part: Part, data: &[u8]) -> Result<()> {
+        let _open = self.inner.open_for_writes()?;
+        check_sizes(0, data.len())?;
+        let meta = part.encode();
+        let record = NewRecord {
+            kind: Kind::Part,
+            flags: 0,
+            key: part_key(name.hash128(), version, part),
+            bucket: name.bucket(),
+            object_key: name.key(),
+            meta: &meta,
+            data,
+            validated_at: 0,
+            version: version.0,
+        };
+        self.inner.append(&record, 0)
+    }
+
+    /// The origin said that this version is current. In RAM at once, on disk with the next checkpoint. `false`: another version, or none, is here.
+    pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
+        let hash = name.hash128();
+        let seq = self.inner.with_record(hash, name, None, |entry, record| Ok((record.header.version == version.0).then_some(entry.seq)));
+        let Some(Some(seq)) = seq else { return false };
+        let mut shard = self.inner.index.shard(hash);
+        match shard.get(hash) {
+            Some(entry) if entry.seq == seq => {
+                entry.validated_at = validated_at_secs;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes an object: it does not come back, not after a restart or `kill -9` either. `false`: it was not here.
+    pub fn remove(&self, name: &ObjectName) -> bool {
+        self.take_out(name).existed
+    }
+
+    /// Removes an object to free its space and returns how many bytes that were; 0 also if it is pinned: unpin it first.
+    pub fn evict(&self, name: &ObjectName) -> u64 {
+        if self.inner.pins.contains(name.hash128()) { 0 } else { self.take_out(name).bytes }
+    }
+
+    fn take_out(&self, name: &ObjectName) -> crate::inner::Removed {
+        let Ok(_open) = self.inner.open_for_writes() else { return Default::default() };
+        let hash = name.hash128();
+        let chunked = self.inner.with_record(hash, name, None, |_, record| {
+            if record.is_inline() { Ok(None) } else { codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere) }
+        });
+        let mut removed = self.inner.bury(hash, name.bucket(), name.key());
+        if let Some(Some(meta)) = chunked {
+            let version = meta.version();
+            for i in 0..meta.size.div_ceil(CHUNK_BYTES) {
+                let Ok(i) = u32::try_from(i) else { break };
+                if let Some(entry) = self.inner.forget(part_key(hash, version, Part::Chunk(i)), |_| true) {
+                    removed.bytes += entry.padded();
+                }
+            }
+        }
+        removed
+    }
+
+    /// Keeps an object, present or future, from eviction: its head and the parts of its current version. Survives restarts.
+    ///
+    /// # Errors
+    /// `TooLarge` if all pinned objects together would take more than half of the capacity.
+    pub fn pin(&self, name: &ObjectName) -> Result<()> {
+        let _open = self.inner.open_for_writes()?;
+        let inner = &self.inner;
+        let hash = name.hash128();
+        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * inner.dirs.len() as u64;
+        if inner.pins.contains(hash) {
+            return Ok(());
+        }
+        inner.pins.add(name, own, None).map_err(|total| self.pins_full(name, total))?;
+        if let Err(e) = self.hold_cached(name).and_then(|()| inner.write_pin(name)) {
+            self.release(name);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    fn pins_full(&self, name: &ObjectName, total: u64) -> Error {
+        Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the cache) is the limit",
+                format_bytes(total),
+                format_bytes(self.inner.pins.limit())
+            ),
+        )
+        .hint("unpin other objects, or give the cache more space")
+    }
+
+    /// Makes a new pin hold what is cached already.
+    fn hold_cached(&self, name: &ObjectName) -> Result<()> {
+        match self.inner.hold_cached(name) {
+            None | Some((true, _)) => Ok(()),
+            Some((false, cost)) => Err(self.pins_full(name, self.inner.pins.cost() + cost)),
+        }
+    }
+
+    fn release(&self, name: &ObjectName) -> bool {
+        let was = self.inner.pins.remove(name);
+        let mut shard = self.inner.index.shard(name.hash128());
+        if let Some(entry) = shard.get(name.hash128()) {
+            entry.clear(PINNED);
+        }
+        was
+    }
+
+    /// Ends a pin. `false`: there was none.
+    pub fn unpin(&self, name: &ObjectName) -> bool {
+        let Ok(_open) = self.inner.open_for_writes() else { return false };
+        let was = self.release(name);
+        if was {
+            for dir in &self.inner.dirs {
+                self.inner.bury(pin_key(name.hash128(), dir.id), name.bucket(), name.key());
+            }
+        }
+        was
+    }
+
+    /// All pinned names, cached or not, in the order of names.
+    pub fn pinned(&self) -> Vec<ObjectName> {
+        let mut names = self.inner.pins.names();
+        names.sort();
+        names
+    }
+
+    /// How many bytes of this version of the object are here.
+    pub fn coverage(&self, name: &ObjectName, meta: &ObjectMeta) -> u64 {
+        let (hash, version) = (name.hash128(), meta.version());
+        if meta.size <= CHUNK_BYTES {
+            let whole = self.inner.with_record(hash, name, None, |_, r| Ok(r.is_inline() && r.header.version == version.0));
+            if whole == Some(true) {
+                return meta.size;
+            }
+        }
+        (0..meta.size.div_ceil(CHUNK_BYTES))
+            .map_while(|i| u32::try_from(i).ok())
+            .filter(|i| self.has_part(name, version, Part::Chunk(*i)))
+            .map(|i| CHUNK_BYTES.min(meta.size - i as u64 * CHUNK_BYTES))
+            .sum()
+    }
+
+    pub fn stats(&self) -> StoreStats {
+        let inner = &self.inner;
+        StoreStats {
+            dirs: inner.dirs.iter().map(dir_stats).collect(),
+            entries: inner.index.len() as u64,
+            index_bytes: inner.index.ram_bytes() as u64,
+            pins: inner.pins.len() as u64,
+            pinned_bytes: inner.pins.cost(),
+            pins_not_held: inner.pins.not_held() as u64,
+        }
+    }
+
+    /// Writes the index out, so that a restart need not read the log before this point.
+    pub fn checkpoint(&self) -> Result<()> {
+        match self.inner.open_for_writes() {
+            Ok(_open) => self.inner.checkpoint(),
+            // Closing wrote one.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Stops writing, writes the index out and makes everything durable. Reads still work afterwards; a second call does nothing.
+    pub fn close(&self) -> Result<()> {
+        self.inner.close()
+    }
+}
+
+fn dir_stats(dir: &Directory) -> DirStats {
+    let state = dir.state.lock();
+    let sum = |f: fn(&crate::segment::Segment) -> u64| state.segments.values().map(|s| f(s)).sum();
+    let c = &dir.counters;
+    DirStats {
+        path: dir.path.clone(),
+        capacity_bytes: dir.capacity,
+        used_bytes: state.used,
+        live_bytes: sum(|s| s.live_bytes.load(Relaxed)),
+        records: sum(|s| s.live_records.load(Relaxed)),
+        segments: state.segments.len() as u64,
+        checkpoint_bytes: state.checkpoint_bytes,
+        state: dir.health(),
+        evicted_records: c.evicted_records.load(Relaxed),
+        evicted_bytes: c.evicted_bytes.load(Relaxed),
+        relocated_bytes: c.relocated_bytes.load(Relaxed),
+        written_bytes: c.written_bytes.load(Relaxed),
+        checksum_failures: c.checksum_failures.load(Relaxed),
+        read_failures: c.read_failures.load(Relaxed),
+        write_failures: c.write_failures.load(Relaxed),
+    }
+}
+
+impl Inner {
+    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the object costs.
+    pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
+        let hash = name.hash128();
+        let (seq, version, cost) = self.with_record(hash, name, None, |entry: &Entry, record| {
+            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+            Ok((entry.seq, record.header.version, pins::cost_of(name, &meta, record.meta().len())))
+        })?;
+        let held = self.pins.arrived(hash, version, cost);
+        if held && let Some(entry) = self.index.shard(hash).get(hash).filter(|e| e.seq == seq) {
+            entry.set(PINNED);
+        }
+        Some((held, cost))
+    }
+
+    /// Writes the pin's record to every directory that takes it and has none yet.
+    pub(crate) fn write_pin(&self, name: &ObjectName) -> Result<()> {
+        let mut result = Err(Error::internal("the cache has no directory"));
+        for dir in &self.dirs {
+            let key = pin_key(name.hash128(), dir.id);
+            let record = NewRecord {
+                kind: Kind::Pin,
+                flags: 0,
+                key,
+                bucket: name.bucket(),
+                object_key: name.key(),
+                meta: &[],
+                data: &[],
+                validated_at: 0,
+                version: 0,
+            };
+            let written = if self.index.peek(key).is_some() { Ok(()) } else { self.append_to(dir, &record, PIN) };
+            if result.is_err() {
+                result = written;
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,70 @@
+//! The store's one thread: checkpoints when they are due, and room made ahead of need.
+
+use crate::inner::Inner;
+use forebay_core::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::{Arc, Weak},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+const TICK: Duration = Duration::from_millis(200);
+
+pub struct Worker {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn start(inner: &Arc<Inner>) -> Result<Self> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (weak, signal) = (Arc::downgrade(inner), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("forebay-store".into())
+            .spawn(move || run(&weak, &signal))
+            .map_err(|e| Error::internal("the cache's thread could not be started").source(e))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the cache's thread panicked");
+        }
+    }
+}
+
+fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
+    let mut last = Instant::now();
+    loop {
+        let mut stopped = stop.0.lock();
+        if !*stopped {
+            stop.1.wait_for(&mut stopped, TICK);
+        }
+        if *stopped {
+            return;
+        }
+        drop(stopped);
+        let Some(inner) = inner.upgrade() else { return };
+        let Ok(_open) = inner.open_for_writes() else { return };
+        for dir in &inner.dirs {
+            if let Err(e) = inner.reclaim_ahead(dir) {
+                tracing::debug!(dir = %dir.path.display(), error = %e, "no room could be made ahead of need");
+            }
+        }
+        let appended = inner.dirs.iter().map(|d| d.state.lock().appended_since_checkpoint).max().unwrap_or(0);
+        let due = appended >= inner.config.checkpoint_records || (appended > 0 && last.elapsed() >= inner.config.checkpoint_interval);
+        if due {
+            last = Instant::now();
+            if let Err(e) = inner.checkpoint() {
+                tracing::warn!(error = %e, "the index could not be written out; a restart would take longer");
+            }
+        }
+    }
+}

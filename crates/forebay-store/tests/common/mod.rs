@@ -1,0 +1,73 @@
+//! What the tests of the store share.
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use std::{path::Path, sync::Arc, time::Duration};
+
+pub fn name(key: &str) -> ObjectName {
+    ObjectName::new("bucket", key).unwrap()
+}
+
+pub fn meta(size: u64, etag: &str) -> ObjectMeta {
+    ObjectMeta {
+        size,
+        etag: Some(format!("\"{etag}\"")),
+        last_modified_ms: 1_700_000_000_000,
+        attributes: Attributes { content_type: Some("image/jpeg".into()), ..Default::default() },
+    }
+}
+
+/// Bytes that differ for each seed and position.
+pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 24) as u8
+        })
+        .collect()
+}
+
+pub fn config(dirs: &[(&Path, u64)]) -> StoreConfig {
+    StoreConfig {
+        dirs: dirs.iter().map(|(path, capacity_bytes)| DirConfig { path: path.to_path_buf(), capacity_bytes: *capacity_bytes }).collect(),
+        background: false,
+        ..StoreConfig::default()
+    }
+}
+
+pub fn clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::at(Duration::from_secs(1_800_000_000)))
+}
+
+pub fn open(config: &StoreConfig) -> Store {
+    Store::open(config.clone(), clock()).unwrap()
+}
+
+/// The sum of the sizes of all files in a directory.
+pub fn disk_bytes(dir: &Path) -> u64 {
+    // A file may go between listing and asking for its size.
+    std::fs::read_dir(dir).unwrap().filter_map(|e| e.unwrap().metadata().ok()).map(|m| m.len()).sum()
+}
+
+pub fn read_inline(store: &Store, name: &ObjectName) -> Option<Vec<u8>> {
+    let mut out = b"in front".to_vec();
+    let appended = store.append_inline(name, None, &mut out, &mut |meta, range, out| {
+        assert_eq!(range, 0..meta.size);
+        out.extend_from_slice(b"HEADER");
+    });
+    match appended {
+        Some(a) => {
+            assert_eq!(&out[..14], b"in frontHEADER");
+            assert_eq!(a.range, 0..a.meta.size);
+            Some(out.split_off(14))
+        }
+        None => {
+            assert_eq!(out, b"in front");
+            None
+        }
+    }
+}
