@@ -1,1 +1,128 @@
+use super::*;
+use flate2::{Compression, write::GzEncoder};
+use forebay_core::ErrorKind;
+use lz4_flex::frame::{FrameEncoder, FrameInfo};
+use std::io::Write;
 
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut e = GzEncoder::new(Vec::new(), Compression::new(6));
+    e.write_all(bytes).unwrap();
+    e.finish().unwrap()
+}
+
+fn lz4(bytes: &[u8]) -> Vec<u8> {
+    let info = FrameInfo::new().content_checksum(true).block_checksums(true).content_size(Some(bytes.len() as u64));
+    let mut e = FrameEncoder::with_frame_info(info, Vec::new());
+    e.write_all(bytes).unwrap();
+    e.finish().unwrap()
+}
+
+fn both(bytes: &[u8]) -> [(Codec, Vec<u8>); 2] {
+    [(Codec::Gzip, gzip(bytes)), (Codec::Lz4, lz4(bytes))]
+}
+
+/// All of the output, by pushes of `step` bytes that may put out `max_out` bytes each.
+fn pull(codec: Codec, stream: &[u8], step: usize, max_out: usize, total_max: u64) -> Result<Vec<u8>> {
+    let mut d = Decompressor::new(codec, total_max);
+    let mut out = Vec::new();
+    for mut piece in stream.chunks(step) {
+        loop {
+            let before = out.len();
+            let done = d.push(piece, &mut out, max_out)?;
+            assert_eq!(out.len() - before, done.produced);
+            assert!(done.produced <= max_out);
+            piece = &piece[done.consumed..];
+            if piece.is_empty() && !done.more {
+                break;
+            }
+        }
+    }
+    d.finish()?;
+    assert_eq!((d.total_in(), d.total_out()), (stream.len() as u64, out.len() as u64));
+    Ok(out)
+}
+
+#[test]
+fn any_steps_and_any_bounds_give_the_same_bytes() {
+    let bytes: Vec<u8> = (0..300_000u32).map(|i| ((i / 7).wrapping_mul(i) >> 5) as u8).collect();
+    for (codec, stream) in both(&bytes) {
+        for (step, max_out) in [(1, 1 << 20), (7, 3), (1000, 1), (1 << 20, 1 << 20), (1 << 20, 65_536), (65_536, 65_537)] {
+            assert!(pull(codec, &stream, step, max_out, bytes.len() as u64).unwrap() == bytes, "{codec:?} {step} {max_out}");
+        }
+    }
+}
+
+#[test]
+fn streams_cut_anywhere_or_changed_anywhere_are_errors() {
+    let bytes: Vec<u8> = (0..700u32).map(|i| (i * i >> 3) as u8).collect();
+    for (codec, stream) in both(&bytes) {
+        for at in 0..stream.len() {
+            let e = pull(codec, &stream[..at], 64, 1000, 1 << 20).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Corrupt, "{codec:?} cut at {at}");
+            // Gzip's time, extra flags and system are not covered by any checksum.
+            if codec == Codec::Gzip && (3..10).contains(&at) {
+                continue;
+            }
+            for bit in 0..8 {
+                let mut bad = stream.clone();
+                bad[at] ^= 1 << bit;
+                let got = pull(codec, &bad, 64, 1000, 1 << 20);
+                // A skippable frame may begin with almost the same magic.
+                assert!(got.is_err() || got.as_ref().is_ok_and(|g| *g == bytes), "{codec:?} {at} {bit}: {:?}", got.map(|g| g.len()));
+            }
+        }
+        for garbage in [&b"x"[..], &stream[..5], b"\0x"] {
+            let long = [&stream[..], garbage].concat();
+            assert_eq!(pull(codec, &long, 64, 1000, 1 << 20).unwrap_err().kind(), ErrorKind::Corrupt, "{codec:?} {garbage:?}");
+        }
+    }
+}
+
+#[test]
+fn bombs_are_refused_where_they_pass_the_limit() {
+    for (codec, stream) in both(&vec![0; 20 << 20]) {
+        let mut d = Decompressor::new(codec, 20 << 10);
+        let mut out = Vec::new();
+        let e = d.push(&stream, &mut out, usize::MAX).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{codec:?}");
+        assert_eq!(out.len(), (20 << 10) + 1);
+        assert!(d.push(&[], &mut out, 1).is_err() && d.finish().is_err());
+        assert_eq!(pull(codec, &stream, 1 << 20, 1 << 20, 20 << 20).unwrap().len(), 20 << 20);
+        assert!(pull(codec, &stream, 1 << 20, 1 << 20, (20 << 20) - 1).is_err());
+    }
+}
+
+#[test]
+fn gzip_headers_with_everything_in_them() {
+    let plain = gzip(b"hello");
+    let mut h = vec![0x1f, 0x8b, 8, 2 | 4 | 8 | 16 | 1, 1, 2, 3, 4, 0, 3];
+    h.extend([3, 0, b'a', b'b', b'c']);
+    h.extend(b"name\0comment\0");
+    let crc = crc32fast::hash(&h) as u16;
+    h.extend(crc.to_le_bytes());
+    h.extend(&plain[10..]);
+    for step in [1, 2, 100] {
+        assert_eq!(pull(Codec::Gzip, &h, step, 100, 100).unwrap(), b"hello");
+    }
+    h[12] ^= 1;
+    assert!(pull(Codec::Gzip, &h, 1, 100, 100).is_err());
+    let endless = [&[0x1f, 0x8b, 8, 8, 0, 0, 0, 0, 0, 3][..], &[b'x'; 100_000]].concat();
+    assert!(pull(Codec::Gzip, &endless, 1000, 100, 100).is_err());
+}
+
+#[test]
+fn lz4_oddities() {
+    let empty = lz4(b"");
+    assert_eq!(pull(Codec::Lz4, &empty, 3, 10, 10).unwrap(), b"");
+    let skippable = [0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9];
+    assert_eq!(pull(Codec::Lz4, &[&skippable, &lz4(b"a")[..], &skippable].concat(), 1, 10, 10).unwrap(), b"a");
+    let e = pull(Codec::Lz4, &[0x02, 0x21, 0x4c, 0x18, 0, 0, 0, 0], 8, 10, 10).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    let e = pull(Codec::Lz4, b"no lz4 at all", 8, 10, 10).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Corrupt);
+    // A stored block of no bytes in the middle.
+    let mut odd = vec![0x04, 0x22, 0x4d, 0x18, 0x60, 0x40];
+    odd.push((xxh32(&odd[4..6]) >> 8) as u8);
+    odd.extend([0, 0, 0, 0x80, 1, 0, 0, 0x80, b'z', 0, 0, 0, 0]);
+    assert_eq!(pull(Codec::Lz4, &odd, 100, 10, 10).unwrap(), b"z");
+}

@@ -76,7 +76,7 @@ impl TarScanner {
     }
 
     /// For what an archive of this kind decompresses to.
-    pub(crate) fn of_kind(kind: ArchiveKind, size: Option<u64>) -> Self {
+    pub fn of_kind(kind: ArchiveKind, size: Option<u64>) -> Self {
         let mut this = Self {
             builder: MemberIndexBuilder::new(kind, size.unwrap_or(u64::MAX)),
             size,
@@ -88,8 +88,10 @@ impl TarScanner {
             pax: None,
             global: Pax::default(),
         };
-        if size == Some(0) {
-            this.want = Want::Nothing;
+        match size {
+            Some(0) => this.want = Want::Nothing,
+            Some(short @ ..BLOCK_BYTES) => this.want = Want::Failed(Error::corrupt(format!("{short} bytes are no tar, from offset 0 on"))),
+            _ => {}
         }
         this
     }
