@@ -38,7 +38,10 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--out", type=Path, default=Path("demo-out"), help="where picture and numbers go (default: %(default)s)")
     p.add_argument("--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS)
     p.add_argument("--forebay", type=Path, default=Path(sys.executable).parent / "forebay", help=argparse.SUPPRESS)
-    return p.parse_args()
+    args = p.parse_args()
+    if args.epochs < 2:
+        p.error("--epochs: the first epoch is the cold one, so 2 at least")
+    return args
 
 
 def client(address: str):
@@ -95,10 +98,10 @@ def main() -> None:
         s3 = client(distance.address)
         shards = sorted({sample.shard for sample in training})
         ways = [
-            ("individual objects", readers.DirectObjects(s3, distance.address, data.OBJECTS, [s.key for s in training]), None),
-            ("individual objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
-            ("tar shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
-            ("tar shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
+            ("objects", readers.DirectObjects(s3, distance.address, data.OBJECTS, [s.key for s in training]), None),
+            ("objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
+            ("shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
+            ("shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
         ]
         with show.Screen() as screen:
             for what, reader, cache in ways:
@@ -113,7 +116,7 @@ def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> 
     for what, (direct, through) in groups.items():
         cold, warm = through[0], through[-1]
         print(
-            f"  {what}: {direct[-1].samples_per_s:,.0f} samples/s direct, {cold.samples_per_s:,.0f} through Forebay cold, {warm.samples_per_s:,.0f} warm; "
+            f"  {show.TITLES[what]}: {direct[-1].samples_per_s:,.0f} samples/s direct, {cold.samples_per_s:,.0f} through Forebay cold, {warm.samples_per_s:,.0f} warm; "
             f"the step waited {direct[-1].waited:.0%}, {cold.waited:.0%}, {warm.waited:.0%} of the time; "
             f"the bucket sent {megabytes(direct):,.0f} MB direct, {megabytes(through):,.0f} MB with Forebay"
         )
@@ -136,6 +139,7 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\nstopped; the servers are down")
+        print("\nstopped; the servers are down", file=sys.stderr)
+        sys.exit(130)
     except Failed as failure:
         sys.exit(f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make clean-cache` first starts from nothing")

@@ -16,7 +16,8 @@ from rich.text import Text  # noqa: E402
 from train import Epoch  # noqa: E402
 
 TRAINING, WAITING, DIRECT, FOREBAY = "#3b6ea5", "#e08a3c", "#8a8f98", "#2a9d6f"
-COLUMNS = ("data", "read through", "epoch", "samples/s", "step waited", "origin requests", "origin MB", "hit ratio", "loss", "accuracy")
+COLUMNS = ("data", "read through", "epoch", "samples/s", "step waited", "origin requests", "origin MB", "hit ratio", "loss", "held-out accuracy")
+TITLES = {"objects": "Individual objects", "shards": "Tar shards"}
 
 
 def kind(epoch: Epoch) -> str:
@@ -68,21 +69,25 @@ class Screen:
 
     @staticmethod
     def _line(parts) -> str:
-        widths = (18, 20, 6, 10, 12, 16, 10, 10, 7, 8)
+        widths = (8, 20, 5, 9, 11, 15, 9, 9, 6, 17)
         return "  ".join(part.ljust(w) if i < 2 else part.rjust(w) for i, (part, w) in enumerate(zip(parts, widths, strict=True)))
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1), header_style="bold")
-        for i, column in enumerate(COLUMNS):
-            table.add_column(column, justify="left" if i < 2 else "right", no_wrap=True)
-        table.add_column("", width=22, no_wrap=True)
+        # A narrow terminal gets fewer columns rather than cut ones.
+        with_loss, with_bar = self.console.width >= 90, self.console.width >= 112
+        shown = [i for i, column in enumerate(COLUMNS) if with_loss or column != "loss"]
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for i in shown:
+            column = COLUMNS[i].replace(" ", "\n") if i > 1 else COLUMNS[i]
+            table.add_column(column, justify="left" if i < 2 else "right", vertical="bottom", no_wrap=True)
+        if with_bar:
+            table.add_column("", width=20, no_wrap=True)
         for i, epoch in enumerate(self.epochs):
-            row = [Text(cell) for cell in cells(epoch)]
-            style = "green" if epoch.path.startswith("Forebay") else ""
-            starts = i > 0 and (self.epochs[i - 1].data, self.epochs[i - 1].path) != (epoch.data, epoch.path)
-            if starts:
+            if i > 0 and (self.epochs[i - 1].data, self.epochs[i - 1].path) != (epoch.data, epoch.path):
                 table.add_section()
-            table.add_row(*row, self._bar(epoch), style=style)
+            row = cells(epoch)
+            style = "green" if epoch.path.startswith("Forebay") else ""
+            table.add_row(*(row[at] for at in shown), *([self._bar(epoch)] if with_bar else ()), style=style)
         return table
 
     @staticmethod
@@ -106,7 +111,7 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
             at -= len(way) + 0.45
         epochs = [epoch for way in ways for epoch in way]
         _times(panels[0], rows, epochs)
-        panels[0].set_title(f"{what.capitalize()}: time of each epoch", loc="left")
+        panels[0].set_title(f"{TITLES[what]}: time of each epoch", loc="left")
         _origin(panels[1], rows, epochs)
         _learning(panels[2], ways)
     figure.suptitle("Training from a bucket far away: direct, and through Forebay", x=0.012, ha="left", fontsize=15, fontweight="bold")
