@@ -10,11 +10,15 @@ use futures::TryStreamExt;
 
 /// The first parts; S3 asks for at least 5 MiB in all parts but the last.
 const PART_BYTES: u64 = 8 << 20;
-/// Parts grow, so that the largest object of 5 TiB fits the 10,000 parts of an upload: 2,000 each of 8 and 32 MiB, then 128 MiB and 1 GiB.
+/// A body of unknown length has parts of 8 MiB, then of 16, 32 and 64: this many of each, so that 10,000 parts are more than 300 GiB.
 const PARTS_PER_STEP: u32 = 2_000;
 
-fn part_bytes(number: u32) -> u64 {
-    PART_BYTES << (2 * ((number - 1) / PARTS_PER_STEP)).min(7)
+/// The size of a part. A body of known length has parts of one size, as few of them as may be of the smallest.
+fn part_bytes(number: u32, size: Option<u64>) -> u64 {
+    match size {
+        Some(size) => PART_BYTES.max(size.div_ceil(limits::UPLOAD_PARTS_MAX as u64)),
+        None => PART_BYTES << ((number - 1) / PARTS_PER_STEP).min(3),
+    }
 }
 
 /// Writes `body`; `size` is checked where it is known.
@@ -30,8 +34,8 @@ pub(crate) async fn put_in_parts(
         None => body,
     };
     let mut left_over = Bytes::new();
-    let first = next_part(&mut body, &mut left_over, part_bytes(1)).await?;
-    if (first.len() as u64) < part_bytes(1) {
+    let first = next_part(&mut body, &mut left_over, part_bytes(1, size)).await?;
+    if (first.len() as u64) < part_bytes(1, size) {
         let n = first.len() as u64;
         return origin.put(key, request, Some(n), body::from_bytes(first)).await;
     }
@@ -42,11 +46,12 @@ pub(crate) async fn put_in_parts(
         loop {
             let number = parts.len() as u32 + 1;
             if number as usize > limits::UPLOAD_PARTS_MAX {
-                return Err(Error::new(ErrorKind::TooLarge, format!("{key:?} needs more than {} parts", limits::UPLOAD_PARTS_MAX)));
+                return Err(Error::new(ErrorKind::TooLarge, format!("{key:?} needs more than {} parts", limits::UPLOAD_PARTS_MAX))
+                    .hint("say its length, or upload it in larger parts"));
             }
             let n = part.len() as u64;
             parts.push(origin.upload_part(key, &upload, number, n, body::from_bytes(part)).await?);
-            part = next_part(&mut body, &mut left_over, part_bytes(number + 1)).await?;
+            part = next_part(&mut body, &mut left_over, part_bytes(number + 1, size)).await?;
             if part.is_empty() {
                 return origin.complete_upload(key, &upload, parts).await;
             }
@@ -87,9 +92,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_parts_hold_five_tebibytes() {
-        let total: u128 = (1..=limits::UPLOAD_PARTS_MAX as u32).map(|n| part_bytes(n) as u128).sum();
-        assert!(total >= 5 << 40, "{total}");
-        assert!(part_bytes(limits::UPLOAD_PARTS_MAX as u32) <= 5 << 30);
+    fn ten_thousand_parts_are_enough() {
+        let unknown: u64 = (1..=limits::UPLOAD_PARTS_MAX as u32).map(|n| part_bytes(n, None)).sum();
+        assert!(unknown > 300 << 30, "{unknown}");
+        let largest = 5 << 40;
+        assert!(part_bytes(1, Some(largest)) * limits::UPLOAD_PARTS_MAX as u64 >= largest);
+        assert_eq!(part_bytes(1, Some(6 << 30)), PART_BYTES);
     }
 }

@@ -14,6 +14,7 @@
 mod assemble;
 pub mod body;
 pub mod config;
+pub mod conformance;
 mod counted;
 mod credentials;
 mod failure;
@@ -24,6 +25,7 @@ mod prefixed;
 mod profile;
 mod resilient;
 mod s3;
+pub mod testing;
 mod traits;
 mod transport;
 

@@ -12,7 +12,7 @@ mod client;
 mod headers;
 mod xml;
 
-pub(crate) use client::{Address, Client, S3Endpoint};
+pub(crate) use client::{Address, Call, Client, S3Endpoint};
 
 use crate::*;
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use client::Call;
+
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
