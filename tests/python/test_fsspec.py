@@ -1,0 +1,111 @@
+"""The filesystem `forebay://`."""
+
+from __future__ import annotations
+
+import pickle
+
+import dataset
+import forebay
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+
+@pytest.fixture(scope="module")
+def fs(node):
+    return fsspec.filesystem("forebay", url=node.url)
+
+
+def test_the_protocol_is_registered_by_installing_the_package(node):
+    with fsspec.open("forebay://train/one", url=node.url) as file:
+        assert file.read() == b"1"
+    assert type(fsspec.filesystem("forebay", url=node.url)).__module__ == "forebay.fsspec"
+
+
+def test_reading(fs, objects):
+    assert fs.cat_file("train/img/0003.bin") == objects["img/0003.bin"]
+    big = objects["big/8MiB"]
+    assert fs.cat_file("forebay://train/big/8MiB", 1_000_000, 2_500_000) == big[1_000_000:2_500_000]
+    assert fs.cat_file("train/big/8MiB", -100) == big[-100:] and fs.cat_file("train/one", 1, 1) == b""
+    with fs.open("train/big/8MiB") as file:
+        assert file.size == len(big)
+        file.seek(5_000_000)
+        assert file.read(100_000) == big[5_000_000:5_100_000]
+        file.seek(-10, 2)
+        assert file.read() == big[-10:]
+
+
+def test_many_objects_are_one_batch(fs, objects):
+    names = [f"train/img/{i:04}.bin" for i in range(50)]
+    assert fs.cat(names) == {n: objects[n.removeprefix("train/")] for n in names}
+    mixed = fs.cat(["train/one", "train/nope"], on_error="return")
+    assert mixed["train/one"] == b"1" and isinstance(mixed["train/nope"], FileNotFoundError)
+    assert fs.cat(["train/one", "train/nope"], on_error="omit") == {"train/one": b"1"}
+    with pytest.raises(forebay.Error):
+        fs.cat(["train/one", "train/nope"])
+    big = objects["big/8MiB"]
+    assert fs.cat_ranges(["train/big/8MiB", "train/one", "train/big/8MiB"], [10, 0, 100], [20, 1, None]) == [big[10:20], b"1", big[100:]]
+
+
+def test_looking(fs, objects):
+    assert fs.info("train/img/0003.bin") | {"name": "train/img/0003.bin", "size": len(objects["img/0003.bin"]), "type": "file"} == fs.info(
+        "train/img/0003.bin"
+    )
+    assert fs.exists("train/one") and not fs.exists("train/nope") and fs.isfile("train/one")
+    assert fs.isdir("train") and fs.isdir("train/img") and not fs.isdir("train/one") and not fs.isdir("train/im")
+    assert fs.ls("train/shards", detail=False) == sorted(f"train/{n}" for n in dataset.shards())
+    top = {e["name"]: e["type"] for e in fs.ls("train")}
+    assert top["train/one"] == "file" and top["train/img"] == "directory"
+    assert {"train", "other"} <= set(fs.ls("", detail=False))
+    assert fs.find("train") == sorted(f"train/{n}" for n in objects)
+    assert fs.find("train/img") == fs.glob("train/img/*.bin")
+    assert fs.glob("train/img/000?.bin") == [f"train/img/000{i}.bin" for i in range(10)]
+    assert fs.du("train/img") == sum(len(v) for k, v in objects.items() if k.startswith("img/"))
+    for missing in (lambda: fs.info("train/nope"), lambda: fs.open("train/nope"), lambda: fs.ls("train/nope/"), lambda: fs.cat_file("train/nope")):
+        with pytest.raises(FileNotFoundError):
+            missing()
+    assert fs.modified("train/one").year >= 2024 and fs.ukey("train/one") == fs.checksum("train/one")
+
+
+def test_writing(fs, origin_s3, scratch):
+    base = f"scratch/{scratch}"
+    data = dataset.noise(9_000_000)
+    with fs.open(f"{base}/big", "wb") as file:
+        for at in range(0, len(data), 1_000_000):
+            file.write(data[at : at + 1_000_000])
+    assert fs.cat_file(f"{base}/big") == data
+    assert origin_s3.get_object(Bucket="scratch", Key=f"{scratch}/big")["Body"].read() == data
+    with fs.open(f"{base}/empty", "wb"):
+        pass
+    fs.pipe({f"{base}/a": b"A", f"{base}/d/b": b"B"})
+    fs.copy(f"{base}/a", f"{base}/c")
+    fs.mv(f"{base}/c", f"{base}/moved")
+    assert {k.removeprefix(f"{base}/"): fs.size(k) for k in fs.find(base)} == {"a": 1, "big": len(data), "d/b": 1, "empty": 0, "moved": 1}
+    with fs.open(f"{base}/text", "w") as file:
+        file.write("zeile\n")
+    assert fs.read_text(f"{base}/text") == "zeile\n"
+    with pytest.raises(FileExistsError):
+        fs.open(f"{base}/a", "xb")
+    fs.rm(base, recursive=True)
+    assert fs.find(base) == [] and not fs.exists(base)
+
+
+def test_get_and_put_files(fs, scratch, tmp_path):
+    (tmp_path / "up").mkdir()
+    for name in ("x", "y"):
+        (tmp_path / "up" / name).write_bytes(name.encode() * 1000)
+    fs.put(str(tmp_path / "up"), f"scratch/{scratch}", recursive=True)
+    fs.get(f"scratch/{scratch}", str(tmp_path / "down"), recursive=True)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "down").rglob("*") if p.is_file()} == {"x": b"x" * 1000, "y": b"y" * 1000}
+
+
+def test_parquet_through_it(fs, scratch):
+    table = pa.table({"a": range(1000), "b": [str(i) for i in range(1000)]})
+    with fs.open(f"scratch/{scratch}.parquet", "wb") as file:
+        pa.parquet.write_table(table, file)
+    assert pa.parquet.read_table(f"scratch/{scratch}.parquet", filesystem=fs).equals(table)
+
+
+def test_it_survives_pickling(fs):
+    assert pickle.loads(pickle.dumps(fs)).cat_file("train/one") == b"1"

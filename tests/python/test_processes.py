@@ -1,0 +1,214 @@
+"""Threads, forks, signals, pickles: the client in the middle of what training scripts do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import forebay
+import pytest
+from scripted_node import ScriptedNode, chunked, tar_of
+
+NAMES = [f"train/img/{i:04}.bin" for i in range(200)]
+
+
+def read_all(client, names=NAMES) -> list[bytes]:
+    return [bytes(item) for item in client.batch(names)]
+
+
+def read_and_report(client, names, out) -> None:
+    out.put(read_all(client, names))
+
+
+@pytest.fixture(scope="module")
+def expect(objects):
+    return [objects[n.removeprefix("train/")] for n in NAMES]
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])
+def test_a_client_works_in_other_processes_and_here_afterwards(client, expect, way):
+    assert read_all(client) == expect
+    context = multiprocessing.get_context(way)
+    out = context.Queue()
+    children = [context.Process(target=read_and_report, args=(client, NAMES, out)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for _ in range(20):
+        assert read_all(client) == expect
+    assert [out.get(timeout=60) for _ in children] == [expect, expect]
+    for child in children:
+        child.join(20)
+        assert child.exitcode == 0
+    assert read_all(client) == expect
+
+
+def in_fork(work) -> int:
+    """The exit status of `work` in a forked child; it has ten seconds."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError("the child hangs")
+
+
+def test_forks_while_other_threads_are_in_the_middle_of_batches(client, expect):
+    stop = threading.Event()
+    failures = []
+
+    def busy():
+        try:
+            while not stop.is_set():
+                assert read_all(client) == expect
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=busy) for _ in range(4)]
+    for t in threads:
+        t.start()
+    try:
+        for _ in range(10):
+
+            def work():
+                assert read_all(client) == expect
+                assert bytes(client.get(NAMES[5])) == expect[5]
+
+            assert in_fork(work) == 0
+    finally:
+        stop.set()
+        for t in threads:
+            t.join(20)
+    assert not failures
+
+
+def test_a_batch_from_before_the_fork(client, expect):
+    complete = client.batch(NAMES).wait()
+    with ScriptedNode({"bucket/k": b"x" * 100_000}) as slow:
+        slow.script.append(lambda http, request: chunked(http, tar_of(slow.members(http.path, request)), pause=0.02))
+        arriving = forebay.Client(slow.url).batch(["bucket/k"])
+
+        def work():
+            assert [bytes(i) for i in complete] == expect
+            try:
+                arriving[0]
+            except forebay.Error as error:
+                assert "forked" in str(error)
+            else:
+                raise AssertionError("a batch of the parent came to its end in the child")
+            del globals()["unused_reference"]
+
+        globals()["unused_reference"] = arriving
+        assert in_fork(work) == 0
+        assert len(bytes(arriving[0])) == 100_000
+        globals().pop("unused_reference")
+
+
+def test_many_threads(client, expect):
+    with ThreadPoolExecutor(16) as pool:
+        batches = list(pool.map(lambda _: read_all(client), range(64)))
+        assert all(b == expect for b in batches)
+        gets = list(pool.map(lambda n: bytes(client.get(n)), NAMES))
+        assert gets == expect
+
+
+def test_many_threads_read_one_batch(client, expect):
+    batch = client.batch_async(NAMES)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(got == expect for got in pool.map(lambda _: [bytes(i) for i in batch], range(16)))
+
+
+def test_a_client_in_a_client_survives_pickling_twice(client, expect):
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(client))))
+    assert read_all(again) == expect and again.url == client.url
+
+
+def test_the_gil_is_free_while_a_call_waits():
+    with ScriptedNode({"bucket/k": b"x"}) as node:
+        node.script.append(lambda http, _: (time.sleep(1), chunked(http, tar_of([("bucket/k", b"x")]))))
+        thread = threading.Thread(target=lambda: forebay.Client(node.url).batch(["bucket/k"]).wait())
+        thread.start()
+        began, worst, last = time.monotonic(), 0.0, time.monotonic()
+        while time.monotonic() - began < 0.8:
+            now = time.monotonic()
+            worst, last = max(worst, now - last), now
+        thread.join()
+        assert worst < 0.5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "client.get('bucket/k')",
+        "client.put('bucket/k', b'x')",
+        "list(client.list('bucket'))",
+        "client.batch(['bucket/k'])",
+        "client.batch_async(['bucket/k']).wait()",
+        "client.batch_async(['bucket/k'])[0]",
+        "next(iter(client.batches([['bucket/k']])))[0]",
+        "client.archive(['bucket/k'])",
+    ],
+)
+def test_ctrl_c_interrupts_every_wait(call):
+    def hang(http, _):
+        time.sleep(30)
+
+    with ScriptedNode({"bucket/k": b"x"}) as node:
+        node.answer = lambda http, body: hang(http, body)
+        script = f"""
+            import forebay, time
+            client = forebay.Client({node.url!r})
+            print("waiting", flush=True)
+            began = time.monotonic()
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+        """
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline() == "waiting\n"
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, _ = child.communicate(timeout=10)
+        assert out == "interrupted\n" and time.monotonic() - began < 2
+
+
+def test_the_interpreter_ends_with_batches_under_way(node):
+    script = f"""
+        import forebay
+        client = forebay.Client({node.url!r})
+        batches = [client.batch_async(["train/big/8MiB"] * 4) for _ in range(4)]
+        item = client.batch(["train/one"])[0]
+        print(bytes(item))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'1'\n", "")
+
+
+def test_the_wheel_brings_the_command_line():
+    for command in (["-m", "forebay", "--version"], ["-m", "forebay", "--help"]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0 and "forebay" in done.stdout
+    bad = subprocess.run([sys.executable, "-m", "forebay", "no-such-command"], capture_output=True, text=True, timeout=30)
+    assert bad.returncode == 2 and bad.stdout == "" and "no-such-command" in bad.stderr

@@ -1,0 +1,179 @@
+"""The PyTorch datasets, in DataLoaders with and without workers, by fork and by spawn."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+
+import dataset
+import forebay
+import numpy as np
+import pytest
+import torch
+from forebay.torch import IterableDataset, MapDataset
+from torch.utils.data import DataLoader
+
+NAMES = [f"img/{i:04}.bin" for i in range(200)]
+
+
+def total(item: forebay.Item) -> tuple[int, int]:
+    """A "decoder": the size and the sum of the bytes."""
+    return item.size, int(np.frombuffer(item, np.uint8).sum(dtype=np.int64))
+
+
+def first_byte(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:1]
+
+
+def absent(item: forebay.Item) -> str:
+    return f"absent: {item.objname}"
+
+
+@pytest.fixture(scope="module")
+def truth(objects):
+    return [(len(objects[n]), sum(objects[n])) for n in NAMES]
+
+
+def test_map_style_is_one_request_per_batch(client, node, truth):
+    data = MapDataset(client, NAMES, bucket="train", decode=total)
+    assert len(data) == 200 and data[7] == truth[7] and data[-1] == truth[-1]
+    assert data.__getitems__([5, 3, 3, 199]) == [truth[5], truth[3], truth[3], truth[199]]
+    assert data.__getitems__([]) == []
+    with pytest.raises(IndexError):
+        data[200]
+
+
+def test_the_default_sample_is_a_view(client, objects):
+    data = MapDataset(client, NAMES + ["empty"], bucket="train")
+    sample = data[9]
+    assert sample.dtype == torch.uint8 and sample.shape == (len(objects[NAMES[9]]),)
+    assert sample.numpy().tobytes() == objects[NAMES[9]]
+    assert data[200].shape == (0,)
+
+
+def test_labels_and_transforms(client, objects, truth):
+    pairs = MapDataset(client, [(n, i) for i, n in enumerate(NAMES)], bucket="train", transform=first_byte)
+    data, label = pairs[12]
+    assert label == 12 and data.tolist() == [objects[NAMES[12]][0]]
+    with_labels = MapDataset(client, np.array(NAMES), bucket="train", labels=range(200), decode=total)
+    assert with_labels.__getitems__([3, 1]) == [(truth[3], 3), (truth[1], 1)]
+    batches = list(DataLoader(pairs, batch_size=50))
+    assert [b[0].shape for b in batches] == [(50, 1)] * 4
+    assert torch.cat([b[1] for b in batches]).tolist() == list(range(200))
+    with pytest.raises(ValueError):
+        MapDataset(client, NAMES, labels=[1])
+    with pytest.raises(TypeError):
+        MapDataset(client, "train/img")
+
+
+def test_members_of_shards(client):
+    members = sorted(m for m in dataset.MEMBERS if m.endswith(".jpg"))
+    data = MapDataset(client, [{"objname": "shards/a.tar", "archpath": m} for m in members], bucket="train", decode=bytes)
+    assert data.__getitems__(range(20)) == [dataset.MEMBERS[m] for m in members]
+
+
+def test_entries_that_fail(client, truth):
+    names = [NAMES[0], "nope", NAMES[2]]
+    with pytest.raises(forebay.Error):
+        MapDataset(client, names, bucket="train").__getitems__([0, 1, 2])
+    data = MapDataset(client, names, bucket="train", decode=total, on_error=absent)
+    assert data.__getitems__([2, 1, 0]) == [truth[2], "absent: nope", truth[0]]
+
+
+@pytest.mark.parametrize("workers", [None, "fork", "spawn", "forkserver"])
+def test_map_style_in_a_dataloader(client, truth, workers):
+    client.get("train/one")  # the parent's connections and threads exist before the workers do
+    data = MapDataset(client, NAMES, bucket="train", labels=range(200), decode=total)
+    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers}
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator, **how)
+    for _ in range(2):
+        seen = {}
+        for (sizes, sums), labels in loader:
+            for size, s, label in zip(sizes.tolist(), sums.tolist(), labels.tolist(), strict=True):
+                seen[label] = (size, s)
+        assert [seen[i] for i in range(200)] == truth
+    assert data[0] == (truth[0], 0)
+
+
+@pytest.mark.parametrize("workers", [None, "fork", "spawn"])
+def test_iterable_in_a_dataloader(client, truth, workers):
+    data = IterableDataset(client, NAMES, bucket="train", labels=range(200), decode=total, request_size=13, shuffle=True, prefetch=2)
+    how = {} if workers is None else {"num_workers": 3, "multiprocessing_context": workers, "persistent_workers": True}
+    loader = DataLoader(data, batch_size=16, **how)
+    orders = []
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        labels = []
+        for (sizes, sums), label in loader:
+            labels += label.tolist()
+            assert list(zip(sizes.tolist(), sums.tolist(), strict=True)) == [truth[i] for i in label.tolist()]
+        assert sorted(labels) == list(range(200))
+        orders.append(labels)
+    assert orders[0] != orders[1] and len(data) == 200
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_uneven", [False, True])
+def test_ranks_share_the_rows(client, world, shuffle, drop_uneven):
+    options = {"bucket": "train", "labels": range(200), "decode": total, "shuffle": shuffle, "drop_uneven": drop_uneven, "request_size": 50}
+    rows = []
+    for rank in range(world):
+        data = IterableDataset(client, NAMES, rank=rank, world_size=world, **options)
+        mine = [label for _, label in data]
+        assert len(mine) == len(data)
+        rows += mine
+    assert len(rows) == len(set(rows)) == (200 - 200 % world if drop_uneven else 200)
+    again = [label for _, label in IterableDataset(client, NAMES, rank=0, world_size=world, **options)]
+    assert again == rows[: len(again)]
+
+
+def test_the_rank_comes_from_the_environment_and_stays_in_spawned_workers(client, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    data = IterableDataset(client, NAMES, bucket="train", labels=range(200), decode=total)
+    assert [label for _, label in data] == list(range(1, 200, 4)) and len(data) == 50
+    pickled = pickle.dumps(data)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert [label for _, label in pickle.loads(pickled)] == list(range(1, 200, 4))
+
+
+def in_process_group(rank: int, url: str, store: str, out) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    data = IterableDataset(forebay.Client(url), NAMES, bucket="train", labels=range(200), decode=total)
+    loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    out.put((rank, [label for _, label in loader]))
+    dist.destroy_process_group()
+
+
+def test_the_rank_comes_from_torch_distributed(node, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    ranks = [context.Process(target=in_process_group, args=(r, node.url, str(tmp_path / "store"), out)) for r in range(2)]
+    for p in ranks:
+        p.start()
+    got = dict(out.get(timeout=90) for _ in ranks)
+    for p in ranks:
+        p.join(30)
+    assert got == {0: list(range(0, 200, 2)), 1: list(range(1, 200, 2))}
+
+
+def test_from_prefix(client, truth):
+    assert MapDataset.from_prefix(client, "train/img/", decode=total).__getitems__(range(200)) == truth
+    assert list(IterableDataset.from_prefix(client, "s3://train/img/", decode=total)) == truth
+
+
+def test_a_workers_error_reaches_the_trainer(client):
+    data = MapDataset(client, ["nope"], bucket="train")
+    with pytest.raises(forebay.Error):
+        list(DataLoader(data, num_workers=1, batch_size=1, multiprocessing_context="fork"))
+
+
+def test_wrong_arguments(client):
+    for options in ({"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"request_size": 0}, {"prefetch": -1}, {"on_error": "skip"}):
+        with pytest.raises(ValueError):
+            IterableDataset(client, NAMES, **options)
