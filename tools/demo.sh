@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools/demo.sh [ARGUMENT…]: sets up what the demo needs, then runs it. `make demo ARGS=--help` lists the arguments.
-steps=6 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+steps=6
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE/bin"
 

@@ -60,15 +60,19 @@ need_rust() {
 need_python() {
     need "$PYTHON" "install Python 3.11 or newer, or say which one with PYTHON=/path/to/python3"
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$("$PYTHON" --version) is too old" "say which Python 3.11 or newer to use: PYTHON=/path/to/python3"
-    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || fail "$PYTHON has no venv module" "apt-get install python3-venv"
+    # Debian splits this module off.
+    if ! "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
+        apt_install "" python3-venv
+        "$PYTHON" -c 'import ensurepip, venv' || fail "$PYTHON has no venv module" "install it, or say which Python to use: PYTHON=/path/to/python3"
+    fi
 }
 
-# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, where we may.
+# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, where we may; installs in any case if COMMAND is empty.
 apt_install() {
     local command=$1 && shift
-    if command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]]; then return; fi
+    if [[ -n $command ]] && { command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]]; }; then return; fi
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-        fail "\`$command\` is missing and only root can install it" "sudo apt-get install $*"
+        fail "the package $* is missing and only root can install it" "sudo apt-get install $*"
     fi
     note "installing $* with apt-get"
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 ||

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Formatting, and clippy over every target of every crate.
-steps=2 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+steps=2
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 
 step "Formatting" "run: cargo fmt"

@@ -3,7 +3,8 @@
 #
 # The first run takes most of half an hour on two cores: it compiles the workspace, builds the servers that the tests run against, and installs
 # PyTorch. After that only what changed is done.
-steps=6 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+steps=6
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE"
 

@@ -23,9 +23,11 @@ mkdir -p "$CACHE"
 rm -f "$venv/.key"
 note "making $venv from ${requirements#"$ROOT"/} ($(grep -c == "$requirements") packages)"
 "$PYTHON" -m venv --clear "${system[@]}" "$venv"
+quiet=(-q)
+if [[ -t 2 ]]; then quiet=(); fi
 # uv unpacks on all cores; plain pip does the same in more time, where uv cannot run or finds another index than pip is set up for.
-if ! { "$venv/bin/python" -m pip install -q "uv==$UV_VERSION" && "$venv/bin/uv" pip install -q --python "$venv/bin/python" -r "$requirements"; }; then
+if ! { "$venv/bin/python" -m pip install -q "uv==$UV_VERSION" && "$venv/bin/uv" pip install "${quiet[@]}" --python "$venv/bin/python" -r "$requirements"; }; then
     note "uv could not install it; using pip"
-    "$venv/bin/python" -m pip install -q -r "$requirements"
+    "$venv/bin/python" -m pip install "${quiet[@]}" -r "$requirements"
 fi
 echo "$key" >"$venv/.key"

@@ -4,7 +4,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 server=$CACHE/bin/versitygw
 need go "install Go 1.26 or newer: versitygw is built with it"
-if go version -m "$server" 2>/dev/null | grep -q "versitygw[[:space:]]$VERSITYGW_VERSION[[:space:]]"; then
+if go version -m "$server" 2>/dev/null | grep -q "versitygw[[:space:]]${VERSITYGW_VERSION}[[:space:]]"; then
     note "$server is up to date"
     exit
 fi
