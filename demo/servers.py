@@ -168,14 +168,14 @@ class Forebay(Server):
             raise
 
     def hits_and_misses(self) -> tuple[float, float]:
-        """From /metrics: answers that came from the local disk alone, and answers that needed the origin."""
+        """From /metrics: reads (one for each entry of a batch) that the local disk answered alone, and reads that needed the origin."""
         self.check()
-        counted = {"HIT": 0.0, "MISS": 0.0}
+        counted = {"HIT": 0.0, "REVALIDATED": 0.0, "MISS": 0.0}
         for line in get(self.admin, "/metrics").decode().splitlines():
-            found = re.match(r'forebay_cache_reads_total\{[^}]*status="(HIT|MISS)"[^}]*\} (\S+)', line)
-            if found:
+            found = re.match(r'forebay_reads_total\{[^}]*status="(\w+)"[^}]*\} (\S+)', line)
+            if found and found[1] in counted:
                 counted[found[1]] += float(found[2])
-        return counted["HIT"], counted["MISS"]
+        return counted["HIT"] + counted["REVALIDATED"], counted["MISS"]
 
     def stop(self) -> None:
         super().stop()
