@@ -1,7 +1,10 @@
 //! Gzip and lz4 output whose bytes do not depend on how the input was cut into calls.
 //!
-//! Input is gathered into blocks of a fixed size, and the compressor only ever sees whole blocks and one last part. Gzip: one member, no
-//! name, time 0. Lz4: one frame of independent blocks with a checksum of the content.
+//! Input is gathered into blocks of a fixed size, and each block is compressed by itself; a block that does not shrink is stored. Images and
+//! audio are compressed already, and storing them is twenty times faster than finding out by deflate.
+//!
+//! Gzip: one member, no name, time 0; each block is a run of deflate blocks that ends at a byte and refers to nothing before it.
+//! Lz4: one frame of independent blocks with a checksum of the content.
 
 use crate::decompress::{LZ4_MAGIC, xxh32};
 use bytes::BufMut;
@@ -12,10 +15,13 @@ use twox_hash::XxHash32;
 
 /// How much input is gathered before it is compressed. Also lz4's block size (code 5).
 const BLOCK_BYTES: usize = 256 << 10;
-const OUT_BYTES: usize = 64 << 10;
 
-/// Images and audio are compressed already: a higher level costs time and gains nothing.
-const GZIP_LEVEL: u32 = 1;
+/// Level 1 makes bytes that do not compress grow; above 2 time grows faster than ratio.
+const GZIP_LEVEL: u32 = 2;
+/// The largest stored block of deflate.
+const STORED_MAX_BYTES: usize = 0xffff;
+/// A last block of deflate without data: the end of the stream.
+const DEFLATE_END: [u8; 2] = [3, 0];
 /// No flags, time 0, "fastest", system unknown.
 const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 
@@ -38,15 +44,16 @@ enum Format {
 impl Compressor {
     pub fn gzip() -> Self {
         let deflate = Compress::new(Compression::new(GZIP_LEVEL), false);
-        Self::new(Format::Gzip { deflate, crc: crc32fast::Hasher::new(), len: 0 }, OUT_BYTES)
+        Self::new(Format::Gzip { deflate, crc: crc32fast::Hasher::new(), len: 0 })
     }
 
     pub fn lz4() -> Self {
-        Self::new(Format::Lz4 { hash: XxHash32::with_seed(0) }, lz4_flex::block::get_maximum_output_size(BLOCK_BYTES))
+        Self::new(Format::Lz4 { hash: XxHash32::with_seed(0) })
     }
 
-    fn new(format: Format, scratch: usize) -> Self {
-        Self { gathered: Vec::with_capacity(BLOCK_BYTES), scratch: vec![0; scratch].into_boxed_slice(), started: false, format }
+    fn new(format: Format) -> Self {
+        let scratch = vec![0; lz4_flex::block::get_maximum_output_size(BLOCK_BYTES)].into_boxed_slice();
+        Self { gathered: Vec::with_capacity(BLOCK_BYTES), scratch, started: false, format }
     }
 
     pub fn push(&mut self, mut input: &[u8], out: &mut impl BufMut) -> Result<()> {
@@ -71,8 +78,8 @@ impl Compressor {
         self.flush_gathered(out)?;
         self.start(out);
         match &mut self.format {
-            Format::Gzip { deflate, crc, len } => {
-                deflate_into(deflate, &mut self.scratch, &[], FlushCompress::Finish, out)?;
+            Format::Gzip { crc, len, .. } => {
+                out.put_slice(&DEFLATE_END);
                 out.put_u32_le(std::mem::take(crc).finalize());
                 out.put_u32_le(*len);
             }
@@ -116,13 +123,15 @@ impl Compressor {
             Format::Gzip { deflate, crc, len } => {
                 crc.update(block);
                 *len = len.wrapping_add(block.len() as u32);
-                deflate_into(deflate, &mut self.scratch, block, FlushCompress::None, out)
+                if is_noise(block) && lz4_into(block, &mut self.scratch)? >= block.len() {
+                    stored_into(block, out);
+                    return Ok(());
+                }
+                deflate_into(deflate, &mut self.scratch, block, out)
             }
             Format::Lz4 { hash } => {
                 hash.write(block);
-                let len = lz4_flex::block::compress_into(block, &mut self.scratch)
-                    .map_err(|e| Error::internal("an lz4 block could not be compressed").source(e))?;
-                // A block that did not shrink is kept as it is.
+                let len = lz4_into(block, &mut self.scratch)?;
                 let (data, mark) = if len < block.len() { (&self.scratch[..len], 0) } else { (block, LZ4_STORED) };
                 out.put_u32_le(data.len() as u32 | mark);
                 out.put_slice(data);
@@ -132,19 +141,46 @@ impl Compressor {
     }
 }
 
-fn deflate_into(deflate: &mut Compress, scratch: &mut [u8], mut input: &[u8], flush: FlushCompress, out: &mut impl BufMut) -> Result<()> {
+fn lz4_into(block: &[u8], scratch: &mut [u8]) -> Result<usize> {
+    lz4_flex::block::compress_into(block, scratch).map_err(|e| Error::internal("an lz4 block could not be compressed").source(e))
+}
+
+/// Whether all bytes are about equally frequent, so that no code can be shorter than the bytes: the chance that two of them are equal is
+/// within a quarter of 1 in 256. (Whether they repeat each other is another question.) In whole numbers, so that every machine agrees.
+fn is_noise(block: &[u8]) -> bool {
+    let mut counts = [0u64; 256];
+    for &b in block {
+        counts[usize::from(b)] += 1;
+    }
+    let equal_pairs: u64 = counts.iter().map(|&c| c * c).sum();
+    let pairs = (block.len() as u64).pow(2);
+    equal_pairs * 256 * 4 < pairs * 5
+}
+
+/// The block as stored blocks of deflate.
+fn stored_into(block: &[u8], out: &mut impl BufMut) {
+    for piece in block.chunks(STORED_MAX_BYTES) {
+        let len = piece.len() as u16;
+        out.put_u8(0);
+        out.put_u16_le(len);
+        out.put_u16_le(!len);
+        out.put_slice(piece);
+    }
+}
+
+/// The block as deflate blocks that refer to nothing before it and end at a byte.
+fn deflate_into(deflate: &mut Compress, scratch: &mut [u8], mut input: &[u8], out: &mut impl BufMut) -> Result<()> {
+    deflate.reset();
     loop {
         let (in_before, out_before) = (deflate.total_in(), deflate.total_out());
-        let status = deflate.compress(input, scratch, flush).map_err(|e| Error::internal("deflate failed").source(e))?;
-        let consumed = (deflate.total_in() - in_before) as usize;
+        let status = deflate.compress(input, scratch, FlushCompress::Sync).map_err(|e| Error::internal("deflate failed").source(e))?;
+        input = &input[(deflate.total_in() - in_before) as usize..];
         let produced = (deflate.total_out() - out_before) as usize;
         out.put_slice(&scratch[..produced]);
-        input = &input[consumed..];
-        match status {
-            Status::StreamEnd => return Ok(()),
-            _ if flush == FlushCompress::None && input.is_empty() && produced < scratch.len() => return Ok(()),
-            _ if consumed == 0 && produced == 0 => return Err(Error::internal("deflate makes no progress")),
-            _ => {}
+        // The flush is complete when there was room to spare.
+        if produced < scratch.len() {
+            let complete = input.is_empty() && status != Status::StreamEnd;
+            return if complete { Ok(()) } else { Err(Error::internal("deflate stopped in the middle of a block")) };
         }
     }
 }

@@ -36,7 +36,8 @@ impl MemberDecoder {
     /// `Unsupported` with the reason if the member cannot be read.
     pub fn new(extent: &Extent) -> Result<Self> {
         extent.place()?;
-        let inflate = (extent.storage == Storage::Deflated).then(|| Inflate {
+        // Some programs write no compressed data at all for an empty file.
+        let inflate = (extent.storage == Storage::Deflated && extent.stored_size > 0).then(|| Inflate {
             state: Decompress::new(false),
             scratch: vec![0; PIECE_BYTES].into_boxed_slice(),
             ended: false,

@@ -27,6 +27,8 @@ fn entries(rng: &mut Rng) -> Vec<Entry> {
         let mtime_secs = [0, 1_700_000_000, 1_700_000_002, 4_000_000_000][rng.below(4)];
         out.push(Entry { name, bytes: rng.bytes(size), mtime_secs });
     }
+    // Compressors store what does not compress.
+    out.push(Entry { name: "noise".into(), bytes: (0..600_000).map(|_| rng.next() as u8).collect(), mtime_secs: 0 });
     // Past the size that a zip holds back, and past several blocks of the compressors.
     out.push(Entry { name: "large".into(), bytes: rng.bytes((1 << 20) + 12_345), mtime_secs: 2 });
     out

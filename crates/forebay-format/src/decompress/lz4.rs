@@ -31,9 +31,12 @@ pub(super) struct Unlz4 {
     content_size: Option<u64>,
     content_len: u64,
     content_hash: XxHash32,
-    /// The last block, of which `block[given..]` is still to be put out.
+    /// The last block is `block[..block_len]`, of which `block[given..block_len]` is still to be put out. The buffer only grows, so that a
+    /// small block does not cost the clearing of a large one.
     block: Vec<u8>,
+    block_len: usize,
     given: usize,
+    /// Ends with the last [`WINDOW_BYTES`] of output, for linked blocks.
     window: Vec<u8>,
 }
 
@@ -66,6 +69,7 @@ impl Unlz4 {
             content_len: 0,
             content_hash: XxHash32::with_seed(0),
             block: Vec::new(),
+            block_len: 0,
             given: 0,
             window: Vec::new(),
         }
@@ -76,13 +80,13 @@ impl Unlz4 {
     }
 
     pub fn has_output(&self) -> bool {
-        self.given < self.block.len()
+        self.given < self.block_len
     }
 
     /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
     pub fn step(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize, at: u64) -> Result<Step> {
         if self.has_output() {
-            let n = (self.block.len() - self.given).min(max_out);
+            let n = (self.block_len - self.given).min(max_out);
             out.put_slice(&self.block[self.given..self.given + n]);
             self.given += n;
             return Ok(Step { consumed: 0, produced: n });
@@ -201,25 +205,32 @@ impl Unlz4 {
     }
 
     fn decompress(&mut self, data: &[u8], stored: bool) -> Option<()> {
-        self.given = 0;
+        (self.given, self.block_len) = (0, 0);
         if stored {
-            self.block.clear();
-            self.block.extend_from_slice(data);
+            if self.block.len() < data.len() {
+                self.block.resize(data.len(), 0);
+            }
+            self.block[..data.len()].copy_from_slice(data);
+            self.block_len = data.len();
         } else {
-            self.block.resize(self.block_max, 0);
-            let done = lz4_flex::block::decompress_into_with_dict(data, &mut self.block, &self.window).ok();
-            self.block.truncate(done.unwrap_or(0));
-            done?;
+            if self.block.len() < self.block_max {
+                self.block.resize(self.block_max, 0);
+            }
+            let target = &mut self.block[..self.block_max];
+            let window = &self.window[self.window.len().saturating_sub(WINDOW_BYTES)..];
+            self.block_len = lz4_flex::block::decompress_into_with_dict(data, target, window).ok()?;
         }
-        self.content_len += self.block.len() as u64;
+        let block = &self.block[..self.block_len];
+        self.content_len += block.len() as u64;
         if self.flags & FLAG_CONTENT_CHECKSUM != 0 {
-            self.content_hash.write(&self.block);
+            self.content_hash.write(block);
         }
         if self.flags & FLAG_INDEPENDENT == 0 {
-            let fresh = &self.block[self.block.len().saturating_sub(WINDOW_BYTES)..];
-            let keep = WINDOW_BYTES - fresh.len();
-            self.window.drain(..self.window.len().saturating_sub(keep));
-            self.window.extend_from_slice(fresh);
+            self.window.extend_from_slice(&block[block.len().saturating_sub(WINDOW_BYTES)..]);
+            // Moved now and then only, so that many small blocks do not cost a move of the window each.
+            if self.window.len() > 2 * WINDOW_BYTES {
+                self.window.drain(..self.window.len() - WINDOW_BYTES);
+            }
         }
         Some(())
     }

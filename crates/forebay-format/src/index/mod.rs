@@ -20,7 +20,11 @@ pub use member::{Extent, Member, Place, Storage};
 
 use crate::ArchiveKind;
 use forebay_core::{Error, Result, limits, name::shorten};
-use xxhash_rust::xxh3::xxh3_64;
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::LazyLock,
+};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const FREE: u32 = u32::MAX;
 
@@ -127,8 +131,10 @@ impl std::fmt::Debug for MemberIndex {
     }
 }
 
+/// Where the search for a key begins. The seed is of this process alone, so that nobody can make an archive whose names collide.
 fn home(key: &str, slots: usize) -> usize {
-    ((u128::from(xxh3_64(key.as_bytes())) * slots as u128) >> 64) as usize
+    static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    ((u128::from(xxh3_64_with_seed(key.as_bytes(), *SEED)) * slots as u128) >> 64) as usize
 }
 
 /// Collects members in archive order and becomes a [`MemberIndex`].

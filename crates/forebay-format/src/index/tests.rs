@@ -1,4 +1,5 @@
 use super::*;
+use xxhash_rust::xxh3::xxh3_64;
 
 fn extent(kind: ArchiveKind, offset: u64, size: u64) -> Extent {
     let crc32 = (kind == ArchiveKind::Zip).then_some(size as u32);

@@ -301,7 +301,8 @@ impl TarScanner {
 
     /// Where the header after `len` bytes of data is.
     fn after_data(&self, data: u64, len: u64, header_at: u64) -> Result<u64> {
-        let end = data.checked_add(len).filter(|&end| self.size.is_none_or(|size| end <= size));
+        // Where the size is not known, no offset may come near the end of the numbers.
+        let end = data.checked_add(len).filter(|&end| end <= self.size.unwrap_or(i64::MAX as u64));
         end.and_then(round_up).ok_or_else(|| {
             Error::corrupt(format!(
                 "the tar header at offset {header_at} claims {len} bytes of data, past the end of the archive{}",
