@@ -23,6 +23,13 @@ use std::{
     time::Duration,
 };
 
+/// The entries of one request, in order, received into one piece of memory.
+///
+/// Iterate over it (items come as they arrive), index it (waits until that entry has arrived), or take its ``len``. A stream that broke off, ended
+/// early or holds something else than was asked for raises :class:`Truncated`: a batch is never shorter than its request. The batch itself is bytes-like: the
+/// whole answer, a tar archive.
+///
+/// The memory is private to this process and writable. It is used again for another batch when the batch and all views of it are gone.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Batch {
     receiving: Arc<Receiving>,
@@ -94,6 +101,13 @@ impl Batch {
         BatchIterator { batch: slf.unbind(), next: AtomicUsize::new(0) }
     }
 
+    /// Waits until everything has arrived and returns the batch.
+    ///
+    /// Args:
+    ///     timeout: Seconds, or None for as long as bytes keep coming.
+    ///
+    /// Raises:
+    ///     Timeout: Not complete in that time; the batch goes on.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(slf: Bound<'py, Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, Self>> {
         let limit = timeout.map(patience).transpose()?;
@@ -106,6 +120,7 @@ impl Batch {
         Ok(slf)
     }
 
+    /// Stops receiving; what has arrived stays usable. (Dropping the batch does the same.)
     fn cancel(&self) {
         if self.receiving.is_ours() {
             self.task.abort();
@@ -118,21 +133,25 @@ impl Batch {
         Ok(self.receiving.look(|state| state.finished.is_some())?)
     }
 
+    /// Entries that have arrived so far.
     #[getter]
     fn arrived(&self) -> PyResult<usize> {
         Ok(self.receiving.look(|state| state.slots.len())?)
     }
 
+    /// Bytes received so far, archive headers included.
     #[getter]
     fn nbytes(&self) -> usize {
         self.receiving.received()
     }
 
+    /// The id of the request in the node's log.
     #[getter]
     fn request_id(&self) -> PyResult<Option<String>> {
         Ok(self.receiving.look(|state| state.request_id.clone())?)
     }
 
+    /// The names of all entries in the archive: ``bucket/objname[/archpath]``. Waits for all.
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
@@ -141,12 +160,14 @@ impl Batch {
         PyList::new(py, names)
     }
 
+    /// The sizes of all entries in bytes. Waits for all.
     #[getter]
     fn sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
         PyList::new(py, self.receiving.look(|state| state.slots.iter().map(|s| s.size).collect::<Vec<_>>())?)
     }
 
+    /// ``(index, message)`` of each entry that could not be had. Waits for all.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
@@ -221,6 +242,9 @@ impl BatchIterator {
 }
 
 /// One entry of a batch: a view of its bytes.
+///
+/// It is bytes-like: ``numpy.frombuffer(item, numpy.uint8)``, ``torch.frombuffer(item, dtype=torch.uint8)``, ``bytes(item)`` and ``item.data`` (a
+/// ``memoryview``) work; all but ``bytes`` without a copy. True unless it has an ``error``; its bytes then raise :class:`EntryFailed`.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Item {
     receiving: Arc<Receiving>,
@@ -253,42 +277,50 @@ impl Item {
 
 #[pymethods]
 impl Item {
+    /// Its place in the request.
     #[getter]
     fn index(&self) -> usize {
         self.index
     }
 
+    /// Its name in the archive; begins with ``__404__/`` if it could not be had.
     #[getter]
     fn name(&self) -> PyResult<String> {
         self.name_text()
     }
 
+    /// The bucket that was asked for.
     #[getter]
     fn bucket(&self) -> Option<&str> {
         self.wanted(|w| w.bucket)
     }
 
+    /// The object that was asked for.
     #[getter]
     fn objname(&self) -> Option<&str> {
         self.wanted(|w| w.object)
     }
 
+    /// The member that was asked for, or None for a whole object.
     #[getter]
     fn archpath(&self) -> Option<&str> {
         self.wanted(|w| w.member)
     }
 
+    /// What the request carried as ``opaque``.
     #[getter]
     fn opaque<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         let request = &self.receiving.request;
         request.rest(request.get(self.index)).and_then(|r| r.opaque.as_ref()).map(|o| PyBytes::new(py, o))
     }
 
+    /// Bytes.
     #[getter]
     fn size(&self) -> usize {
         self.size
     }
 
+    /// Why it could not be had, or None.
     #[getter]
     fn error(&self) -> PyResult<Option<String>> {
         if !self.failed {
@@ -297,6 +329,7 @@ impl Item {
         Ok(self.receiving.look(|state| state.slots.get(self.index).and_then(|s| s.error().map(str::to_owned)))?)
     }
 
+    /// Its bytes, without a copy: a ``memoryview`` of shape ``(size,)``, format ``B``, writable.
     #[getter]
     fn data<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
         slf.get().present()?;

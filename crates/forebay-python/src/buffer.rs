@@ -9,7 +9,7 @@ use pyo3::{
 };
 use std::os::raw::c_int;
 
-/// Owned bytes that Python may write to while Rust keeps no reference.
+/// The bytes of one object: bytes-like and writable. ``bytes(buffer)`` copies them, ``memoryview(buffer)`` does not.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Buffer {
     at: *mut u8,

@@ -28,6 +28,23 @@ const MAX_INFLIGHT_DEFAULT_BYTES: u64 = 1 << 30;
 const UPLOAD_PIECE_BYTES: usize = 1 << 20;
 const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 
+/// A connection to a Forebay node, or to the engine inside this process.
+///
+/// Args:
+///     url: The node: ``"http://host:port"`` or ``"unix:/path"``. Beside the node on one machine, a TCP URL leads to its Unix socket by
+///         itself. Default: the environment variable ``FOREBAY_NODE``.
+///     token: The token that the node wants, where it wants one. Default: the environment variable ``FOREBAY_TOKEN``. It is never shown and
+///         does not travel in pickles.
+///     timeout: Seconds without any progress (connecting, waiting for an answer, between bytes) after which a call fails; also how long a
+///         busy node (429, 503) is asked again.
+///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead (``batch_async``, ``batches``) and that nobody
+///         has asked for yet.
+///     origin, cache: Instead of ``url``: run the engine inside this process, as in ``origin="s3://bucket"``, ``cache="/nvme/forebay:100GiB"``.
+///
+/// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with ``bucket=``.
+///
+/// Clients may be used from many threads, pickled, and carried into forked processes; each process connects anew. Every wait releases the GIL and
+/// ends with ``KeyboardInterrupt`` on Ctrl-C. All errors are :class:`forebay.Error`.
 #[pyclass(frozen, subclass, module = "forebay", weakref)]
 pub struct Client {
     sessions: Sessions,
@@ -98,6 +115,18 @@ impl Client {
     }
 
     /// The bytes of an object, of a member of an archive, or of a range of either.
+    ///
+    /// Args:
+    ///     name: The object.
+    ///     archpath: A member of it, if it is a tar, tgz, tar.lz4 or zip.
+    ///     start, length: Bytes; a negative ``start`` without ``length`` counts from the end, ``length`` None or -1 reads to the end.
+    ///
+    /// Returns:
+    ///     A :class:`Buffer`: bytes-like, writable, allocated once at its size.
+    ///
+    /// Raises:
+    ///     NotFound: The bucket, the object or the member does not exist.
+    ///     RangeNotSatisfiable: The range names no byte.
     #[pyo3(signature = (name, *, bucket=None, archpath=None, start=None, length=None))]
     fn get(
         &self,
@@ -115,6 +144,7 @@ impl Client {
         Ok(Buffer::new(bytes, etag))
     }
 
+    /// Size, ETag and time of an object, without its bytes. Raises ``NotFound``.
     #[pyo3(signature = (name, *, bucket=None))]
     fn head(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<ObjectInfo> {
         let name = Name::from_py(name, bucket)?;
@@ -122,6 +152,7 @@ impl Client {
         Ok(ObjectInfo(process::wait(py, objects::head(&session.transport, &name))?))
     }
 
+    /// Whether there is such an object.
     #[pyo3(signature = (name, *, bucket=None))]
     fn exists(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<bool> {
         let name = Name::from_py(name, bucket)?;
@@ -135,7 +166,13 @@ impl Client {
         })
     }
 
-    /// Writes an object from bytes-like data, a path, or a file opened for reading.
+    /// Writes an object through to its origin; it is readable, here and there, when this returns.
+    ///
+    /// Args:
+    ///     data: Bytes-like (an array is written as its bytes), a path, or a file opened in binary mode for reading.
+    ///
+    /// Returns:
+    ///     The new object's ETag, if the node says it.
     #[pyo3(signature = (name, data, *, bucket=None))]
     fn put(&self, py: Python<'_>, name: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Option<String>> {
         let name = Name::from_py(name, bucket)?;
@@ -156,6 +193,7 @@ impl Client {
         Err(PyTypeError::new_err(format!("data is bytes-like, a path or a file opened for reading, not {}", crate::names::type_name(data))))
     }
 
+    /// Removes an object from its origin and from the cache.
     #[pyo3(signature = (name, *, bucket=None))]
     fn delete(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<()> {
         let name = Name::from_py(name, bucket)?;
@@ -163,6 +201,14 @@ impl Client {
         process::wait(py, objects::delete(&session.transport, &name))
     }
 
+    /// Iterates over the objects whose names begin with a prefix, in the order of their names.
+    ///
+    /// Args:
+    ///     prefix: ``"bucket"`` or ``"bucket/prefix"``.
+    ///     page_size: Objects per request, 1 to 1000.
+    ///
+    /// Returns:
+    ///     An iterator of :class:`ObjectInfo`; it fetches a page when it needs one.
     #[pyo3(signature = (prefix, *, page_size=LIST_PAGE_KEYS))]
     fn list(&self, prefix: &str, page_size: usize) -> PyResult<Listing> {
         if page_size == 0 || page_size > LIST_PAGE_KEYS {
@@ -172,12 +218,27 @@ impl Client {
         Ok(Listing::new(self.session()?, bucket, prefix, page_size))
     }
 
+    /// The names of the buckets that the node serves.
     fn buckets(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let session = self.session()?;
         process::wait(py, objects::buckets(&session.transport))
     }
 
-    /// Many entries in one request; returns when the node has accepted it.
+    /// Fetches many objects, archive members or byte ranges in one request, in exactly this order.
+    ///
+    /// Args:
+    ///     entries: Names, ``(bucket, key)`` or ``(bucket, key, archpath)`` tuples, :class:`Entry` objects, dicts with the names of the wire
+    ///         format; a list of them, any iterable, or a one-dimensional array of strings. Duplicates are allowed.
+    ///     bucket: The bucket of names that have none.
+    ///     continue_on_error: An entry that cannot be had does not fail the batch: its item says why (``item.error``), in its place.
+    ///     only_names: Names in the archive without the bucket.
+    ///
+    /// Returns:
+    ///     A :class:`Batch`, when the node has accepted the request; its entries arrive while it is iterated over.
+    ///
+    /// Raises:
+    ///     Busy: The node refused for lack of memory for the whole ``timeout``.
+    ///     NotFound, InvalidRequest: Known before the first byte. Later failures are raised by the batch.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch(
         &self,
@@ -192,7 +253,7 @@ impl Client {
         Ok(batch)
     }
 
-    /// As `batch`, and returns at once.
+    /// As :meth:`batch`, and returns at once; all errors are raised by the batch.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch_async(
         &self,
@@ -204,6 +265,15 @@ impl Client {
         self.start_batch(entries, &BatchOptions { bucket, continue_on_error, only_names })
     }
 
+    /// Iterates over batches, keeping requests on their way ahead of the loop.
+    ///
+    /// Args:
+    ///     lists: An iterable of what :meth:`batch` takes as ``entries``; taken from only as far as is needed.
+    ///     prefetch: Batches on their way beyond the one handed out. Their bytes together stay within ``max_inflight_bytes``.
+    ///     bucket, continue_on_error, only_names: As for :meth:`batch`.
+    ///
+    /// Returns:
+    ///     An iterator of :class:`Batch`, in the order of ``lists``. What fails is raised in its place.
     #[pyo3(signature = (lists, *, prefetch=2, bucket=None, continue_on_error=false, only_names=false))]
     fn batches(
         slf: Bound<'_, Self>,
@@ -217,7 +287,14 @@ impl Client {
         Ok(Batches::new(slf.unbind(), lists.try_iter()?.unbind(), prefetch, options))
     }
 
-    /// The batch as one archive file: `tar`, `tgz`, `tar.lz4` or `zip`.
+    /// The entries as one archive file.
+    ///
+    /// Args:
+    ///     entries, bucket, continue_on_error, only_names: As for :meth:`batch`.
+    ///     format: ``tar``, ``tgz``, ``tar.lz4`` or ``zip`` (stored).
+    ///
+    /// Returns:
+    ///     A :class:`Buffer` with the bytes of the archive.
     #[pyo3(signature = (entries, format="tar", *, bucket=None, continue_on_error=false, only_names=false))]
     fn archive(
         &self,
@@ -257,6 +334,7 @@ impl Client {
         Ok(self.session()?.inflight.used_bytes())
     }
 
+    /// The URL that the client was made with; None for an engine inside this process.
     #[getter]
     fn url(&self) -> Option<&str> {
         self.sessions.config.url.as_deref()

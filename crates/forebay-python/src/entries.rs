@@ -12,7 +12,14 @@ use pyo3::{
     types::{PyBytes, PyDict, PyList, PyString, PyTuple},
 };
 
-/// One wanted object, archive member or range, with all that can be said about it.
+/// One wanted object, archive member or range.
+///
+/// Args:
+///     objname: The object: ``"key"`` with a bucket, ``"bucket/key"`` without.
+///     bucket: Its bucket. Default: that of the batch.
+///     archpath: A member of it, if it is an archive.
+///     start, length: Bytes of the object, or of the member; ``length`` None or -1 reads to the end.
+///     opaque: Bytes or str that come back with the item.
 #[pyclass(frozen, eq, module = "forebay", get_all)]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -159,9 +166,10 @@ fn push_dict(request: &mut BatchRequest, dict: &Bound<'_, PyDict>, default_bucke
             "provider" => rest.provider = Some(value.extract()?),
             "opaque" => {
                 rest.opaque = Some(match value.cast::<PyString>() {
-                    Ok(text) => {
-                        URL_SAFE.decode(text.to_str()?).map_err(|e| PyValueError::new_err(format!("opaque is not URL-safe base64: {e}")))?
-                    }
+                    // As it stands in a request: base64 of either alphabet.
+                    Ok(text) => URL_SAFE
+                        .decode(text.to_str()?.replace('+', "-").replace('/', "_"))
+                        .map_err(|e| PyValueError::new_err(format!("opaque is not base64: {e}")))?,
                     Err(_) => opaque_bytes(&value)?,
                 })
             }

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::{collections::VecDeque, sync::Arc};
 
-/// What is known of one object.
+/// What is known of one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and where known ``etag``, ``last_modified`` (as HTTP
+/// writes times) and ``cache`` (``HIT``, ``MISS``…).
 #[pyclass(frozen, module = "forebay")]
 pub struct ObjectInfo(pub Info);
 
