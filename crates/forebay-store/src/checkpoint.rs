@@ -18,7 +18,7 @@ use crate::{
     segment::Segment,
 };
 use bytes::{Buf, BufMut};
-use forebay_core::{Error, Result};
+use forebay_core::Result;
 use std::{
     collections::HashMap,
     io,
@@ -59,12 +59,10 @@ impl Inner {
         let entries_max = records + records / 16 + 256;
         let segments_max = dir.state.lock().segments.len() as u64 + 64;
         let claim = HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
-        let too_large = || {
-            Error::busy(format!("cache directory {}: its index is too large to be written out", dir.path.display()))
-                .hint("the objects are very small: a restart reads the records instead, which takes longer")
-        };
         if claim > dir.capacity / SHARE {
-            return Err(too_large());
+            // The older one, if any, stays: it is still right, only the replay is longer.
+            tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large for this cache to be written out; a restart reads the records");
+            return Ok(());
         }
         self.claim(dir, claim, Class::Normal)?;
         let (replay, segments) = dir.replay_from();

@@ -62,8 +62,10 @@ pub struct Directory {
     pub counters: Counters,
     /// Times that records without an entry may be in a file: a removal writes its tombstone here even if the name is not known.
     pub ghosts: AtomicU64,
-    /// The distrust mark in RAM is not on disk yet.
-    pub distrust_pending: AtomicBool,
+    /// The identity in RAM is not on disk yet: nothing may be written before it is.
+    pub identity_unsaved: AtomicBool,
+    /// Pinned bytes that the evictor has moved, in segments that exist.
+    pub held_bytes: AtomicU64,
     health: AtomicU8,
     retry_at: AtomicU32,
     _lock: File,
@@ -117,7 +119,8 @@ impl Directory {
             roll: Mutex::new(()),
             counters: Counters::default(),
             ghosts: AtomicU64::new(0),
-            distrust_pending: AtomicBool::new(false),
+            identity_unsaved: AtomicBool::new(false),
+            held_bytes: AtomicU64::new(0),
             health: AtomicU8::new(DirState::Ok as u8),
             retry_at: AtomicU32::new(0),
             _lock: o.lock,
@@ -182,6 +185,9 @@ impl Directory {
         if self.state.lock().active.as_ref().is_some_and(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
             return Ok(());
         }
+        if self.identity_unsaved.load(Relaxed) {
+            self.save_identity().map_err(|e| self.write_failed(e, now))?;
+        }
         let slot =
             segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files").hint("raise the segment size"))?;
         let ordinal = ordinals.fetch_add(1, Relaxed);
@@ -204,6 +210,7 @@ impl Directory {
             pending: AtomicU32::new(0),
             live_bytes: AtomicU64::new(0),
             live_records: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
             tombstone_bytes: AtomicU64::new(0),
         });
         segments.publish(&segment);
@@ -269,7 +276,14 @@ impl Directory {
     }
 
     pub fn save_identity(&self) -> io::Result<()> {
-        self.identity.lock().save(&*self.disk, &self.path)
+        let saved = self.identity.lock().save(&*self.disk, &self.path);
+        self.identity_unsaved.store(saved.is_err(), Relaxed);
+        saved
+    }
+
+    /// Pinned *derived* data are held up to here: how much there is of them is not known when an object is pinned.
+    pub fn holds_derived(&self) -> bool {
+        self.held_bytes.load(Relaxed) < self.limit(Class::Normal) / 2
     }
 
     pub fn full_error(&self, bytes: u64) -> Error {

@@ -1,6 +1,6 @@
 //! The seam between the store and the file system: every open, read, write, rename and delete goes through [`Disk`].
 //!
-//! [`RealDisk`] is the machine's file system. [`faults::FaultyDisk`](crate::faults::FaultyDisk) wraps any other and fails on demand: that is how
+//! [`RealDisk`] is the machine's file system. [`FaultyDisk`](crate::faults::FaultyDisk) wraps any other and fails on demand: that is how
 //! tests meet full, failing and read-only disks, flipped bits and torn writes.
 
 use std::{

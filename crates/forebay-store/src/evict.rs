@@ -12,7 +12,7 @@ use crate::{
     dir::{Class, Directory},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
-    record::{Header, Kind, padded, split_name},
+    record::{FLAG_DERIVED, Header, Kind, padded, split_name},
     segment::Segment,
 };
 use forebay_core::{Error, Result};
@@ -24,6 +24,10 @@ use std::{
 
 /// How long the evictor waits for a slow writer whose record lies in the segment that must go.
 const PENDING_WAIT: Duration = Duration::from_secs(5);
+
+/// Smaller directories cannot spare a segment.
+const SEGMENTS_FOR_RECLAIM_AHEAD: u64 = 16;
+const RECLAIM_AHEAD_PASSES: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -57,12 +61,15 @@ impl Inner {
 
     /// Makes room ahead of need, so that writers seldom wait for it.
     pub fn reclaim_ahead(&self, dir: &Directory) -> Result<()> {
-        let low_water = dir.limit(Class::Normal).saturating_sub(dir.segment_bytes);
-        if dir.state.lock().used <= low_water {
+        if dir.capacity / dir.segment_bytes < SEGMENTS_FOR_RECLAIM_AHEAD {
             return Ok(());
         }
-        let _guard = dir.evict.lock();
-        if dir.state.lock().used > low_water {
+        let low_water = dir.limit(Class::Normal).saturating_sub(dir.segment_bytes);
+        for _ in 0..RECLAIM_AHEAD_PASSES {
+            if dir.state.lock().used <= low_water {
+                break;
+            }
+            let _guard = dir.evict.lock();
             self.reclaim(dir)?;
         }
         Ok(())
@@ -120,6 +127,7 @@ impl Inner {
             state.segments.remove(&victim.ordinal);
             state.used -= victim.end.load(Relaxed);
         }
+        dir.held_bytes.fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
         self.segments.free(victim.slot);
         dir.ghosts.fetch_sub(1, Relaxed);
         Ok(true)
@@ -130,7 +138,7 @@ impl Inner {
         let mut second_round = victim.end.load(Relaxed) / 2;
         let mut failure = None;
         let names = !self.pins.is_empty();
-        let walk = victim.scan(0, names || mode == Mode::Compact, &mut |offset, header, name| {
+        let walk = victim.scan(0, names && mode == Mode::Clock, &mut |offset, header, name| {
             let result = match header.kind {
                 Kind::Tombstone => self.empty_tombstone(dir, victim, mode, offset, header),
                 _ => self.empty_record(dir, victim, mode, offset, header, name, &mut second_round),
@@ -182,10 +190,10 @@ impl Inner {
             }
         }
         let len = padded(header.len());
-        let held = entry.has(PIN) || entry.has(PINNED) || self.is_held(header, name);
+        let held = entry.has(PIN) || entry.has(PINNED) || self.is_held(dir, header, name);
         let again = entry.has(VISITED) && *second_round >= len;
         if mode == Mode::Compact || held || again {
-            match self.relocate(dir, victim, offset, header, false) {
+            match self.relocate(dir, victim, offset, header, held) {
                 Ok(true) => {
                     if !held {
                         *second_round = second_round.saturating_sub(len);
@@ -205,8 +213,9 @@ impl Inner {
         Ok(())
     }
 
-    fn is_held(&self, header: &Header, name: &[u8]) -> bool {
+    fn is_held(&self, dir: &Directory, header: &Header, name: &[u8]) -> bool {
         header.kind == Kind::Part
+            && (header.flags & FLAG_DERIVED == 0 || dir.holds_derived())
             && split_name(name).is_some_and(|(bucket, key)| self.pins.holds(forebay_core::name::hash_name(bucket, key), header.version))
     }
 
@@ -217,13 +226,17 @@ impl Inner {
             !newer.is_some_and(|s| s.dir == dir.index)
         };
         if needed {
-            self.relocate(dir, victim, offset, header, true)?;
+            self.relocate(dir, victim, offset, header, false)?;
         }
         Ok(())
     }
 
     /// Copies a record to the end of the log under its old number. `false`: it is not current, or damaged.
-    fn relocate(&self, dir: &Directory, victim: &Arc<Segment>, offset: u64, header: &Header, tombstone: bool) -> Result<bool> {
+    fn relocate(&self, dir: &Directory, victim: &Arc<Segment>, offset: u64, header: &Header, held: bool) -> Result<bool> {
+        if !dir.may_write(self.now(), self.retry_after_secs()) {
+            return Err(Self::resting(dir));
+        }
+        let tombstone = header.kind == Kind::Tombstone;
         let mut bytes = Vec::new();
         let read = victim.file.read_append(&mut bytes, header.len() as usize, offset);
         if read.is_err() || !header.body_is_whole(&bytes) {
@@ -275,6 +288,10 @@ impl Inner {
                     e.clear(VISITED);
                     victim.sub_live(len);
                     placed.segment.add_live(len);
+                    if held {
+                        placed.segment.held_bytes.fetch_add(len, Relaxed);
+                        dir.held_bytes.fetch_add(len, Relaxed);
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Who a cache directory is, and how far what it says may be trusted after a restart.
 //!
-//! `identity.json` is replaced as a whole (write, sync, rename). It holds the key of the header checks, the boot in which the directory was last
+//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a second one, overwritten: its size never changes. It holds the key of the header checks, the boot in which the directory was last
 //! open, whether it was closed cleanly, and the *distrust mark*: entries with a lower sequence number must be revalidated at the origin
 //! before use, because a tombstone or a newer record of theirs may have been lost (see the crate's documentation).
 
@@ -17,7 +17,8 @@ const FORMAT: u32 = 1;
 const FILE: &str = "identity.json";
 const TMP: &str = "identity.tmp";
 const LOCK: &str = "lock";
-const FILE_MAX_BYTES: u64 = 8 << 10;
+/// The file is padded with spaces to this size, so that it can be overwritten on a full disk. 255 peers fit.
+const FILE_BYTES: usize = 8 << 10;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
@@ -30,6 +31,9 @@ pub struct Identity {
     /// Counts the openings of the store; a directory that is behind the others was away.
     pub run: u64,
     pub distrust_below: u64,
+    /// A tombstone was missed in this run: the next one distrusts everything.
+    #[serde(default)]
+    pub missed_tombstone: bool,
     /// Directories of the store that missed a tombstone while this one could be written.
     #[serde(default)]
     pub distrusted_peers: Vec<u64>,
@@ -45,6 +49,7 @@ impl Identity {
             clean: true,
             run: 0,
             distrust_below: 0,
+            missed_tombstone: false,
             distrusted_peers: Vec::new(),
         })
     }
@@ -56,20 +61,30 @@ impl Identity {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        let size = file.size()?.min(FILE_MAX_BYTES);
+        let size = file.size()?.min(FILE_BYTES as u64);
         let mut bytes = Vec::new();
         file.read_append(&mut bytes, size as usize, 0)?;
         Ok(serde_json::from_slice::<Identity>(&bytes).ok().filter(|i| i.format == FORMAT))
     }
 
     pub fn save(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
-        let bytes = serde_json::to_vec(self)?;
-        let tmp = dir.join(TMP);
-        let file = disk.open(&tmp, OpenMode::Create)?;
-        file.write_all_at(&[&bytes], 0)?;
-        file.sync()?;
-        disk.rename(&tmp, &dir.join(FILE))?;
-        disk.sync_dir(dir)
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.resize(FILE_BYTES.max(bytes.len()), b' ');
+        let (tmp, path) = (dir.join(TMP), dir.join(FILE));
+        let replaced = disk.open(&tmp, OpenMode::Create).and_then(|file| {
+            file.write_all_at(&[&bytes], 0)?;
+            file.sync()?;
+            disk.rename(&tmp, &path)
+        });
+        match replaced {
+            Ok(()) => disk.sync_dir(dir),
+            Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                let file = disk.open(&path, OpenMode::ReadWrite).map_err(|_| e)?;
+                file.write_all_at(&[&bytes], 0)?;
+                file.sync()
+            }
+            Err(e) => Err(e),
+        }
     }
 }
 

@@ -12,7 +12,7 @@
 use crate::{
     config::StoreConfig,
     dir::{Class, Directory, Placed, too_large},
-    index::{Entry, HEAD, Index, PIN},
+    index::{Entry, HEAD, Index, PIN, Shard},
     pins::Pins,
     record::{self, HEADER_BYTES, Kind, NewRecord, padded},
     segment::Segments,
@@ -51,7 +51,7 @@ impl Inner {
         self.clock.now_secs()
     }
 
-    fn retry_after_secs(&self) -> u32 {
+    pub fn retry_after_secs(&self) -> u32 {
         self.config.retry_after.as_secs().min(u32::MAX as u64) as u32
     }
 
@@ -82,10 +82,7 @@ impl Inner {
         let mut last: Option<Error> = None;
         for dir in self.candidates(record.key) {
             if !dir.may_write(self.now(), self.retry_after_secs()) {
-                last.get_or_insert_with(|| {
-                    Error::internal(format!("cache directory {} is {}", dir.path.display(), dir.health().as_str()))
-                        .hint("it is tried again soon; see the log for the failure")
-                });
+                last.get_or_insert_with(|| Self::resting(dir));
                 continue;
             }
             match self.append_to(dir, record, flags) {
@@ -95,6 +92,11 @@ impl Inner {
         }
         self.bury(record.key, record.bucket, record.object_key);
         Err(last.unwrap_or_else(|| Error::internal("the cache has no directory")))
+    }
+
+    pub fn resting(dir: &Directory) -> Error {
+        Error::internal(format!("cache directory {} is {}", dir.path.display(), dir.health().as_str()))
+            .hint("it is tried again soon; see the log for the failure")
     }
 
     /// Writes a record to `dir`, or fails.
@@ -193,7 +195,7 @@ impl Inner {
         let mut removed = Removed::default();
         for dir in targets.into_iter().map(|i| &self.dirs[i]) {
             let mut taken = None;
-            let take = |shard: &mut crate::index::Shard<'_>| {
+            let mut take = |shard: &mut Shard<'_>| {
                 shard.cancel_writes(key, dir.index);
                 let here = |e: &Entry| self.segments.get(e.slot()).is_some_and(|s| s.dir == dir.index);
                 if let Some(entry) = shard.remove_if(key, here) {
@@ -201,19 +203,16 @@ impl Inner {
                     taken = Some(entry);
                 }
             };
-            let written = self.write_tombstone(dir, key, bucket, object_key, None, Class::Tombstone, take);
+            let written = self.write_tombstone(dir, key, bucket, object_key, None, Class::Tombstone, &mut take);
             if let Err(e) = written {
-                let taken = taken.get_or_insert_with(|| {
-                    let mut shard = self.index.shard(key);
-                    shard.cancel_writes(key, dir.index);
-                    shard.remove(key).inspect(|e| self.sub_live(e)).unwrap_or(Entry::new(key, 0, 0, 0, 0, 0, 0))
-                });
-                if taken.len > 0 {
-                    self.void(taken);
+                // It may have failed before it had a place.
+                take(&mut self.index.shard(key));
+                if let Some(entry) = &taken {
+                    self.void(entry);
                 }
                 self.distrust(dir, &e);
             }
-            if let Some(entry) = taken.filter(|e| e.len > 0) {
+            if let Some(entry) = taken {
                 removed = Removed { existed: true, bytes: removed.bytes + entry.padded() };
             }
         }
@@ -229,11 +228,14 @@ impl Inner {
         object_key: &str,
         seq: Option<u64>,
         class: Class,
-        mut at_place: impl FnMut(&mut crate::index::Shard<'_>),
+        mut at_place: impl FnMut(&mut Shard<'_>),
     ) -> Result<()> {
         let tombstone =
             NewRecord { kind: Kind::Tombstone, flags: 0, key, bucket, object_key, meta: &[], data: &[], validated_at: 0, version: 0 };
         let len = padded(tombstone.len());
+        if !dir.may_write(self.now(), self.retry_after_secs()) {
+            return Err(Self::resting(dir));
+        }
         self.claim(dir, len, class)?;
         let placed = self.place(dir, len, || {
             let mut shard = self.index.shard(key);
@@ -263,31 +265,33 @@ impl Inner {
 
     /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The mark goes to every directory that takes it.
     pub fn distrust(&self, dir: &Directory, why: &Error) {
-        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written; entries here are revalidated after the next restart");
-        {
-            let mut identity = dir.identity.lock();
-            identity.distrust_below = identity.distrust_below.max(self.seq.load(Relaxed));
+        if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true) && !dir.identity_unsaved.load(Relaxed) {
+            return;
         }
-        dir.distrust_pending.store(dir.save_identity().is_err(), Relaxed);
+        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: what is cached here is revalidated after the next restart");
+        let mut saved = dir.save_identity().is_ok();
         for peer in self.dirs.iter().filter(|p| p.index != dir.index) {
             let fresh = {
-                let mut identity = peer.identity.lock();
-                let fresh = !identity.distrusted_peers.contains(&dir.id);
+                let peers = &mut peer.identity.lock().distrusted_peers;
+                let fresh = !peers.contains(&dir.id);
                 if fresh {
-                    identity.distrusted_peers.push(dir.id);
+                    peers.push(dir.id);
                 }
                 fresh
             };
-            if fresh && let Err(e) = peer.save_identity() {
-                tracing::warn!(dir = %peer.path.display(), error = %e, "the identity file could not be written");
-            }
+            saved |= !fresh || peer.save_identity().is_ok();
+        }
+        if !saved {
+            tracing::error!(dir = %dir.path.display(), "no cache directory can be written: a removed object may be there again after a restart");
         }
     }
 
     fn write_succeeded(&self, dir: &Directory) {
         dir.write_succeeded();
-        if dir.distrust_pending.load(Relaxed) && dir.save_identity().is_ok() {
-            dir.distrust_pending.store(false, Relaxed);
+        if dir.identity_unsaved.load(Relaxed)
+            && let Err(e) = dir.save_identity()
+        {
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the identity file could not be written");
         }
     }
 

@@ -31,6 +31,7 @@ mod config;
 mod dir;
 pub mod disk;
 mod evict;
+pub mod faults;
 mod identity;
 mod index;
 mod inner;

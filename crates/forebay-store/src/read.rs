@@ -19,8 +19,6 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 const SINGLE_READ_BYTES: usize = 64 << 10;
 /// What is read of the beginning of larger ones: enough for header, name, meta and block table, nearly always.
 const PREFIX_READ_BYTES: usize = 4 << 10;
-/// A range that begins within this many bytes of a large record's data is read together with the beginning.
-const NEAR_BYTES: u64 = 64 << 10;
 
 thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
 
@@ -93,9 +91,9 @@ impl<'a> Record<'a> {
 }
 
 /// Reads and checks the beginning of a record into `buffer`.
-fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, near: bool, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
+fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
     let len = entry.len as usize;
-    let first = if len <= SINGLE_READ_BYTES || near { len } else { PREFIX_READ_BYTES };
+    let first = if len <= SINGLE_READ_BYTES { len } else { PREFIX_READ_BYTES };
     buffer.clear();
     segment.file.read_append(buffer, first, entry.offset())?;
     let header = Header::decode(buffer, segment.place(entry.offset())).ok_or(Miss::Damaged(Damage::Checksum))?;
@@ -117,20 +115,11 @@ fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, near: bool, 
 
 impl Inner {
     /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted and the entry dropped.
-    /// `range`: what will be asked of its data, if that is known.
-    pub fn with_record<T>(
-        &self,
-        key: u128,
-        name: &ObjectName,
-        range: Option<Range<u64>>,
-        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
-    ) -> Option<T> {
+    pub fn with_record<T>(&self, key: u128, name: &ObjectName, use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>) -> Option<T> {
         let (entry, segment): (Entry, Arc<Segment>) = self.index.locate(key, &self.segments)?;
-        let near =
-            range.is_some_and(|r| r.start < NEAR_BYTES && r.end > r.start && r.end <= 2 * NEAR_BYTES && entry.len as u64 <= 2 * NEAR_BYTES);
         // Taken out, so that what `use_it` calls may read, too.
         let mut buffer = BUFFER.take();
-        let result = open(&entry, &segment, name, near, &mut buffer).and_then(|record| use_it(&entry, &record));
+        let result = open(&entry, &segment, name, &mut buffer).and_then(|record| use_it(&entry, &record));
         if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
             BUFFER.set(buffer);
         }

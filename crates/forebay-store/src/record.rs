@@ -32,7 +32,10 @@ pub const META_MAX_BYTES: usize = 64 << 10;
 pub const OVERHEAD_MAX_BYTES: u64 = (HEADER_BYTES + 64 + 1024 + META_MAX_BYTES + 1024) as u64;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBR1");
+/// The object's bytes are the data of this head.
 pub const FLAG_INLINE: u8 = 1;
+/// A part that is not bytes of the object.
+pub const FLAG_DERIVED: u8 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -17,7 +17,7 @@ use crate::{
     index::{Entry, HEAD, INLINE, Index, PIN, PINNED, TOMBSTONE},
     inner::Inner,
     pins::Pins,
-    record::{FLAG_INLINE, Header, Kind, padded, split_name},
+    record::{FLAG_INLINE, Header, Kind, blocks, padded, split_name},
     segment::{Segment, Segments},
     stats::DirState,
 };
@@ -36,6 +36,9 @@ use std::{
 };
 
 const SCAN_THREADS_MAX: usize = 16;
+/// After a kill, records near the end of the last segments are checked: those that were being written then lie there.
+const CHECKED_SEGMENTS: usize = 2;
+const CHECKED_BYTES: u64 = 64 << 20;
 
 /// A directory as it was found.
 pub struct Found {
@@ -58,6 +61,8 @@ struct Scan<'a> {
     segment: &'a Arc<Segment>,
     from: u64,
     distrust_all: bool,
+    /// Records that begin here or later may have been cut off by a kill: their data are read and checked.
+    check_from: u64,
 }
 
 fn unusable(path: &std::path::Path, e: io::Error) -> Error {
@@ -90,7 +95,7 @@ impl Inner {
             .map(|f| {
                 let i = &f.identity;
                 let other_boot = i.boot_id.is_empty() || i.boot_id != boot;
-                (!i.clean && other_boot) || i.run < last_run || accused.contains(&i.id) || f.trouble.is_some()
+                (!i.clean && other_boot) || i.run < last_run || accused.contains(&i.id) || i.missed_tombstone || f.trouble.is_some()
             })
             .collect();
         let next_seq = AtomicU64::new(1);
@@ -224,7 +229,11 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
         let ours = ordinal.is_some() || name == checkpoint::FILE;
         // Without an identity nothing can be checked: what lies here is of no use.
         if name == checkpoint::TMP || name == "identity.tmp" || (ours && fresh) {
-            disk.delete(&path).map_err(|e| unusable(&path, e))?;
+            match disk.delete(&path) {
+                Err(e) if fresh => return Err(unusable(&path, e)),
+                Err(e) => found.trouble = Some((DirState::ReadOnly, e)),
+                Ok(()) => {}
+            }
         } else if let Some(ordinal) = ordinal {
             let file = disk.open(&path, OpenMode::ReadWrite).or_else(|e| {
                 let file = disk.open(&path, OpenMode::Read)?;
@@ -244,6 +253,7 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
                 pending: AtomicU32::new(0),
                 live_bytes: AtomicU64::new(0),
                 live_records: AtomicU64::new(0),
+                held_bytes: AtomicU64::new(0),
                 tombstone_bytes: AtomicU64::new(0),
             });
             segments.publish(&segment);
@@ -278,10 +288,14 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
             next_seq.fetch_max(loaded.next_seq, Relaxed);
         }
         let from = loaded.map_or((0, 0), |l| l.replay);
+        let unchecked = if dir.identity.clean { dir.segments.len() } else { dir.segments.len().saturating_sub(CHECKED_SEGMENTS) };
+        let first_checked = dir.segments.keys().nth(unchecked).copied().unwrap_or(u64::MAX);
         for (ordinal, segment) in dir.segments.range(from.0..) {
+            let end = segment.end.load(Relaxed);
+            let check_from = if *ordinal >= first_checked { end.saturating_sub(CHECKED_BYTES) } else { u64::MAX };
             let from = if *ordinal == from.0 { from.1 } else { 0 };
-            if from < segment.end.load(Relaxed) {
-                scans.push(Scan { dir, segment, from, distrust_all });
+            if from < end {
+                scans.push(Scan { dir, segment, from, distrust_all, check_from });
             }
         }
     }
@@ -300,10 +314,14 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
 }
 
 fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &AtomicU64) {
-    let Scan { dir, segment, from, distrust_all } = scan;
+    let Scan { dir, segment, from, distrust_all, check_from } = scan;
     let mark = dir.identity.distrust_below;
     let result = segment.scan(*from, false, &mut |offset, header, _| {
         next_seq.fetch_max(header.seq + 1, Relaxed);
+        if offset >= *check_from && !is_whole(segment, offset, header) {
+            tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written to its end");
+            return ControlFlow::Continue(());
+        }
         let flags = match header.kind {
             Kind::Head if header.flags & FLAG_INLINE != 0 => HEAD | INLINE,
             Kind::Head => HEAD,
@@ -325,13 +343,21 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
     }
 }
 
-/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the later copy the earlier.
+fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
+    let mut bytes = Vec::new();
+    segment.file.read_append(&mut bytes, header.len() as usize, offset).is_ok()
+        && header.body_is_whole(&bytes)
+        && header.blocks_are_whole(&bytes, &(0..blocks(header.data_len as usize)), &bytes[header.prefix_len()..])
+}
+
+/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the earlier copy the later: it was
+/// whole when the evictor began to copy it, and the copy may be torn.
 fn add(index: &Index, segments: &Segments, entry: Entry) {
     let mut shard = index.shard(entry.key());
     if let Some(old) = shard.get(entry.key()) {
         let position = |e: &Entry| (segments.get(e.slot()).map(|s| s.ordinal), e.offset());
         let newer = (entry.seq, !entry.has(TOMBSTONE)).cmp(&(old.seq, !old.has(TOMBSTONE)));
-        if newer.then_with(|| position(&entry).cmp(&position(old))).is_lt() {
+        if newer.then_with(|| position(old).cmp(&position(&entry))).is_lt() {
             return;
         }
     }
@@ -360,6 +386,7 @@ fn adopt(found: Found, distrust: bool, run: u64, boot: &str, next_seq: u64, now:
     identity.run = run;
     identity.boot_id = boot.to_owned();
     identity.clean = false;
+    identity.missed_tombstone = false;
     identity.distrusted_peers.clear();
     if distrust {
         identity.distrust_below = next_seq;
@@ -370,6 +397,7 @@ fn adopt(found: Found, distrust: bool, run: u64, boot: &str, next_seq: u64, now:
     if let Some((state, e)) = trouble {
         tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory serves reads only");
         dir.set_health(state, now);
+        dir.identity_unsaved.store(true, Relaxed);
     } else if let Err(e) = dir.save_identity() {
         dir.write_failed(e, now);
     }

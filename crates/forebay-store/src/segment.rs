@@ -35,6 +35,8 @@ pub struct Segment {
     pub pending: AtomicU32,
     pub live_bytes: AtomicU64,
     pub live_records: AtomicU64,
+    /// Pinned bytes that the evictor put here.
+    pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
 }
 

@@ -10,7 +10,7 @@ use crate::{
     key::{Part, part_key, pin_key},
     pins,
     read::Miss,
-    record::{FLAG_INLINE, Kind, NewRecord, padded, record_len},
+    record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord, padded, record_len},
     stats::{DirStats, StoreStats},
     worker::Worker,
 };
@@ -93,7 +93,7 @@ impl Store {
 
     /// The meta, and a small object's bytes, with one read.
     pub fn head(&self, name: &ObjectName) -> Option<Head> {
-        self.inner.with_record(name.hash128(), name, None, |entry, record| {
+        self.inner.with_record(name.hash128(), name, |entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             let data = if record.is_inline() {
                 let mut data = Vec::with_capacity(record.header.data_len as usize);
@@ -117,7 +117,7 @@ impl Store {
         before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
     ) -> Option<Appended> {
         let begin = out.len();
-        let result = self.inner.with_record(name.hash128(), name, None, |entry, record| {
+        let result = self.inner.with_record(name.hash128(), name, |entry, record| {
             if !record.is_inline() {
                 return Err(Miss::NotHere);
             }
@@ -146,7 +146,7 @@ impl Store {
     pub fn append_part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>, out: &mut Vec<u8>) -> bool {
         let key = part_key(name.hash128(), version, part);
         self.inner
-            .with_record(key, name, Some(range.clone()), |_, record| {
+            .with_record(key, name, |_, record| {
                 if record.header.kind != Kind::Part || record.header.version != version.0 || record.meta() != part.encode() {
                     return Err(Miss::Collision);
                 }
@@ -197,7 +197,7 @@ impl Store {
         let meta = part.encode();
         let record = NewRecord {
             kind: Kind::Part,
-            flags: 0,
+            flags: if matches!(part, Part::Aux(..)) { FLAG_DERIVED } else { 0 },
             key: part_key(name.hash128(), version, part),
             bucket: name.bucket(),
             object_key: name.key(),
@@ -212,7 +212,7 @@ impl Store {
     /// The origin said that this version is current. In RAM at once, on disk with the next checkpoint. `false`: another version, or none, is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
         let hash = name.hash128();
-        let seq = self.inner.with_record(hash, name, None, |entry, record| Ok((record.header.version == version.0).then_some(entry.seq)));
+        let seq = self.inner.with_record(hash, name, |entry, record| Ok((record.header.version == version.0).then_some(entry.seq)));
         let Some(Some(seq)) = seq else { return false };
         let mut shard = self.inner.index.shard(hash);
         match shard.get(hash) {
@@ -237,7 +237,7 @@ impl Store {
     fn take_out(&self, name: &ObjectName) -> crate::inner::Removed {
         let Ok(_open) = self.inner.open_for_writes() else { return Default::default() };
         let hash = name.hash128();
-        let chunked = self.inner.with_record(hash, name, None, |_, record| {
+        let chunked = self.inner.with_record(hash, name, |_, record| {
             if record.is_inline() { Ok(None) } else { codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere) }
         });
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
@@ -325,7 +325,7 @@ impl Store {
     pub fn coverage(&self, name: &ObjectName, meta: &ObjectMeta) -> u64 {
         let (hash, version) = (name.hash128(), meta.version());
         if meta.size <= CHUNK_BYTES {
-            let whole = self.inner.with_record(hash, name, None, |_, r| Ok(r.is_inline() && r.header.version == version.0));
+            let whole = self.inner.with_record(hash, name, |_, r| Ok(r.is_inline() && r.header.version == version.0));
             if whole == Some(true) {
                 return meta.size;
             }
@@ -391,7 +391,7 @@ impl Inner {
     /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the object costs.
     pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
         let hash = name.hash128();
-        let (seq, version, cost) = self.with_record(hash, name, None, |entry: &Entry, record| {
+        let (seq, version, cost) = self.with_record(hash, name, |entry: &Entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             Ok((entry.seq, record.header.version, pins::cost_of(name, &meta, record.meta().len())))
         })?;

@@ -1,0 +1,255 @@
+//! A disk that fails on demand: [`FaultyDisk`] wraps any other [`Disk`] and does to its operations what the [`Rule`]s of its [`Faults`] say.
+//!
+//! It is part of the library so that tests of other crates, and tools that rehearse failures, can use it; nothing in the store's own path
+//! knows of it.
+//!
+//! ```
+//! use forebay_store::{disk::RealDisk, faults::{Fault, FaultyDisk, Op, Rule}};
+//! let (disk, faults) = FaultyDisk::new(RealDisk);
+//! faults.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on("seg-").after(3).times(1)); // the fourth write to a segment
+//! # let _ = disk;
+//! ```
+
+use crate::disk::{Disk, DiskFile, OpenMode};
+use parking_lot::Mutex;
+use std::{io, path::Path, sync::Arc, time::Duration};
+
+/// What is being done to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// A file is made.
+    Create,
+    /// A file that exists is opened to be read only.
+    Open,
+    /// A file that exists is opened to be written, too.
+    OpenWrite,
+    Read,
+    Write,
+    Sync,
+    Delete,
+    Rename,
+    List,
+}
+
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing is done, and this error number comes back.
+    Error(i32),
+    /// Only the first bytes are written; then this error number comes back.
+    Short(usize, i32),
+    /// Only the first bytes are written, and success is reported: what a power cut leaves of data in the page cache.
+    Torn(usize),
+    /// One bit of what is read or written changes: of the byte at this position, counted from the beginning of the transfer (modulo its length).
+    FlipBit(usize),
+    /// It takes longer.
+    Delay(Duration),
+}
+
+/// One kind of failure, and when it happens.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    op: Op,
+    fault: Fault,
+    file: String,
+    after: u64,
+    times: u64,
+}
+
+impl Rule {
+    /// Happens to every operation of this kind.
+    pub fn new(op: Op, fault: Fault) -> Self {
+        Self { op, fault, file: String::new(), after: 0, times: u64::MAX }
+    }
+
+    /// Only to files whose path contains `part`.
+    pub fn on(mut self, part: impl Into<String>) -> Self {
+        self.file = part.into();
+        self
+    }
+
+    /// Lets the first `n` pass.
+    pub fn after(mut self, n: u64) -> Self {
+        self.after = n;
+        self
+    }
+
+    /// At most `n` times.
+    pub fn times(mut self, n: u64) -> Self {
+        self.times = n;
+        self
+    }
+}
+
+/// The rules in force, shared by a disk and whoever steers it.
+#[derive(Clone, Default)]
+pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>);
+
+impl Faults {
+    pub fn add(&self, rule: Rule) {
+        self.0.lock().0.push(rule);
+    }
+
+    /// The file system became read-only, as after an error of its journal.
+    pub fn read_only(&self, path: &str) {
+        for op in [Op::Create, Op::OpenWrite, Op::Write, Op::Delete, Op::Rename] {
+            self.add(Rule::new(op, Fault::Error(libc::EROFS)).on(path));
+        }
+    }
+
+    /// The file system has no space for new bytes; deleting works.
+    pub fn full(&self, path: &str) {
+        self.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on(path));
+    }
+
+    /// The disk is well again.
+    pub fn clear(&self) {
+        self.0.lock().0.clear();
+    }
+
+    /// How many faults have happened.
+    pub fn happened(&self) -> u64 {
+        self.0.lock().1
+    }
+
+    fn next(&self, op: Op, path: &Path) -> Option<Fault> {
+        let mut state = self.0.lock();
+        let (rules, happened) = &mut *state;
+        let path = path.to_string_lossy();
+        for rule in rules.iter_mut().filter(|r| r.op == op && path.contains(&r.file) && r.times > 0) {
+            if rule.after > 0 {
+                rule.after -= 1;
+            } else {
+                rule.times -= 1;
+                *happened += 1;
+                return Some(rule.fault);
+            }
+        }
+        None
+    }
+
+    /// For operations that carry no bytes.
+    fn check(&self, op: Op, path: &Path) -> io::Result<()> {
+        match self.next(op, path) {
+            Some(Fault::Error(errno) | Fault::Short(_, errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Delay(time)) => {
+                std::thread::sleep(time);
+                Ok(())
+            }
+            Some(Fault::Torn(_) | Fault::FlipBit(_)) | None => Ok(()),
+        }
+    }
+}
+
+pub struct FaultyDisk {
+    disk: Arc<dyn Disk>,
+    faults: Faults,
+}
+
+impl FaultyDisk {
+    pub fn new(disk: impl Disk) -> (Self, Faults) {
+        let faults = Faults::default();
+        (Self { disk: Arc::new(disk), faults: faults.clone() }, faults)
+    }
+}
+
+struct FaultyFile {
+    file: Box<dyn DiskFile>,
+    path: std::path::PathBuf,
+    faults: Faults,
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.faults.check(Op::Create, path)?;
+        self.disk.create_dir_all(path)
+    }
+
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>> {
+        let op = match mode {
+            OpenMode::Read => Op::Open,
+            OpenMode::ReadWrite => Op::OpenWrite,
+            OpenMode::Create => Op::Create,
+        };
+        self.faults.check(op, path)?;
+        Ok(Box::new(FaultyFile { file: self.disk.open(path, mode)?, path: path.to_owned(), faults: self.faults.clone() }))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>> {
+        self.faults.check(Op::List, dir)?;
+        self.disk.list(dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.faults.check(Op::Rename, to)?;
+        self.disk.rename(from, to)
+    }
+
+    fn delete(&self, path: &Path) -> io::Result<()> {
+        self.faults.check(Op::Delete, path)?;
+        self.disk.delete(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.faults.check(Op::Sync, dir)?;
+        self.disk.sync_dir(dir)
+    }
+}
+
+impl DiskFile for FaultyFile {
+    fn read_append(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<()> {
+        let fault = self.faults.next(Op::Read, &self.path);
+        match fault {
+            Some(Fault::Error(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Delay(time)) => std::thread::sleep(time),
+            _ => {}
+        }
+        let begin = out.len();
+        match fault {
+            Some(Fault::Short(n, errno)) => {
+                self.file.read_append(out, n.min(len), offset)?;
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Some(Fault::FlipBit(at)) if len > 0 => {
+                self.file.read_append(out, len, offset)?;
+                out[begin + at % len] ^= 1 << (at % 8);
+                Ok(())
+            }
+            _ => self.file.read_append(out, len, offset),
+        }
+    }
+
+    fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {
+        let fault = self.faults.next(Op::Write, &self.path);
+        let mut bytes = if fault.is_some() { parts.concat() } else { Vec::new() };
+        match fault {
+            None => self.file.write_all_at(parts, offset),
+            Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Short(n, errno)) => {
+                self.file.write_all_at(&[&bytes[..n.min(bytes.len())]], offset)?;
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            Some(Fault::Torn(n)) => self.file.write_all_at(&[&bytes[..n.min(bytes.len())]], offset),
+            Some(Fault::FlipBit(at)) => {
+                if !bytes.is_empty() {
+                    let at_byte = at % bytes.len();
+                    bytes[at_byte] ^= 1 << (at % 8);
+                }
+                self.file.write_all_at(&[&bytes], offset)
+            }
+            Some(Fault::Delay(time)) => {
+                std::thread::sleep(time);
+                self.file.write_all_at(parts, offset)
+            }
+        }
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.faults.check(Op::Sync, &self.path)?;
+        self.file.sync()
+    }
+}

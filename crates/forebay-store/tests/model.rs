@@ -1,0 +1,324 @@
+//! Random operations against a model: whatever the store returns is what the model says, or nothing.
+//!
+//! The seed is printed with each failure; `FOREBAY_TEST_SEED=<n>` runs that one alone.
+
+mod common;
+use common::*;
+use forebay_core::{ByteRange, ObjectMeta, ObjectName, VersionId};
+use forebay_store::{Part, Store, StoreConfig};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::OpenOptions,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+/// What may be read of a name.
+#[derive(Clone)]
+struct Object {
+    meta: ObjectMeta,
+    inline: Option<Vec<u8>>,
+}
+
+struct World {
+    seed: u64,
+    rng: StdRng,
+    config: StoreConfig,
+    dirs: Vec<PathBuf>,
+    store: Option<Store>,
+    /// What a name's head may be: one object, or two after a put that a crash cut off.
+    heads: BTreeMap<ObjectName, Vec<Object>>,
+    /// Bytes never change for a version, so parts are right whenever they are found.
+    parts: BTreeMap<(ObjectName, VersionId, u32), Vec<u8>>,
+    pinned: BTreeSet<ObjectName>,
+    /// Pinned, cached and whole at the last look: must be there for good.
+    held: BTreeSet<ObjectName>,
+    version: u64,
+    step: usize,
+}
+
+const SEGMENT: u64 = 64 << 10;
+const CAPACITY: u64 = 1 << 20;
+
+impl World {
+    fn new(seed: u64, root: &Path, dirs: usize) -> Self {
+        let dirs: Vec<PathBuf> = (0..dirs).map(|i| root.join(format!("d{i}"))).collect();
+        let mut config = config(&dirs.iter().map(|d| (d.as_path(), CAPACITY)).collect::<Vec<_>>());
+        config.segment_bytes = Some(SEGMENT);
+        let mut world = Self {
+            seed,
+            rng: StdRng::seed_from_u64(seed),
+            config,
+            dirs,
+            store: None,
+            heads: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            pinned: BTreeSet::new(),
+            held: BTreeSet::new(),
+            version: 0,
+            step: 0,
+        };
+        world.store = Some(open(&world.config));
+        world
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().unwrap()
+    }
+
+    fn name(&mut self) -> ObjectName {
+        // Few names, so that they are overwritten and removed often; some of them long.
+        let i = self.rng.random_range(0..60);
+        name(&if i % 7 == 0 { format!("{}/{i}", "x".repeat(700)) } else { format!("n/{i}") })
+    }
+
+    fn size(&mut self) -> usize {
+        match self.rng.random_range(0..10) {
+            0 => 0,
+            1 => self.rng.random_range(1..130),
+            2 => self.rng.random_range(20_000..50_000),
+            _ => self.rng.random_range(100..6_000),
+        }
+    }
+
+    fn put(&mut self) {
+        let name = self.name();
+        self.put_to(name);
+    }
+
+    fn put_to(&mut self, name: ObjectName) {
+        self.version += 1;
+        let size = self.size();
+        let inline = self.rng.random_bool(0.7).then(|| bytes(self.version, size));
+        let meta = meta(size as u64, &format!("{}-{}", self.seed, self.version));
+        let secs = self.rng.random_range(1..1000);
+        self.store().put_head(&name, &meta, secs, inline.as_deref()).unwrap_or_else(|e| panic!("{}: put_head: {e}", self.at()));
+        if self.pinned.contains(&name) {
+            self.held.insert(name.clone());
+        }
+        self.heads.insert(name, vec![Object { meta, inline }]);
+    }
+
+    fn put_part(&mut self) {
+        let name = self.name();
+        let Some(object) = self.heads.get(&name).and_then(|o| o.first()).filter(|o| o.inline.is_none()).cloned() else { return };
+        let (i, version) = (self.rng.random_range(0..3), object.meta.version());
+        let data = bytes(version.0 ^ i as u64, 1 + (version.0 as usize + i as usize * 977) % 9_000);
+        let part = if i == 2 { Part::Aux(1, i) } else { Part::Chunk(i) };
+        self.store().put_part(&name, version, part, &data).unwrap();
+        self.parts.insert((name, version, i), data);
+    }
+
+    fn check(&mut self, name: &ObjectName) {
+        let at = self.at();
+        let store = self.store.as_ref().unwrap();
+        let objects = self.heads.get_mut(name);
+        let head = store.head(name);
+        assert_eq!(head.is_some(), store.peek(name).is_some(), "{at}: {name}: peek and head disagree");
+        if let Some(head) = head {
+            let objects = objects.unwrap_or_else(|| panic!("{at}: {name} came back"));
+            objects.retain(|o| o.meta == *head.meta);
+            let object = objects.first().unwrap_or_else(|| panic!("{at}: {name}: another version"));
+            assert_eq!(head.data.as_deref(), object.inline.as_deref(), "{at}: {name}");
+            assert_eq!(head.pinned, self.pinned.contains(name), "{at}: {name}: pinned");
+            match &object.inline {
+                Some(data) => {
+                    assert_eq!(read_inline(store, name).as_ref(), Some(data), "{at}: {name}");
+                    if !data.is_empty() {
+                        let a = self.rng.random_range(0..data.len());
+                        let b = self.rng.random_range(a..data.len());
+                        let mut out = Vec::new();
+                        let got = store.append_inline(name, Some(ByteRange::Inclusive(a as u64, b as u64)), &mut out, &mut |_, _, _| {});
+                        assert!(got.is_some() && out == data[a..=b], "{at}: {name}: {a}..={b}");
+                    }
+                }
+                None => assert!(read_inline(store, name).is_none()),
+            }
+        } else {
+            assert!(!self.held.contains(name), "{at}: {name} is pinned and gone");
+            // Gone is gone, until it is put again.
+            self.heads.remove(name);
+        }
+    }
+
+    fn check_part(&mut self) {
+        let Some(i) = (!self.parts.is_empty()).then(|| self.rng.random_range(0..self.parts.len())) else { return };
+        let ((name, version, i), data) = self.parts.iter().nth(i).unwrap();
+        let part = if *i == 2 { Part::Aux(1, *i) } else { Part::Chunk(*i) };
+        let a = self.rng.random_range(0..=data.len());
+        let b = self.rng.random_range(a..=data.len());
+        let store = self.store.as_ref().unwrap();
+        let here = store.has_part(name, *version, part);
+        let got = store.part(name, *version, part, a as u64..b as u64);
+        assert_eq!(here, got.is_some(), "seed {} step {}", self.seed, self.step);
+        if let Some(got) = got {
+            assert!(got == data[a..b], "seed {} step {}: {name} {part:?} {a}..{b}", self.seed, self.step);
+        }
+    }
+
+    fn at(&self) -> String {
+        format!("seed {} step {}", self.seed, self.step)
+    }
+
+    fn check_all(&mut self) {
+        let names: BTreeSet<_> = self.heads.keys().cloned().chain((0..60).map(|i| name(&format!("n/{i}")))).collect();
+        for name in names {
+            self.check(&name);
+        }
+        assert_eq!(self.store().pinned(), self.pinned.iter().cloned().collect::<Vec<_>>(), "{}", self.at());
+    }
+
+    fn check_space(&self) {
+        for (dir, stats) in self.dirs.iter().zip(self.store().stats().dirs) {
+            let on_disk = disk_bytes(dir);
+            assert!(on_disk <= stats.used_bytes + (16 << 10), "{}: {on_disk} bytes on disk, {} charged", self.at(), stats.used_bytes);
+            assert!(on_disk <= CAPACITY, "{}: {on_disk} bytes on disk", self.at());
+            assert!(stats.live_bytes <= stats.used_bytes, "{}", self.at());
+        }
+    }
+
+    /// The process is killed: nothing is closed. With `torn`, records that were being written are half there.
+    fn crash(&mut self, torn: bool) {
+        if torn {
+            self.tear();
+        }
+        self.store = None;
+        if self.rng.random_bool(0.3) {
+            let dir = &self.dirs[self.rng.random_range(0..self.dirs.len())];
+            let checkpoint = dir.join("checkpoint");
+            if self.rng.random_bool(0.5) {
+                let _ = std::fs::remove_file(checkpoint);
+            } else if let Ok(file) = OpenOptions::new().write(true).open(checkpoint) {
+                let len = file.metadata().unwrap().len();
+                file.set_len(self.rng.random_range(0..len + 10)).unwrap();
+            }
+        }
+        self.store = Some(open(&self.config));
+    }
+
+    /// Puts an object and damages the end of its record, as if the kill had come in the middle of the write.
+    fn tear(&mut self) {
+        let name = self.name();
+        if self.held.contains(&name) {
+            return;
+        }
+        let written = |w: &Self| w.store().stats().dirs.iter().map(|d| d.written_bytes).collect::<Vec<_>>();
+        let before = written(self);
+        let old = self.heads.get(&name).cloned().unwrap_or_default();
+        self.put_to(name.clone());
+        let after = written(self);
+        let Some(dir) = (0..self.dirs.len()).find(|i| after[*i] > before[*i]) else { return };
+        self.heads.entry(name).or_default().extend(old);
+        let cut = self.rng.random_range(1..=after[dir] - before[dir]);
+        let mut files: Vec<_> = std::fs::read_dir(&self.dirs[dir]).unwrap().map(|f| f.unwrap().path()).collect();
+        files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
+        files.sort();
+        let file = OpenOptions::new().write(true).open(files.last().unwrap()).unwrap();
+        let len = file.metadata().unwrap().len();
+        if self.rng.random_bool(0.5) {
+            file.set_len(len - cut).unwrap();
+        } else {
+            file.write_all_at(&vec![0; cut as usize], len - cut).unwrap();
+        }
+    }
+
+    fn run(&mut self, steps: usize) {
+        for step in 0..steps {
+            self.step = step;
+            match self.rng.random_range(0..1000) {
+                0..420 => self.put(),
+                420..560 => self.put_part(),
+                560..730 => {
+                    let name = self.name();
+                    self.check(&name);
+                }
+                730..830 => self.check_part(),
+                830..880 => {
+                    let name = self.name();
+                    let here = self.store().peek(&name).is_some();
+                    assert_eq!(self.store().remove(&name), here, "{}", self.at());
+                    self.heads.remove(&name);
+                    self.held.remove(&name);
+                }
+                880..900 => {
+                    let name = self.name();
+                    let here = self.store().peek(&name).is_some();
+                    let freed = self.store().evict(&name);
+                    assert_eq!(freed > 0, here && !self.pinned.contains(&name), "{}", self.at());
+                    if freed > 0 {
+                        self.heads.remove(&name);
+                    }
+                }
+                900..925 => self.pin(),
+                925..950 => {
+                    let name = self.name();
+                    assert_eq!(self.store().unpin(&name), self.pinned.remove(&name), "{}", self.at());
+                    self.held.remove(&name);
+                }
+                950..965 => {
+                    let name = self.name();
+                    self.check(&name);
+                    if let Some(object) = self.heads.get(&name).and_then(|o| o.first()) {
+                        let touched = self.store().touch(&name, object.meta.version(), 7777);
+                        assert_eq!(touched, self.store().peek(&name).is_some_and(|p| p.validated_at_secs == 7777), "{}", self.at());
+                        assert!(!self.store().touch(&name, VersionId(1), 8888));
+                    }
+                }
+                965..975 => self.store().checkpoint().unwrap(),
+                975..985 => {
+                    self.store().close().unwrap();
+                    self.store = None;
+                    self.store = Some(open(&self.config));
+                    self.check_all();
+                }
+                985..995 => {
+                    self.crash(false);
+                    self.check_all();
+                }
+                _ => {
+                    self.crash(true);
+                    self.check_all();
+                }
+            }
+            self.check_space();
+        }
+        self.check_all();
+    }
+
+    fn pin(&mut self) {
+        let name = self.name();
+        if self.pinned.len() >= 6 {
+            return; // Six of at most 50 KB are below half of the capacity.
+        }
+        self.store().pin(&name).unwrap();
+        if self.store().peek(&name).is_some() {
+            self.held.insert(name.clone());
+        }
+        self.pinned.insert(name);
+    }
+}
+
+fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
+    match std::env::var("FOREBAY_TEST_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => default.collect(),
+    }
+}
+
+fn run(dirs: usize, seeds: Vec<u64>) {
+    for seed in seeds {
+        let root = tempfile::tempdir().unwrap();
+        World::new(seed, root.path(), dirs).run(3000);
+    }
+}
+
+#[test]
+fn one_directory_agrees_with_the_model() {
+    run(1, seeds(0..12));
+}
+
+#[test]
+fn several_directories_agree_with_the_model() {
+    run(3, seeds(100..106));
+}
