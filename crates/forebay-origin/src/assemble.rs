@@ -1,13 +1,17 @@
-//! A body of unknown length, or longer than one request may carry, written as a multipart upload.
+//! A body of unknown length, or longer than is held in memory, written as a multipart upload.
+//!
+//! Why not one long PUT: some servers take a connection that breaks in the middle of it for the end of the object (versitygw 1.8 does). A part is
+//! signed with its hash, can be sent again, and counts only once it was acknowledged.
 //!
 //! Invariant: the object appears only if the whole body was read and acknowledged; a body that fails, or a part that does, aborts
-//! the upload. Memory is one part at a time, plus what the transport holds.
+//! the upload. Memory is [`PARTS_IN_FLIGHT`] parts, plus the one that is being read.
 
 use crate::{ByteStream, Origin, PutRequest, PutResponse, body};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{Error, ErrorKind, Result, limits};
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 
+const PARTS_IN_FLIGHT: usize = 3;
 /// The first parts; S3 asks for at least 5 MiB in all parts but the last.
 const PART_BYTES: u64 = 8 << 20;
 /// A body of unknown length has parts of 8 MiB, then of 16, 32 and 64: this many of each, so that 10,000 parts are more than 300 GiB.
@@ -31,7 +35,7 @@ pub(crate) async fn put_in_parts(
 ) -> Result<PutResponse> {
     let mut body = match size {
         Some(n) => body::exact(body, n, format!("the body of put {key:?}")),
-        None => body,
+        None => body.fuse().boxed(),
     };
     let mut left_over = Bytes::new();
     let first = next_part(&mut body, &mut left_over, part_bytes(1, size)).await?;
@@ -41,21 +45,28 @@ pub(crate) async fn put_in_parts(
     }
     let upload = origin.create_upload(key, request).await?;
     let writing = async {
-        let mut parts = Vec::new();
-        let mut part = first;
-        loop {
-            let number = parts.len() as u32 + 1;
+        let pieces = stream::try_unfold((1u32, Some(first), body, left_over), |(number, first, mut body, mut left_over)| async move {
+            let part = match first {
+                Some(part) => part,
+                None => next_part(&mut body, &mut left_over, part_bytes(number, size)).await?,
+            };
+            if part.is_empty() {
+                return Ok(None);
+            }
             if number as usize > limits::UPLOAD_PARTS_MAX {
-                return Err(Error::new(ErrorKind::TooLarge, format!("{key:?} needs more than {} parts", limits::UPLOAD_PARTS_MAX))
+                return Err(Error::new(ErrorKind::TooLarge, format!("the body needs more than {} parts", limits::UPLOAD_PARTS_MAX))
                     .hint("say its length, or upload it in larger parts"));
             }
+            Ok(Some(((number, part), (number + 1, None, body, left_over))))
+        });
+        let upload = upload.as_str();
+        let sending = pieces.map_ok(|(number, part)| async move {
             let n = part.len() as u64;
-            parts.push(origin.upload_part(key, &upload, number, n, body::from_bytes(part)).await?);
-            part = next_part(&mut body, &mut left_over, part_bytes(number + 1, size)).await?;
-            if part.is_empty() {
-                return origin.complete_upload(key, &upload, parts).await;
-            }
-        }
+            origin.upload_part(key, upload, number, n, body::from_bytes(part)).await
+        });
+        let mut parts: Vec<_> = sending.boxed().try_buffer_unordered(PARTS_IN_FLIGHT).try_collect().await?;
+        parts.sort_unstable_by_key(|p| p.number);
+        origin.complete_upload(key, upload, parts).await
     };
     match writing.await {
         Ok(done) => Ok(done),

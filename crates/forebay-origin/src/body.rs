@@ -70,6 +70,7 @@ pub fn exact(body: ByteStream, expected: u64, what: String) -> ByteStream {
             return Some((Err(error), s));
         }
     })
+    .fuse()
     .boxed()
 }
 

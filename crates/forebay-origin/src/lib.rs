@@ -18,6 +18,7 @@ pub mod conformance;
 mod counted;
 mod credentials;
 mod failure;
+mod faulty;
 mod limited;
 mod local;
 mod origins;
@@ -31,6 +32,7 @@ mod transport;
 
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats};
+pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
 pub use limited::{Limited, Limiter};
 pub use local::LocalOrigin;
 pub use origins::{Origins, WILDCARD, open};

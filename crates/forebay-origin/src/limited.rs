@@ -92,6 +92,7 @@ impl Limiter {
             }
             Some((item, (body, limiter, held)))
         })
+        .fuse()
         .boxed()
     }
 }

@@ -5,7 +5,8 @@
 //! - A body that ends early, fails or is silent for `idle_timeout` is continued from the next byte by a ranged request for the same version:
 //!   `If-Match` where there is a strong ETag, and the ETag (or size and time of modification) compared in any case. If the object is another one
 //!   by now, the body ends with `VersionChanged`: a reader never gets bytes of two versions.
-//! - Writes are repeated only if their body can be: it is held in memory up to [`REPEATABLE_BODY_MAX_BYTES`]; larger bodies have one attempt.
+//! - Writes are repeated only if their body can be: it is held in memory up to [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are
+//!   written in parts that are, and a longer part of a client's own upload has one attempt.
 //!
 //! What an earlier attempt may have done is not taken for a failure: see [`Resilient::put`](Origin::put) and
 //! [`Resilient::complete_upload`](Origin::complete_upload).
@@ -290,7 +291,7 @@ impl Origin for Resilient {
             failures: 0,
             done: false,
         };
-        let body = stream::unfold(body, |mut b| async move { b.next().await.map(|item| (item, b)) }).boxed();
+        let body = stream::unfold(body, |mut b| async move { b.next().await.map(|item| (item, b)) }).fuse().boxed();
         Ok(GetResponse { meta, range, body })
     }
 
@@ -319,8 +320,7 @@ impl Origin for Resilient {
                     other => other,
                 }
             }
-            Some(n) if n <= limits::PUT_OBJECT_MAX_BYTES || !self.0.parts => self.0.inner.put(key, request, size, body).await,
-            None if !self.0.parts => self.0.inner.put(key, request, size, body).await,
+            _ if !self.0.parts => self.0.inner.put(key, request, size, body).await,
             _ => assemble::put_in_parts(self, key, request, size, body).await,
         }
     }

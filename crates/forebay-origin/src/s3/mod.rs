@@ -31,7 +31,8 @@ use http::{
     header::{IF_MATCH, IF_NONE_MATCH, RANGE},
 };
 
-/// Bodies of a known length up to this are held in memory: they are signed with their hash.
+/// Bodies of a known length up to this are held in memory and signed with their hash; longer ones are sent in parts. Parts of clients' own uploads
+/// may be longer: they stream, unsigned, which is safe because a part that breaks off is never acknowledged.
 const SIGNED_BODY_MAX_BYTES: u64 = 8 << 20;
 /// Longest answer document: a page of 1,000 keys of 1,024 bytes, each character encoded by three.
 const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
@@ -172,11 +173,6 @@ impl Origin for S3Origin {
                 let what = format!("the body of put {key:?}");
                 let bytes = body::collect(exact(body, n, what), n).await?;
                 self.put_one(key, &request, Payload::Bytes(bytes)).await
-            }
-            // One request keeps the ETag that clients of S3 know, and the condition atomic.
-            Some(n) if n <= limits::PUT_OBJECT_MAX_BYTES => {
-                let body = exact(body, n, format!("the body of put {key:?}"));
-                self.put_one(key, &request, Payload::Stream(n, body)).await
             }
             _ => assemble::put_in_parts(self, key, request, size, body).await,
         }
