@@ -1,1 +1,42 @@
 //! Listeners and wiring: the S3 front, the batch and object APIs, admin, metrics, authentication.
+//!
+//! How a request goes: a listener (`listener.rs`) accepts a connection over TCP or the Unix socket; each request gets an id, a place among those in flight,
+//! and a log line (`service.rs`); `/v1/…` is the batch and object API (`v1/`), everything else is S3 (`s3/`). Both read and write through the engine, and
+//! batches never pass the S3 library. `node.rs` puts the parts together; `config/` says how.
+//!
+//! Invariants:
+//! - an answer that cannot be finished ends in an error of its body, and its connection with it: a cut answer looks cut;
+//! - `X-Cache` and its counter are set at one place;
+//! - what is not offered is answered 501, never mistaken for something else;
+//! - connections, requests in flight, bodies of control requests, remembered uploads and waits are bounded by the configuration.
+
+mod admin;
+mod app;
+mod auth;
+mod body;
+mod buckets;
+pub mod config;
+mod io;
+mod listener;
+mod logging;
+pub mod metrics;
+mod node;
+mod note;
+mod object;
+mod process;
+mod request_id;
+mod s3;
+mod service;
+mod socket;
+mod upload;
+mod v1;
+
+pub use config::Config;
+pub use logging::init as init_logging;
+pub use node::{Embedded, Node, embedded};
+
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The name of the Unix socket in a cache directory.
+pub const SOCKET_NAME: &str = "forebay.sock";

@@ -1,0 +1,104 @@
+//! The admin listener: metrics and health, for this machine and the monitoring. Nothing here changes anything.
+
+use crate::{
+    app::App,
+    listener::Stop,
+    metrics::{Metric, SECTIONS},
+};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use std::{convert::Infallible, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use tokio::{net::TcpListener, sync::Semaphore};
+
+/// Open connections; monitoring needs few.
+const CONNECTIONS_MAX: usize = 256;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Serves until `stop.abort`: health and metrics answer while the node is draining.
+pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.abort.cancelled() => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let (app, abort) = (app.clone(), stop.abort.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            let service = service_fn(move |request| {
+                let answer = answer(&app, &request);
+                async move { Ok::<_, Infallible>(answer) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(IDLE_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::select! {
+                result = connection => if let Err(e) = result { tracing::debug!(error = %e, "the admin connection ended") },
+                () = abort.cancelled() => {}
+            }
+        });
+    }
+}
+
+fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is answered here\n".into());
+    }
+    match request.uri().path() {
+        "/" => text(StatusCode::OK, "text/html; charset=utf-8", index(app)),
+        "/metrics" => match app.scrape.page() {
+            Ok(page) => text(StatusCode::OK, OPENMETRICS, page),
+            Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", format!("the metrics could not be written: {e}\n")),
+        },
+        // The process answers, so it lives.
+        "/healthz" => text(StatusCode::OK, "text/plain", "ok\n".into()),
+        "/readyz" => ready(app),
+        _ => text(StatusCode::NOT_FOUND, "text/plain", "see /\n".into()),
+    }
+}
+
+fn ready(app: &App) -> Response<Full<Bytes>> {
+    let ready = app.ready.load(Relaxed);
+    let dirs: Vec<_> = app
+        .engine
+        .store()
+        .map(|s| s.stats())
+        .iter()
+        .flat_map(|s| &s.dirs)
+        .map(|d| json!({"path": d.path, "state": d.state.as_str()}))
+        .collect();
+    // A failing disk makes the node slower, not wrong: it stays ready.
+    let body = json!({"ready": ready, "state": if ready { "ready" } else { "stopping" }, "cache": dirs});
+    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "application/json", format!("{body}\n"))
+}
+
+fn index(app: &App) -> String {
+    let metrics: usize = SECTIONS.iter().map(|(_, m): &(&str, &[Metric])| m.len()).sum();
+    format!(
+        "<!doctype html><title>Forebay</title><h1>Forebay {}</h1><p>Node {}.</p><ul>\
+         <li><a href=\"/metrics\">/metrics</a>: {metrics} metrics, for Prometheus\
+         <li><a href=\"/healthz\">/healthz</a>: the process lives\
+         <li><a href=\"/readyz\">/readyz</a>: the node takes requests</ul>\n",
+        crate::VERSION,
+        app.node_id
+    )
+}
+
+fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,39 @@
+//! What every request can reach.
+
+use crate::{
+    config::Config,
+    metrics::{Metrics, Scrape},
+    s3::{Front, Uploads},
+};
+use forebay_batch::Batcher;
+use forebay_engine::Engine;
+use forebay_origin::Origins;
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
+use tokio::sync::Semaphore;
+
+pub struct App {
+    pub config: Arc<Config>,
+    pub engine: Engine,
+    pub batcher: Batcher,
+    pub origins: Arc<Origins>,
+    pub uploads: Arc<Uploads>,
+    pub s3: Front,
+    pub metrics: Arc<Metrics>,
+    pub scrape: Arc<Scrape>,
+    /// One permit for each request in flight, its body included.
+    pub in_flight: Arc<Semaphore>,
+    /// `false` once the node is stopping.
+    pub ready: Arc<AtomicBool>,
+    /// New at each start.
+    pub node_id: String,
+    pub began: Instant,
+    pub started_secs: u64,
+    pub s3_addr: Option<SocketAddr>,
+    pub admin_addr: Option<SocketAddr>,
+    pub unix_path: Option<PathBuf>,
+}

@@ -1,0 +1,60 @@
+//! The configured origins, as the engine asks for them.
+
+use async_trait::async_trait;
+use forebay_core::{Error, Result};
+use forebay_engine::Buckets;
+use forebay_origin::{Origin, Origins};
+use parking_lot::RwLock;
+use std::{collections::HashSet, sync::Arc};
+
+/// Buckets of wildcards that are known to exist, at most.
+const KNOWN_MAX: usize = 4096;
+
+/// [`Origins`] behind the engine's trait.
+pub struct OriginBuckets {
+    origins: Arc<Origins>,
+    /// Buckets that were found to exist. One that is not known is asked for once, so that a misspelt bucket is "no such bucket" before any work.
+    known: RwLock<HashSet<String>>,
+}
+
+impl OriginBuckets {
+    pub fn new(origins: Arc<Origins>) -> Self {
+        OriginBuckets { origins, known: RwLock::default() }
+    }
+}
+
+#[async_trait]
+impl Buckets for OriginBuckets {
+    async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        let origin = self.origins.get(bucket)?;
+        if self.known.read().contains(bucket) {
+            return Ok(origin);
+        }
+        match self.origins.exists(bucket).await {
+            Ok(true) => {
+                let mut known = self.known.write();
+                if known.len() >= KNOWN_MAX {
+                    known.clear();
+                }
+                known.insert(bucket.to_owned());
+                Ok(origin)
+            }
+            Ok(false) => Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} at its origin"))),
+            // An origin that does not say is tried; what is cached is served without it.
+            Err(_) => Ok(origin),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<String>> {
+        self.origins.list_buckets().await
+    }
+
+    async fn create(&self, bucket: &str) -> Result<()> {
+        self.origins.create_bucket(bucket).await
+    }
+
+    async fn remove(&self, bucket: &str) -> Result<()> {
+        self.known.write().remove(bucket);
+        self.origins.remove_bucket(bucket).await
+    }
+}

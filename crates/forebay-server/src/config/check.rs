@@ -1,0 +1,268 @@
+//! Whether the settings make sense together.
+
+use super::Config;
+use forebay_core::{Error, limits, name::validate_bucket};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+/// The longest path of a Unix socket on Linux, without the final NUL.
+const SOCKET_PATH_MAX_BYTES: usize = 107;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The node does not start with it.
+    Error,
+    /// It starts, but probably not as meant.
+    Warning,
+}
+
+/// Something about a setting that an operator should know.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub severity: Severity,
+    /// Dotted.
+    pub key: String,
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = if self.severity == Severity::Error { "error" } else { "warning" };
+        write!(f, "{severity}: {}: {}", self.key, self.message)?;
+        if self.hint.is_empty() { Ok(()) } else { write!(f, " ({})", self.hint) }
+    }
+}
+
+impl Config {
+    /// All that is wrong or doubtful, errors first. Nothing is opened or connected to.
+    pub fn check(&self) -> Vec<Problem> {
+        let mut problems = Problems(Vec::new());
+        self.check_listen(&mut problems);
+        self.check_origins(&mut problems);
+        self.check_cache(&mut problems);
+        self.check_auth(&mut problems);
+        self.check_numbers(&mut problems);
+        problems.0.sort_by_key(|p| p.severity == Severity::Warning);
+        problems.0
+    }
+
+    /// The first error of [`Config::check`], as an error.
+    pub fn checked(&self) -> forebay_core::Result<()> {
+        match self.check().into_iter().find(|p| p.severity == Severity::Error) {
+            None => Ok(()),
+            Some(p) if p.hint.is_empty() => Err(Error::invalid(format!("{}: {}", p.key, p.message))),
+            Some(p) => Err(Error::invalid(format!("{}: {}", p.key, p.message)).hint(p.hint)),
+        }
+    }
+
+    fn check_listen(&self, problems: &mut Problems) {
+        for (key, address) in [("listen.s3", &self.listen.s3), ("listen.admin", &self.listen.admin)] {
+            if address != "off" && !is_address(address) {
+                problems.error(key, format!("{address:?} is not an address"), "HOST:PORT, as in 127.0.0.1:8080 or [::]:8080, or \"off\"");
+            }
+        }
+        if self.listen.s3 == "off" && self.unix_path().is_none() {
+            problems.error(
+                "listen.s3",
+                "there is neither a TCP address nor a Unix socket to listen on".into(),
+                "set one of listen.s3 and listen.unix",
+            );
+        }
+        if let Some(path) = self.unix_path()
+            && path.as_os_str().len() > SOCKET_PATH_MAX_BYTES
+        {
+            problems.error(
+                "listen.unix",
+                format!("{} is longer than the {SOCKET_PATH_MAX_BYTES} bytes that the path of a socket may have", path.display()),
+                "set listen.unix to a shorter path",
+            );
+        }
+        for name in &self.listen.hostnames {
+            if name.is_empty() || name.contains([':', '/']) {
+                problems.error("listen.hostnames", format!("{name:?} is not a host name"), "without scheme and port, as in s3.example.com");
+            }
+        }
+    }
+
+    fn check_origins(&self, problems: &mut Problems) {
+        if self.origins.is_empty() {
+            problems.error(
+                "origins",
+                "no bucket is served".into(),
+                "--origin s3://BUCKET, or [[origins]] with url = \"…\" in the configuration file",
+            );
+        }
+        let mut seen = BTreeSet::new();
+        for (i, origin) in self.origins.iter().enumerate() {
+            let key = format!("origins[{i}]");
+            match origin.bucket() {
+                Err(e) => problems.error(&key, e.message().to_owned(), e.hint_text().unwrap_or_default()),
+                Ok(name) => {
+                    let name = name.unwrap_or_else(|| "*".into());
+                    if !seen.insert(name.clone()) {
+                        problems.error(&key, format!("the bucket {name:?} is there twice"), "give one of them another name");
+                    }
+                }
+            }
+        }
+        for name in self.buckets.keys() {
+            if let Err(e) = validate_bucket(name) {
+                problems.error(&format!("buckets.{name}"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+            } else if !seen.contains(name) && !seen.contains("*") {
+                problems.warning(&format!("buckets.{name}"), "no origin has this bucket".into(), "check the name");
+            }
+        }
+    }
+
+    fn check_cache(&self, problems: &mut Problems) {
+        if self.cache.dirs.is_empty() {
+            problems.warning("cache.dirs", "nothing is cached: every read goes to the origin".into(), "--cache DIR:SIZE");
+        }
+        let mut paths = BTreeSet::new();
+        for dir in &self.cache.dirs {
+            if !paths.insert(&dir.path) {
+                problems.error("cache.dirs", format!("{} is there twice", dir.path.display()), "one entry for each disk");
+            }
+        }
+    }
+
+    fn check_auth(&self, problems: &mut Problems) {
+        let mut names = BTreeSet::new();
+        for pair in &self.auth.keys {
+            if pair.access_key.is_empty() || pair.secret_key.reveal().is_empty() {
+                problems.error("auth.keys", "a key pair lacks access_key or secret_key".into(), "both are needed");
+            } else if !names.insert(&pair.access_key) {
+                problems.error("auth.keys", format!("the access key {:?} is there twice", pair.access_key), "");
+            }
+        }
+        if self.auth.tokens.iter().any(|t| t.reveal().is_empty()) {
+            problems.error("auth.tokens", "a token is empty".into(), "");
+        }
+        if self.needs_credentials() {
+            if self.auth.anonymous {
+                problems.error("auth.anonymous", "it is set beside keys or tokens".into(), "remove one of them");
+            }
+            if self.auth.tokens.is_empty() {
+                problems.warning(
+                    "auth.tokens",
+                    "keys without tokens: requests under /v1/ are refused over TCP".into(),
+                    "set auth.tokens too",
+                );
+            }
+            if self.auth.keys.is_empty() {
+                problems.warning("auth.keys", "tokens without keys: S3 requests are refused over TCP".into(), "set auth.keys too");
+            }
+        } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
+            problems.error(
+                "listen.s3",
+                format!("{} is reached by other machines, and no keys are configured", self.listen.s3),
+                "set auth.keys and auth.tokens, or listen on 127.0.0.1, or set auth.anonymous = true if the network is trusted",
+            );
+        }
+    }
+
+    fn check_numbers(&self, problems: &mut Problems) {
+        let least = [
+            ("limits.requests_in_flight", self.limits.requests_in_flight as u64, 1),
+            ("limits.connections", self.limits.connections as u64, 1),
+            ("limits.warm_concurrency", self.limits.warm_concurrency as u64, 1),
+            ("limits.uploads", self.limits.uploads as u64, 1),
+            ("limits.idle_timeout", self.limits.idle_timeout.0.as_millis() as u64, 1),
+            ("limits.body_timeout", self.limits.body_timeout.0.as_millis() as u64, 1),
+            ("limits.write_timeout", self.limits.write_timeout.0.as_millis() as u64, 1),
+            ("batch.max_entries", self.batch.max_entries as u64, 1),
+            ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, 1),
+            ("batch.window_frames", self.batch.window_frames as u64, 1),
+            ("batch.frame", self.batch.frame.0, 4096),
+            ("batch.attempts", u64::from(self.batch.attempts), 1),
+            ("cache.fill_run", self.cache.fill_run.0, limits::CHUNK_BYTES),
+            ("memory.budget", self.memory_budget_bytes(), 32 << 20),
+        ];
+        for (key, value, minimum) in least {
+            if value < minimum {
+                problems.error(key, format!("{value} is too little"), &format!("{minimum} at least"));
+            }
+        }
+        if self.batch.max_entries > limits::BATCH_ENTRIES_MAX {
+            problems.error(
+                "batch.max_entries",
+                format!("{} is too much", self.batch.max_entries),
+                &format!("{} at most", limits::BATCH_ENTRIES_MAX),
+            );
+        }
+    }
+}
+
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn error(&mut self, key: &str, message: String, hint: &str) {
+        self.0.push(Problem { severity: Severity::Error, key: key.into(), message, hint: hint.into() });
+    }
+
+    fn warning(&mut self, key: &str, message: String, hint: &str) {
+        self.0.push(Problem { severity: Severity::Warning, key: key.into(), message, hint: hint.into() });
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// Whether only this machine can reach the address. A name is loopback only if it is `localhost`.
+pub(crate) fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{NamedOrigin, Secret};
+
+    fn errors(config: &Config) -> Vec<String> {
+        config.check().into_iter().filter(|p| p.severity == Severity::Error).map(|p| p.to_string()).collect()
+    }
+
+    fn sound() -> Config {
+        Config { origins: vec![NamedOrigin::parse("s3://photos").unwrap()], ..Config::default() }
+    }
+
+    #[test]
+    fn the_defaults_need_an_origin_and_nothing_else() {
+        assert!(errors(&sound()).is_empty(), "{:?}", errors(&sound()));
+        assert!(errors(&Config::default())[0].contains("--origin"));
+    }
+
+    #[test]
+    fn an_open_port_needs_keys_or_a_word_of_the_operator() {
+        let mut config = sound();
+        config.listen.s3 = "0.0.0.0:8080".into();
+        assert!(errors(&config)[0].contains("auth.keys"), "{:?}", errors(&config));
+        config.auth.tokens.push(Secret::new("t"));
+        assert!(errors(&config).is_empty());
+        config.auth.tokens.clear();
+        config.auth.anonymous = true;
+        assert!(errors(&config).is_empty());
+        assert!(is_loopback("127.0.0.1:80") && is_loopback("[::1]:80") && is_loopback("localhost:1") && !is_loopback("example.com:80"));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let mut config = sound();
+        config.listen.s3 = "nonsense".into();
+        config.origins.push(NamedOrigin::parse("s3://photos/other").unwrap());
+        config.cache.dirs = vec!["/c:1GiB".parse().unwrap(), "/c:2GiB".parse().unwrap()];
+        config.batch.window_frames = 0;
+        let found = errors(&config).join("\n");
+        for part in ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames"] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+        assert!(config.checked().is_err());
+    }
+}

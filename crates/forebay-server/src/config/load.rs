@@ -1,0 +1,247 @@
+//! Reading the configuration: file, environment, command line; later wins.
+//!
+//! Every layer is deserialized on its own first, so that what is wrong is reported where it was written. Then the layers are laid over each other as
+//! tables and read once more as a whole.
+
+use super::{CacheDir, Config, NamedOrigin};
+use forebay_core::{Error, Result};
+use serde::Deserialize;
+use std::{collections::BTreeMap, path::Path};
+use toml::{Table, Value};
+
+/// The prefix of environment variables; `__` stands between the parts of a key.
+pub(super) const ENV_PREFIX: &str = "FOREBAY__";
+
+/// One value set from outside the file.
+#[derive(Clone, Debug)]
+pub struct Override {
+    /// Dotted: `listen.s3`.
+    pub key: String,
+    pub value: Value,
+    /// Who says so, for error messages and `config show`: `--listen`, `FOREBAY__LISTEN__S3`.
+    pub from: String,
+}
+
+impl Override {
+    /// A value as it is written on a command line or in the environment: TOML if it reads as TOML and fits, text otherwise.
+    pub fn text(key: impl Into<String>, text: &str, from: impl Into<String>) -> Result<Self> {
+        let (key, from) = (key.into(), from.into());
+        let as_text = Override { key, value: Value::String(text.to_owned()), from };
+        let Some(value) = text.parse::<Value>().ok().filter(|v| !v.is_str()) else {
+            return as_text.checked();
+        };
+        let as_toml = Override { value, ..as_text.clone() };
+        // `12345` may be meant as a token: text is tried before the error is shown.
+        as_toml.checked().or_else(|e| as_text.checked().map_err(|_| e))
+    }
+
+    /// The origins of `--origin`, in place of those of the file.
+    pub fn origins(urls: &[String], from: impl Into<String>) -> Result<Self> {
+        let from = from.into();
+        let origins = urls.iter().map(|u| NamedOrigin::parse(u)).collect::<Result<Vec<_>>>().map_err(|e| e.context(&from))?;
+        let value = Value::try_from(origins).map_err(|e| Error::internal(e.to_string()))?;
+        Ok(Override { key: "origins".into(), value, from })
+    }
+
+    /// The directories of `--cache`, in place of those of the file.
+    pub fn cache(dirs: &[String], from: impl Into<String>) -> Result<Self> {
+        let from = from.into();
+        let dirs = dirs.iter().map(|d| d.parse()).collect::<Result<Vec<CacheDir>>>().map_err(|e| e.context(&from))?;
+        let value = Value::try_from(dirs).map_err(|e| Error::internal(e.to_string()))?;
+        Ok(Override { key: "cache.dirs".into(), value, from })
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        set(&mut table, &self.key, self.value.clone());
+        table
+    }
+
+    fn checked(self) -> Result<Self> {
+        match Config::deserialize(Value::Table(self.table())) {
+            Ok(_) => Ok(self),
+            Err(e) => Err(explain(&self.from, e.message())),
+        }
+    }
+}
+
+impl Config {
+    /// Reads `file`, if there is one, then `env` (pairs that do not begin with `FOREBAY__` are ignored), then `overrides`.
+    ///
+    /// # Errors
+    /// `Invalid` with the place and, for an unknown key, the nearest that is known.
+    pub fn load(file: Option<&Path>, env: impl IntoIterator<Item = (String, String)>, overrides: &[Override]) -> Result<Config> {
+        let mut table = Table::new();
+        let mut sources = BTreeMap::new();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .map_err(|e| Error::invalid(format!("the configuration file {} cannot be read: {e}", path.display())))?;
+            table = Self::parse_file(&text, &path.display().to_string())?;
+            note_sources(&table, "", &path.display().to_string(), &mut sources);
+        }
+        let mut layers = Vec::new();
+        for (name, value) in env {
+            if let Some(key) = name.strip_prefix(ENV_PREFIX) {
+                layers.push(Override::text(key.to_ascii_lowercase().replace("__", "."), &value, &name)?);
+            }
+        }
+        layers.sort_by(|a, b| a.key.cmp(&b.key));
+        layers.extend_from_slice(overrides);
+        for layer in &layers {
+            layer.clone().checked()?;
+            set(&mut table, &layer.key, layer.value.clone());
+            sources.insert(layer.key.clone(), layer.from.clone());
+        }
+        let mut config = Config::deserialize(Value::Table(table)).map_err(|e| explain("the configuration", e.message()))?;
+        config.sources = sources;
+        Ok(config)
+    }
+
+    /// Reads the text of a file; `name` is for messages.
+    fn parse_file(text: &str, name: &str) -> Result<Table> {
+        let at = |e: toml::de::Error| {
+            let place = match e.span() {
+                Some(span) => format!("{name}, line {}", text[..span.start.min(text.len())].matches('\n').count() + 1),
+                None => name.to_owned(),
+            };
+            explain(&place, e.message())
+        };
+        toml::from_str::<Config>(text).map_err(at)?;
+        toml::from_str::<Table>(text).map_err(at)
+    }
+}
+
+/// Puts a value under a dotted key, making tables on the way.
+fn set(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => {
+            table.insert(key.to_owned(), value);
+        }
+        Some((head, rest)) => {
+            let inner = table.entry(head).or_insert_with(|| Value::Table(Table::new()));
+            if !inner.is_table() {
+                *inner = Value::Table(Table::new());
+            }
+            if let Value::Table(inner) = inner {
+                set(inner, rest, value);
+            }
+        }
+    }
+}
+
+fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMap<String, String>) {
+    for (key, value) in table {
+        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        match value {
+            Value::Table(inner) => note_sources(inner, &path, source, sources),
+            _ => {
+                sources.insert(path, source.to_owned());
+            }
+        }
+    }
+}
+
+/// Makes serde's words into ours: for an unknown key, the nearest known one.
+fn explain(place: &str, message: &str) -> Error {
+    let message = message.trim();
+    if let Some(rest) = message.strip_prefix("unknown field `")
+        && let Some((unknown, rest)) = rest.split_once('`')
+    {
+        let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
+        let error = Error::invalid(format!("{place}: there is no setting {unknown:?}"));
+        return match nearest(unknown, &known) {
+            Some(near) => error.hint(format!("did you mean {near:?}?")),
+            None => error.hint(format!("known here: {}", known.join(", "))),
+        };
+    }
+    Error::invalid(format!("{place}: {message}"))
+}
+
+/// The known word at an edit distance of at most a third of the word's length.
+fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let allowed = (word.len() / 3).max(1);
+    known.iter().map(|k| (distance(word, k), *k)).filter(|(d, _)| *d <= allowed).min().map(|(_, k)| k)
+}
+
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let next = (diagonal + usize::from(ca != *cb)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = row[j + 1];
+            row[j + 1] = next;
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("forebay.toml");
+        std::fs::write(&path, text).unwrap();
+        (dir, path)
+    }
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn later_layers_win() {
+        let (_dir, path) = file("[listen]\ns3 = \"127.0.0.1:1\"\nadmin = \"off\"\n[cache]\ndirs = [\"/a:1GiB\"]\nfreshness = \"always\"\n");
+        let vars = env(&[
+            ("FOREBAY__LISTEN__S3", "127.0.0.1:2"),
+            ("FOREBAY__BATCH__SOFT_ERRORS_MAX", "6"),
+            ("HOME", "/x"),
+            ("FOREBAY__AUTH__TOKENS", "[\"12345\"]"),
+        ]);
+        let flags =
+            [Override::text("listen.s3", "127.0.0.1:3", "--listen").unwrap(), Override::cache(&["/b:2GiB".into()], "--cache").unwrap()];
+        let c = Config::load(Some(&path), vars, &flags).unwrap();
+        assert_eq!((c.listen.s3.as_str(), c.listen.admin.as_str(), c.batch.soft_errors_max), ("127.0.0.1:3", "off", 6));
+        assert_eq!(c.cache.dirs[0].to_string(), "/b:2GiB");
+        assert_eq!(c.auth.tokens[0].reveal(), "12345");
+        assert_eq!(
+            (c.sources["listen.s3"].as_str(), c.sources["batch.soft_errors_max"].as_str()),
+            ("--listen", "FOREBAY__BATCH__SOFT_ERRORS_MAX")
+        );
+        assert!(c.sources["cache.freshness"].ends_with("forebay.toml"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_reported_where_it_was_written() {
+        let (_dir, path) = file("[listen]\ns3 = \"127.0.0.1:1\"\n\n[cache]\nfreshnes = \"60s\"\n");
+        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
+        assert!(e.contains("forebay.toml, line 5") && e.contains("\"freshnes\"") && e.contains("did you mean \"freshness\""), "{e}");
+        let e = Config::load(None, env(&[("FOREBAY__LIMITS__CONECTIONS", "3")]), &[]).unwrap_err().to_string();
+        assert!(e.contains("FOREBAY__LIMITS__CONECTIONS") && e.contains("\"connections\""), "{e}");
+        let e = Override::text("cache.freshness", "sometimes", "--freshness").unwrap_err().to_string();
+        assert!(e.contains("--freshness") && e.contains("sometimes"), "{e}");
+        let (_dir, path) = file("[[origins]]\nurl = \"s3://b\"\nregoin = \"x\"\n");
+        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
+        assert!(e.contains("regoin") && e.contains("region"), "{e}");
+        assert!(Config::load(Some(Path::new("/no/such/file")), env(&[]), &[]).is_err());
+    }
+
+    #[test]
+    fn origins_come_from_the_command_line_too() {
+        let c = Config::load(
+            None,
+            env(&[]),
+            &[Override::origins(&["s3://a?endpoint=http://h:1".into(), "x=/tmp".into()], "--origin").unwrap()],
+        )
+        .unwrap();
+        assert_eq!(c.origins.len(), 2);
+        assert_eq!(c.origins[0].config.endpoint.as_deref(), Some("http://h:1"));
+        assert_eq!(c.origins[1].bucket().unwrap().as_deref(), Some("x"));
+        let c = Config::load(None, env(&[("FOREBAY__ORIGINS", "[{url = \"s3://a\", attempts = 2}]")]), &[]).unwrap();
+        assert_eq!(c.origins[0].config.attempts, 2);
+    }
+}

@@ -1,0 +1,234 @@
+//! The whole program's configuration: what can be set, where it is read from, whether it makes sense, and how it is shown.
+//!
+//! Later wins: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the command line. Each layer is checked on its own, so an error
+//! names the file and line, the variable or the option that is at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
+
+mod check;
+mod load;
+mod origin;
+mod reference;
+pub(crate) mod section;
+mod show;
+mod types;
+
+pub use check::{Problem, Severity};
+pub use load::Override;
+pub use origin::NamedOrigin;
+pub use reference::reference;
+pub use types::{Bytes, CacheDir, FreshnessRule, LogFormat, Mode, Secret, Span};
+
+use forebay_batch::BatchConfig;
+use forebay_core::limits;
+use forebay_engine::{BucketRule, BucketRules, EngineConfig};
+use section::section;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+/// Everything that an operator can set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub listen: Listen,
+    pub origins: Vec<NamedOrigin>,
+    pub cache: Cache,
+    pub buckets: BTreeMap<String, Bucket>,
+    pub memory: Memory,
+    pub batch: Batch,
+    pub auth: Auth,
+    pub limits: Limits,
+    pub log: Log,
+    /// Where each value that is not a default came from, by its dotted key.
+    #[serde(skip)]
+    pub(crate) sources: BTreeMap<String, String>,
+}
+
+section! {
+    /// Where the node listens.
+    Listen {
+        /// Address of the data port: S3 at the root, the batch API under `/v1/`. `off` for none.
+        s3: String = "127.0.0.1:8080".into(),
+        /// Path of the Unix socket that clients on this machine use by themselves; same protocol, several times the bytes per second.
+        /// `auto`: `forebay.sock` in the first cache directory, or in `$XDG_RUNTIME_DIR` where there is no cache. `off` for none.
+        unix: String = "auto".into(),
+        /// Permissions of the Unix socket. Who may open it is trusted: no keys are asked for. `"0660"` opens it to the group.
+        unix_mode: Mode = Mode(0o600),
+        /// Address of the admin port: `/metrics`, `/healthz`, `/readyz`. `off` for none.
+        admin: String = "127.0.0.1:8081".into(),
+        /// Host names under which buckets are found in virtual-host style: with `["s3.example.com"]`, `http://bucket.s3.example.com/key`.
+        hostnames: Vec<String> = Vec::new(),
+    }
+}
+
+section! {
+    /// The local cache.
+    Cache {
+        /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. None: nothing is kept, every read goes to the origin.
+        dirs: Vec<CacheDir> = Vec::new(),
+        /// When a cached version may be served without asking the origin: `immutable` (never ask), `always` (ask each time), or ask after a time.
+        freshness: FreshnessRule = FreshnessRule(forebay_engine::Freshness::default()),
+        /// Memory for the member indexes of archives.
+        member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
+        /// The longest run of missing chunks that one origin request fetches.
+        fill_run: Bytes = Bytes(limits::FILL_RUN_MAX_BYTES),
+    }
+}
+
+section! {
+    /// What holds for one bucket, where it differs: `[buckets.NAME]`.
+    Bucket {
+        /// As `cache.freshness`, which holds where this is not set.
+        freshness: Option<FreshnessRule> = None,
+        /// `false`: every read goes to the origin and nothing is kept.
+        cache: bool = true,
+    }
+}
+
+section! {
+    /// Memory for buffers.
+    Memory {
+        /// One budget for the buffers of fills, batches and uploads; work that does not fit is refused with 429. Default: 1 GiB, or a quarter of the
+        /// machine's memory where that is less.
+        budget: Option<Bytes> = None,
+    }
+}
+
+section! {
+    /// GetBatch.
+    Batch {
+        /// Most entries in one request.
+        max_entries: usize = BatchConfig::default().max_entries,
+        /// Largest request body.
+        max_body: Bytes = Bytes(BatchConfig::default().max_body_bytes as u64),
+        /// Entries that may be missing or unreadable in one request with continue-on-error, before it fails as a whole.
+        soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
+        /// Entries of one request that are fetched at the same time, ahead of the one being sent.
+        read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
+        /// The size of the buffers that an answer is sent in.
+        frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
+        /// How many of those buffers one answer may have filled and not yet sent.
+        window_frames: usize = BatchConfig::default().window_frames,
+        /// An entry that is not there after this long counts as failed.
+        entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
+        /// Attempts for one entry, the first included.
+        attempts: u32 = BatchConfig::default().attempts,
+        /// Batches are slowed down while work waited for a CPU for more than this share of the last 10 s, in percent. 0: never.
+        throttle_cpu_percent: u32 = BatchConfig::default().throttle_cpu_percent,
+        /// The same for work that waits for disks.
+        throttle_disk_percent: u32 = BatchConfig::default().throttle_disk_percent,
+        /// The pause before each buffer of an answer while batches are slowed down.
+        throttle_pause: Span = Span(BatchConfig::default().throttle_pause),
+    }
+}
+
+section! {
+    /// Who may come in over TCP. The Unix socket is guarded by its file permissions.
+    Auth {
+        /// Key pairs for S3 requests (Signature Version 4).
+        keys: Vec<KeyPair> = Vec::new(),
+        /// Tokens for requests under `/v1/` (`Authorization: Bearer TOKEN`).
+        tokens: Vec<Secret> = Vec::new(),
+        /// Serve without any keys or tokens on an address that other machines reach. Without keys, a node listens on loopback only.
+        anonymous: bool = false,
+    }
+}
+
+section! {
+    /// A key pair: `{ access_key = "…", secret_key = "…" }`.
+    KeyPair {
+        /// The name of the key, sent with each request.
+        access_key: String = String::new(),
+        /// The secret that requests are signed with.
+        secret_key: Secret = Secret::default(),
+    }
+}
+
+section! {
+    /// Bounds on clients.
+    Limits {
+        /// Requests worked on at the same time; the next one is answered 503 with Retry-After.
+        requests_in_flight: usize = limits::REQUESTS_IN_FLIGHT_DEFAULT,
+        /// Open client connections; the next one waits to be accepted.
+        connections: usize = limits::CONNECTIONS_DEFAULT,
+        /// A connection on which no complete request head arrives for this long is closed.
+        idle_timeout: Span = Span(Duration::from_secs(75)),
+        /// An upload that is silent for this long is given up.
+        body_timeout: Span = Span(Duration::from_secs(60)),
+        /// A client that takes nothing of its answer for this long is cut off.
+        write_timeout: Span = Span(Duration::from_secs(60)),
+        /// Multipart uploads under way that the node remembers the parts of.
+        uploads: usize = 10_000,
+        /// Objects that one warm-up reads at the same time.
+        warm_concurrency: usize = 32,
+        /// How long a stopping node waits for answers in flight.
+        drain_timeout: Span = Span(Duration::from_secs(limits::DRAIN_TIMEOUT_DEFAULT_SECS)),
+    }
+}
+
+section! {
+    /// Logs, on standard error.
+    Log {
+        /// `text` or `json`.
+        format: LogFormat = LogFormat::Text,
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter such as `info,forebay_origin=debug`. Each request is one line at `info`.
+        level: String = "info".into(),
+    }
+}
+
+impl Config {
+    /// What the engine needs of it.
+    pub fn engine(&self) -> EngineConfig {
+        EngineConfig {
+            rules: self.rules(),
+            member_index_memory_bytes: self.cache.member_index_memory.0,
+            fill_run_bytes: self.cache.fill_run.0,
+            ..EngineConfig::default()
+        }
+    }
+
+    fn rules(&self) -> BucketRules {
+        let default = BucketRule { freshness: self.cache.freshness.0, cache: !self.cache.dirs.is_empty() };
+        let rule = |b: &Bucket| BucketRule { freshness: b.freshness.map_or(default.freshness, |f| f.0), cache: default.cache && b.cache };
+        BucketRules { default, buckets: self.buckets.iter().map(|(name, b)| (name.clone(), rule(b))).collect() }
+    }
+
+    /// What the batcher needs of it.
+    pub fn batcher(&self) -> BatchConfig {
+        let b = &self.batch;
+        BatchConfig {
+            max_entries: b.max_entries,
+            max_body_bytes: usize::try_from(b.max_body.0).unwrap_or(usize::MAX),
+            soft_errors_max: b.soft_errors_max,
+            read_ahead_entries: b.read_ahead_entries,
+            frame_bytes: usize::try_from(b.frame.0).unwrap_or(usize::MAX),
+            window_frames: b.window_frames,
+            entry_timeout: b.entry_timeout.0,
+            attempts: b.attempts,
+            throttle_cpu_percent: b.throttle_cpu_percent,
+            throttle_disk_percent: b.throttle_disk_percent,
+            throttle_pause: b.throttle_pause.0,
+        }
+    }
+
+    /// The memory budget in bytes: as configured, or 1 GiB, or a quarter of the machine's memory where that is less.
+    pub fn memory_budget_bytes(&self) -> u64 {
+        self.memory.budget.map_or_else(|| limits::MEMORY_BUDGET_DEFAULT_BYTES.min(crate::process::memory_total_bytes() / 4), |b| b.0)
+    }
+
+    /// Where the Unix socket goes, if anywhere.
+    pub fn unix_path(&self) -> Option<PathBuf> {
+        match self.listen.unix.as_str() {
+            "off" | "" => None,
+            "auto" => match (self.cache.dirs.first(), std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty())) {
+                (Some(dir), _) => Some(dir.path.join(crate::SOCKET_NAME)),
+                (None, Some(dir)) => Some(PathBuf::from(dir).join(crate::SOCKET_NAME)),
+                (None, None) => None,
+            },
+            path => Some(PathBuf::from(path)),
+        }
+    }
+
+    /// Whether requests over TCP must bring a key or a token.
+    pub fn needs_credentials(&self) -> bool {
+        !self.auth.keys.is_empty() || !self.auth.tokens.is_empty()
+    }
+}

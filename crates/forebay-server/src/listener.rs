@@ -1,0 +1,164 @@
+//! Accepting connections, over TCP and the Unix socket, and serving HTTP/1.1 on them.
+//!
+//! A place among the open connections is taken before one is accepted: past the limit, clients wait in the kernel's queue. Stopping: no connection is
+//! accepted any more, idle ones are closed, busy ones after their answer.
+
+use crate::{app::App, io::Watched, metrics::Connections, note::Peer, service};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Request heads are small; S3's own limit for them is 8 KiB.
+const HEAD_MAX_BYTES: usize = 64 << 10;
+/// A pause after an error that accepting gives again at once, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a listener and its connections are told to stop, and waited for.
+#[derive(Clone, Default)]
+pub struct Stop {
+    /// Take nothing new.
+    pub stop: CancellationToken,
+    /// The time is up: break off.
+    pub abort: CancellationToken,
+    pub tasks: TaskTracker,
+}
+
+/// What connections share.
+#[derive(Clone)]
+pub struct Gate {
+    pub app: Arc<App>,
+    pub places: Arc<Semaphore>,
+    pub stop: Stop,
+}
+
+pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
+    loop {
+        let Some(place) = gate.place().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = gate.stop.stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                // Answers are written in large pieces; a small one must not wait for more.
+                if let Err(e) = stream.set_nodelay(true) {
+                    tracing::debug!(%peer, error = %e, "TCP_NODELAY");
+                }
+                gate.spawn(stream, Peer::Tcp(peer), place);
+            }
+            Err(e) => accept_failed(&e).await,
+        }
+    }
+}
+
+pub async fn serve_unix(listener: UnixListener, gate: Gate) {
+    loop {
+        let Some(place) = gate.place().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = gate.stop.stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => gate.spawn(stream, Peer::Unix, place),
+            Err(e) => accept_failed(&e).await,
+        }
+    }
+}
+
+async fn accept_failed(e: &io::Error) {
+    // A client that left before it was accepted is nobody's trouble.
+    if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted) {
+        return;
+    }
+    tracing::error!(error = %e, "a connection could not be accepted; if too many files are open, raise the limit (ulimit -n)");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+impl Gate {
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        tokio::select! {
+            place = self.places.clone().acquire_owned() => place.ok(),
+            () = self.stop.stop.cancelled() => None,
+        }
+    }
+
+    fn spawn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer, place: OwnedSemaphorePermit) {
+        let gate = self.clone();
+        self.stop.tasks.spawn(async move {
+            let _place = place;
+            let _open = Open::new(&gate.app, peer);
+            gate.serve(stream, peer).await;
+        });
+    }
+
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer) {
+        let limits = &self.app.config.limits;
+        let io = TokioIo::new(Watched::new(stream, limits.write_timeout.0));
+        let app = self.app.clone();
+        let service = service_fn(move |request| {
+            let app = app.clone();
+            async move { Ok::<_, std::convert::Infallible>(service::handle(app, request, peer).await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.idle_timeout.0)
+            .max_header_size(HEAD_MAX_BYTES)
+            .serve_connection(io, service);
+        let mut connection = std::pin::pin!(connection);
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = self.stop.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    result = connection.as_mut() => result,
+                    () = self.stop.abort.cancelled() => {
+                        tracing::warn!(%peer, "an answer was broken off because the node is stopping");
+                        return;
+                    }
+                }
+            }
+        };
+        if let Err(e) = result {
+            // Clients that leave, time out or send what is not HTTP; what was wrong with an answer is in its own log line.
+            tracing::debug!(%peer, error = %e, "the connection ended");
+        }
+    }
+}
+
+/// Counts a connection while it is open.
+struct Open {
+    app: Arc<App>,
+    peer: Peer,
+}
+
+impl Open {
+    fn new(app: &Arc<App>, peer: Peer) -> Self {
+        let open = Open { app: app.clone(), peer };
+        open.connections().open.fetch_add(1, Relaxed);
+        open.connections().accepted.fetch_add(1, Relaxed);
+        open
+    }
+
+    fn connections(&self) -> &Connections {
+        match self.peer {
+            Peer::Tcp(_) => &self.app.metrics.tcp,
+            Peer::Unix => &self.app.metrics.unix,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.connections().open.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,280 @@
+//! A node: its parts put together, started, and stopped.
+//!
+//! Order matters twice. At the start addresses are bound first (a mistake there is told at once), then the store is opened (which may read a log), and only
+//! then is anything accepted. At the end nothing new is taken, answers in flight finish, and the store is closed last.
+
+use crate::{
+    admin,
+    app::App,
+    buckets::OriginBuckets,
+    config::Config,
+    listener::{self, Gate, Stop},
+    logging,
+    metrics::{Metrics, Scrape},
+    request_id::RequestId,
+    s3::{Front, Uploads},
+    socket,
+};
+use forebay_batch::Batcher;
+use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
+use forebay_engine::Engine;
+use forebay_origin::{Origins, WILDCARD};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+
+/// How long connections may take to end once they were told that the time is up.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+/// A running node. Dropping it breaks everything off; [`Node::shutdown`] is the kind way.
+pub struct Node {
+    app: Arc<App>,
+    stop: Stop,
+}
+
+impl Node {
+    /// Starts a node, and sends this process's logs where `config.log` says.
+    ///
+    /// # Errors
+    /// `Invalid` for a configuration that cannot work, `AlreadyExists` for an address that is taken, `Conflict` for a cache directory that another
+    /// process has open.
+    pub async fn start(config: Config) -> Result<Node> {
+        config.checked()?;
+        logging::init(&config.log)?;
+        Self::start_with(config, Arc::new(SystemClock)).await
+    }
+
+    /// The same with a clock of the caller's, and without touching the process's logs.
+    pub async fn start_with(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
+        config.checked()?;
+        let s3 = bind("listen.s3", &config.listen.s3).await?;
+        let admin = bind("listen.admin", &config.listen.admin).await?;
+        let origins = Arc::new(open_origins(&config)?);
+        let store = open_store(&config, clock.clone()).await?;
+        // After the store, whose lock says that this socket is ours.
+        let unix_path = config.unix_path();
+        let unix = match &unix_path {
+            Some(path) => Some(socket::bind(path, config.listen.unix_mode.0)?),
+            None => None,
+        };
+
+        let config = Arc::new(config);
+        let budget = MemoryBudget::new(config.memory_budget_bytes());
+        let buckets = Arc::new(OriginBuckets::new(origins.clone()));
+        let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
+        let batcher = Batcher::new(engine.clone(), config.batcher());
+        let uploads = Arc::new(Uploads::new(config.limits.uploads));
+        let metrics = Arc::new(Metrics::default());
+        let ready = Arc::new(AtomicBool::new(true));
+        let node_id = RequestId::new().to_string();
+        let started_secs = clock.now().as_secs();
+        let scrape = Arc::new(Scrape {
+            metrics: metrics.clone(),
+            engine: engine.clone(),
+            batcher: batcher.clone(),
+            origins: origins.clone(),
+            uploads: uploads.clone(),
+            ready: ready.clone(),
+            version: crate::VERSION,
+            node_id: node_id.clone(),
+            started_secs,
+        });
+        let app = Arc::new(App {
+            s3: Front::new(&config, engine.clone(), uploads.clone()),
+            in_flight: Arc::new(Semaphore::new(config.limits.requests_in_flight)),
+            engine,
+            batcher,
+            origins,
+            uploads,
+            metrics,
+            scrape,
+            ready,
+            node_id,
+            began: Instant::now(),
+            started_secs,
+            s3_addr: local_addr(s3.as_ref()),
+            admin_addr: local_addr(admin.as_ref()),
+            unix_path,
+            config,
+        });
+        let stop = Stop::default();
+        let gate = Gate { app: app.clone(), places: Arc::new(Semaphore::new(app.config.limits.connections)), stop: stop.clone() };
+        if let Some(listener) = s3 {
+            stop.tasks.spawn(listener::serve_tcp(listener, gate.clone()));
+        }
+        if let Some(listener) = unix {
+            stop.tasks.spawn(listener::serve_unix(listener, gate));
+        }
+        if let Some(listener) = admin {
+            tokio::spawn(admin::serve(listener, app.clone(), stop.clone()));
+        }
+        tracing::info!(
+            version = crate::VERSION,
+            node_id = %app.node_id,
+            s3 = app.s3_addr.map(|a| a.to_string()),
+            admin = app.admin_addr.map(|a| a.to_string()),
+            unix = app.unix_path.as_ref().map(|p| p.display().to_string()),
+            "the node is ready"
+        );
+        Ok(Node { app, stop })
+    }
+
+    /// Where S3 and the batch API listen over TCP.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.app.s3_addr
+    }
+
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.app.admin_addr
+    }
+
+    pub fn unix_path(&self) -> Option<&Path> {
+        self.app.unix_path.as_deref()
+    }
+
+    /// New at each start.
+    pub fn node_id(&self) -> &str {
+        &self.app.node_id
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.app.engine
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.app.config
+    }
+
+    /// Takes nothing new, lets answers in flight finish for as long as `deadline`, and closes the store.
+    ///
+    /// # Errors
+    /// `Timeout` if answers had to be broken off; everything else is done all the same. Or what kept the store from closing.
+    pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
+        self.app.ready.store(false, Relaxed);
+        self.stop.stop.cancel();
+        self.stop.tasks.close();
+        let in_time = timeout(deadline, self.stop.tasks.wait()).await.is_ok();
+        let open = self.stop.tasks.len();
+        self.stop.abort.cancel();
+        if !in_time {
+            let _ = timeout(ABORT_GRACE, self.stop.tasks.wait()).await;
+        }
+        if let Some(path) = &self.app.unix_path {
+            socket::remove(path);
+        }
+        if let Some(store) = self.app.engine.store().cloned() {
+            let closed = tokio::task::spawn_blocking(move || store.close()).await;
+            closed.map_err(|e| Error::internal(format!("closing the store: {e}")))??;
+        }
+        if in_time {
+            tracing::info!("the node has stopped");
+            return Ok(());
+        }
+        Err(Error::timeout(format!("{open} connections were broken off after {deadline:?}"))
+            .hint("limits.drain_timeout is how long they may take"))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !self.stop.abort.is_cancelled() {
+            self.app.ready.store(false, Relaxed);
+            self.stop.stop.cancel();
+            self.stop.abort.cancel();
+            if let Some(path) = &self.app.unix_path {
+                socket::remove(path);
+            }
+        }
+    }
+}
+
+fn local_addr(listener: Option<&TcpListener>) -> Option<SocketAddr> {
+    listener.and_then(|l| l.local_addr().ok())
+}
+
+async fn bind(key: &str, address: &str) -> Result<Option<TcpListener>> {
+    if address == "off" {
+        return Ok(None);
+    }
+    TcpListener::bind(address).await.map(Some).map_err(|e| {
+        let failed = |kind, hint: &str| Error::new(kind, format!("{key}: cannot listen on {address}: {e}")).hint(hint);
+        match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                failed(ErrorKind::AlreadyExists, "another process listens there: choose another port, or stop it")
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                failed(ErrorKind::PermissionDenied, "ports below 1024 need a privilege: choose a higher one")
+            }
+            _ => failed(ErrorKind::Invalid, "it must be an address of this machine, as in 127.0.0.1:8080"),
+        }
+    })
+}
+
+fn open_origins(config: &Config) -> Result<Origins> {
+    let mut origins = Origins::new();
+    for origin in &config.origins {
+        let name = origin.bucket()?.unwrap_or_else(|| WILDCARD.to_owned());
+        origins.add_config(&name, &origin.config).map_err(|e| e.context(format!("origin {}", origin.config.url)))?;
+    }
+    Ok(origins)
+}
+
+async fn open_store(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<Store>>> {
+    if config.cache.dirs.is_empty() {
+        return Ok(None);
+    }
+    let dirs: Vec<DirConfig> = config.cache.dirs.iter().map(|d| DirConfig { path: d.path.clone(), capacity_bytes: d.size.0 }).collect();
+    let store_config = StoreConfig { dirs, ..StoreConfig::default() };
+    let opened = tokio::task::spawn_blocking(move || Store::open(store_config, clock)).await;
+    opened.map_err(|e| Error::internal(format!("opening the cache: {e}")))?.map(|s| Some(Arc::new(s)))
+}
+
+/// A node inside another process, or the one that has the cache directory already.
+pub enum Embedded {
+    /// Started here; it listens on the Unix socket alone.
+    Started(Node),
+    /// Another process serves this cache directory: connect to its socket.
+    Existing(PathBuf),
+}
+
+/// How long the process that holds the cache directory may take to listen, or to end.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
+
+/// Starts a node without TCP listeners, on a Unix socket in the first cache directory. Where another process has the directory open, its socket is
+/// the answer; where that process is just starting or ending, this waits a moment for one or the other.
+///
+/// # Errors
+/// As [`Node::start`]; `Conflict` if the directory stays taken and nobody listens.
+pub async fn embedded(mut config: Config) -> Result<Embedded> {
+    config.listen.s3 = "off".into();
+    config.listen.admin = "off".into();
+    if config.listen.unix == "off" || config.cache.dirs.is_empty() {
+        return Err(Error::invalid("an embedded node needs a cache directory").hint("cache=\"DIR:SIZE\""));
+    }
+    let path = config.unix_path().ok_or_else(|| Error::invalid("an embedded node needs a Unix socket"))?;
+    let began = Instant::now();
+    loop {
+        match Node::start_with(config.clone(), Arc::new(SystemClock)).await {
+            Ok(node) => return Ok(Embedded::Started(node)),
+            Err(e) if e.kind() == ErrorKind::Conflict => {
+                if tokio::net::UnixStream::connect(&path).await.is_ok() {
+                    return Ok(Embedded::Existing(path));
+                }
+                if began.elapsed() > TAKEOVER_TIMEOUT {
+                    return Err(e.hint(format!("another process has the cache open, and nobody answers at {}", path.display())));
+                }
+                tokio::time::sleep(TAKEOVER_PAUSE).await;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}

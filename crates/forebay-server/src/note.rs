@@ -1,0 +1,98 @@
+//! What is learned about one request on its way, for its log line and its metrics.
+
+use crate::{metrics::Metrics, request_id::RequestId};
+use forebay_core::CacheStatus;
+use http::{HeaderMap, HeaderValue, Method};
+use parking_lot::Mutex;
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+/// Who sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Tcp(SocketAddr),
+    /// Over the Unix socket: trusted, because its file permissions let it in.
+    Unix,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Peer::Tcp(address) => address.fmt(f),
+            Peer::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+/// Which of the interfaces a request uses; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Api {
+    S3,
+    Batch,
+    /// Objects and buckets under `/v1/`.
+    Objects,
+    /// `/v1/forebay/`.
+    Node,
+}
+
+impl Api {
+    pub const ALL: [Api; 4] = [Api::S3, Api::Batch, Api::Objects, Api::Node];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Api::S3 => "s3",
+            Api::Batch => "batch",
+            Api::Objects => "objects",
+            Api::Node => "node",
+        }
+    }
+}
+
+/// One request. Lives in its extensions; handlers add what they learn.
+pub struct Note {
+    pub id: RequestId,
+    pub peer: Peer,
+    pub method: Method,
+    pub began: Instant,
+    pub metrics: Arc<Metrics>,
+    learned: Mutex<Learned>,
+}
+
+#[derive(Clone, Default)]
+pub struct Learned {
+    pub api: Option<Api>,
+    pub bucket: String,
+    pub key: String,
+    pub cache: Option<CacheStatus>,
+    pub error: String,
+}
+
+impl Note {
+    pub fn new(id: RequestId, peer: Peer, method: Method, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Note { id, peer, method, began: Instant::now(), metrics, learned: Mutex::default() })
+    }
+
+    pub fn set_api(&self, api: Api) {
+        self.learned.lock().api = Some(api);
+    }
+
+    pub fn set_name(&self, bucket: &str, key: &str) {
+        let mut learned = self.learned.lock();
+        learned.bucket = bucket.to_owned();
+        learned.key = key.to_owned();
+    }
+
+    pub fn set_error(&self, error: impl Into<String>) {
+        self.learned.lock().error = error.into();
+    }
+
+    pub fn learned(&self) -> Learned {
+        self.learned.lock().clone()
+    }
+
+    /// Sets `X-Cache` and counts it. The one place that does either, so the header and its counter never disagree.
+    pub fn x_cache(&self, headers: &mut HeaderMap, status: CacheStatus) {
+        headers.insert("x-cache", HeaderValue::from_static(status.as_str()));
+        self.metrics.answers.count(status);
+        self.learned.lock().cache = Some(status);
+    }
+}

@@ -1,0 +1,79 @@
+//! The id of a request: what the client sends if it is sane, or else a new one. It is in the answer, in the logs and in error texts.
+
+use http::HeaderMap;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+pub const HEADER: &str = "x-request-id";
+const MAX_BYTES: usize = 128;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestId(Arc<str>);
+
+impl RequestId {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The client's own id, or a new one.
+    pub fn of(headers: &HeaderMap) -> Self {
+        match headers.get(HEADER).and_then(|v| v.to_str().ok()) {
+            Some(id) if is_sane(id) => RequestId(id.into()),
+            _ => Self::new(),
+        }
+    }
+
+    /// Unique in this process, and among processes by its start time and id.
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+        let process = PROCESS.get_or_init(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+            (forebay_core::name::hash_name("process", &format!("{now}/{}", std::process::id())) >> 64) as u64
+        });
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        RequestId(format!("{process:016x}{n:08x}").into())
+    }
+}
+
+impl Default for RequestId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What may go into a log line and a header as it is.
+fn is_sane(id: &str) -> bool {
+    !id.is_empty()
+        && id.len() <= MAX_BYTES
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'/' | b'+' | b'='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_id_is_kept_if_it_is_sane() {
+        let of = |id: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HEADER, id.parse().unwrap());
+            RequestId::of(&headers).to_string()
+        };
+        assert_eq!(of("run-7/step_3"), "run-7/step_3");
+        assert_ne!(of("a b"), "a b");
+        assert_ne!(of(&"x".repeat(129)), "x".repeat(129));
+        assert_ne!(RequestId::new(), RequestId::new());
+    }
+}

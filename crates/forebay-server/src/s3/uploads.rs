@@ -1,0 +1,137 @@
+//! Multipart uploads under way: what the node remembers of them.
+//!
+//! The origin holds the parts; the node remembers their sizes and checksums, so that they can be listed, and completed by number and ETag alone.
+//! It forgets them at a restart, which loses nothing at the origin: an upload can still be completed, but its parts are listed no more.
+//!
+//! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is forgotten first.
+
+use forebay_core::ObjectName;
+use forebay_engine::UploadedPart;
+use parking_lot::Mutex;
+use s3s::dto::Checksum;
+use std::collections::{BTreeMap, HashMap};
+
+/// Parts remembered over all uploads.
+const PARTS_MAX: usize = 1_000_000;
+
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub part: UploadedPart,
+    pub checksum: Checksum,
+    pub stored_ms: i64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Upload {
+    pub name: ObjectName,
+    pub id: String,
+    pub begun_ms: i64,
+    pub parts: BTreeMap<u32, Part>,
+    /// In the order of beginning, so that the oldest is known.
+    order: u64,
+}
+
+pub struct Uploads {
+    max_uploads: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    uploads: HashMap<(ObjectName, String), Upload>,
+    by_order: BTreeMap<u64, (ObjectName, String)>,
+    next: u64,
+    parts: usize,
+}
+
+impl Uploads {
+    pub fn new(max_uploads: usize) -> Self {
+        Uploads { max_uploads: max_uploads.max(1), inner: Mutex::default() }
+    }
+
+    pub fn begin(&self, name: &ObjectName, id: &str, now_ms: i64) {
+        let mut inner = self.inner.lock();
+        while inner.uploads.len() >= self.max_uploads {
+            inner.forget_oldest();
+        }
+        let order = inner.next;
+        inner.next += 1;
+        let key = (name.clone(), id.to_owned());
+        inner.by_order.insert(order, key.clone());
+        inner.uploads.insert(key, Upload { name: name.clone(), id: id.to_owned(), begun_ms: now_ms, parts: BTreeMap::new(), order });
+    }
+
+    /// A part that the origin has acknowledged. Of an upload that is not remembered, nothing is.
+    pub fn stored(&self, name: &ObjectName, id: &str, part: Part) {
+        let mut inner = self.inner.lock();
+        let Some(upload) = inner.uploads.get_mut(&(name.clone(), id.to_owned())) else { return };
+        if upload.parts.insert(part.part.number, part).is_none() {
+            inner.parts += 1;
+        }
+        while inner.parts > PARTS_MAX && inner.uploads.len() > 1 {
+            inner.forget_oldest();
+        }
+    }
+
+    pub fn get(&self, name: &ObjectName, id: &str) -> Option<Upload> {
+        self.inner.lock().uploads.get(&(name.clone(), id.to_owned())).cloned()
+    }
+
+    pub fn end(&self, name: &ObjectName, id: &str) {
+        self.inner.lock().forget(&(name.clone(), id.to_owned()));
+    }
+
+    /// Uploads of a bucket under a prefix, by key and id.
+    pub fn list(&self, bucket: &str, prefix: &str) -> Vec<Upload> {
+        let inner = self.inner.lock();
+        let mut found: Vec<Upload> = inner
+            .uploads
+            .values()
+            .filter(|u| u.name.bucket() == bucket && u.name.key().starts_with(prefix))
+            .map(|u| Upload { parts: BTreeMap::new(), ..u.clone() })
+            .collect();
+        found.sort_by(|a, b| (a.name.key(), &a.id).cmp(&(b.name.key(), &b.id)));
+        found
+    }
+
+    pub fn len(&self) -> usize {
+        self.inner.lock().uploads.len()
+    }
+}
+
+impl Inner {
+    fn forget(&mut self, key: &(ObjectName, String)) {
+        if let Some(upload) = self.uploads.remove(key) {
+            self.by_order.remove(&upload.order);
+            self.parts -= upload.parts.len();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, key)) = self.by_order.pop_first() {
+            tracing::warn!(object = %key.0, "too many multipart uploads: the parts of the oldest are no longer listed");
+            self.forget(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_forgotten_first() {
+        let name = |k: &str| ObjectName::new("bucket", k).unwrap();
+        let uploads = Uploads::new(2);
+        for k in ["a", "b", "c"] {
+            uploads.begin(&name(k), "id", 0);
+            let part = UploadedPart { number: 1, etag: "e".into(), size: 5 };
+            uploads.stored(&name(k), "id", Part { part, checksum: Checksum::default(), stored_ms: 0 });
+        }
+        assert!(uploads.get(&name("a"), "id").is_none());
+        assert_eq!(uploads.get(&name("c"), "id").unwrap().parts[&1].part.size, 5);
+        assert_eq!(uploads.list("bucket", "").len(), 2);
+        uploads.end(&name("b"), "id");
+        assert_eq!((uploads.len(), uploads.inner.lock().parts, uploads.inner.lock().by_order.len()), (1, 1, 1));
+    }
+}

@@ -1,0 +1,188 @@
+//! One request on a data listener: id, admission, routing, log line.
+//!
+//! Invariants: each request is counted and logged once, when its answer is out, cut or abandoned; its place among the requests in flight is held until
+//! then. Log lines hold no query strings, which may carry signatures, and no header values.
+
+use crate::{
+    app::App,
+    body::{AnswerBody, BoxError},
+    note::{Api, Note, Peer},
+    request_id::{self, RequestId},
+    s3,
+    upload::UploadBody,
+    v1,
+};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Answers one request.
+pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Response<Tracked> {
+    let note = Note::new(RequestId::of(request.headers()), peer, request.method().clone(), app.metrics.clone());
+    let path = request.uri().path().to_owned();
+    let is_v1 = path == "/v1" || path.starts_with("/v1/");
+    note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
+    app.metrics.in_flight.fetch_add(1, Relaxed);
+    let (permit, refusal) = admit(&app);
+    let mut response = match refusal {
+        Some(e) => refuse(&app, &note, &path, is_v1, &e),
+        None => {
+            let request = request.map(|body| UploadBody::new(body, app.config.limits.body_timeout.0));
+            if is_v1 { v1::call(app.clone(), request, note.clone()).await } else { app.s3.call(request, note.clone()).await }
+        }
+    };
+    if note.method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED {
+        *response.body_mut() = AnswerBody::Empty;
+    }
+    if let Ok(id) = HeaderValue::from_str(note.id.as_str()) {
+        if !is_v1 {
+            response.headers_mut().insert("x-amz-request-id", id.clone());
+        }
+        response.headers_mut().insert(request_id::HEADER, id);
+    }
+    let learned = note.learned();
+    app.metrics.request(learned.api.unwrap_or(Api::S3), &note.method, response.status().as_u16());
+    // HEADs and listings are no GETs of objects.
+    let cache = learned.cache.filter(|_| note.method == Method::GET);
+    let api = learned.api.unwrap_or(Api::S3);
+    if response.status().is_success() && (cache.is_some() || api == Api::Batch) {
+        app.metrics.first_byte(api, cache, note.began.elapsed());
+    }
+    let status = response.status();
+    let expected = response.body().size_hint().exact();
+    response.map(|body| Tracked { body, app, note, path, status, api, cache, expected, sent: 0, end: End::Open, _permit: permit })
+}
+
+/// A place among the requests in flight, or why there is none.
+fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
+    if !app.ready.load(Relaxed) {
+        app.metrics.refused_stopping.fetch_add(1, Relaxed);
+        return (None, Some(Error::new(ErrorKind::ShuttingDown, "the node is stopping").hint("try another, or again in a while")));
+    }
+    match app.in_flight.clone().try_acquire_owned() {
+        Ok(permit) => (Some(permit), None),
+        Err(_) => {
+            app.metrics.refused_overload.fetch_add(1, Relaxed);
+            let e = Error::busy(format!("{} requests are in flight, the most that this node takes", app.config.limits.requests_in_flight))
+                .hint("try again; limits.requests_in_flight is the limit")
+                .retry_after(Duration::from_secs(1));
+            (None, Some(e))
+        }
+    }
+}
+
+fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
+    // The body of a request that is refused stays unread, so its connection cannot go on; hyper closes it.
+    if is_v1 { v1::refused(app, note, path, e) } else { s3::overloaded(e, path, note) }
+}
+
+/// How an answer ended.
+enum End {
+    Open,
+    Complete,
+    Cut(String),
+}
+
+/// The body of an answer, followed to its end.
+pub struct Tracked {
+    body: AnswerBody,
+    app: Arc<App>,
+    note: Arc<Note>,
+    path: String,
+    status: StatusCode,
+    api: Api,
+    cache: Option<forebay_core::CacheStatus>,
+    /// Bytes, where they are known before.
+    expected: Option<u64>,
+    sent: u64,
+    end: End,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Body for Tracked {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        let polled = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
+        match &polled {
+            Some(Ok(frame)) => this.sent += frame.data_ref().map_or(0, |d| d.len() as u64),
+            Some(Err(e)) => {
+                this.end = End::Cut(match e.downcast_ref::<Error>() {
+                    Some(e) => e.describe(),
+                    None => e.to_string(),
+                });
+            }
+            None => this.end = End::Complete,
+        }
+        Poll::Ready(polled)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        let metrics = &self.app.metrics;
+        metrics.in_flight.fetch_sub(1, Relaxed);
+        metrics.sent_bytes.add(self.api, self.sent);
+        let took = self.note.began.elapsed();
+        // A body that was sent to its last announced byte is complete, whether or not its end was asked for.
+        if matches!(self.end, End::Open) && (self.body.is_end_stream() || self.expected == Some(self.sent)) {
+            self.end = End::Complete;
+        }
+        let learned = self.note.learned();
+        let (outcome, error) = match &self.end {
+            End::Complete => {
+                if self.status.is_success() && (self.cache.is_some() || self.api == Api::Batch) {
+                    metrics.finished(self.api, self.cache, took);
+                }
+                ("complete", learned.error.as_str())
+            }
+            End::Open => {
+                metrics.abandoned.add(self.api, 1);
+                ("abandoned", learned.error.as_str())
+            }
+            End::Cut(error) => {
+                metrics.cut.add(self.api, 1);
+                ("cut", error.as_str())
+            }
+        };
+        let status = self.status.as_u16();
+        macro_rules! line { ($level:ident) => {
+            tracing::$level!(
+                target: "forebay::request",
+                id = %self.note.id,
+                peer = %self.note.peer,
+                api = self.api.as_str(),
+                method = %self.note.method,
+                path = %self.path,
+                bucket = %learned.bucket,
+                key = %learned.key,
+                status,
+                bytes = self.sent,
+                cache = learned.cache.map(|c| c.as_str()),
+                ms = took.as_secs_f64() * 1e3,
+                outcome,
+                error = (!error.is_empty()).then_some(error),
+            )
+        } }
+        if status >= 500 || matches!(self.end, End::Cut(_)) { line!(warn) } else { line!(info) }
+    }
+}

@@ -1,0 +1,99 @@
+//! The body of a request, given up when it is silent for too long.
+
+use crate::body::BoxError;
+use bytes::Bytes;
+use forebay_core::Error;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::time::{Instant, Sleep, sleep};
+
+pub struct UploadBody {
+    inner: Incoming,
+    timeout: Duration,
+    /// Armed while a piece is waited for.
+    timer: Option<Pin<Box<Sleep>>>,
+    armed: bool,
+}
+
+impl UploadBody {
+    pub fn new(inner: Incoming, timeout: Duration) -> Self {
+        UploadBody { inner, timeout, timer: None, armed: false }
+    }
+}
+
+impl Body for UploadBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
+            this.armed = false;
+            return Poll::Ready(
+                frame.map(|f| f.map_err(|e| Error::invalid(format!("the upload broke off: {e}")).hint("send it again").into())),
+            );
+        }
+        let timeout = this.timeout;
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        if !this.armed {
+            timer.as_mut().reset(Instant::now() + timeout);
+            this.armed = true;
+        }
+        match timer.as_mut().poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(()) => Poll::Ready(Some(Err(Error::invalid(format!("the upload was silent for {timeout:?}"))
+                .hint("limits.body_timeout is the limit")
+                .into()))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Reads a whole body of at most `limit` bytes.
+///
+/// # Errors
+/// `TooLarge` over the limit, or what broke the upload off.
+pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Result<Bytes> {
+    use http_body_util::BodyExt;
+    let too_large = || Error::new(forebay_core::ErrorKind::TooLarge, format!("the body of the request is larger than {limit} bytes"));
+    let announced = body.size_hint().exact();
+    if announced.is_some_and(|n| n > limit as u64) {
+        return Err(too_large());
+    }
+    let mut first: Option<Bytes> = None;
+    let mut all = bytes::BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| match e.downcast::<Error>() {
+            Ok(e) => *e,
+            Err(e) => Error::invalid(e.to_string()),
+        })?;
+        let Ok(piece) = frame.into_data() else { continue };
+        if all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len() > limit {
+            return Err(too_large());
+        }
+        // One piece, the usual case for small bodies, is not copied.
+        match (first.take(), all.is_empty()) {
+            (None, true) => first = Some(piece),
+            (Some(one), _) => {
+                all.reserve(announced.unwrap_or(0).min(limit as u64) as usize);
+                all.extend_from_slice(&one);
+                all.extend_from_slice(&piece);
+            }
+            (None, false) => all.extend_from_slice(&piece),
+        }
+    }
+    Ok(first.unwrap_or_else(|| all.freeze()))
+}

@@ -1,0 +1,34 @@
+//! `/v1/ml/moss[/BUCKET]`: GetBatch, by GET with a body and by POST alike.
+
+use super::{Call, not_offered};
+use crate::body::AnswerBody;
+use forebay_batch::RunOptions;
+use forebay_core::{Error, Result};
+use http::{HeaderName, HeaderValue, Method, Response, header};
+
+/// Asks for placeholders that say why, in a PAX record.
+const ENTRY_ERRORS: HeaderName = HeaderName::from_static("x-forebay-entry-errors");
+
+pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
+    if !matches!(call.note.method, Method::GET | Method::POST) {
+        return Err(not_offered(call));
+    }
+    call.note.set_name(bucket, "");
+    if call.http_10 {
+        // Without chunks the end of an answer is the end of the connection, and a cut one would look whole.
+        return Err(
+            Error::invalid("a batch needs HTTP/1.1").hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")
+        );
+    }
+    let body = call.read_body(call.app.batcher.config().max_body_bytes).await?;
+    let options = RunOptions {
+        coloc: call.query("coloc").map(str::to_owned),
+        pax_errors: call.headers.get(ENTRY_ERRORS).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"pax")),
+    };
+    let default_bucket = Some(bucket).filter(|b| !b.is_empty());
+    let answer = call.app.batcher.run(default_bucket, body, options).await?;
+    let mut response = Response::new(AnswerBody::stream(answer.body, answer.content_length));
+    let content_type = HeaderValue::from_str(&answer.content_type).map_err(|e| Error::internal(format!("content type of a batch: {e}")))?;
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    Ok(response)
+}

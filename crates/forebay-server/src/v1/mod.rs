@@ -1,0 +1,188 @@
+//! The API under `/v1/`: batches, objects and buckets as AIStore's clients use them, and the node's own calls under `/v1/forebay/`.
+//!
+//! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted and say nothing here: a bucket's name leads to its origin, whatever kind that is. What a
+//! client asks for and this node does not do (appending, transforms, jobs) is answered 501 with its name.
+
+mod batch;
+mod buckets;
+mod cluster;
+mod error;
+mod msgpack;
+mod node;
+mod objects;
+mod warm;
+
+use crate::{
+    app::App,
+    auth,
+    body::AnswerBody,
+    note::{Api, Note, Peer},
+    s3::{decode, parse_query},
+    upload::UploadBody,
+};
+use error::Place;
+use forebay_core::{Error, ErrorKind, Result};
+use http::{Request, Response, StatusCode};
+use std::sync::Arc;
+
+/// The largest body of a request that is not an upload or a batch.
+const CONTROL_BODY_MAX_BYTES: usize = 64 << 20;
+
+/// One request on its way through the handlers.
+pub(crate) struct Call {
+    pub app: Arc<App>,
+    pub note: Arc<Note>,
+    pub path: String,
+    pub query: Vec<(String, String)>,
+    pub headers: http::HeaderMap,
+    pub http_10: bool,
+    body: parking_lot::Mutex<Option<UploadBody>>,
+}
+
+impl Call {
+    pub fn query(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+
+    /// As the client names it; `ais` where it does not.
+    pub fn provider(&self) -> &str {
+        self.query("provider").filter(|p| !p.is_empty()).unwrap_or("ais")
+    }
+
+    pub fn take_body(&self) -> Result<UploadBody> {
+        self.body.lock().take().ok_or_else(|| Error::internal("the body of the request was taken twice"))
+    }
+
+    pub async fn read_body(&self, limit: usize) -> Result<bytes::Bytes> {
+        crate::upload::read_all(self.take_body()?, limit).await
+    }
+
+    pub async fn json(&self) -> Result<serde_json::Value> {
+        let body = self.read_body(CONTROL_BODY_MAX_BYTES).await?;
+        if body.is_empty() {
+            return Ok(serde_json::Value::Null);
+        }
+        serde_json::from_slice(&body).map_err(|e| Error::invalid(format!("the body of the request is not JSON: {e}")))
+    }
+
+    /// The URL that the client reached the node by.
+    pub fn base_url(&self) -> String {
+        let host = self.headers.get(http::header::HOST).and_then(|h| h.to_str().ok()).unwrap_or("localhost");
+        format!("http://{host}")
+    }
+}
+
+/// Answers one request under `/v1/`.
+pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) -> Response<AnswerBody> {
+    let (head, body) = request.into_parts();
+    let raw = head.uri.path().to_owned();
+    note.set_api(api_of(&raw));
+    let parsed = segments(&raw).and_then(|s| Ok((s, head.uri.query().map_or(Ok(Vec::new()), parse_query)?)));
+    let (segments, query) = match parsed {
+        Ok(parsed) => parsed,
+        Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
+    };
+    let call = Call {
+        app: app.clone(),
+        note: note.clone(),
+        path: raw,
+        query,
+        headers: head.headers,
+        http_10: head.version < http::Version::HTTP_11,
+        body: parking_lot::Mutex::new(Some(body)),
+    };
+    let routed = match auth::check_token(&app.config, note.peer, &call.headers) {
+        Ok(()) => route(&call, &segments).await,
+        Err(e) => Err(e),
+    };
+    match routed {
+        Ok(response) => response,
+        Err(e) => {
+            let learned = note.learned();
+            let range = e.kind() == ErrorKind::RangeNotSatisfiable;
+            let place = Place {
+                note: &note,
+                path: &call.path,
+                node: &app.node_id,
+                provider: call.provider(),
+                bucket: &learned.bucket,
+                name: &learned.key,
+            };
+            let mut response = error::response(&e, &place);
+            if range && let Some(value) = objects::unsatisfiable(&call, &learned.bucket, &learned.key).await {
+                response.headers_mut().insert(http::header::CONTENT_RANGE, value);
+            }
+            response
+        }
+    }
+}
+
+/// For a request that is refused before it is looked at.
+pub fn refused(app: &App, note: &Note, path: &str, e: &Error) -> Response<AnswerBody> {
+    let mut response = error::response(e, &Place { note, path, node: &app.node_id, provider: "", bucket: "", name: "" });
+    response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+    response
+}
+
+pub fn api_of(path: &str) -> Api {
+    if path.starts_with("/v1/ml/") {
+        Api::Batch
+    } else if path.starts_with("/v1/forebay/") {
+        Api::Node
+    } else {
+        Api::Objects
+    }
+}
+
+/// The decoded path after `/v1/`: its first two parts, and the rest as one, since an object's name holds slashes.
+fn segments(path: &str) -> Result<[String; 3]> {
+    let mut parts = path.trim_start_matches('/').strip_prefix("v1").unwrap_or_default().trim_start_matches('/').splitn(3, '/');
+    let mut next = || decode(parts.next().unwrap_or_default());
+    Ok([next()?, next()?, next()?])
+}
+
+async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Response<AnswerBody>> {
+    match (first.as_str(), second.as_str()) {
+        ("ml", "moss") => batch::moss(call, rest.trim_end_matches('/')).await,
+        ("objects", bucket) => objects::objects(call, bucket, rest).await,
+        ("buckets", bucket) => buckets::buckets(call, bucket, rest).await,
+        ("daemon", _) => cluster::daemon(call),
+        ("cluster", _) => cluster::cluster(call),
+        ("health", _) => cluster::health(call),
+        ("forebay", what) => node::node(call, what, rest).await,
+        _ => Err(not_offered(call)),
+    }
+}
+
+fn not_offered(call: &Call) -> Error {
+    Error::unsupported(format!("{} {} is not offered here", call.note.method, call.path))
+        .hint("see /v1/objects, /v1/buckets, /v1/ml/moss and /v1/forebay")
+}
+
+/// An empty answer.
+fn done(status: StatusCode) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Empty);
+    *response.status_mut() = status;
+    response
+}
+
+/// Whether the sender is on the Unix socket.
+fn is_local(call: &Call) -> bool {
+    call.note.peer == Peer::Unix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_their_slashes_and_are_decoded_once() {
+        let of = |p: &str| segments(p).unwrap();
+        assert_eq!(of("/v1/objects/b/a%2Fb/c%20%2525"), ["objects", "b", "a/b/c %25"]);
+        assert_eq!(of("/v1/buckets/b"), ["buckets", "b", ""]);
+        assert_eq!(of("/v1/health"), ["health", "", ""]);
+        assert_eq!(of("/v1/objects/b/%C3%BC"), ["objects", "b", "ü"]);
+        assert!(segments("/v1/objects/b/%ff").is_err());
+        assert_eq!(api_of("/v1/ml/moss/b"), Api::Batch);
+    }
+}

@@ -1,0 +1,331 @@
+//! `/v1/forebay/`: what the node says of itself, and what operators do with its cache.
+
+use super::{Call, error::json_response, is_local, not_offered, warm};
+use crate::{body::AnswerBody, object, process};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
+use forebay_engine::{ListRequest, ReadOptions};
+use http::{Method, Response, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+/// Names in one pin, unpin or evict report that are told one by one.
+const REPORT_ERRORS_MAX: usize = 100;
+
+pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<AnswerBody>> {
+    match (&call.note.method, what) {
+        (&Method::GET, "info") => Ok(json_response(StatusCode::OK, &info(call))),
+        (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call).await?)),
+        (&Method::GET, "stat") => stat(call, rest).await,
+        (&Method::GET, "pinned") => pinned(call),
+        (&Method::POST, "warm") => warm::warm(call).await,
+        (&Method::POST, "pin" | "unpin" | "evict") => change(call, what).await,
+        _ => Err(not_offered(call)),
+    }
+}
+
+fn info(call: &Call) -> Value {
+    let app = &call.app;
+    json!({
+        "version": crate::VERSION,
+        "node_id": app.node_id,
+        "unix_socket": app.unix_path.as_ref().map(|p| p.display().to_string()),
+        "host_id": process::host_id(),
+        "admin": app.admin_addr.map(|a| format!("http://{a}")),
+        "s3": app.s3_addr.map(|a| format!("http://{a}")),
+        "local": is_local(call),
+    })
+}
+
+async fn status(call: &Call) -> Result<Value> {
+    let app = &call.app;
+    let store = app.engine.store().map(|s| s.stats());
+    let dirs: Vec<Value> = store
+        .iter()
+        .flat_map(|s| &s.dirs)
+        .map(|d| {
+            json!({
+                "path": d.path, "state": d.state.as_str(), "capacity_bytes": d.capacity_bytes, "used_bytes": d.used_bytes,
+                "live_bytes": d.live_bytes, "records": d.records, "evicted_records": d.evicted_records, "evicted_bytes": d.evicted_bytes,
+                "checksum_failures": d.checksum_failures, "read_failures": d.read_failures, "write_failures": d.write_failures,
+            })
+        })
+        .collect();
+    let origins: Vec<Value> = app
+        .origins
+        .stats()
+        .into_iter()
+        .map(|(name, s)| {
+            let operations: serde_json::Map<String, Value> = s
+                .operations
+                .iter()
+                .filter(|o| o.requests > 0)
+                .map(|o| {
+                    (
+                        o.operation.as_str().to_owned(),
+                        json!({"requests": o.requests, "errors": o.errors, "latency_seconds": o.latency_seconds}),
+                    )
+                })
+                .collect();
+            let errors: serde_json::Map<String, Value> = s.errors.iter().map(|(k, n)| (k.code().to_owned(), json!(n))).collect();
+            json!({
+                "name": name, "operations": operations, "errors": errors, "bytes_in": s.bytes_in, "bytes_out": s.bytes_out,
+                "in_flight": s.in_flight, "waiting": s.waiting, "retries": s.retries, "continuations": s.continuations,
+            })
+        })
+        .collect();
+    let configured: Vec<Value> = app
+        .config
+        .origins
+        .iter()
+        .map(|o| json!({"bucket": o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), "url": o.config.url, "endpoint": o.config.endpoint}))
+        .collect();
+    let s = app.engine.stats().snapshot();
+    let reads = s.reads_hit + s.reads_miss + s.reads_revalidated + s.reads_bypass;
+    let b = app.batcher.stats().snapshot();
+    Ok(json!({
+        "version": crate::VERSION,
+        "node_id": app.node_id,
+        "state": if app.ready.load(Relaxed) { "ready" } else { "stopping" },
+        "uptime_seconds": app.began.elapsed().as_secs(),
+        "listen": {"s3": app.s3_addr, "admin": app.admin_addr, "unix": app.unix_path},
+        "origins": configured,
+        "origin_stats": origins,
+        "cache": {
+            "dirs": dirs,
+            "entries": store.as_ref().map_or(0, |s| s.entries),
+            "index_bytes": store.as_ref().map_or(0, |s| s.index_bytes),
+            "pins": store.as_ref().map_or(0, |s| s.pins),
+            "pinned_bytes": store.as_ref().map_or(0, |s| s.pinned_bytes),
+            "pins_not_held": store.as_ref().map_or(0, |s| s.pins_not_held),
+        },
+        "reads": {
+            "total": reads, "hit": s.reads_hit, "miss": s.reads_miss, "revalidated": s.reads_revalidated, "bypass": s.reads_bypass, "failed": s.reads_failed,
+            "bytes_from_cache": s.bytes_from_cache, "bytes_from_origin": s.bytes_from_origin,
+        },
+        "engine": {
+            "fills": s.fills, "fills_failed": s.fills_failed, "fills_joined": s.fills_joined, "fills_in_flight": app.engine.fills_in_flight(),
+            "revalidations": s.revalidations, "revalidations_changed": s.revalidations_changed, "version_changes": s.version_changes,
+            "store_writes_failed": s.store_writes_failed, "indexes_built": s.indexes_built, "indexes_built_in_passing": s.indexes_built_in_passing,
+            "indexes_loaded": s.indexes_loaded, "archives_unpacked": s.archives_unpacked, "writes": s.writes, "bytes_written": s.bytes_written, "deletes": s.deletes,
+        },
+        "batches": {
+            "completed": b.batches, "in_flight": b.in_flight, "objects": b.objects, "members": b.members, "errors_soft": b.errors_soft,
+            "errors_hard": b.errors_hard, "refused": b.refused, "cut": b.cut, "bytes_sent": b.bytes_sent,
+        },
+        "memory": {"budget_bytes": app.engine.budget().total_bytes(), "used_bytes": app.engine.budget().used_bytes(), "resident_bytes": process::resident_bytes()},
+        "requests_in_flight": app.metrics.in_flight.load(Relaxed),
+    }))
+}
+
+/// The store, or why there is none.
+fn store(call: &Call) -> Result<&Arc<forebay_store::Store>> {
+    call.app.engine.store().ok_or_else(|| Error::unsupported("this node has no cache").hint("start it with --cache DIR:SIZE"))
+}
+
+async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
+    let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+    call.note.set_name(bucket, key);
+    let name = object::name(bucket, key)?;
+    let engine = &call.app.engine;
+    // What is here now, before the question makes it fresh.
+    let before = engine.store().and_then(|s| s.head(&name));
+    let head = engine.head(&name, &ReadOptions::default()).await?;
+    let meta = head.meta;
+    let cached = match engine.store() {
+        Some(store) if engine.rule(bucket).cache => store.coverage(&name, &meta),
+        _ => 0,
+    };
+    let validated = before.as_ref().map_or(0, |h| h.validated_at_secs);
+    let rule = engine.rule(bucket);
+    let fresh_until = match (validated, rule.freshness) {
+        (0, _) | (_, forebay_engine::Freshness::Always) => Value::Null,
+        (_, forebay_engine::Freshness::Immutable) => json!("forever"),
+        (at, forebay_engine::Freshness::RevalidateAfter(time)) => json!(u64::from(at) + time.as_secs()),
+    };
+    Ok(json_response(
+        StatusCode::OK,
+        &json!({
+            "bucket": bucket, "key": key, "size": meta.size, "etag": meta.etag, "last_modified": object::http_date(meta.last_modified_ms),
+            "last_modified_ms": meta.last_modified_ms, "version": format!("{:016x}", meta.version().0), "attributes": meta.attributes,
+            "cache": head.cache.as_str(), "cached_bytes": cached, "pinned": before.is_some_and(|h| h.pinned) || store(call).is_ok_and(|s| s.pinned().contains(&name)),
+            "validated_at": (validated > 0).then_some(validated), "fresh_until": fresh_until,
+        }),
+    ))
+}
+
+fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
+    let names: Vec<Value> = store(call)?.pinned().iter().map(|n| json!({"bucket": n.bucket(), "key": n.key()})).collect();
+    Ok(json_response(StatusCode::OK, &json!({"pinned": names})))
+}
+
+/// Which objects a request means: a prefix of a bucket, or a list of keys.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Selection {
+    pub bucket: String,
+    pub prefix: Option<String>,
+    pub keys: Option<Vec<String>>,
+    /// `BUCKET/KEY`, or `KEY` where `bucket` is given; one on each line.
+    pub manifest: Option<String>,
+    pub dry_run: bool,
+    /// Objects at the same time; the node's own limit is the most.
+    pub concurrency: Option<usize>,
+}
+
+impl Selection {
+    /// From a JSON body. A body of another type is a manifest; the rest then comes from the query.
+    pub async fn of(call: &Call) -> Result<Self> {
+        let body = call.read_body(super::CONTROL_BODY_MAX_BYTES).await?;
+        let is_json = call.headers.get(http::header::CONTENT_TYPE).is_none_or(|v| v.as_bytes().starts_with(b"application/json"));
+        let mut selection = if is_json && !body.is_empty() {
+            serde_json::from_slice(&body).map_err(|e| {
+                Error::invalid(format!("the body of the request: {e}")).hint("{\"bucket\", \"prefix\" or \"keys\" or \"manifest\"}")
+            })?
+        } else {
+            let manifest = std::str::from_utf8(&body).map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
+            Selection { manifest: (!manifest.is_empty()).then(|| manifest.to_owned()), ..Selection::default() }
+        };
+        let text = |name: &str| call.query(name).filter(|v| !v.is_empty()).map(str::to_owned);
+        selection.bucket = text("bucket").unwrap_or(selection.bucket);
+        // `prefix=` alone is the whole bucket.
+        selection.prefix = call.query("prefix").map(str::to_owned).or(selection.prefix);
+        selection.dry_run |= call.query("dry_run").is_some_and(|v| matches!(v, "" | "1" | "true"));
+        if let Some(text) = text("concurrency") {
+            selection.concurrency = Some(text.parse().map_err(|_| Error::invalid("concurrency is not a number"))?);
+        }
+        let named = selection.keys.is_some() || selection.manifest.is_some();
+        if named && selection.prefix.is_some() {
+            return Err(Error::invalid("both a prefix and a list of names").hint("give one of them"));
+        }
+        if !named && selection.prefix.is_none() {
+            return Err(Error::invalid("neither a prefix nor names").hint("\"prefix\": \"\" is the whole bucket"));
+        }
+        if selection.prefix.is_some() || selection.keys.is_some() {
+            forebay_core::name::validate_bucket(&selection.bucket)?;
+        }
+        call.note.set_name(&selection.bucket, selection.prefix.as_deref().unwrap_or_default());
+        Ok(selection)
+    }
+
+    /// The names of a list or manifest.
+    pub fn names(&self) -> Result<Vec<ObjectName>> {
+        let mut names = Vec::new();
+        for (i, key) in self.keys.iter().flatten().enumerate() {
+            names.push(object::name(&self.bucket, key).map_err(|e| e.context(format!("keys[{i}]")))?);
+        }
+        for (i, line) in self.manifest.iter().flat_map(|m| m.lines()).enumerate() {
+            let line = line.trim_end_matches('\r');
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let line = line.strip_prefix("s3://").unwrap_or(line);
+            let name = if self.bucket.is_empty() {
+                let (bucket, key) = line.split_once('/').ok_or_else(|| {
+                    Error::invalid(format!("line {} of the manifest: {:?} names no bucket", i + 1, forebay_core::name::shorten(line)))
+                        .hint("BUCKET/KEY, or give the bucket in the request")
+                })?;
+                object::name(bucket, key)
+            } else {
+                object::name(&self.bucket, line)
+            };
+            names.push(name.map_err(|e| e.context(format!("line {} of the manifest", i + 1)))?);
+        }
+        Ok(names)
+    }
+
+    /// One page of a prefix, and the token of the next.
+    pub async fn page(
+        &self,
+        call_engine: &forebay_engine::Engine,
+        token: Option<String>,
+    ) -> Result<(Vec<(ObjectName, u64)>, Option<String>)> {
+        let request = ListRequest {
+            prefix: self.prefix.clone().unwrap_or_default(),
+            token,
+            max_keys: limits::LIST_PAGE_MAX_KEYS,
+            ..ListRequest::default()
+        };
+        let page = call_engine.list(&self.bucket, request).await?;
+        // Keys that are no names here (`a//b`) cannot be read through this node either.
+        let names =
+            page.entries.iter().filter_map(|e| Some((ObjectName::new(self.bucket.as_str(), e.key.as_str()).ok()?, e.size))).collect();
+        Ok((names, page.next_token))
+    }
+}
+
+async fn change(call: &Call, what: &str) -> Result<Response<AnswerBody>> {
+    let selection = Selection::of(call).await?;
+    let store = store(call)?.clone();
+    let mut report = Report::default();
+    if selection.prefix.is_some() {
+        let mut token = None;
+        loop {
+            let (names, next) = selection.page(&call.app.engine, token).await?;
+            report = apply(&store, what, names.into_iter().map(|n| n.0).collect(), selection.dry_run, report).await?;
+            token = next;
+            if token.is_none() {
+                break;
+            }
+        }
+    } else {
+        report = apply(&store, what, selection.names()?, selection.dry_run, report).await?;
+    }
+    Ok(json_response(
+        StatusCode::OK,
+        &json!({
+            "action": what, "dry_run": selection.dry_run, "objects": report.objects, "changed": report.changed, "unchanged": report.unchanged,
+            "failed": report.failed, "bytes": report.bytes, "errors": report.errors,
+        }),
+    ))
+}
+
+#[derive(Default)]
+struct Report {
+    objects: u64,
+    changed: u64,
+    unchanged: u64,
+    failed: u64,
+    bytes: u64,
+    errors: Vec<Value>,
+}
+
+/// The store's calls write to disk, so they run where that may block.
+async fn apply(store: &Arc<forebay_store::Store>, what: &str, names: Vec<ObjectName>, dry_run: bool, mut report: Report) -> Result<Report> {
+    let (store, what) = (store.clone(), what.to_owned());
+    tokio::task::spawn_blocking(move || {
+        let pinned: std::collections::HashSet<ObjectName> =
+            if dry_run || what == "pin" { store.pinned().into_iter().collect() } else { Default::default() };
+        for name in names {
+            report.objects += 1;
+            let outcome: Result<u64> = match what.as_str() {
+                "pin" if pinned.contains(&name) => Ok(0),
+                "pin" if dry_run => Ok(1),
+                "pin" => store.pin(&name).map(|()| 1),
+                "unpin" if dry_run => Ok(u64::from(pinned.contains(&name))),
+                "unpin" => Ok(u64::from(store.unpin(&name))),
+                _ if pinned.contains(&name) => Ok(0),
+                _ if dry_run => Ok(store.peek(&name).map_or(0, |p| p.record_bytes)),
+                _ => Ok(store.evict(&name)),
+            };
+            match outcome {
+                Ok(0) => report.unchanged += 1,
+                Ok(n) => {
+                    report.changed += 1;
+                    if what == "evict" {
+                        report.bytes += n;
+                    }
+                }
+                Err(e) => {
+                    report.failed += 1;
+                    if report.errors.len() < REPORT_ERRORS_MAX {
+                        report.errors.push(json!({"bucket": name.bucket(), "key": name.key(), "message": e.describe()}));
+                    }
+                }
+            }
+        }
+        report
+    })
+    .await
+    .map_err(|e| Error::new(ErrorKind::Internal, format!("the work on the cache ended: {e}")))
+}

@@ -1,0 +1,274 @@
+//! `/v1/objects/BUCKET/NAME`: objects and archive members.
+
+use super::{Call, done, error::json_response, not_offered};
+use crate::{body::AnswerBody, object, s3::StoredPart};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
+use forebay_engine::{ByteStream, Conditions, PutRequest, ReadOptions, UploadedPart};
+use futures::{StreamExt, TryStreamExt};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use http_body_util::BodyDataStream;
+use serde_json::Value;
+
+/// Query parameters that ask for what is not done here.
+const NOT_OFFERED: [&str; 9] =
+    ["archregx", "archmode", "append_type", "etl_name", "etl_pipeline", "etl_fqn", "archmime", "object_to_etl", "dpq"];
+
+pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<AnswerBody>> {
+    call.note.set_name(bucket, key);
+    for name in NOT_OFFERED {
+        if call.query(name).is_some_and(|v| !v.is_empty()) {
+            return Err(Error::unsupported(format!("the query parameter {name} asks for something that is not offered here")));
+        }
+    }
+    if key.is_empty() {
+        return Err(not_offered(call));
+    }
+    let name = object::name(bucket, key)?;
+    let archpath = call.query("archpath").filter(|p| !p.is_empty());
+    match (call.note.method.clone(), archpath) {
+        (Method::GET | Method::HEAD, Some(member)) => read_member(call, &name, member).await,
+        (method @ (Method::GET | Method::HEAD), None) => read(call, &name, &method).await,
+        (_, Some(_)) => Err(Error::unsupported("writing into archives is not offered here")),
+        (Method::PUT, None) => put(call, &name).await,
+        (Method::POST, None) => upload(call, &name).await,
+        (Method::DELETE, None) => delete(call, &name).await,
+        _ => Err(not_offered(call)),
+    }
+}
+
+/// `latest-ver`: whatever the freshness rule says, the origin is asked.
+fn options(call: &Call, headers: &HeaderMap) -> ReadOptions {
+    let mut options = object::read_options(headers);
+    options.bypass |= call.query("latest-ver") == Some("true");
+    options
+}
+
+async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Response<AnswerBody>> {
+    let mut headers = call.headers.clone();
+    if call.query("latest-ver") == Some("true") {
+        headers.insert(object::BYPASS_HEADER, HeaderValue::from_static("bypass"));
+    }
+    let mut response = object::answer(&call.app.engine, name, method, &headers, &call.note).await?;
+    if *method == Method::HEAD
+        && let Some(props) = call.query("props").filter(|p| !p.is_empty())
+    {
+        let meta = call.app.engine.head(name, &ReadOptions::default()).await?.meta;
+        let kept = [header::CONTENT_LENGTH, header::CONTENT_RANGE, HeaderName::from_static("x-cache")];
+        let old = std::mem::take(response.headers_mut());
+        response.headers_mut().extend(kept.into_iter().filter_map(|n| old.get(&n).cloned().map(|v| (n, v))));
+        for header in [header::ETAG, header::LAST_MODIFIED] {
+            if let Some(value) = old.get(&header) {
+                response.headers_mut().insert(header, value.clone());
+            }
+        }
+        describe(call, name, &meta, Some(props), response.headers_mut());
+    } else if *method == Method::HEAD {
+        let meta = call.app.engine.head(name, &ReadOptions::default()).await?.meta;
+        describe(call, name, &meta, None, response.headers_mut());
+    } else {
+        identify(call, name, response.headers_mut());
+    }
+    Ok(response)
+}
+
+fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}
+
+fn identify(call: &Call, name: &ObjectName, headers: &mut HeaderMap) {
+    // Any object can be read here at any offset, cached or not; that is what clients use "present" for.
+    set(headers, "ais-present", "true");
+    set(headers, "ais-bucket-name", name.bucket());
+    set(headers, "ais-bucket-provider", call.provider());
+}
+
+/// `Ais-*` headers of an object: all, or those that `props` names.
+fn describe(call: &Call, name: &ObjectName, meta: &ObjectMeta, props: Option<&str>, headers: &mut HeaderMap) {
+    let wanted = |what: &str| props.is_none_or(|p| p.split(',').any(|w| w.trim() == what));
+    identify(call, name, headers);
+    if wanted("name") {
+        set(headers, "ais-name", &percent_encoding::utf8_percent_encode(name.key(), percent_encoding::CONTROLS).to_string());
+    }
+    if wanted("version") {
+        set(headers, "ais-version", meta.etag.as_deref().unwrap_or_default().trim_matches('"'));
+    }
+    if wanted("atime") {
+        set(headers, "ais-atime", &(call.app.engine.clock().now_ms() as i128 * 1_000_000).to_string());
+    }
+    if wanted("checksum") {
+        // No checksum over the whole object is known here; its version is what tells one from another.
+        set(headers, "ais-checksum-type", "none");
+        set(headers, "ais-checksum-value", "");
+    }
+    if wanted("copies") {
+        set(headers, "ais-mirror-copies", "1");
+    }
+    if wanted("location") {
+        set(headers, "ais-location", &format!("t[{}]", call.app.node_id));
+    }
+    if wanted("custom") {
+        let custom: Vec<String> = meta.attributes.user.iter().map(|(n, v)| format!("{n}={v}")).collect();
+        if !custom.is_empty() {
+            set(headers, "ais-custom-md", &custom.join(","));
+        }
+    }
+}
+
+async fn read_member(call: &Call, archive: &ObjectName, member: &str) -> Result<Response<AnswerBody>> {
+    let options = options(call, &call.headers);
+    let range = object::range_header(&call.headers)?;
+    let read = call.app.engine.read_member(archive, member, range, &options).await?;
+    let length = read.range.end - read.range.start;
+    let body = if call.note.method == Method::HEAD { futures::stream::empty().boxed() } else { read.body };
+    let mut response = if call.note.method == Method::HEAD {
+        let mut head = object::streamed(body, 0, read.cache, &call.note);
+        head.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        head
+    } else {
+        object::streamed(body, length, read.cache, &call.note)
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    set(headers, "last-modified", &object::http_date(read.archive.last_modified_ms));
+    if range.is_some() {
+        set(headers, "content-range", &format!("bytes {}-{}/{}", read.range.start, read.range.end.saturating_sub(1), read.size));
+        identify(call, archive, headers);
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    } else {
+        identify(call, archive, headers);
+    }
+    Ok(response)
+}
+
+/// For 416 of an object.
+pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<HeaderValue> {
+    if call.query("archpath").is_some_and(|p| !p.is_empty()) {
+        return None;
+    }
+    object::unsatisfiable_range(&call.app.engine, &object::name(bucket, key).ok()?).await
+}
+
+/// The body of an upload, and its length where the client said it.
+fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
+    let length = match call.headers.get(header::CONTENT_LENGTH).map(|v| v.to_str().ok().and_then(|v| v.parse::<u64>().ok())) {
+        None => None,
+        Some(None) => return Err(Error::invalid("the Content-Length is not a number")),
+        Some(length) => length,
+    };
+    let body = BodyDataStream::new(call.take_body()?).map_err(|e| match e.downcast::<Error>() {
+        Ok(e) => *e,
+        Err(e) => Error::invalid(format!("the upload broke off: {e}")),
+    });
+    Ok((body.boxed(), length))
+}
+
+async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
+    if let Some(to) = call.query("object_to").filter(|t| !t.is_empty()) {
+        return copy(call, name, to).await;
+    }
+    if let Some(upload) = call.query("uploadId") {
+        let upload = upload.to_owned();
+        return put_part(call, name, &upload).await;
+    }
+    let (body, length) = upload_stream(call)?;
+    let mut request = PutRequest::default();
+    request.attributes.content_type = call.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let put = call.app.engine.put(name, request, length, body).await?;
+    let mut response = done(StatusCode::OK);
+    if let Some(etag) = &put.etag {
+        set(response.headers_mut(), "etag", etag);
+        set(response.headers_mut(), "ais-version", etag.trim_matches('"'));
+    }
+    Ok(response)
+}
+
+/// `object_to` is a name in one string: `provider/@namespace#/bucket/name`.
+async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<AnswerBody>> {
+    let bad = || Error::invalid(format!("object_to={to:?} names no object")).hint("PROVIDER/@#/BUCKET/NAME");
+    let mut parts = to.splitn(4, '/');
+    let (_provider, namespace) = (parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?);
+    if !namespace.starts_with('@') {
+        return Err(bad());
+    }
+    let to = object::name(parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?)?;
+    let source = call.app.engine.head(from, &ReadOptions::default()).await?.meta;
+    call.app.engine.copy(from, &to, PutRequest { attributes: source.attributes.clone(), ..PutRequest::default() }).await?;
+    Ok(done(StatusCode::OK))
+}
+
+async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
+    if let Some(upload) = call.query("uploadId") {
+        call.app.engine.abort_upload(name, upload).await?;
+        call.app.uploads.end(name, upload);
+        return Ok(done(StatusCode::OK));
+    }
+    // Unlike S3's, this DELETE says when there was nothing to remove.
+    call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true }).await?;
+    call.app.engine.delete(name).await?;
+    Ok(done(StatusCode::OK))
+}
+
+async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Response<AnswerBody>> {
+    let number = call
+        .query("partNumber")
+        .and_then(|n| n.parse::<u32>().ok())
+        .filter(|n| (1..=limits::UPLOAD_PARTS_MAX as u32).contains(n))
+        .ok_or_else(|| Error::invalid("partNumber is not a number from 1 to 10000"))?;
+    let (body, length) = upload_stream(call)?;
+    let length = length.ok_or_else(|| Error::invalid("a part needs its Content-Length"))?;
+    let part = call.app.engine.upload_part(name, upload, number, length, body).await?;
+    let stored = StoredPart { part, checksum: Default::default(), stored_ms: call.app.engine.clock().now_ms() };
+    call.app.uploads.stored(name, upload, stored);
+    Ok(done(StatusCode::OK))
+}
+
+/// Multipart uploads by action: `mpt-upload`, `mpt-complete`, `mpt-abort`.
+async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
+    let message = call.json().await?;
+    let id = || call.query("uploadId").ok_or_else(|| Error::invalid("the query parameter uploadId is missing"));
+    match message["action"].as_str().unwrap_or_default() {
+        "mpt-upload" => {
+            let id = call.app.engine.create_upload(name, PutRequest::default()).await?;
+            call.app.uploads.begin(name, &id, call.app.engine.clock().now_ms());
+            Ok(Response::new(AnswerBody::full(id)))
+        }
+        "mpt-complete" => {
+            let id = id()?;
+            let parts = completed(call, name, id, &message["value"])?;
+            call.app.engine.complete_upload(name, id, parts).await?;
+            call.app.uploads.end(name, id);
+            Ok(done(StatusCode::OK))
+        }
+        "mpt-abort" => {
+            let id = id()?;
+            call.app.engine.abort_upload(name, id).await?;
+            call.app.uploads.end(name, id);
+            Ok(done(StatusCode::OK))
+        }
+        other => Ok(json_response(
+            StatusCode::NOT_IMPLEMENTED,
+            &serde_json::json!({ "message": format!("the action {other:?} is not offered here"), "status": 501 }),
+        )),
+    }
+}
+
+/// Clients name parts by number alone, so this node must remember them.
+fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<Vec<UploadedPart>> {
+    let upload = call.app.uploads.get(name, id).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("the upload {id:?} is not known here"))
+            .hint("it has ended, or was begun before the node was started: begin again")
+    })?;
+    let listed = value.as_array().ok_or_else(|| Error::invalid("value is not a list of parts"))?;
+    let mut numbers = Vec::with_capacity(listed.len().min(limits::UPLOAD_PARTS_MAX));
+    for (i, part) in listed.iter().enumerate() {
+        let number = part["part-number"].as_u64().ok_or_else(|| Error::invalid(format!("value[{i}].part-number is not a number")))?;
+        numbers.push(number as u32);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    let part = |n: u32| upload.parts.get(&n).map(|p| p.part.clone()).ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")));
+    numbers.into_iter().map(part).collect()
+}
