@@ -17,6 +17,8 @@ pub const READ_AHEAD_BYTES: u64 = 16 << 20;
 
 /// Default memory budget for buffers of fills, batches and uploads, if the machine has at least four times as much.
 pub const MEMORY_BUDGET_DEFAULT_BYTES: u64 = 1 << 30;
+/// How long work that was accepted waits for its share of the memory budget.
+pub const MEMORY_WAIT_MAX_SECS: u64 = 60;
 /// Default memory for parsed member indexes.
 pub const MEMBER_INDEX_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
 
@@ -35,8 +37,6 @@ pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
 /// Members in one archive.
 pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
-/// Most bytes that a compressed archive may decompress to.
-pub const ARCHIVE_DECOMPRESSED_MAX_BYTES: u64 = 1 << 40;
 /// Largest PAX header or GNU long name.
 pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
 /// Largest zip central directory.

@@ -27,8 +27,15 @@ pub struct Indexer {
 #[derive(Debug)]
 enum Inner {
     Tar(TarScanner),
-    Compressed { stream: Decompressor, tar: TarScanner, failed: Option<Error> },
+    Compressed(Box<Compressed>),
     Zip(ZipScanner),
+}
+
+#[derive(Debug)]
+struct Compressed {
+    stream: Decompressor,
+    tar: TarScanner,
+    failed: Option<Error>,
 }
 
 impl Indexer {
@@ -37,11 +44,11 @@ impl Indexer {
         let inner = match (kind, kind.codec()) {
             (ArchiveKind::Zip, _) => Inner::Zip(ZipScanner::new(size)),
             (_, None) => Inner::Tar(TarScanner::new(Some(size))),
-            (_, Some(codec)) => Inner::Compressed {
-                stream: Decompressor::new(codec, limits::ARCHIVE_DECOMPRESSED_MAX_BYTES),
+            (_, Some(codec)) => Inner::Compressed(Box::new(Compressed {
+                stream: Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES),
                 tar: TarScanner::of_kind(kind, None),
                 failed: None,
-            },
+            })),
         };
         Self { kind, size, inner }
     }
@@ -63,7 +70,7 @@ impl Indexer {
         match &self.inner {
             Inner::Tar(tar) => tar.step(),
             Inner::Zip(zip) => zip.step(),
-            Inner::Compressed { stream, failed, .. } => match (failed, stream.total_in()) {
+            Inner::Compressed(c) => match (&c.failed, c.stream.total_in()) {
                 (Some(e), _) => Err(e.clone()),
                 (None, at) if at >= self.size => Ok(ScanStep::Done),
                 (None, at) => Ok(ScanStep::Need(at..at.saturating_add(STREAM_PIECE_BYTES).min(self.size))),
@@ -80,7 +87,8 @@ impl Indexer {
         match &mut self.inner {
             Inner::Tar(tar) => tar.feed(offset, bytes),
             Inner::Zip(zip) => zip.feed(offset, bytes),
-            Inner::Compressed { stream, tar, failed } => {
+            Inner::Compressed(c) => {
+                let Compressed { stream, tar, failed } = &mut **c;
                 let wanted = stream.total_in();
                 let skip = wanted.checked_sub(offset).and_then(|s| usize::try_from(s).ok()).filter(|&s| s <= bytes.len());
                 if let (None, Some(skip)) = (&failed, skip) {
@@ -99,8 +107,8 @@ impl Indexer {
         match &mut self.inner {
             Inner::Tar(tar) => tar.push(bytes),
             Inner::Zip(_) => Err(Error::unsupported("a zip has its directory at its end and cannot be indexed as a stream")),
-            Inner::Compressed { stream, .. } => {
-                let offset = stream.total_in();
+            Inner::Compressed(c) => {
+                let offset = c.stream.total_in();
                 self.feed(offset, bytes).map(drop)
             }
         }
@@ -114,8 +122,9 @@ impl Indexer {
         match self.inner {
             Inner::Tar(tar) => tar.finish(),
             Inner::Zip(zip) => zip.finish(),
-            Inner::Compressed { failed: Some(e), .. } => Err(e),
-            Inner::Compressed { stream, tar, .. } => {
+            Inner::Compressed(c) => {
+                let Compressed { stream, tar, failed } = *c;
+                failed.map_or(Ok(()), Err)?;
                 stream.finish()?;
                 tar.finish()
             }
@@ -125,7 +134,8 @@ impl Indexer {
     /// The members found so far; they stay there after an error.
     pub fn found(&self) -> &MemberIndexBuilder {
         match &self.inner {
-            Inner::Tar(tar) | Inner::Compressed { tar, .. } => tar.found(),
+            Inner::Tar(tar) => tar.found(),
+            Inner::Compressed(c) => c.tar.found(),
             Inner::Zip(zip) => zip.found(),
         }
     }
@@ -133,7 +143,8 @@ impl Indexer {
     /// Memory that the index holds so far, to be watched while feeding archives that may be of any size.
     pub fn memory_bytes(&self) -> usize {
         match &self.inner {
-            Inner::Tar(tar) | Inner::Compressed { tar, .. } => tar.memory_bytes(),
+            Inner::Tar(tar) => tar.memory_bytes(),
+            Inner::Compressed(c) => c.tar.memory_bytes(),
             Inner::Zip(zip) => zip.memory_bytes(),
         }
     }

@@ -4,7 +4,7 @@
 //! Invariant: never more than the declared size comes out, so a deflate bomb is refused where it passes its own word.
 
 use crate::{
-    decompress::{PIECE_BYTES, Progress},
+    decompress::{LastByte, PIECE_BYTES, Progress},
     index::{Extent, Storage},
 };
 use bytes::BufMut;
@@ -20,6 +20,7 @@ pub struct MemberDecoder {
     given: u64,
     crc: crc32fast::Hasher,
     inflate: Option<Inflate>,
+    last_byte: LastByte,
     failed: Option<Error>,
 }
 
@@ -43,7 +44,15 @@ impl MemberDecoder {
             ended: false,
             full: false,
         });
-        Ok(Self { extent: *extent, taken: 0, given: 0, crc: crc32fast::Hasher::new(), inflate, failed: None })
+        Ok(Self {
+            extent: *extent,
+            taken: 0,
+            given: 0,
+            crc: crc32fast::Hasher::new(),
+            inflate,
+            last_byte: LastByte::default(),
+            failed: None,
+        })
     }
 
     /// Takes the next of the member's stored bytes and appends at most `max_out` (1 or more) bytes of the member to `out`, which must grow
@@ -55,10 +64,12 @@ impl MemberDecoder {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
+        let fresh = self.last_byte.fresh(input);
         let pushed = match self.inflate {
-            None => self.copy(input, out, max_out),
-            Some(_) => self.inflate(input, out, max_out),
+            None => self.copy(fresh, out, max_out),
+            Some(_) => self.inflate(fresh, out, max_out),
         };
+        let pushed = pushed.map(|done| self.last_byte.report(input, fresh, done));
         let pushed = pushed.and_then(|p| if self.is_complete() { self.check().map(|()| p) } else { Ok(p) });
         if let Err(e) = &pushed {
             self.failed = Some(e.clone());
@@ -75,7 +86,7 @@ impl MemberDecoder {
         loop {
             let done = self.push(input, out, PIECE_BYTES)?;
             input = &input[done.consumed..];
-            if input.is_empty() && !done.more {
+            if input.is_empty() {
                 return self.finish();
             }
         }

@@ -74,7 +74,12 @@ impl Gunzip {
     /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
     pub fn step(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize, at: u64) -> Result<Step> {
         if self.part == Part::Body {
-            return self.inflate(input, out, max_out, at);
+            let step = self.inflate(input, out, max_out, at)?;
+            // Nothing but the news that the body has ended: go on with what follows it.
+            let only_ended = step.consumed == 0 && step.produced == 0 && self.part != Part::Body;
+            if !only_ended {
+                return Ok(step);
+            }
         }
         let mut consumed = 0;
         while consumed < input.len() && self.part != Part::Body {
@@ -104,6 +109,7 @@ impl Gunzip {
         Ok(Step { consumed, produced })
     }
 
+    /// One byte of anything but the compressed data.
     fn byte(&mut self, b: u8, at: u64) -> Result<()> {
         let corrupt = |what: &str| Err(Error::corrupt(format!("the gzip stream is damaged at offset {at}: {what}")));
         match self.part {
@@ -156,17 +162,20 @@ impl Gunzip {
                 }
                 return Ok(());
             }
-            _ => self.header_crc.update(&[b]),
-        }
-        match self.part {
             Part::ExtraLen => {
+                self.header_crc.update(&[b]);
                 if self.hold(b, 2) {
-                    self.part = Part::Extra(u16::from_le_bytes([self.held[0], self.held[1]]));
-                    if self.part == Part::Extra(0) {
-                        self.next_part(Part::ExtraLen);
+                    match u16::from_le_bytes([self.held[0], self.held[1]]) {
+                        0 => self.next_part(Part::ExtraLen),
+                        len => self.part = Part::Extra(len),
                     }
                 }
+                return Ok(());
             }
+            Part::Extra(_) | Part::Name(_) | Part::Comment(_) => self.header_crc.update(&[b]),
+            Part::Body => return Ok(()),
+        }
+        match self.part {
             Part::Extra(1) => self.next_part(Part::ExtraLen),
             Part::Extra(left) => self.part = Part::Extra(left - 1),
             Part::Name(_) if b == 0 => self.next_part(Part::Name(0)),

@@ -21,12 +21,46 @@ pub enum Codec {
 /// What one push did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of input that were used; hand in the others again.
+    /// Bytes of input that were used; hand in the others again. All of them are used only once all that they decompress to was put
+    /// out, so a caller that goes on until its input is used up has everything.
     pub consumed: usize,
     /// Bytes that were put out.
     pub produced: usize,
-    /// More output is ready that `max_out` had no room for: call again, with what input is left or with none.
+    /// More output is ready that `max_out` had no room for.
     pub more: bool,
+}
+
+/// Keeps the promise of [`Progress::consumed`]: where a codec has taken all input but has not put out all of it, the last byte is
+/// reported as unused, and passed over when it is handed in again.
+#[derive(Debug, Default)]
+pub(crate) struct LastByte {
+    comes_again: bool,
+}
+
+impl LastByte {
+    /// The part of `input` that is new.
+    pub fn fresh<'a>(&mut self, input: &'a [u8]) -> &'a [u8] {
+        if self.comes_again && !input.is_empty() {
+            self.comes_again = false;
+            return &input[1..];
+        }
+        input
+    }
+
+    /// What to report after `fresh` bytes of `input` were offered.
+    pub fn report(&mut self, input: &[u8], fresh: &[u8], mut done: Progress) -> Progress {
+        done.consumed += input.len() - fresh.len();
+        if done.more && !input.is_empty() && done.consumed == input.len() {
+            done.consumed -= 1;
+            self.comes_again = true;
+        }
+        done
+    }
+
+    /// Bytes that the codec has taken and that were reported as unused.
+    pub fn owed(&self) -> u64 {
+        u64::from(self.comes_again)
+    }
 }
 
 /// See the [module](self).
@@ -36,6 +70,7 @@ pub struct Decompressor {
     total_in: u64,
     total_out: u64,
     total_max: u64,
+    last_byte: LastByte,
     failed: Option<Error>,
 }
 
@@ -58,10 +93,10 @@ impl Decompressor {
             Codec::Gzip => Stream::Gzip(gzip::Gunzip::new()),
             Codec::Lz4 => Stream::Lz4(lz4::Unlz4::new()),
         };
-        Self { stream, total_in: 0, total_out: 0, total_max, failed: None }
+        Self { stream, total_in: 0, total_out: 0, total_max, last_byte: LastByte::default(), failed: None }
     }
 
-    /// Takes input and appends at most `max_out` bytes to `out`, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
+    /// Takes input and appends at most `max_out` bytes (1 or more) to `out`, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
     ///
     /// # Errors
     /// `Corrupt` with the offset in the input if the stream is damaged; `Unsupported` past `total_max` and for lz4 dictionaries. The same
@@ -70,7 +105,8 @@ impl Decompressor {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
-        let pushed = self.run(input, out, max_out);
+        let fresh = self.last_byte.fresh(input);
+        let pushed = self.run(fresh, out, max_out).map(|done| self.last_byte.report(input, fresh, done));
         if let Err(e) = &pushed {
             self.failed = Some(e.clone());
         }
@@ -118,7 +154,7 @@ impl Decompressor {
                 each(&piece)?;
             }
             input = &input[done.consumed..];
-            if !done.more && input.is_empty() {
+            if input.is_empty() {
                 return Ok(());
             }
         }
@@ -137,14 +173,14 @@ impl Decompressor {
             Stream::Lz4(s) => (s.is_between_frames(), "lz4"),
         };
         if !between_frames {
-            return Err(Error::corrupt(format!("the {what} stream is cut off: it ends at offset {}", self.total_in)));
+            return Err(Error::corrupt(format!("the {what} stream is cut off: it ends at offset {}", self.total_in())));
         }
         Ok(())
     }
 
-    /// Bytes of input used so far.
+    /// Bytes of input used so far: where in the stream the next push goes on.
     pub fn total_in(&self) -> u64 {
-        self.total_in
+        self.total_in - self.last_byte.owed()
     }
 
     /// Bytes put out so far.

@@ -76,7 +76,7 @@ fn damaged_encodings_are_refused() {
                     let sum = xxh3_64(&bad[..good.len() - 8]);
                     bad[good.len() - 8..].copy_from_slice(&sum.to_le_bytes());
                     if let Ok(other) = MemberIndex::decode(&bad) {
-                        let _ = other.iter().map(|m| m.extent.place().is_ok()).count();
+                        other.iter().for_each(|m| drop(m.extent.place()));
                     }
                 }
             }

@@ -243,7 +243,7 @@ fn dos_time(mtime_secs: i64) -> (u16, u16) {
     let (days, time) = (secs / 86_400, secs % 86_400);
     let (year, month, day) = civil_from_days(days);
     let date = ((year - 1980) << 9) | (month << 5) | day;
-    let time = (time / 3600) << 11 | (time / 60 % 60) << 5 | (time % 60) / 2;
+    let time = ((time / 3600) << 11) | ((time / 60 % 60) << 5) | (time % 60 / 2);
     (date as u16, time as u16)
 }
 
