@@ -249,7 +249,7 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
                 secret: found.identity.secret,
                 path,
                 file,
-                end: AtomicU64::new(size),
+                end: AtomicU64::new(padded(size)),
                 pending: AtomicU32::new(0),
                 live_bytes: AtomicU64::new(0),
                 live_records: AtomicU64::new(0),

@@ -35,11 +35,14 @@ struct World {
     /// Pinned, cached and whole at the last look: must be there for good.
     held: BTreeSet<ObjectName>,
     version: u64,
+    /// Whether the run got that far.
+    evicted: bool,
+    relocated: bool,
     step: usize,
 }
 
 const SEGMENT: u64 = 64 << 10;
-const CAPACITY: u64 = 1 << 20;
+const CAPACITY: u64 = 640 << 10;
 
 impl World {
     fn new(seed: u64, root: &Path, dirs: usize) -> Self {
@@ -57,9 +60,11 @@ impl World {
             pinned: BTreeSet::new(),
             held: BTreeSet::new(),
             version: 0,
+            evicted: false,
+            relocated: false,
             step: 0,
         };
-        world.store = Some(open(&world.config));
+        world.store = Some(open_unsynced(&world.config));
         world
     }
 
@@ -68,8 +73,8 @@ impl World {
     }
 
     fn name(&mut self) -> ObjectName {
-        // Few names, so that they are overwritten and removed often; some of them long.
-        let i = self.rng.random_range(0..60);
+        // Some are overwritten and removed often, some are left to the evictor; some are long.
+        let i = if self.rng.random_bool(0.5) { self.rng.random_range(0..30) } else { self.rng.random_range(30..400) };
         name(&if i % 7 == 0 { format!("{}/{i}", "x".repeat(700)) } else { format!("n/{i}") })
     }
 
@@ -162,7 +167,7 @@ impl World {
     }
 
     fn check_all(&mut self) {
-        let names: BTreeSet<_> = self.heads.keys().cloned().chain((0..60).map(|i| name(&format!("n/{i}")))).collect();
+        let names: BTreeSet<_> = self.heads.keys().cloned().chain((0..400).map(|i| name(&format!("n/{i}")))).collect();
         for name in names {
             self.check(&name);
         }
@@ -194,7 +199,7 @@ impl World {
                 file.set_len(self.rng.random_range(0..len + 10)).unwrap();
             }
         }
-        self.store = Some(open(&self.config));
+        self.store = Some(open_unsynced(&self.config));
     }
 
     /// Puts an object and damages the end of its record, as if the kill had come in the middle of the write.
@@ -209,6 +214,7 @@ impl World {
         self.put_to(name.clone());
         let after = written(self);
         let Some(dir) = (0..self.dirs.len()).find(|i| after[*i] > before[*i]) else { return };
+        self.held.remove(&name);
         self.heads.entry(name).or_default().extend(old);
         let cut = self.rng.random_range(1..=after[dir] - before[dir]);
         let mut files: Vec<_> = std::fs::read_dir(&self.dirs[dir]).unwrap().map(|f| f.unwrap().path()).collect();
@@ -226,7 +232,8 @@ impl World {
     fn run(&mut self, steps: usize) {
         for step in 0..steps {
             self.step = step;
-            match self.rng.random_range(0..1000) {
+            let op = self.rng.random_range(0..1000);
+            match op {
                 0..420 => self.put(),
                 420..560 => self.put_part(),
                 560..730 => {
@@ -269,7 +276,7 @@ impl World {
                 975..985 => {
                     self.store().close().unwrap();
                     self.store = None;
-                    self.store = Some(open(&self.config));
+                    self.store = Some(open_unsynced(&self.config));
                     self.check_all();
                 }
                 985..995 => {
@@ -282,6 +289,8 @@ impl World {
                 }
             }
             self.check_space();
+            self.evicted |= self.store().stats().dirs.iter().any(|d| d.evicted_records > 0);
+            self.relocated |= self.store().stats().dirs.iter().any(|d| d.relocated_bytes > 0);
         }
         self.check_all();
     }
@@ -309,7 +318,9 @@ fn seeds(default: std::ops::Range<u64>) -> Vec<u64> {
 fn run(dirs: usize, seeds: Vec<u64>) {
     for seed in seeds {
         let root = tempfile::tempdir().unwrap();
-        World::new(seed, root.path(), dirs).run(3000);
+        let mut world = World::new(seed, root.path(), dirs);
+        world.run(3000);
+        assert!(world.evicted && world.relocated, "seed {seed}: the run did not come to evicting and moving");
     }
 }
 

@@ -2,7 +2,11 @@
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName};
-use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_store::{
+    DirConfig, Store, StoreConfig,
+    disk::RealDisk,
+    faults::{Fault, FaultyDisk, Op, Rule},
+};
 use std::{path::Path, sync::Arc, time::Duration};
 
 pub fn name(key: &str) -> ObjectName {
@@ -45,6 +49,13 @@ pub fn clock() -> Arc<ManualClock> {
 
 pub fn open(config: &StoreConfig) -> Store {
     Store::open(config.clone(), clock()).unwrap()
+}
+
+/// Without waiting for the disk: what survives the process is in the page cache.
+pub fn open_unsynced(config: &StoreConfig) -> Store {
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    Store::open_on(Arc::new(disk), config.clone(), clock()).unwrap()
 }
 
 /// The sum of the sizes of all files in a directory.
