@@ -76,11 +76,11 @@ __all__ = [
 ]
 
 
-def open_local(origin: str, cache: str, **options) -> Client:
+def open_local(origin: str | list[str], cache: str, **options) -> Client:
     """A client whose engine runs on this machine, in the first process that opens the cache directory.
 
     Args:
-        origin: Where the bucket is: ``s3://bucket``, ``gs://bucket``, ``az://container``, ``file:///directory``.
+        origin: Where the bucket is: ``s3://bucket``, ``gs://bucket``, ``az://container``, ``file:///directory``; or a list of them.
         cache: A directory and how much it may hold: ``/nvme/forebay:100GiB``.
         **options: As for :class:`Client` (``timeout``, ``max_inflight_bytes``).
 

@@ -150,7 +150,7 @@ class Client:
         token: str | None = None,
         timeout: float = 60.0,
         max_inflight_bytes: int = 1 << 30,
-        origin: str | None = None,
+        origin: str | Sequence[str] | None = None,
         cache: str | None = None,
     ) -> None: ...
     def get(

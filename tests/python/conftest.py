@@ -37,7 +37,7 @@ def origin(tmp_path_factory):
     server = Versitygw(tmp_path_factory.mktemp("versitygw"))
     s3 = s3_client(server.url)
     for bucket in ("train", "other", "scratch"):
-        s3.create_bucket(Bucket=bucket)
+        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
     wanted = [("train", k, v) for k, v in dataset.objects().items()] + [("other", k, v) for k, v in dataset.other().items()]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda o: s3.put_object(Bucket=o[0], Key=o[1], Body=o[2]), wanted))

@@ -159,7 +159,8 @@ class TestBuckets:
 
 class TestBatches:
     @pytest.fixture(scope="class")
-    def names(self, objects):
+    @classmethod
+    def names(cls, objects):
         names = [k for k in objects if k.startswith("img/")] + ["empty", "one", "big/chunk+1"]
         random.Random(3).shuffle(names)
         return names

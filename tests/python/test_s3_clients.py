@@ -19,7 +19,8 @@ from servers import ACCESS_KEY, REGION, SECRET_KEY
 
 class TestS3fs:
     @pytest.fixture(scope="class")
-    def fs(self, node):
+    @classmethod
+    def fs(cls, node):
         return s3fs.S3FileSystem(endpoint_url=node.url, key=ACCESS_KEY, secret=SECRET_KEY, skip_instance_cache=True)
 
     def test_reading(self, fs, objects):
@@ -89,7 +90,8 @@ def key_and_bytes(item):
 
 class TestObstore:
     @pytest.fixture(scope="class")
-    def store(self, node):
+    @classmethod
+    def store(cls, node):
         options = {"endpoint": node.url, "access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY, "region": REGION}
         return lambda bucket: S3Store(bucket, client_options={"allow_http": True}, virtual_hosted_style_request=False, **options)
 
@@ -114,7 +116,7 @@ class TestObstore:
         bucket, data = store("scratch"), dataset.noise(12_000_000)
         obstore.put(bucket, f"{scratch}/multi", data, use_multipart=True, chunk_size=5 << 20)
         obstore.put(bucket, f"{scratch}/small", b"small")
-        with pytest.raises(FileExistsError):
+        with pytest.raises(obstore.exceptions.AlreadyExistsError):
             obstore.put(bucket, f"{scratch}/small", b"other", mode="create")
         obstore.copy(bucket, f"{scratch}/small", f"{scratch}/copy")
         obstore.rename(bucket, f"{scratch}/copy", f"{scratch}/renamed")
@@ -126,7 +128,8 @@ class TestObstore:
 
 class TestPyArrow:
     @pytest.fixture(scope="class")
-    def fs(self, node):
+    @classmethod
+    def fs(cls, node):
         return pa.fs.S3FileSystem(access_key=ACCESS_KEY, secret_key=SECRET_KEY, endpoint_override=node.url.removeprefix("http://"), scheme="http", region=REGION)
 
     def test_reading(self, fs, objects):

@@ -70,10 +70,9 @@ impl NodeInfo {
     /// containers may share a kernel and not a file system.)
     pub fn local_socket(&self) -> Option<&Path> {
         let socket = self.unix_socket.as_deref().filter(|s| !s.is_empty())?;
-        let ours = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"]
-            .iter()
-            .filter_map(|path| std::fs::read_to_string(path).ok())
-            .any(|id| !id.trim().is_empty() && id.trim() == self.host_id.trim());
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let hashed = format!("{:016x}", (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64);
+        let ours = hashed == self.host_id;
         ours.then(|| Path::new(socket))
     }
 }

@@ -39,7 +39,8 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 ///         busy node (429, 503) is asked again.
 ///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead (``batch_async``, ``batches``) and that nobody
 ///         has asked for yet.
-///     origin, cache: Instead of ``url``: run the engine inside this process, as in ``origin="s3://bucket"``, ``cache="/nvme/forebay:100GiB"``.
+///     origin, cache: Instead of ``url``: run the engine inside this process, as in ``origin="s3://bucket"`` (or a list of several),
+///         ``cache="/nvme/forebay:100GiB"``. The first process that opens a cache directory serves it to the others.
 ///
 /// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with ``bucket=``.
 ///
@@ -82,6 +83,14 @@ fn byte_range(start: Option<i64>, length: Option<i64>) -> Result<Option<ByteRang
     })
 }
 
+/// One URL, or several.
+fn origins(origin: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(one) = origin.extract::<String>() {
+        return Ok(vec![one]);
+    }
+    origin.extract().map_err(|_| PyTypeError::new_err("origin is a URL or a list of URLs"))
+}
+
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -95,22 +104,23 @@ impl Client {
         token: Option<String>,
         timeout: f64,
         max_inflight_bytes: u64,
-        origin: Option<String>,
+        origin: Option<&Bound<'_, PyAny>>,
         cache: Option<String>,
     ) -> PyResult<Self> {
+        let origins = origin.map(origins).transpose()?.unwrap_or_default();
         if url.is_some() && (origin.is_some() || cache.is_some()) {
             return Err(Failure::invalid("url= and origin=/cache= exclude each other")
                 .hint("a URL names a node that runs already; origin and cache start one inside this process")
                 .into());
         }
-        let url = url.or_else(|| if origin.is_none() { environment("FOREBAY_NODE") } else { None });
+        let url = url.or_else(|| if origin.is_none() && cache.is_none() { environment("FOREBAY_NODE") } else { None });
         if let Some(url) = &url {
             crate::address::Address::parse(url)?;
         } else {
-            crate::embedded::check(origin.as_deref(), cache.as_deref())?;
+            crate::embedded::check(&origins, cache.as_deref())?;
         }
         let token = token.or_else(|| environment("FOREBAY_TOKEN")).map(Arc::from);
-        let config = Config { url, origin, cache, token, timeout: patience(timeout)?, max_inflight_bytes };
+        let config = Config { url, origins, cache, token, timeout: patience(timeout)?, max_inflight_bytes };
         Ok(Client { sessions: Sessions::new(config) })
     }
 
@@ -351,7 +361,7 @@ impl Client {
     fn __reduce__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let c = &slf.get().sessions.config;
         let arguments =
-            (c.token.is_some(), &c.url, c.timeout.as_secs_f64(), c.max_inflight_bytes, &c.origin, &c.cache).into_pyobject(py)?;
+            (c.token.is_some(), &c.url, c.timeout.as_secs_f64(), c.max_inflight_bytes, &c.origins, &c.cache).into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
     }
 
@@ -363,7 +373,7 @@ impl Client {
         url: Option<String>,
         timeout: f64,
         max_inflight_bytes: u64,
-        origin: Option<String>,
+        origin: Vec<String>,
         cache: Option<String>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
@@ -374,7 +384,7 @@ impl Client {
         let kwargs = pyo3::types::PyDict::new(cls.py());
         kwargs.set_item("timeout", timeout)?;
         kwargs.set_item("max_inflight_bytes", max_inflight_bytes)?;
-        kwargs.set_item("origin", origin)?;
+        kwargs.set_item("origin", if origin.is_empty() { None } else { Some(origin) })?;
         kwargs.set_item("cache", cache)?;
         cls.call((url,), Some(&kwargs))
     }
@@ -383,7 +393,7 @@ impl Client {
         let c = &self.sessions.config;
         match &c.url {
             Some(url) => format!("forebay.Client({url:?})"),
-            None => format!("forebay.Client(origin={:?}, cache={:?})", c.origin.as_deref().unwrap_or(""), c.cache.as_deref().unwrap_or("")),
+            None => format!("forebay.Client(origin={:?}, cache={:?})", c.origins.join(", "), c.cache.as_deref().unwrap_or("")),
         }
     }
 }

@@ -1,28 +1,156 @@
-//! The node inside this process, for clients without a URL.
+//! The engine inside this process, for clients without a URL.
+//!
+//! It is a whole node without TCP listeners: it serves a Unix socket in its cache directory, and the client of this process talks to it as to any other node. So
+//! there is one read path, and other processes (DataLoader workers, other ranks) share the cache: whoever opens the directory first owns it, the others
+//! find it locked and connect to the owner's socket. When the owner has ended, the next client that fails to connect opens the directory itself.
+//!
+//! A node that was started here runs until the process ends, on threads of its own, and is stopped in order at interpreter exit.
 
 use crate::{
-    address::Address,
-    failure::{Failure, Result},
+    failure::{Class, Failure, Result},
     session::Config,
 };
+use std::path::PathBuf;
 
-/// Where the engine of this machine's cache directory is reached.
-pub fn address(config: &Config) -> Result<Address> {
-    let (Some(_origin), Some(_cache)) = (&config.origin, &config.cache) else {
-        return Err(Failure::invalid("neither a node nor an origin is given").hint(
-            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_NODE",
-        ));
-    };
-    Err(Failure::invalid("this build is the client alone").hint("install the full wheel, or give the URL of a node"))
-}
+const NEITHER: &str = "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, \
+     or set FOREBAY_NODE";
 
 /// Whether the arguments can name an engine at all; told when the client is made, not at its first call.
-pub fn check(origin: Option<&str>, cache: Option<&str>) -> Result<()> {
-    match (origin, cache) {
-        (Some(_), Some(_)) => Ok(()),
-        (Some(_), None) => Err(Failure::invalid("origin= needs cache=").hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold")),
-        _ => Err(Failure::invalid("neither a node nor an origin is given").hint(
-            "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, or set FOREBAY_NODE",
-        )),
+pub fn check(origins: &[String], cache: Option<&str>) -> Result<()> {
+    match (origins, cache) {
+        ([], _) => Err(Failure::invalid("neither a node nor an origin is given").hint(NEITHER)),
+        (_, None) => {
+            Err(Failure::invalid("origin= needs cache=").hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold"))
+        }
+        _ if cfg!(feature = "node") => Ok(()),
+        _ => {
+            Err(Failure::new(Class::Unsupported, "this build is the client alone")
+                .hint("install the full wheel, or give the URL of a node"))
+        }
+    }
+}
+
+/// An engine that this process may have to start.
+pub struct Engine {
+    /// Where it listens, here or in the process that owns the cache directory.
+    pub socket: PathBuf,
+    #[cfg(feature = "node")]
+    config: forebay_server::Config,
+}
+
+#[cfg(not(feature = "node"))]
+impl Engine {
+    pub fn new(config: &Config) -> Result<Engine> {
+        check(&config.origins, config.cache.as_deref())?;
+        Err(Failure::new(Class::Unsupported, "this build is the client alone"))
+    }
+
+    pub async fn start(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(not(feature = "node"))]
+pub fn stop_nodes() {}
+
+#[cfg(feature = "node")]
+pub use with_node::stop_nodes;
+
+#[cfg(feature = "node")]
+mod with_node {
+    use super::{Class, Config, Engine, Failure, Result, check};
+    use crate::process;
+    use forebay_server::{Embedded, config::Override};
+    use std::{
+        sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
+        time::{Duration, Instant},
+    };
+    use tokio::{
+        runtime::Runtime,
+        sync::{oneshot, watch},
+    };
+
+    /// How long answers in flight may take when the interpreter ends.
+    const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+    /// The nodes of one process. As with the client's runtime, a forked child leaves the parent's alone and makes its own.
+    struct Host {
+        pid: u32,
+        runtime: Runtime,
+        stop: watch::Sender<bool>,
+        running: AtomicUsize,
+    }
+
+    static HOST: AtomicPtr<Host> = AtomicPtr::new(std::ptr::null_mut());
+
+    fn current() -> Option<&'static Host> {
+        // SAFETY: null, or from `Box::into_raw` in `host` and never freed.
+        unsafe { HOST.load(Ordering::Acquire).as_ref() }.filter(|h| h.pid == process::pid())
+    }
+
+    fn host() -> Result<&'static Host> {
+        if let Some(host) = current() {
+            return Ok(host);
+        }
+        let found = HOST.load(Ordering::Acquire);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("forebay-node")
+            .enable_all()
+            .build()
+            .map_err(|e| Failure::new(Class::Error, format!("cannot start the node's threads: {e}")))?;
+        let host = Host { pid: process::pid(), runtime, stop: watch::channel(false).0, running: AtomicUsize::new(0) };
+        let made = Box::into_raw(Box::new(host));
+        if HOST.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: not published.
+            unsafe { Box::from_raw(made) }.runtime.shutdown_background();
+        }
+        current().ok_or_else(|| Failure::new(Class::Error, "the process forked while its node was starting"))
+    }
+
+    impl Engine {
+        /// Reads the configuration; starts nothing.
+        pub fn new(config: &Config) -> Result<Engine> {
+            check(&config.origins, config.cache.as_deref())?;
+            let cache: Vec<String> = config.cache.iter().cloned().collect();
+            let overrides = [Override::origins(&config.origins, "origin")?, Override::cache(&cache, "cache")?];
+            let config = forebay_server::Config::load(None, std::env::vars(), &overrides)?;
+            let socket = config.unix_path().ok_or_else(|| Failure::invalid("listen.unix is off, and the engine has no other way in"))?;
+            Ok(Engine { socket, config })
+        }
+
+        /// Sees to it that somebody serves the cache directory: another process, or this one from now on.
+        pub async fn start(&self) -> Result<()> {
+            let host = host()?;
+            let (started, outcome) = oneshot::channel();
+            let config = self.config.clone();
+            // A task of its own: a caller that gives up waiting does not stop the node half-way.
+            host.runtime.spawn(async move {
+                let node = match forebay_server::embedded(config).await {
+                    Ok(Embedded::Started(node)) => node,
+                    Ok(Embedded::Existing(_)) => return drop(started.send(Ok(()))),
+                    Err(e) => return drop(started.send(Err(Failure::from(e)))),
+                };
+                host.running.fetch_add(1, Ordering::AcqRel);
+                let mut stop = host.stop.subscribe();
+                // Nobody may be listening any more; the node stays.
+                let _ = started.send(Ok(()));
+                let _ = stop.wait_for(|stop| *stop).await;
+                if let Err(e) = node.shutdown(STOP_DEADLINE).await {
+                    eprintln!("forebay: {e}");
+                }
+                host.running.fetch_sub(1, Ordering::AcqRel);
+            });
+            outcome.await.map_err(|_| Failure::new(Class::Error, "the node ended while it was starting"))?
+        }
+    }
+
+    /// Stops the nodes of this process; for interpreter exit.
+    pub fn stop_nodes() {
+        let Some(host) = current() else { return };
+        host.stop.send_replace(true);
+        let began = Instant::now();
+        while host.running.load(Ordering::Acquire) > 0 && began.elapsed() < STOP_DEADLINE * 2 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

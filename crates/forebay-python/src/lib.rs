@@ -45,10 +45,19 @@ fn cli_main(_arguments: Vec<std::ffi::OsString>) -> i32 {
     2
 }
 
+/// Stops the engines inside this process in order; registered to run at interpreter exit.
+#[pyfunction]
+fn _stop_nodes(py: Python<'_>) {
+    py.detach(embedded::stop_nodes);
+}
+
 #[pymodule]
 fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)?;
+    let stop_nodes = wrap_pyfunction!(_stop_nodes, module)?;
+    module.py().import("atexit")?.call_method1("register", (&stop_nodes,))?;
+    module.add_function(stop_nodes)?;
     module.add_class::<client::Client>()?;
     module.add_class::<entries::Entry>()?;
     module.add_class::<batch::Batch>()?;

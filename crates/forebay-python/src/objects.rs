@@ -134,7 +134,7 @@ pub async fn list(transport: &Arc<Transport>, bucket: &str, prefix: &str, token:
     let body = serde_json::json!({
         "action": "list",
         "name": "",
-        "value": { "prefix": prefix, "pagesize": page_size.to_string(), "continuation_token": token, "props": "name,size" },
+        "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size" },
     });
     let call = Call::new(Method::GET, format!("/v1/buckets/{}", escape_segment(bucket)))
         .json(body.to_string())

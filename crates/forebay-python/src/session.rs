@@ -5,6 +5,7 @@
 
 use crate::{
     address::Address,
+    embedded::Engine,
     failure::{Failure, Result},
     inflight::InFlight,
     process,
@@ -23,7 +24,7 @@ use std::{
 #[derive(Clone)]
 pub struct Config {
     pub url: Option<String>,
-    pub origin: Option<String>,
+    pub origins: Vec<String>,
     pub cache: Option<String>,
     pub token: Option<Arc<str>>,
     pub timeout: Duration,
@@ -48,19 +49,22 @@ impl Sessions {
         Sessions { config, current: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// This process's session, made on first use. (In a process of its own, `url=None` starts the engine here.)
+    /// This process's session, made on first use. It connects, and starts an engine, when the first call does.
     pub fn get(&self) -> Result<Arc<Session>> {
         let found = self.current.load(Ordering::Acquire);
         if let Some(session) = self.usable(found) {
             return Ok(session);
         }
-        let address = match &self.config.url {
-            Some(url) => Address::parse(url)?,
-            None => crate::embedded::address(&self.config)?,
+        let (address, engine) = match &self.config.url {
+            Some(url) => (Address::parse(url)?, None),
+            None => {
+                let engine = Engine::new(&self.config)?;
+                (Address { tcp: None, unix: Some(engine.socket.clone()) }, Some(engine))
+            }
         };
         let made = Arc::new(Session {
             pid: process::pid(),
-            transport: Transport::new(address, self.config.token.clone(), self.config.timeout),
+            transport: Transport::new(address, engine, self.config.token.clone(), self.config.timeout),
             regions: Arc::default(),
             inflight: InFlight::new(self.config.max_inflight_bytes),
         });

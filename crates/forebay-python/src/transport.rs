@@ -7,6 +7,7 @@
 
 use crate::{
     address::{Address, NodeInfo},
+    embedded::Engine,
     failure::{Failure, Result},
 };
 use bytes::Bytes;
@@ -71,6 +72,8 @@ impl Call {
 /// The connections of one client in one process.
 pub struct Transport {
     address: Address,
+    /// The engine behind `address` that this process starts if nobody answers there.
+    engine: Option<Engine>,
     token: Option<Arc<str>>,
     timeout: Duration,
     idle: Mutex<Vec<Sender>>,
@@ -78,8 +81,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    pub fn new(address: Address, token: Option<Arc<str>>, timeout: Duration) -> Arc<Self> {
-        Arc::new(Transport { address, token, timeout, idle: Mutex::default(), local_socket: OnceCell::new() })
+    pub fn new(address: Address, engine: Option<Engine>, token: Option<Arc<str>>, timeout: Duration) -> Arc<Self> {
+        Arc::new(Transport { address, engine, token, timeout, idle: Mutex::default(), local_socket: OnceCell::new() })
     }
 
     /// How the node is reached, for people: `unix:/path` or `http://host:port`.
@@ -219,7 +222,12 @@ impl Transport {
     async fn connect(&self) -> Result<Sender> {
         let local = self.local_socket.get().and_then(|s| s.as_ref());
         if let Some(path) = self.address.unix.as_ref().or(local) {
-            match timeout(self.timeout, UnixStream::connect(path)).await {
+            let mut connected = timeout(self.timeout, UnixStream::connect(path)).await;
+            if let (Ok(Err(_)), Some(engine)) = (&connected, &self.engine) {
+                engine.start().await?;
+                connected = timeout(self.timeout, UnixStream::connect(path)).await;
+            }
+            match connected {
                 Ok(Ok(stream)) => return handshake(stream).await,
                 // The way over TCP remains.
                 _ if self.address.tcp.is_some() => {}
