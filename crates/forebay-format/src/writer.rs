@@ -81,7 +81,8 @@ impl ArchiveWriter {
             Format::Compressed(compressor) => {
                 let mut header = Vec::with_capacity(2048);
                 tar_header_with_pax(&mut header, name, size, mtime_secs, pax)?;
-                compressor.push(&header, out)?;
+                let pushed = compressor.push(&header, out);
+                self.or_fail(pushed)?;
             }
             Format::Zip(zip) => {
                 let comment: Vec<String> = pax.iter().map(|(k, v)| format!("{k}={v}")).collect();
@@ -98,12 +99,15 @@ impl ArchiveWriter {
     /// `Internal` if they are more than were announced: the archive cannot be completed any more.
     pub fn data(&mut self, bytes: &[u8], out: &mut impl BufMut) -> Result<()> {
         self.advance(bytes.len() as u64)?;
-        match &mut self.format {
-            Format::Tar => out.put_slice(bytes),
-            Format::Compressed(compressor) => compressor.push(bytes, out)?,
-            Format::Zip(zip) => zip.data(bytes, out)?,
-        }
-        Ok(())
+        let done = match &mut self.format {
+            Format::Tar => {
+                out.put_slice(bytes);
+                Ok(())
+            }
+            Format::Compressed(compressor) => compressor.push(bytes, out),
+            Format::Zip(zip) => zip.data(bytes, out),
+        };
+        self.or_fail(done)
     }
 
     /// For a plain tar: tells the writer that the caller has itself appended the next `len` bytes of the entry to `out`.
@@ -120,16 +124,19 @@ impl ArchiveWriter {
     pub fn end_entry(&mut self, out: &mut impl BufMut) -> Result<()> {
         self.check(self.open.is_some_and(|(size, seen)| size == seen), "an entry ends before its last byte")?;
         let size = self.open.take().map_or(0, |(size, _)| size);
-        match &mut self.format {
-            Format::Tar => tar_padding_into(out, size),
+        let done = match &mut self.format {
+            Format::Tar => {
+                tar_padding_into(out, size);
+                Ok(())
+            }
             Format::Compressed(compressor) => {
                 let mut padding = Vec::with_capacity(512);
                 tar_padding_into(&mut padding, size);
-                compressor.push(&padding, out)?;
+                compressor.push(&padding, out)
             }
-            Format::Zip(zip) => zip.end_entry(out)?,
-        }
-        Ok(())
+            Format::Zip(zip) => zip.end_entry(out),
+        };
+        self.or_fail(done)
     }
 
     /// A whole entry.
@@ -148,16 +155,19 @@ impl ArchiveWriter {
     /// `Internal` inside an entry, after a failure, and the second time.
     pub fn finish(&mut self, out: &mut impl BufMut) -> Result<()> {
         self.check(self.open.is_none(), "the archive ends inside an entry")?;
-        match &mut self.format {
-            Format::Tar => tar_trailer_into(out),
+        let done = match &mut self.format {
+            Format::Tar => {
+                tar_trailer_into(out);
+                Ok(())
+            }
             Format::Compressed(compressor) => {
                 let mut trailer = Vec::with_capacity(1024);
                 tar_trailer_into(&mut trailer);
-                compressor.push(&trailer, out)?;
-                compressor.finish(out)?;
+                compressor.push(&trailer, out).and_then(|()| compressor.finish(out))
             }
-            Format::Zip(zip) => zip.finish(out)?,
-        }
+            Format::Zip(zip) => zip.finish(out),
+        };
+        self.or_fail(done)?;
         self.state = State::Finished;
         Ok(())
     }
@@ -169,6 +179,14 @@ impl ArchiveWriter {
             *seen += len;
         }
         Ok(())
+    }
+
+    /// Passes a result on; after an error bytes are missing, and the archive must not be completed.
+    fn or_fail(&mut self, done: Result<()>) -> Result<()> {
+        if done.is_err() {
+            self.state = State::Failed;
+        }
+        done
     }
 
     /// Fails for good unless `holds`.
