@@ -68,7 +68,14 @@ fn main() -> forebay_core::Result<()> {
     rate("append_inline 10 KiB, warm, 1 thread", reads, bytes, begin);
     let begin = Instant::now();
     let bytes: u64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|t| scope.spawn({ let store = &store; move || read_some(store, objects, reads, t * 77 + 5) })).collect();
+        let threads: Vec<_> = (0..cores)
+            .map(|t| {
+                scope.spawn({
+                    let store = &store;
+                    move || read_some(store, objects, reads, t * 77 + 5)
+                })
+            })
+            .collect();
         threads.into_iter().map(|t| t.join().unwrap_or(0)).sum()
     });
     rate(&format!("append_inline 10 KiB, warm, {cores} threads"), reads * cores, bytes, begin);

@@ -21,7 +21,12 @@ fn content(version: u64) -> Vec<u8> {
 fn readers_and_writers_never_see_anything_but_what_was_put() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let capacity = 2 << 20;
-    let config = StoreConfig { segment_bytes: Some(128 << 10), checkpoint_records: 500, background: true, ..config(&[(a.path(), capacity), (b.path(), capacity)]) };
+    let config = StoreConfig {
+        segment_bytes: Some(128 << 10),
+        checkpoint_records: 500,
+        background: true,
+        ..config(&[(a.path(), capacity), (b.path(), capacity)])
+    };
     let store = open_unsynced(&config);
     let (stop, reads, hits) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     store.pin(&name("pinned")).unwrap();
@@ -75,8 +80,9 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                     }
                     let mut out = Vec::new();
                     let mut version = 0u64;
-                    let appended =
-                        store.append_inline(&n, None, &mut out, &mut |m, _, _| version = m.etag.as_ref().unwrap().trim_matches('"').parse().unwrap());
+                    let appended = store.append_inline(&n, None, &mut out, &mut |m, _, _| {
+                        version = m.etag.as_ref().unwrap().trim_matches('"').parse().unwrap()
+                    });
                     assert!(appended.is_none() || out == content(version), "{n} {version}");
                     hits.fetch_add(1, Relaxed);
                 }
@@ -97,6 +103,7 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
         }
         stop.store(true, Relaxed);
     });
+    store.close().unwrap();
     let stats = store.stats();
     assert!(hits.load(Relaxed) > 100, "{} hits of {} reads", hits.load(Relaxed), reads.load(Relaxed));
     assert!(stats.dirs.iter().all(|d| d.evicted_records > 0 && d.checksum_failures == 0 && d.read_failures == 0), "{stats:?}");
