@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 
 /// Serve any bucket from the local disk, beside the training job.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, help_template = TEMPLATE, before_help = COMMANDS, after_help = MORE, disable_help_subcommand = true)]
+#[command(name = "forebay", bin_name = "forebay", version, help_template = TEMPLATE, before_help = COMMANDS, after_help = MORE, disable_help_subcommand = true)]
 #[command(subcommand_required = true, arg_required_else_help = true, max_term_width = 110)]
 pub struct Cli {
     #[command(flatten)]
@@ -18,36 +18,54 @@ pub struct Cli {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
     /// The node to talk to: a URL, or unix:PATH
-    #[arg(long, global = true, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
+    #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
     /// The token that the node wants, where it wants one
     #[arg(long, global = true, value_name = "TOKEN", env = "FOREBAY_TOKEN", hide_env_values = true, hide = true)]
     pub token: Option<String>,
     /// Answer with JSON, for programs
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 901)]
     pub json: bool,
     /// Show the causes below an error
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, display_order = 902)]
     pub verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a node
+    Serve(commands::serve::Args),
+    /// Check, show or document the configuration
+    Config(commands::config::Args),
     /// List buckets, or objects under a prefix
     Ls(commands::ls::Args),
     /// Fetch an object, a range of it, or a member of an archive
     Get(commands::get::Args),
     /// Write an object through to its origin
     Put(commands::put::Args),
+    /// Show an object's metadata, and how much of it is on the local disk
+    Stat(commands::stat::Args),
+    /// Fetch objects into the cache ahead of need
+    Warm(commands::warm::Args),
+    /// Keep objects in the cache: they are not evicted to make room
+    Pin(commands::keep::PinArgs),
+    /// Let pinned objects be evicted again
+    Unpin(commands::keep::UnpinArgs),
+    /// Drop objects from the cache; the origin keeps them
+    Evict(commands::keep::EvictArgs),
+    /// Show the state of a node
+    Status(commands::status::Args),
     /// Watch a node live
     Top(commands::top::Args),
+    /// Show a node's metrics, or document them
+    Metrics(commands::metrics::Args),
     /// Show the version
     Version(commands::version::Args),
     /// Put a server at a distance: a TCP proxy with latency and a bandwidth cap
     Distance(distance::DistanceArgs),
 }
 
-const TEMPLATE: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}\n\n{after-help}";
+const TEMPLATE: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}";
 
 const COMMANDS: &str = "\
 Run a node:
@@ -69,6 +87,7 @@ Cache:
 Watch:
   status    the state of a node
   top       live throughput, hit ratio, latency, origin traffic
+  metrics   the metrics as Prometheus reads them, and what each means
   version   the version of this program
 
 Try out:

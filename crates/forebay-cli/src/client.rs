@@ -51,6 +51,10 @@ pub fn json_body(value: &Value) -> RequestBody {
     Full::new(Bytes::from(value.to_string())).map_err(|never| match never {}).boxed_unsync()
 }
 
+pub fn bytes_body(bytes: Vec<u8>) -> RequestBody {
+    Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
+}
+
 pub fn stream_body(stream: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static) -> RequestBody {
     BodyExt::boxed_unsync(StreamBody::new(stream.map(|piece| piece.map(hyper::body::Frame::data))))
 }
@@ -140,13 +144,18 @@ impl Client {
         }
         let what = path.split('?').next().unwrap_or(path).to_owned();
         let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), &what).await?;
-        let bytes = collect(response.into_body(), JSON_BODY_MAX_BYTES).await?;
-        serde_json::from_slice(&bytes).map_err(|e| {
-            Error::corrupt(format!("an answer that is not understood: {what}: {e}"))
-                .source(e)
-                .hint("is that a Forebay node of this version? `forebay version` and `forebay status` tell")
-        })
+        parse(response.into_body(), &what).await
     }
+}
+
+/// A body of JSON.
+pub async fn parse<T: DeserializeOwned>(body: Incoming, what: &str) -> Result<T> {
+    let bytes = collect(body, JSON_BODY_MAX_BYTES).await?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Error::corrupt(format!("an answer that is not understood: {what}: {e}"))
+            .source(e)
+            .hint("is that a Forebay node of this version? `forebay version` and `forebay status` tell")
+    })
 }
 
 /// What the commands need of `/v1/forebay/info`.
@@ -233,6 +242,41 @@ pub async fn next_piece(body: &mut Incoming) -> Result<Option<Bytes>> {
     }
 }
 
+/// The lines of a body, as they come.
+pub struct Lines {
+    body: Incoming,
+    held: Vec<u8>,
+    ended: bool,
+}
+
+impl Lines {
+    pub fn of(body: Incoming) -> Self {
+        Self { body, held: Vec::new(), ended: false }
+    }
+
+    /// The next line, without its end; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(at) = self.held.iter().position(|b| *b == b'\n') {
+                let rest = self.held.split_off(at + 1);
+                let mut line = std::mem::replace(&mut self.held, rest);
+                line.pop();
+                return Ok(Some(line));
+            }
+            if self.ended {
+                return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held)));
+            }
+            match next_piece(&mut self.body).await? {
+                Some(piece) if self.held.len() + piece.len() > JSON_BODY_MAX_BYTES => {
+                    return Err(Error::new(ErrorKind::TooLarge, format!("a line of more than {JSON_BODY_MAX_BYTES} bytes")));
+                }
+                Some(piece) => self.held.extend_from_slice(&piece),
+                None => self.ended = true,
+            }
+        }
+    }
+}
+
 /// A whole body of at most `max` bytes.
 pub async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>> {
     let mut all = Vec::new();
@@ -254,17 +298,29 @@ pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
     let body = collect(response.into_body(), ERROR_BODY_MAX_BYTES).await.unwrap_or_default();
     let parsed: Option<Value> = serde_json::from_slice(&body).ok();
     let field = |name: &str| parsed.as_ref().and_then(|v| v.get(name)).and_then(Value::as_str).filter(|s| !s.is_empty());
-    let said = field("message").map_or_else(|| words(status), str::to_owned);
     let kind = kind_of(status, field("tcode"));
-    let text = if said.contains(what) { said } else { format!("{said}: {what}") };
-    let mut error = Error::new(kind, text).source(match request_id {
+    let (said, in_words) = field("message").map_or_else(|| (words(status), None), |m| split_message(m, what));
+    let mut error = Error::new(kind, said).source(match request_id {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
-    if let Some(hint) = field("hint").or_else(|| advice(kind)) {
+    if let Some(hint) = field("hint").map(str::to_owned).or(in_words).or_else(|| advice(kind).map(str::to_owned)) {
         error = error.hint(hint);
     }
     error
+}
+
+/// The API's message is `ais://where: what (hint)`, for the clients that parse it; people get `what: where`, and the hint apart.
+fn split_message(message: &str, what: &str) -> (String, Option<String>) {
+    let said = match message.split_once(": ") {
+        Some((place, rest)) if place.starts_with("ais://") => rest,
+        _ => message,
+    };
+    let (said, hint) = match said.strip_suffix(')').and_then(|s| s.rsplit_once(" (")) {
+        Some((said, hint)) if hint.len() > 10 => (said, Some(hint.to_owned())),
+        _ => (said, None),
+    };
+    (if said.contains(what) { said.to_owned() } else { format!("{said}: {what}") }, hint)
 }
 
 fn words(status: StatusCode) -> String {
@@ -315,5 +371,13 @@ mod tests {
     fn names_are_encoded() {
         assert_eq!(encode_key("a b/ü+%.jpg"), "a%20b/%C3%BC%2B%25.jpg");
         assert_eq!(encode("a/b"), "a%2Fb");
+    }
+
+    #[test]
+    fn the_words_of_the_node_are_put_in_our_order() {
+        let split = |m| split_message(m, "bk/key");
+        assert_eq!(split("ais://bk/key: no such object"), ("no such object: bk/key".into(), None));
+        assert_eq!(split("bk/key: too large (write it in parts)"), ("bk/key: too large".into(), Some("write it in parts".into())));
+        assert_eq!(split("a limit (5)"), ("a limit (5): bk/key".into(), None));
     }
 }

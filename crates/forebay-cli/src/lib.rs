@@ -47,12 +47,13 @@ fn run(cli: Cli) -> Outcome {
     let common = cli.common;
     // The node gets every core, a client command one thread.
     let mut builder = match cli.command {
-        Command::Distance(_) => tokio::runtime::Builder::new_multi_thread(),
+        Command::Serve(_) | Command::Distance(_) => tokio::runtime::Builder::new_multi_thread(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build().map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
     let outcome = runtime.block_on(async {
         match cli.command {
+            Command::Serve(args) => return commands::serve::run(args, &common).await,
             Command::Distance(args) => return Ok(distance::main(args).await?),
             _ => {}
         }
@@ -69,11 +70,19 @@ fn run(cli: Cli) -> Outcome {
 
 async fn client_command(command: Command, common: &cli::Common) -> Outcome {
     match command {
+        Command::Config(args) => commands::config::run(args, common),
         Command::Ls(args) => commands::ls::run(args, common).await,
         Command::Get(args) => commands::get::run(args, common).await,
         Command::Put(args) => commands::put::run(args, common).await,
+        Command::Stat(args) => commands::stat::run(args, common).await,
+        Command::Warm(args) => commands::warm::run(args, common).await,
+        Command::Pin(args) => commands::keep::pin(args, common).await,
+        Command::Unpin(args) => commands::keep::unpin(args, common).await,
+        Command::Evict(args) => commands::keep::evict(args, common).await,
+        Command::Status(args) => commands::status::run(args, common).await,
         Command::Top(args) => commands::top::run(args, common).await,
+        Command::Metrics(args) => commands::metrics::run(args, common).await,
         Command::Version(args) => commands::version::run(args, common),
-        Command::Distance(_) => unreachable!("these run on their own, with their own signals"),
+        Command::Serve(_) | Command::Distance(_) => unreachable!("these run on their own, with their own signals"),
     }
 }

@@ -9,6 +9,15 @@ use std::{
 /// Work that is done sooner than this shows no bar.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 
+const BYTES: &str = "{prefix} {wide_bar:.cyan/dim} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+const BYTES_SO_FAR: &str = "{prefix} {spinner} {binary_bytes} {binary_bytes_per_sec} {elapsed}";
+const OBJECTS: &str = "{prefix} {wide_bar:.cyan/dim} {human_pos}/{human_len} objects  {msg}  {eta}";
+const OBJECTS_SO_FAR: &str = "{prefix} {spinner} {human_pos} objects  {msg}  {elapsed}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
 /// A bar that appears late and leaves nothing behind.
 pub struct Progress {
     bar: ProgressBar,
@@ -19,30 +28,18 @@ pub struct Progress {
 impl Progress {
     /// For `total` bytes, or an unknown number of them.
     pub fn bytes(label: &str, total: Option<u64>) -> Self {
-        let style = match total {
-            Some(_) => "{msg} {wide_bar:.cyan/dim} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
-            None => "{msg} {spinner} {binary_bytes} {binary_bytes_per_sec} {elapsed}",
-        };
-        Self::new(label, total, style)
+        Self::new(label, total, if total.is_some() { BYTES } else { BYTES_SO_FAR })
     }
 
-    /// For `total` objects, or an unknown number of them.
-    pub fn objects(label: &str, total: Option<u64>) -> Self {
-        let style = match total {
-            Some(_) => "{prefix} {wide_bar:.cyan/dim} {human_pos}/{human_len} objects  {msg}  {eta}",
-            None => "{prefix} {spinner} {human_pos} objects  {msg}  {elapsed}",
-        };
-        Self::new(label, total, style)
+    /// For objects, an unknown number of them at first.
+    pub fn objects(label: &str) -> Self {
+        Self::new(label, None, OBJECTS_SO_FAR)
     }
 
     fn new(label: &str, total: Option<u64>, template: &str) -> Self {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        if template.contains("{prefix}") {
-            bar.set_prefix(label.to_owned());
-        } else {
-            bar.set_message(label.to_owned());
-        }
+        bar.set_style(style(template));
+        bar.set_prefix(label.to_owned());
         Self { bar, began: Instant::now(), wanted: std::io::stderr().is_terminal() }
     }
 
@@ -59,9 +56,15 @@ impl Progress {
         self.bar.inc(by);
     }
 
+    /// A line on stderr that stays, above the bar.
+    pub fn above(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+
     pub fn set(&mut self, done: u64, total: Option<u64>, message: String) {
         self.maybe_show();
-        if let Some(total) = total {
+        if let (Some(total), None) = (total, self.bar.length()) {
+            self.bar.set_style(style(OBJECTS));
             self.bar.set_length(total);
         }
         self.bar.set_position(done);

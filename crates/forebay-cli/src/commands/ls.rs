@@ -1,9 +1,9 @@
-//! `forebay ls`: buckets, or the objects under a prefix, page by page as they come.
+//! `forebay ls`: buckets, or what is under a prefix, page by page as it comes.
 
 use crate::{
     cli::Common,
     client::Client,
-    fail::{Failure, Outcome},
+    fail::{Failure, Outcome, one_line},
     out::Out,
     target::Prefix,
 };
@@ -13,20 +13,35 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 const PAGE_KEYS: u64 = 1000;
+/// Flags of a listing, and of its entries.
+const LIST_MEMBERS: u64 = 1 << 3;
+const LIST_ONE_LEVEL: u64 = 1 << 11;
+const ENTRY_CACHED: u64 = 1 << 6;
+const ENTRY_MEMBER: u64 = 1 << 5;
+const ENTRY_DIR: u64 = 1 << 10;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  forebay ls                     the buckets
-  forebay ls data/train/         every object under a prefix
-  forebay ls data --limit 20
+  forebay ls                                  the buckets
+  forebay ls data/train/                      one level, as in a directory
+  forebay ls data/train/ -r --limit 20        every object below
+  forebay ls data/shards/000000.tar -m        an archive and its members
 
-JSON lines: {\"bucket\"} for each bucket; {\"bucket\", \"key\", \"size\"} for each object.")]
+A * marks objects of which something is in the cache (a known version, if not every byte).
+JSON lines: {\"bucket\"} for each bucket; {\"bucket\", \"key\", \"size\", \"cached\"} for an object, {\"bucket\", \"key\", \"size\", \"member\": true}
+for a member (its key is ARCHIVE/MEMBER), {\"bucket\", \"prefix\"} for a level below.")]
 pub struct Args {
     /// A bucket, or bucket/prefix; nothing lists the buckets
     #[arg(value_name = "BUCKET[/PREFIX]")]
     pub target: Option<String>,
-    /// Stop after this many objects
+    /// Every object below, not one level
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// The members of archives too
+    #[arg(short, long)]
+    pub members: bool,
+    /// Stop after this many lines
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
 }
@@ -40,7 +55,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let mut out = Out::new(common.json);
     match prefix {
         None => buckets(&mut client, &mut out).await,
-        Some(prefix) => objects(&mut client, &prefix, args.limit.unwrap_or(u64::MAX), &mut out).await,
+        Some(prefix) => objects(&mut client, &prefix, &args, &mut out).await,
     }
 }
 
@@ -63,60 +78,76 @@ async fn buckets(client: &mut Client, out: &mut Out) -> Outcome {
 }
 
 #[derive(Deserialize)]
-pub struct Page {
+struct Page {
     #[serde(default)]
-    pub continuation_token: String,
+    continuation_token: String,
     #[serde(default)]
-    entries: Option<Vec<Entry>>,
+    entries: Vec<Entry>,
 }
 
 #[derive(Deserialize)]
-pub struct Entry {
-    pub name: String,
+struct Entry {
+    name: String,
+    /// Sizes come as text.
     #[serde(default)]
     size: Value,
+    #[serde(default)]
+    flags: u64,
 }
 
 impl Entry {
-    /// Sizes come as strings, and are left out when they are 0.
-    pub fn bytes(&self) -> u64 {
-        self.size.as_u64().or_else(|| self.size.as_str().and_then(|s| s.parse().ok())).unwrap_or(0)
+    fn is(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn bytes(&self) -> u64 {
+        self.size.as_str().map_or_else(|| self.size.as_u64(), |text| text.parse().ok()).unwrap_or(0)
+    }
+
+    fn as_json(&self, bucket: &str) -> Value {
+        if self.is(ENTRY_DIR) {
+            json!({"bucket": bucket, "prefix": self.name})
+        } else if self.is(ENTRY_MEMBER) {
+            json!({"bucket": bucket, "key": self.name, "size": self.bytes(), "member": true})
+        } else {
+            json!({"bucket": bucket, "key": self.name, "size": self.bytes(), "cached": self.is(ENTRY_CACHED)})
+        }
+    }
+
+    fn as_line(&self, bucket: &str) -> String {
+        let size = if self.is(ENTRY_DIR) { String::new() } else { format_bytes(self.bytes()) };
+        let mark = if self.is(ENTRY_CACHED) { '*' } else { ' ' };
+        format!("{size:>10} {mark} {bucket}/{}", one_line(&self.name))
     }
 }
 
-/// One page of a listing, beginning after `token`.
-pub async fn page(client: &mut Client, of: &Prefix, token: &str, keys: u64) -> Outcome<(Vec<Entry>, String)> {
-    let value = json!({"prefix": of.prefix, "pagesize": keys, "continuation_token": token, "props": "name,size", "uuid": "", "flags": 0, "target": ""});
-    let request = json!({"action": "list", "name": "", "value": value});
-    let page: Page = client.json(Method::GET, &format!("/v1/buckets/{}", of.bucket), Some(&request)).await?;
-    if !page.continuation_token.is_empty() && page.continuation_token == token {
-        return Err(Error::corrupt(format!("the listing does not advance: {of}")).into());
-    }
-    Ok((page.entries.unwrap_or_default(), page.continuation_token))
-}
-
-async fn objects(client: &mut Client, of: &Prefix, limit: u64, out: &mut Out) -> Outcome {
+async fn objects(client: &mut Client, of: &Prefix, args: &Args, out: &mut Out) -> Outcome {
+    let limit = args.limit.unwrap_or(u64::MAX);
+    let flags = match (args.members, args.recursive) {
+        (true, _) => LIST_MEMBERS,
+        (false, true) => 0,
+        (false, false) => LIST_ONE_LEVEL,
+    };
     let (mut token, mut seen) = (String::new(), 0);
     loop {
-        let (entries, next) = page(client, of, &token, PAGE_KEYS.min(limit - seen)).await?;
-        for entry in entries.iter().take((limit - seen) as usize) {
+        let value = json!({"prefix": of.prefix, "pagesize": PAGE_KEYS.min(limit - seen), "continuation_token": token, "flags": flags});
+        let request = json!({"action": "list", "name": "", "value": value});
+        let page: Page = client.json(Method::GET, &format!("/v1/buckets/{}", of.bucket), Some(&request)).await?;
+        for entry in page.entries.iter().take((limit - seen).try_into().unwrap_or(usize::MAX)) {
             seen += 1;
-            if out.json {
-                out.json_line(&json!({"bucket": of.bucket, "key": entry.name, "size": entry.bytes()}))?;
-            } else {
-                out.line(format!("{:>10}  {}/{}", format_bytes(entry.bytes()), of.bucket, crate::fail::one_line(&entry.name)))?;
-            }
+            if out.json { out.json_line(&entry.as_json(&of.bucket))? } else { out.line(entry.as_line(&of.bucket))? }
         }
         out.flush()?;
-        token = next;
-        if token.is_empty() || seen >= limit {
+        if page.continuation_token.is_empty() || seen >= limit {
             break;
         }
+        if page.continuation_token == token {
+            return Err(Error::corrupt(format!("the listing does not advance: {of}")).into());
+        }
+        token = page.continuation_token;
     }
     if seen == 0 && !of.prefix.is_empty() {
-        return Err(Error::not_found(format!("nothing there: {of}"))
-            .hint(format!("`forebay ls {}` lists the whole bucket", of.bucket))
-            .into());
+        return Err(Error::not_found(format!("nothing there: {of}")).hint(format!("`forebay ls {}` lists the bucket", of.bucket)).into());
     }
     Ok(())
 }

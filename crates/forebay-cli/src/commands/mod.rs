@@ -1,10 +1,17 @@
 //! One command per file. Each has a clap `Args` struct and `pub async fn run`.
 
+pub mod config;
 pub mod get;
+pub mod keep;
 pub mod ls;
+pub mod metrics;
 pub mod put;
+pub mod serve;
+pub mod stat;
+pub mod status;
 pub mod top;
 pub mod version;
+pub mod warm;
 
 use crate::{
     cli::Common,

@@ -5,17 +5,23 @@
 
 use crate::{
     cli::Common,
-    fail::{EXIT_FAILED, Failure, Outcome},
+    fail::{Failure, Outcome, one_line},
     out::{Out, pairs},
     signals::Signals,
     style::Style,
 };
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
+use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
     config::{Config, Override, Severity},
+    init_logging,
 };
-use std::path::PathBuf;
+use futures::StreamExt;
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+/// How long an origin may take to answer at the start before that is told.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,7 +37,7 @@ Origins: s3://bucket, gs://bucket, az://container, https://host/path/, file:///d
 Stopping: SIGINT (Ctrl-C) or SIGTERM finishes the answers in flight and takes nothing new; a second one stops at once.
 Exit codes: 0 stopped gracefully; 1 could not start, or stopped before every answer was finished; 2 wrong options or configuration.
 --json: logs as JSON lines on stderr, and one JSON line on stdout when the node is ready:
-{\"event\", \"node_id\", \"s3\", \"unix_socket\", \"admin\", \"buckets\", \"cache\", \"pid\"}")]
+{\"event\": \"ready\", \"node_id\", \"url\", \"s3\": HOST:PORT, \"unix_socket\", \"admin\": HOST:PORT, \"buckets\", \"cache\", \"pid\"}")]
 pub struct Args {
     #[command(flatten)]
     pub settings: Settings,
@@ -112,49 +118,128 @@ impl Settings {
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let config = args.settings.load(common.json).map_err(Failure::Usage)?;
     config.checked().map_err(Failure::Usage)?;
-    let style = Style::stderr();
-    for problem in config.check().iter().filter(|p| p.severity == Severity::Warning && !common.json) {
-        eprintln!("{} {}: {}", style.yellow("warning:"), problem.key, problem.message);
-        if !problem.hint.is_empty() {
-            eprintln!("{} {}", style.bold("hint:"), problem.hint);
-        }
+    init_logging(&config.log).map_err(Failure::Usage)?;
+    for problem in config.check().iter().filter(|p| p.severity == Severity::Warning) {
+        warn(common.json, &format!("{}: {}", problem.key, problem.message), &problem.hint);
     }
     // Before anything is opened, so that a signal during the start is not lost.
     let mut signals = Signals::listen()?;
     let drain = config.limits.drain_timeout.0;
-    let shown = config.clone();
     let node = tokio::select! {
-        node = Node::start(config) => node.map_err(start_failure)?,
+        node = Node::start(config) => Arc::new(node.map_err(start_failure)?),
         number = signals.next() => return Err(Failure::Signal(number)),
     };
-    announce(&node, &shown, common.json)?;
+    announce(&node, common.json)?;
+    let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
     signals.next().await;
+    looking.abort();
     if !common.json {
         eprintln!("stopping: answers in flight have {} s to finish; once more to stop at once", drain.as_secs());
     }
-    let finished = tokio::select! {
-        finished = node.shutdown(drain) => finished,
-        _ = signals.next() => std::process::exit(EXIT_FAILED),
-    };
-    finished.map_err(Failure::Failed)
+    tokio::select! {
+        finished = node.shutdown(drain) => finished.map_err(Failure::Failed),
+        // The store is sound however it is left: it is made for kill -9.
+        _ = signals.next() => Err(Failure::Reported),
+    }
 }
 
-/// What to try, for what goes wrong at the start.
+/// What to try, for what goes wrong at the start and does not say so itself.
 fn start_failure(e: Error) -> Failure {
-    if e.hint_text().is_some() {
-        return Failure::Failed(e);
-    }
     let hint = match e.kind() {
         ErrorKind::PermissionDenied => "check who owns it, and its mode",
-        ErrorKind::AlreadyExists | ErrorKind::Conflict => "is another node running? `forebay status` tells",
+        ErrorKind::AlreadyExists => "`--listen 127.0.0.1:0` takes any free port, `--admin off` does without the admin port",
+        ErrorKind::Conflict => "each node needs a cache directory of its own; `forebay status` shows the one that runs",
         _ => return Failure::Failed(e),
     };
-    Failure::Failed(e.hint(hint))
+    Failure::Failed(match e.hint_text() {
+        Some(theirs) => {
+            let both = format!("{theirs}; {hint}");
+            e.hint(both)
+        }
+        None => e.hint(hint),
+    })
 }
 
-/// Says where the node is, for a person, or as one JSON line.
-fn announce(node: &Node, config: &Config, json: bool) -> Outcome {
+/// A warning: words for a person, a line of the log where logs are JSON.
+fn warn(json: bool, text: &str, hint: &str) {
+    if json {
+        tracing::warn!(hint, "{text}");
+        return;
+    }
+    let style = Style::stderr();
+    eprintln!("{} {}", style.yellow("warning:"), one_line(text));
+    if !hint.is_empty() {
+        eprintln!("{} {hint}", style.bold("hint:"));
+    }
+}
+
+/// Asks each bucket for one name, so that wrong credentials are told now and not with the first read. The node serves what it has in any case.
+async fn look_at_origins(node: Arc<Node>, json: bool) {
+    let buckets: Vec<String> = node.config().origins.iter().filter_map(|o| o.bucket().ok().flatten()).collect();
+    let looks = buckets.into_iter().map(|bucket| {
+        let request = ListRequest { max_keys: 1, ..ListRequest::default() };
+        let node = node.clone();
+        async move {
+            let found = tokio::time::timeout(LOOK_TIMEOUT, node.engine().list(&bucket, request)).await;
+            (bucket, found)
+        }
+    });
+    let mut looks = futures::stream::iter(looks).buffer_unordered(8);
+    while let Some((bucket, found)) = looks.next().await {
+        let problem = match found {
+            Ok(Ok(_)) => continue,
+            Ok(Err(e)) => e,
+            Err(_) => Error::timeout(format!("no answer after {} s", LOOK_TIMEOUT.as_secs())),
+        };
+        let hint = problem.hint_text().unwrap_or("the node serves what it has, and asks again with each read").to_owned();
+        warn(json, &format!("the bucket {bucket} cannot be listed: {}", problem.message()), &hint);
+    }
+}
+
+/// Says where the node is: for a person, or as one JSON line.
+fn announce(node: &Node, json: bool) -> Outcome {
+    let config = node.config();
     let mut out = Out::new(json);
-    let _ = (node, &pairs, format_bytes, config);
+    let buckets: Vec<(String, &str)> =
+        config.origins.iter().map(|o| (o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), o.config.url.as_str())).collect();
+    if json {
+        out.json_line(&serde_json::json!({
+            "event": "ready", "node_id": node.node_id(), "url": node.addr().map(|a| format!("http://{a}")), "s3": node.addr(),
+            "unix_socket": node.unix_path(), "admin": node.admin_addr(), "buckets": buckets.iter().map(|b| &b.0).collect::<Vec<_>>(),
+            "cache": config.cache.dirs.iter().map(ToString::to_string).collect::<Vec<_>>(), "pid": std::process::id(),
+        }))?;
+        return out.flush();
+    }
+    let style = out.style;
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    if let Some(addr) = node.addr() {
+        rows.push(("endpoint", style.bold(&format!("http://{addr}"))));
+    }
+    if let Some(path) = node.unix_path() {
+        rows.push(("socket", format!("unix:{}   (clients on this machine find it by themselves)", path.display())));
+    }
+    if let Some(addr) = node.admin_addr() {
+        rows.push(("admin", format!("http://{addr}/metrics   /healthz   /readyz")));
+    }
+    for (bucket, url) in &buckets {
+        let bucket = if bucket == "*" { "every bucket" } else { bucket };
+        rows.push(("bucket", format!("{}   from {url}", style.bold(bucket))));
+    }
+    for dir in &config.cache.dirs {
+        rows.push(("cache", format!("{}   up to {}", dir.path.display(), format_bytes(dir.size.0))));
+    }
+    if config.cache.dirs.is_empty() {
+        rows.push(("cache", "none: every read goes to the origin".to_owned()));
+    }
+    let name = buckets.first().map(|b| b.0.as_str()).filter(|b| *b != "*").unwrap_or("BUCKET");
+    if let Some(addr) = node.addr() {
+        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"http://{addr}\")")));
+        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"http://{addr}\"), \"{name}/\")")));
+    }
+    rows.push(("stop", "Ctrl-C".to_owned()));
+    out.line(format!("{} {} is ready", style.bold("forebay"), forebay_server::VERSION))?;
+    for line in pairs(&rows) {
+        out.line(format!("  {line}"))?;
+    }
     out.flush()
 }

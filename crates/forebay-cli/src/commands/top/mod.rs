@@ -6,20 +6,10 @@ mod reading;
 mod terminal;
 mod view;
 
-use crate::{
-    cli::Common,
-    client::{self, Client},
-    fail::{Failure, Outcome},
-    node::NodeAddr,
-    out::Out,
-    prom::Page,
-};
+use crate::{cli::Common, client::Client, fail::Outcome, out::Out, prom::Page};
 use forebay_core::{Error, units};
-use http::{HeaderMap, Method};
 use reading::Reading;
 use std::time::{Duration, Instant};
-
-const METRICS_MAX_BYTES: usize = 16 << 20;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -58,7 +48,7 @@ fn interval(text: &str) -> forebay_core::Result<Duration> {
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
-    let mut admin = admin_client(&args, common).await?;
+    let mut admin = super::metrics::admin(args.admin.as_deref(), common).await?;
     let mut looks = Looks { last: scrape(&mut admin).await?, at: Instant::now() };
     let count = if args.once { Some(1) } else { args.count };
     if count.is_none() && !common.json && terminal::Screen::possible() {
@@ -68,33 +58,8 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-/// The admin listener: as given, or where the node says that it is.
-async fn admin_client(args: &Args, common: &Common) -> Outcome<Client> {
-    if let Some(text) = &args.admin {
-        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, common.token.clone()));
-    }
-    let mut node = super::client(common)?;
-    let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
-    let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
-        Failure::Failed(
-            Error::unsupported("this node has no admin listener: nothing to read its metrics from")
-                .hint("set listen.admin, or name it with --admin"),
-        )
-    })?;
-    let mut addr = NodeAddr::parse(&text).map_err(Failure::Failed)?;
-    // A listener on every address is reached under the name that the node is.
-    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) = (&mut addr, node.addr())
-        && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
-    {
-        known.clone_into(host);
-    }
-    Ok(Client::new(addr, common.token.clone()))
-}
-
 async fn scrape(admin: &mut Client) -> Outcome<Page> {
-    let what = format!("{}/metrics", admin.addr());
-    let answer = admin.ask(Method::GET, "/metrics", HeaderMap::new(), client::no_body(), &what).await?;
-    let text = client::collect(answer.into_body(), METRICS_MAX_BYTES).await?;
+    let text = super::metrics::fetch(admin).await?;
     Ok(Page::parse(&String::from_utf8_lossy(&text)))
 }
 

@@ -35,6 +35,10 @@ fn per_s(n: f64) -> String {
     if n >= 100.0 || n == 0.0 { format!("{n:.0}/s") } else { format!("{n:.1}/s") }
 }
 
+fn per_s_of(n: f64, what: &str) -> String {
+    if n >= 100.0 || n == 0.0 { format!("{n:.0} {what}/s") } else { format!("{n:.1} {what}/s") }
+}
+
 fn share(part: Option<f64>) -> String {
     part.map_or("-".to_owned(), |p| format!("{:.1} %", p * 100.0))
 }
@@ -64,7 +68,7 @@ pub fn page(r: &Reading, history: &History, node: &str, columns: usize, style: S
     let mut lines = vec![
         format!("{} {}", style.bold("forebay"), style.dim(&format!("{node}   q quits"))),
         String::new(),
-        format!("{}{}   {}", name("served"), style.cyan(&rate(r.served_bytes_per_s)), per_s(r.requests_per_s) + " requests"),
+        format!("{}{}   {}", name("served"), style.cyan(&rate(r.served_bytes_per_s)), per_s_of(r.requests_per_s, "requests")),
         format!("{}{}", name(""), style.cyan(&history.curve())),
         format!(
             "{}hit ratio {}   hit {}   miss {}   revalidated {}   bypass {}",
@@ -77,19 +81,19 @@ pub fn page(r: &Reading, history: &History, node: &str, columns: usize, style: S
         ),
         format!("{}p50 {}   p90 {}   p99 {}", name("latency"), time(r.latency.p50), time(r.latency.p90), time(r.latency.p99)),
         format!(
-            "{}{}   {} requests   {} failed",
+            "{}{}   {}   {}",
             name("origin"),
             rate(r.origin.bytes_per_s),
-            per_s(r.origin.requests_per_s),
-            per_s(r.origin.errors_per_s)
+            per_s_of(r.origin.requests_per_s, "requests"),
+            per_s_of(r.origin.errors_per_s, "errors")
         ),
         format!(
-            "{}{}   {} entries   {} bytes   soft errors {}",
+            "{}{}   {}   {}   {}",
             name("batches"),
-            per_s(r.batch.batches_per_s),
-            per_s(r.batch.entries_per_s),
             rate(r.batch.bytes_per_s),
-            per_s(r.batch.soft_errors_per_s)
+            per_s_of(r.batch.batches_per_s, "batches"),
+            per_s_of(r.batch.entries_per_s, "entries"),
+            per_s_of(r.batch.soft_errors_per_s, "soft errors")
         ),
         String::new(),
     ];

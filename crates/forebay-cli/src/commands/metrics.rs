@@ -1,0 +1,81 @@
+//! `forebay metrics`: a node's `/metrics` as it is, and what each metric means.
+
+use crate::{
+    cli::Common,
+    client::{self, Client},
+    fail::{Failure, Outcome},
+    node::NodeAddr,
+    out::Out,
+};
+use clap::Subcommand;
+use forebay_core::Error;
+use http::{HeaderMap, Method};
+use serde_json::json;
+
+/// More than any node has to say.
+const PAGE_MAX_BYTES: usize = 16 << 20;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  forebay metrics                  the node's numbers, in the OpenMetrics text format
+  forebay metrics reference        what each means, as Markdown
+
+JSON: {\"openmetrics\"} or {\"markdown\"}: the text as one string.")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// The node's admin address [default: as the node tells]
+    #[arg(long, value_name = "ADDR", env = "FOREBAY_ADMIN", hide_env_values = true)]
+    admin: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print the documentation of every metric, as Markdown
+    Reference,
+}
+
+pub async fn run(args: Args, common: &Common) -> Outcome {
+    let (name, text) = match args.action {
+        Some(Action::Reference) => ("markdown", forebay_server::metrics::reference()),
+        None => {
+            let page = fetch(&mut admin(args.admin.as_deref(), common).await?).await?;
+            ("openmetrics", String::from_utf8_lossy(&page).into_owned())
+        }
+    };
+    let mut out = Out::new(common.json);
+    if out.json {
+        return out.object(&json!({ name: text }));
+    }
+    out.line(text.trim_end())?;
+    out.flush()
+}
+
+/// The admin listener: as given, or where the node says that it is.
+pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
+    if let Some(text) = given {
+        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, common.token.clone()));
+    }
+    let mut node = super::client(common)?;
+    let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
+    let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
+        Error::unsupported(format!("no admin listener to read metrics from: {}", node.addr()))
+            .hint("start the node with --admin ADDR, or name it with --admin here")
+    })?;
+    let mut addr = NodeAddr::parse(&text)?;
+    // A listener on every address is reached under the name that the node is.
+    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) = (&mut addr, node.addr())
+        && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+    {
+        known.clone_into(host);
+    }
+    Ok(Client::new(addr, common.token.clone()))
+}
+
+/// The page of metrics.
+pub async fn fetch(admin: &mut Client) -> Outcome<Vec<u8>> {
+    let what = format!("{}/metrics", admin.addr());
+    let answer = admin.ask(Method::GET, "/metrics", HeaderMap::new(), client::no_body(), &what).await?;
+    Ok(client::collect(answer.into_body(), PAGE_MAX_BYTES).await?)
+}

@@ -1,0 +1,179 @@
+//! A node in a temporary directory, and the binary run against it.
+
+use serde_json::Value;
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_forebay");
+/// The bucket that every test node serves.
+pub const BUCKET: &str = "data";
+
+/// A command of the binary with nothing of ours in its environment.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FOREBAY") {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// What a run of the binary said.
+pub struct Run {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Run {
+    fn of(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        Run { code: output.status.code().expect("not killed by a signal"), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    /// It must have succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        self
+    }
+
+    /// It must have ended with this code.
+    #[track_caller]
+    pub fn fails(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        self
+    }
+
+    /// Its stdout is one JSON object.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e} in:\n{}", self.out))
+    }
+
+    /// Its stdout is JSON lines.
+    #[track_caller]
+    pub fn json_lines(&self) -> Vec<Value> {
+        self.out.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in:\n{l}"))).collect()
+    }
+}
+
+/// Runs the binary to its end.
+pub fn forebay(args: &[&str]) -> Run {
+    Run::of(command(args).output().expect("the binary runs"))
+}
+
+/// A running node over `origin/data`, with its cache in `cache`.
+pub struct Node {
+    pub dir: TempDir,
+    pub child: Child,
+    /// The line that `serve --json` prints when it is ready.
+    pub ready: Value,
+    pub url: String,
+}
+
+impl Node {
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub fn start_with(more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("origin").join(BUCKET)).unwrap();
+        Self::start_in(dir, more)
+    }
+
+    pub fn start_in(dir: TempDir, more: &[&str]) -> Self {
+        let origin = format!("{BUCKET}={}", dir.path().join("origin").join(BUCKET).display());
+        let cache = format!("{}:64MiB", dir.path().join("cache").display());
+        let mut args = vec!["serve", "--json", "--origin", &origin, "--cache", &cache, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        args.extend_from_slice(more);
+        let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let mut err = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            panic!("the node did not start: {line}\n{err}");
+        };
+        // Logs must not fill the pipe.
+        let mut log = child.stderr.take().unwrap();
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        let url = ready["url"].as_str().unwrap().to_owned();
+        Node { dir, child, ready, url }
+    }
+
+    /// Puts a file into the bucket, behind the node's back.
+    pub fn seed(&self, key: &str, bytes: &[u8]) {
+        let path = self.origin_path(key);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    pub fn origin_path(&self, key: &str) -> PathBuf {
+        self.dir.path().join("origin").join(BUCKET).join(key)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A command against this node, in its directory.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(args);
+        command.env("FOREBAY_NODE", &self.url).current_dir(self.dir.path());
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Run {
+        Run::of(self.command(args).output().expect("the binary runs"))
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for the end; its exit code.
+    pub fn wait(&mut self) -> i32 {
+        wait(&mut self.child)
+    }
+}
+
+/// Waits for the end of a process, for at most 20 seconds.
+pub fn wait(child: &mut Child) -> i32 {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code().expect("ended by itself");
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "it does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Bytes that differ from place to place.
+pub fn bytes(n: usize) -> Vec<u8> {
+    (0..n as u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u8).collect()
+}
+
+/// The names in a directory.
+pub fn names(dir: &Path) -> Vec<String> {
+    let mut all: Vec<String> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
