@@ -30,7 +30,7 @@ pub enum ScanStep {
     Done,
 }
 
-/// See the [module](self).
+/// Finds the members of a tar: fed by range or pushed as a stream.
 #[derive(Debug)]
 pub struct TarScanner {
     builder: MemberIndexBuilder,

@@ -15,7 +15,7 @@ use std::ops::Range;
 const TAIL_BYTES: u64 = (END_BYTES + 0xffff + LOCATOR64_BYTES + END64_BYTES) as u64;
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// See the [module](self).
+/// Finds the members of a zip: fed by range.
 #[derive(Debug)]
 pub struct ZipScanner {
     builder: MemberIndexBuilder,

@@ -21,7 +21,7 @@ const MADE_BY_UNIX: u16 = 3 << 8;
 const UNIX_MODE: u32 = 0o100_644 << 16;
 const MAX32: u64 = u32::MAX as u64;
 
-/// See the [module](self).
+/// Writes a zip of stored entries; small ones are held back until their checksum is known.
 #[derive(Debug, Default)]
 pub struct ZipWriter {
     directory: Vec<u8>,
