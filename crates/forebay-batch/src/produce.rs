@@ -106,38 +106,58 @@ pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver
         tokio::select! {
             biased;
             () = closed.closed() => {}
-            result = producer.run(&sender) => {
-                if let Err(e) = result {
-                    let _ = sender.send(Err(e)).await;
-                }
-            }
+            () = producer.run(&sender) => {}
         }
     });
     receiver
 }
 
 impl Producer {
-    async fn run(mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    async fn run(mut self, sender: &mpsc::Sender<Result<Bytes>>) {
         let mut ahead = Ahead::new(self.work.clone());
-        loop {
-            let (producer, stop) = tokio::task::spawn_blocking(move || {
+        let error = loop {
+            let worked = tokio::task::spawn_blocking(move || {
                 let stop = self.merge_warm();
                 (self, stop)
-            })
-            .await
-            .map_err(|e| Error::internal("a batch's worker failed").source(e))?;
-            self = producer;
-            match stop? {
-                Stop::Full => self.flush(sender).await?,
-                Stop::End => break,
-                Stop::Cold => self.cold_entry(&mut ahead, sender).await?,
+            });
+            let stop;
+            (self, stop) = match worked.await {
+                Ok(done) => done,
+                Err(e) => {
+                    let _ = sender.send(Err(Error::internal("a batch's worker failed").source(e))).await;
+                    return;
+                }
+            };
+            let went = match stop {
+                Ok(Stop::Full) => self.flush(sender).await,
+                Ok(Stop::Cold) => self.cold_entry(&mut ahead, sender).await,
+                Ok(Stop::End) => match self.finish(sender).await {
+                    Ok(()) => return,
+                    Err(e) => Err(e),
+                },
+                Err(e) => Err(e),
+            };
+            if let Err(e) = went {
+                break e;
             }
+        };
+        // A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made
+        // to end inside an entry.
+        let mut torn = Vec::new();
+        let header = EntryHeader { size: 512, mtime_secs: 0 };
+        if self.sent_any && matches!(self.output, Output::Tar) && self.output.begin("__cut__", &header, &mut torn).is_ok() {
+            let _ = sender.send(Ok(torn.into())).await;
         }
+        let _ = sender.send(Err(error)).await;
+    }
+
+    async fn finish(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
         self.output.finish(&mut self.out)?;
-        let stats = self.work.batcher.stats.clone();
+        self.flush(sender).await?;
+        let stats = &self.work.batcher.stats;
         add(&stats.batches, 1);
         add(&stats.duration_ns, self.work.began.elapsed().as_nanos() as u64);
-        self.flush(sender).await
+        Ok(())
     }
 
     /// Appends entries that are on the local disk until the buffer is full.

@@ -5,8 +5,11 @@
 
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_format::ArchiveKind;
-use serde::Deserialize;
-use std::{borrow::Cow, sync::Arc};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use std::{borrow::Cow, fmt, marker::PhantomData, sync::Arc};
 
 /// A request, checked.
 #[derive(Clone, Debug)]
@@ -58,7 +61,7 @@ struct WireRequest<'a> {
     #[serde(borrow, default)]
     mime: Option<Cow<'a, str>>,
     #[serde(borrow, rename = "in", default)]
-    entries: Option<Vec<WireEntry<'a>>>,
+    entries: Option<Vec<MapOnly<WireEntry<'a>>>>,
     #[serde(default)]
     coer: Option<bool>,
     #[serde(default)]
@@ -90,13 +93,34 @@ struct WireEntry<'a> {
     length: Option<i64>,
 }
 
+/// A struct that is written as a JSON object. Serde would take an array of its fields as well, and so take garbage for a request.
+struct MapOnly<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for MapOnly<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
+            type Value = MapOnly<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(MapOnly)
+            }
+        }
+        deserializer.deserialize_map(Map(PhantomData))
+    }
+}
+
 impl BatchRequest {
     /// Parses and checks a request body.
     ///
     /// # Errors
     /// `Invalid` with the line and column, or the number of the entry, and what was expected there.
     pub fn parse(body: &[u8], default_bucket: Option<&str>, coloc: Option<&str>, max_entries: usize) -> Result<BatchRequest> {
-        let wire: WireRequest<'_> = serde_json::from_slice(body).map_err(|e| {
+        let MapOnly(wire): MapOnly<WireRequest<'_>> = serde_json::from_slice(body).map_err(|e| {
             Error::invalid(format!("the request is not a GetBatch request: {e}"))
                 .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}")
         })?;
@@ -120,7 +144,7 @@ impl BatchRequest {
             None => None,
         };
         let mut entries = Vec::with_capacity(wire_entries.len());
-        for (i, e) in wire_entries.into_iter().enumerate() {
+        for (i, MapOnly(e)) in wire_entries.into_iter().enumerate() {
             entries.push(check_entry(e, default_bucket.as_ref(), &mut interned).map_err(|e| e.context(format_args!("in[{i}]")))?);
         }
         Ok(BatchRequest {
@@ -273,6 +297,7 @@ mod tests {
             ("[]", "invalid type"),
             (r#"{"in":[]}"#, "empty"),
             (r#"{}"#, "empty"),
+            (r#"{"in":[["a"]]}"#, "a JSON object"),
             (r#"{"in":[{"objname":"a"}],"mime":".rar"}"#, ".rar"),
             (r#"{"in":[{"objname":"a"}],"coloc":3}"#, "coloc"),
             (r#"{"in":[{"objname":"a"},{"objname":"../b"}]}"#, "in[1]"),

@@ -3,7 +3,7 @@
 //! Work reserves before it allocates and gives back by dropping its [`Reservation`]. Accepting new work uses [`MemoryBudget::try_reserve`], which
 //! fails at once (429); work that was accepted waits with [`MemoryBudget::reserve`], in the order of arrival.
 
-use crate::{Error, Result};
+use crate::{Error, Result, limits};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -71,10 +71,19 @@ impl MemoryBudget {
     }
 
     /// Takes `bytes`, waiting for others to give back; first come, first served.
+    ///
+    /// # Errors
+    /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
         let units = self.units_for(bytes)?;
-        let permit = self.units.clone().acquire_many_owned(units).await.map_err(|_| Error::internal("memory budget closed"))?;
-        Ok(Reservation { _permit: permit, bytes })
+        let wait = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        match tokio::time::timeout(wait, self.units.clone().acquire_many_owned(units)).await {
+            Ok(Ok(permit)) => Ok(Reservation { _permit: permit, bytes }),
+            Ok(Err(_)) => Err(Error::internal("memory budget closed")),
+            Err(_) => Err(Error::busy(format!("no {bytes} bytes of the memory budget came free in {} s", wait.as_secs()))
+                .hint("readers that take nothing hold it; raise memory.budget if there are many")
+                .retry_after(Duration::from_secs(1))),
+        }
     }
 }
 

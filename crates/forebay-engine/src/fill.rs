@@ -63,30 +63,65 @@ impl Engine {
         wanted_until: u32,
     ) -> Result<(Bytes, Source)> {
         let version = meta.version();
-        if let Some(bytes) = self.chunk_from_store(name, version, index, within.clone()).await? {
-            return Ok((bytes, Source::Cache));
-        }
         let cut = |bytes: Bytes| bytes.slice(within.start as usize..within.end as usize);
-        let key = (name.hash128(), version, index);
-        match self.inner.filling.join(key) {
-            Joined::Follower(follower) => {
-                add(&self.stats().fills_joined, 1);
-                follower.wait().await.map(|b| (cut(b), Source::Origin))
+        let mut followed = false;
+        loop {
+            if let Some(bytes) = self.chunk_from_store(name, version, index, within.clone()).await? {
+                return Ok((bytes, Source::Cache));
             }
-            Joined::Leader(leader) => {
-                // Somebody may have finished between the look into the store and the join.
-                let whole = chunk_range(index, meta.size);
-                if let Some(bytes) = self.chunk_from_store(name, version, index, 0..whole.end - whole.start).await? {
-                    leader.publish(Ok(bytes.clone()));
-                    return Ok((cut(bytes), Source::Cache));
+            let leader = match self.inner.filling.join((name.hash128(), version, index)) {
+                Joined::Leader(leader) => leader,
+                Joined::Follower(follower) => {
+                    add(&self.stats().fills_joined, 1);
+                    match follower.wait().await {
+                        // What failed began before this reader came: it may try for itself, once.
+                        Err(e) if e.kind().is_transient() && !followed => {
+                            followed = true;
+                            continue;
+                        }
+                        done => return done.map(|b| (cut(b), Source::Origin)),
+                    }
                 }
-                let follower = leader.follower();
-                let run = self.extend_run(name, meta, index, leader, wanted_until);
-                let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
-                tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
-                follower.wait().await.map(|b| (cut(b), Source::Origin))
+            };
+            // Somebody may have finished between the look into the store and the join.
+            let whole = chunk_range(index, meta.size);
+            if let Some(bytes) = self.chunk_from_store(name, version, index, 0..whole.end - whole.start).await? {
+                leader.publish(Ok(bytes.clone()));
+                return Ok((cut(bytes), Source::Cache));
             }
+            let follower = leader.follower();
+            let run = self.extend_run(name, meta, index, leader, wanted_until);
+            let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
+            tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+            return follower.wait().await.map(|b| (cut(b), Source::Origin));
         }
+    }
+
+    /// Begins to fetch a run of chunks for the store, without waiting for it.
+    pub(crate) fn begin_run(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, index: u32, wanted_until: u32) {
+        if let Some(leader) = self.inner.filling.try_lead((name.hash128(), meta.version(), index)) {
+            let run = self.extend_run(name, meta, index, leader, wanted_until);
+            let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
+            tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
+        }
+    }
+
+    /// Whether a chunk is in the store or on its way there. RAM only.
+    pub(crate) fn has_or_fetches(&self, name: &ObjectName, meta: &ObjectMeta, index: u32) -> bool {
+        let version = meta.version();
+        self.inner.filling.contains(&(name.hash128(), version, index))
+            || self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(index)))
+    }
+
+    /// Chunks in the longest run.
+    pub(crate) fn run_chunks(&self) -> u32 {
+        (self.inner.config.fill_run_bytes / CHUNK_BYTES).max(1) as u32
+    }
+
+    /// The chunk after the last one of a run that would begin at `index` now.
+    pub(crate) fn run_end(&self, name: &ObjectName, meta: &ObjectMeta, index: u32, wanted_until: u32) -> u32 {
+        let longest = wanted_until.min(index.saturating_add(self.run_chunks()));
+        (index + 1..longest).find(|&next| self.has_or_fetches(name, meta, next)).unwrap_or(longest.max(index + 1))
     }
 
     /// Whether all chunks of `range` are in the store. RAM only.
@@ -115,9 +150,10 @@ impl Engine {
         wanted_until: u32,
     ) -> Vec<Option<Leader<ChunkKey, Bytes>>> {
         let (hash, version) = (name.hash128(), meta.version());
-        let longest = (self.inner.config.fill_run_bytes / CHUNK_BYTES).max(1) as u32;
         let mut run = vec![Some(leader)];
-        for next in index + 1..wanted_until.min(index.saturating_add(longest)) {
+        // Chunks that nobody waits for are of use only where they are kept.
+        let end = if self.keeps(name) { wanted_until.min(index.saturating_add(self.run_chunks())) } else { index + 1 };
+        for next in index + 1..end {
             let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
             match self.inner.filling.try_lead((hash, version, next)) {
                 Some(leader) if !here => run.push(Some(leader)),
@@ -136,6 +172,7 @@ impl Engine {
         let leaders: Vec<_> = chunks_of(&range)
             // A last chunk that the response cuts short is no chunk.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
+            .take(if self.keeps(name) { usize::MAX } else { 1 })
             .map(|i| {
                 let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(i)));
                 if here { None } else { self.inner.filling.try_lead((hash, version, i)) }

@@ -57,9 +57,8 @@ impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
         Leader { flights: self.clone(), key: Some(key), sender }
     }
 
-    /// Waits with the leader of `key`, if there is one.
-    pub fn follow(&self, key: &K) -> Option<Follower<V>> {
-        self.map.lock().get(key).map(|r| Follower(r.clone()))
+    pub fn contains(&self, key: &K) -> bool {
+        self.map.lock().contains_key(key)
     }
 
     pub fn len(&self) -> usize {
@@ -138,7 +137,7 @@ mod tests {
     async fn a_lost_leader_does_not_leave_followers_waiting() {
         let flights: Flights<u32, ()> = Flights::default();
         let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
-        let follower = flights.follow(&1).expect("it is under way");
+        let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
         drop(leader);
         assert!(follower.wait().await.is_err());
         assert!(flights.try_lead(1).is_some());

@@ -5,7 +5,7 @@
 //!    origin request, shared by all readers of the name, asks and brings the first bytes along with the answer.
 //! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read by chunks, each from the store, from a fill
 //!    that is under way, or by a new fill of a run of missing chunks, under `If-Match` of the version that was resolved.
-//! 3. **Deliver** (`read.rs`): a stream of buffers, a few chunks ahead of its reader, all of one version.
+//! 3. **Deliver** (`read.rs`, `sequential.rs`): a stream of buffers, the next run of chunks ahead of its reader, all of one version.
 //!
 //! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept in the store. Writes (`write.rs`) go
 //! through to the origin and make the name unknown here before they return. `warm.rs` is the synchronous path that a batch takes over
@@ -27,6 +27,7 @@ mod members;
 mod read;
 mod resolve;
 mod rules;
+mod sequential;
 mod stats;
 mod unpack;
 mod warm;
@@ -46,7 +47,13 @@ pub use warmup::{WarmOutcome, WarmReport};
 use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};
 use forebay_store::Store;
 use parking_lot::RwLock;
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
 
 /// What the engine needs to know besides its parts.
 #[derive(Clone, Debug)]
@@ -89,6 +96,9 @@ struct Inner {
     indexes: members::IndexCache,
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
     unpacking: Flights<(u128, VersionId), ()>,
+    /// Milliseconds since `began` until which the store is taken for one that does not keep what it is given.
+    refuses_until_ms: AtomicU64,
+    began: Instant,
 }
 
 impl Engine {
@@ -116,6 +126,8 @@ impl Engine {
                 heads: resolve::HeadCache::default(),
                 indexing: Flights::default(),
                 unpacking: Flights::default(),
+                refuses_until_ms: AtomicU64::new(0),
+                began: Instant::now(),
             }),
         }
     }
@@ -158,6 +170,11 @@ impl Engine {
     /// One page of the origin's listing. Never cached: a listing is as fresh as the origin.
     pub async fn list(&self, bucket: &str, request: ListRequest) -> Result<ListPage> {
         self.inner.buckets.origin(bucket).await?.list(request).await
+    }
+
+    /// Whether what is fetched of this name will be found in the store: there is one, and its disk did not refuse a write just now.
+    pub(crate) fn keeps(&self, name: &ObjectName) -> bool {
+        self.store_for(name).is_some() && self.inner.began.elapsed().as_millis() as u64 >= self.inner.refuses_until_ms.load(Relaxed)
     }
 
     /// The store, for names whose bucket is cached.

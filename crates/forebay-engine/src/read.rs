@@ -2,19 +2,12 @@
 //!
 //! Invariant: a body yields exactly the bytes of the range it was announced with, all of one version, or ends with an error.
 
-use crate::{
-    Engine,
-    fill::{Source, chunk_range, chunks_of},
-    resolve::Resolved,
-    stats::add,
-};
+use crate::{Engine, fill::Source, resolve::Resolved, sequential::Sequential, stats::add};
 use forebay_core::{ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_origin::{ByteStream, GetRequest};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
-/// Chunks that are asked for ahead of the reader of a body. A fill that one of them starts runs further by itself.
-const CHUNKS_AHEAD: usize = 3;
 /// How often a read begins anew when the object changes before its first byte is out.
 const FRESH_STARTS: u32 = 3;
 
@@ -109,7 +102,7 @@ impl Engine {
 
     async fn head_unconditional(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        if options.bypass || !self.rule(name.bucket()).cache {
+        if options.bypass || self.store_for(name).is_none() {
             return Ok(Head { meta: Arc::new(origin.head(name.key()).await?), cache: CacheStatus::Bypass });
         }
         let cached = self.cached(name).await?;
@@ -166,7 +159,7 @@ impl Engine {
     }
 
     async fn read_uncounted(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
-        if options.bypass || !self.rule(name.bucket()).cache {
+        if options.bypass || self.store_for(name).is_none() {
             return self.read_through(name, range, options).await;
         }
         let mut starts = 0;
@@ -216,46 +209,15 @@ impl Engine {
         }
         // What the answer says of itself must hold for all its bytes, the ones that are read later too.
         let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
-        let chunks = chunks_of(&range);
-        let (first, last) = (*chunks.start(), *chunks.end());
-        let head_piece = self.piece(name.clone(), meta.clone(), first, range.clone(), last + 1).await?;
-        let cache = if here && head_piece.1 == Source::Cache { status } else { CacheStatus::Miss };
-        let (engine, owned, of, bytes) = (self.clone(), name.clone(), meta.clone(), range.clone());
-        let rest = stream::iter(first + 1..=last)
-            .map(move |i| engine.clone().piece_owned(owned.clone(), of.clone(), i, bytes.clone(), last + 1))
-            .buffered(CHUNKS_AHEAD);
-        let body = stream::iter([Ok(head_piece.0)]).chain(rest).boxed();
+        let mut pieces = Sequential::new(self.clone(), name.clone(), meta.clone(), range.clone());
+        let (first, source) = match pieces.next().await? {
+            Some(piece) => piece,
+            None => return Err(Error::internal(format!("{name}: nothing came of {range:?}"))),
+        };
+        let cache = if here && source == Source::Cache { status } else { CacheStatus::Miss };
+        let body = stream::iter([Ok(first)]).chain(pieces.into_stream()).boxed();
         let body = if range == (0..meta.size) { self.index_in_passing(name, &meta, body) } else { body };
         Ok(Read { meta, range, cache, body })
-    }
-
-    async fn piece_owned(
-        self,
-        name: ObjectName,
-        meta: Arc<ObjectMeta>,
-        index: u32,
-        range: Range<u64>,
-        wanted_until: u32,
-    ) -> Result<bytes::Bytes> {
-        self.piece(name, meta, index, range, wanted_until).await.map(|(bytes, _)| bytes)
-    }
-
-    /// The part of chunk `index` that lies in `range` of the object.
-    async fn piece(
-        &self,
-        name: ObjectName,
-        meta: Arc<ObjectMeta>,
-        index: u32,
-        range: Range<u64>,
-        wanted_until: u32,
-    ) -> Result<(bytes::Bytes, Source)> {
-        let chunk = chunk_range(index, meta.size);
-        let within = range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
-        let (bytes, source) = self.chunk(&name, &meta, index, within, wanted_until).await?;
-        if source == Source::Cache {
-            add(&self.stats().bytes_from_cache, bytes.len() as u64);
-        }
-        Ok((bytes, source))
     }
 
     /// Past the cache: one request, nothing kept.

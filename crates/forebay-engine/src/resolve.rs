@@ -18,6 +18,9 @@ use std::{
     },
 };
 
+/// How long a disk that refused a write is not relied on.
+const REFUSAL_LASTS_MS: u64 = 5_000;
+
 /// A version of an object, and its bytes where they came along.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
@@ -242,6 +245,8 @@ impl Engine {
 
     pub(crate) fn note_write(&self, name: &ObjectName, kept: Option<Result<()>>) {
         if let Some(Err(e)) = kept {
+            let until = self.inner.began.elapsed().as_millis() as u64 + REFUSAL_LASTS_MS;
+            self.inner.refuses_until_ms.store(until, Relaxed);
             add(&self.stats().store_writes_failed, 1);
             tracing::debug!(object = %name, error = %e.describe(), "passed through without being kept");
         }

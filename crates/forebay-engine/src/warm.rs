@@ -139,7 +139,7 @@ impl Engine {
     }
 
     async fn bring_chunks(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, bytes: Range<u64>) -> Result<()> {
-        if self.store_for(name).is_none() || bytes.is_empty() {
+        if !self.keeps(name) || bytes.is_empty() {
             return Ok(());
         }
         let bytes = bytes.start..bytes.end.min(bytes.start + BRING_MAX_BYTES);
@@ -148,6 +148,9 @@ impl Engine {
         for index in chunks {
             let one = chunk_range(index, meta.size);
             if !self.has_chunks(name, meta, &one) {
+                if !self.keeps(name) {
+                    return Ok(());
+                }
                 self.chunk(name, meta, index, 0..one.end - one.start, until).await?;
             }
         }

@@ -1,0 +1,381 @@
+//! Batches over an origin whose every request is seen: order, content, errors, bounds.
+
+#[path = "../../forebay-engine/tests/support/mod.rs"]
+#[allow(dead_code)]
+mod support;
+
+use bytes::Bytes;
+use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
+use forebay_core::{ErrorKind, Result};
+use forebay_engine::Freshness;
+use forebay_format::{ArchiveKind, ArchiveWriter, Decompressor, Indexer, MemberIndex, Place, ScanStep, tar_header_into};
+use futures::StreamExt;
+use std::{
+    fmt::Write,
+    sync::atomic::Ordering::SeqCst,
+    time::{Duration, Instant},
+};
+use support::{Bench, collect, noise};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
+
+fn batcher(b: &Bench) -> Batcher {
+    Batcher::new(b.engine.clone(), BatchConfig { throttle_cpu_percent: 0, throttle_disk_percent: 0, ..Default::default() })
+}
+
+fn body(entries: &[String], options: &str) -> Bytes {
+    format!(r#"{{"in":[{}]{options}}}"#, entries.join(",")).into()
+}
+
+fn object(key: &str) -> String {
+    format!(r#"{{"objname":"{key}"}}"#)
+}
+
+fn member(key: &str, member: &str) -> String {
+    format!(r#"{{"objname":"{key}","archpath":"{member}"}}"#)
+}
+
+async fn run(batcher: &Batcher, entries: &[String], options: &str) -> Result<BatchAnswer> {
+    batcher.run(Some("data"), body(entries, options), RunOptions::default()).await
+}
+
+async fn tar_of(batcher: &Batcher, entries: &[String], options: &str) -> Result<Vec<(String, Vec<u8>)>> {
+    let answer = run(batcher, entries, options).await?;
+    Ok(unpack(ArchiveKind::Tar, &collect(answer.body).await?))
+}
+
+/// The members of an archive in order.
+fn unpack(kind: ArchiveKind, archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut plain = Vec::new();
+    let bytes = match kind.codec() {
+        Some(codec) => {
+            let mut d = Decompressor::new(codec, 1 << 32);
+            d.push_each(archive, |piece| {
+                plain.extend_from_slice(piece);
+                Ok(())
+            })
+            .unwrap();
+            d.finish().unwrap();
+            &plain[..]
+        }
+        None => archive,
+    };
+    let index = index_of(if kind.codec().is_some() { ArchiveKind::Tar } else { kind }, bytes).expect("a whole archive");
+    index
+        .iter()
+        .map(|m| {
+            let range = match m.extent.place().unwrap() {
+                Place::Archive(r) => r,
+                Place::ZipLocalHeader(r) => m.extent.zip_data_range(&bytes[r.start as usize..r.end as usize]).unwrap(),
+                Place::Decompressed(_) => unreachable!("it is a plain tar"),
+            };
+            (m.name.to_owned(), bytes[range.start as usize..range.end as usize].to_vec())
+        })
+        .collect()
+}
+
+fn index_of(kind: ArchiveKind, bytes: &[u8]) -> Result<MemberIndex> {
+    let mut indexer = Indexer::new(kind, bytes.len() as u64);
+    while let ScanStep::Need(r) = indexer.step()? {
+        indexer.feed(r.start, &bytes[r.start as usize..r.end as usize])?;
+    }
+    indexer.finish()
+}
+
+fn shard(kind: ArchiveKind, members: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut w = ArchiveWriter::new(kind);
+    let mut out = Vec::new();
+    for (name, data) in members {
+        w.begin_entry(name, data.len() as u64, 0, &mut out).unwrap();
+        w.data(data, &mut out).unwrap();
+        w.end_entry(&mut out).unwrap();
+    }
+    w.finish(&mut out).unwrap();
+    out
+}
+
+/// Objects, shards of every kind, and entries that ask for them in every way, with what must come.
+fn mixture(b: &Bench, seed: u64, count: usize) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
+    let sizes = [0, 1, 511, 512, 513, 10 * KIB, 100 * KIB, MIB, MIB + 1, 3 * MIB + 7];
+    for (i, size) in sizes.iter().enumerate() {
+        b.origin.set(&format!("o{i}"), noise(*size, i as u64));
+    }
+    let inside: Vec<(String, Vec<u8>)> = (0..20).map(|i| (format!("m/{i}.bin"), noise(i * 7919, i as u64 + 50))).collect();
+    let shards = ["s.tar", "s.tgz", "s.tar.lz4", "s.zip"];
+    for s in shards {
+        b.origin.set(s, shard(ArchiveKind::from_name(s).unwrap(), &inside));
+    }
+    let mut rng = noise(count * 8, seed).into_iter();
+    let mut next = move |n: usize| rng.next().unwrap() as usize % n;
+    let (mut entries, mut expected) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let (mut name, data, mut json) = if next(2) == 0 {
+            let i = next(sizes.len());
+            (format!("data/o{i}"), noise(sizes[i], i as u64), format!(r#""objname":"o{i}""#))
+        } else {
+            let (s, m) = (shards[next(shards.len())], &inside[next(inside.len())]);
+            (format!("data/{s}/{}", m.0), m.1.clone(), format!(r#""objname":"{s}","archpath":"{}""#, m.0))
+        };
+        let mut bytes = data.clone();
+        if next(3) == 0 && !data.is_empty() {
+            let start = next(200) % data.len();
+            let length = 1 + next(200) * 1000;
+            write!(json, r#","start":{start},"length":{length}"#).unwrap();
+            bytes = data[start..(start + length).min(data.len())].to_vec();
+        }
+        if next(12) == 0 {
+            json = r#""objname":"gone/missing.tar","archpath":"x/y""#.into();
+            (name, bytes) = ("__404__/data/gone/missing.tar/x/y".into(), Vec::new());
+        }
+        entries.push(format!("{{{json}}}"));
+        expected.push((name, bytes));
+    }
+    (entries, expected)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_mixture_in_any_format_comes_in_order_and_is_the_same_cold_and_warm() {
+    for seed in 1..6 {
+        println!("seed {seed}");
+        let mut first: Vec<Vec<u8>> = Vec::new();
+        for cache in [Some(256 << 20), Some(8 << 20), None] {
+            let b = Bench::with(MINUTE, cache, 64 << 20);
+            let (entries, expected) = mixture(&b, seed, 60);
+            let batcher = Batcher::new(b.engine.clone(), BatchConfig { soft_errors_max: 60, ..Default::default() });
+            for (i, mime) in [".tar", ".tgz", ".zip", ".tar.lz4", ".tar"].into_iter().enumerate() {
+                let options = format!(r#","mime":"{mime}","strm":true,"coer":true"#);
+                let bytes = collect(run(&batcher, &entries, &options).await.unwrap().body).await.unwrap();
+                assert_eq!(unpack(ArchiveKind::from_mime(mime).unwrap(), &bytes), expected, "seed {seed} {mime}");
+                match first.get(i) {
+                    Some(f) => assert!(*f == bytes, "seed {seed}: {mime} differs with the cache"),
+                    None => first.push(bytes),
+                }
+            }
+            assert!(first[0] == first[4], "cold and warm");
+            let began = Instant::now();
+            while b.engine.budget().used_bytes() > 0 {
+                assert!(began.elapsed() < Duration::from_secs(10), "memory is held after the batch");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_buffered_form_tells_of_each_entry_before_the_archive() {
+    let b = Bench::new(MINUTE);
+    let (entries, expected) = mixture(&b, 9, 40);
+    let batcher = Batcher::new(b.engine.clone(), BatchConfig { soft_errors_max: 60, ..Default::default() });
+    let mut entries = entries;
+    entries[0] = r#"{"objname":"o5","opaque":"aGVsbG8=","provider":"s3"}"#.into();
+    let answer = run(&batcher, &entries, r#","coer":true"#).await.unwrap();
+    let boundary = answer.content_type.strip_prefix("multipart/mixed; boundary=").unwrap().to_owned();
+    let announced = answer.content_length.unwrap();
+    let bytes = collect(answer.body).await.unwrap();
+    assert_eq!(bytes.len() as u64, announced);
+    let find = |hay: &[u8], needle: &[u8]| hay.windows(needle.len()).position(|w| w == needle).unwrap();
+    let json_at = find(&bytes, b"\r\n\r\n") + 4;
+    let json_end = json_at + find(&bytes[json_at..], format!("\r\n--{boundary}").as_bytes());
+    let metadata: serde_json::Value = serde_json::from_slice(&bytes[json_at..json_end]).unwrap();
+    let archive_at = json_end + find(&bytes[json_end..], b"\r\n\r\n") + 4;
+    let archive_end = bytes.len() - format!("\r\n--{boundary}--\r\n").len();
+    let files = unpack(ArchiveKind::Tar, &bytes[archive_at..archive_end]);
+    let out = metadata["out"].as_array().unwrap();
+    assert_eq!(out.len(), entries.len());
+    assert_eq!(out[0]["opaque"], "aGVsbG8=");
+    assert_eq!(out[0]["provider"], "s3");
+    for (i, (m, f)) in out.iter().zip(&files).enumerate().skip(1) {
+        assert_eq!(f, &expected[i]);
+        assert_eq!(m["size"].as_u64().unwrap() as usize, f.1.len());
+        assert_eq!(m["err_msg"].is_string(), f.0.starts_with("__404__/"), "{m}");
+    }
+    let again = collect(run(&batcher, &entries, r#","coer":true"#).await.unwrap().body).await.unwrap();
+    assert!(bytes == again, "the same request, the same bytes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_before_the_first_byte_is_an_error() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(1000, 1));
+    b.origin.set("s.tar", shard(ArchiveKind::Tar, &[("x".into(), noise(10, 1))]));
+    let batcher = batcher(&b);
+    for strm in [true, false] {
+        let options = format!(r#","strm":{strm}"#);
+        for (bad, kind, text) in [
+            (object("missing"), ErrorKind::NotFound, "missing"),
+            (member("s.tar", "y"), ErrorKind::NotFound, "y"),
+            (r#"{"objname":"a","start":1000,"length":1}"#.into(), ErrorKind::RangeNotSatisfiable, "1000"),
+            (r#"{"objname":"a","bucket":"nobucket"}"#.into(), ErrorKind::BucketNotFound, "nobucket"),
+        ] {
+            let e = run(&batcher, &[object("a"), bad, object("a")], &options).await.err().expect("it must fail");
+            assert_eq!(e.kind(), kind, "{e}");
+            assert!(e.to_string().contains(text), "{e}");
+            if kind != ErrorKind::BucketNotFound {
+                assert!(e.to_string().contains("in[1]"), "{e}");
+            }
+        }
+    }
+    let s = batcher.stats().snapshot();
+    assert_eq!((s.errors_hard, s.batches, s.in_flight), (8, 0, 0));
+    assert_eq!(b.engine.budget().used_bytes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_after_the_first_byte_cuts_the_stream() {
+    let b = Bench::new(MINUTE);
+    let batcher = batcher(&b);
+    let mut entries: Vec<String> = (0..40).map(|i| object(&format!("o{i}"))).collect();
+    for i in 0..40 {
+        b.origin.set(&format!("o{i}"), noise(200 * KIB, i));
+    }
+    entries.push(object("missing"));
+    entries.push(object("o1"));
+    let answer = run(&batcher, &entries, r#","strm":true"#).await.unwrap();
+    let mut body = answer.body;
+    let (mut got, mut error) = (Vec::new(), None);
+    while let Some(piece) = body.next().await {
+        match piece {
+            Ok(piece) => got.extend_from_slice(&piece),
+            Err(e) => {
+                assert!(error.is_none(), "nothing comes after an error");
+                error = Some(e);
+            }
+        }
+    }
+    assert_eq!(error.expect("the stream must not end well").kind(), ErrorKind::NotFound);
+    assert!(index_of(ArchiveKind::Tar, &got).is_err(), "what came is not a whole tar");
+    assert_eq!(batcher.stats().snapshot().cut, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn placeholders_keep_their_place_and_their_limit() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(10, 1));
+    let batcher = batcher(&b);
+    let entries: Vec<String> = (0..9).map(|i| object(if i % 2 == 0 { "a" } else { "gone" })).collect();
+    let tar = tar_of(&batcher, &entries, r#","strm":true,"coer":true,"onob":true"#).await.unwrap();
+    for (i, (name, data)) in tar.iter().enumerate() {
+        if i % 2 == 0 {
+            assert_eq!((name.as_str(), data), ("a", &noise(10, 1)));
+        } else {
+            assert_eq!((name.as_str(), data.len()), ("__404__/gone", 0));
+        }
+    }
+    assert_eq!(batcher.stats().snapshot().errors_soft, 4);
+    let too_many: Vec<String> = (0..9).map(|_| object("gone")).collect();
+    for strm in ["true", "false"] {
+        let e = run(&batcher, &too_many, &format!(r#","strm":{strm},"coer":true"#)).await.err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        assert!(e.to_string().contains('9') && e.to_string().contains('8'), "{e}");
+    }
+    let pax = RunOptions { pax_errors: true, ..Default::default() };
+    let answer = batcher.run(Some("data"), body(&[object("gone")], r#","strm":true,"coer":true"#), pax).await.unwrap();
+    let bytes = collect(answer.body).await.unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("FOREBAY.error=") && text.contains("gone"));
+    assert_eq!(unpack(ArchiveKind::Tar, &bytes)[0].0, "__404__/data/gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_refused_before_work_when_memory_is_used_up() {
+    let b = Bench::with(MINUTE, Some(64 << 20), 3 << 20);
+    b.origin.set("a", noise(10, 1));
+    let batcher = batcher(&b);
+    let held = b.engine.budget().try_reserve(2 << 20).unwrap();
+    let e = run(&batcher, &[object("a")], r#","strm":true"#).await.err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::Busy);
+    assert!(e.retry_after_hint().is_some());
+    assert_eq!(b.origin.requests(), 0);
+    drop(held);
+    assert_eq!(tar_of(&batcher, &[object("a")], r#","strm":true"#).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
+    let b = Bench::with(MINUTE, Some(512 << 20), 24 << 20);
+    *b.origin.latency.lock() = Duration::from_millis(100);
+    let entries: Vec<String> = (0..128).map(|i| object(&format!("o{i:03}"))).collect();
+    for i in 0..128 {
+        b.origin.set(&format!("o{i:03}"), noise(100 * KIB, i));
+    }
+    let batcher = batcher(&b);
+    let began = Instant::now();
+    let tar = tar_of(&batcher, &entries, r#","strm":true"#).await.unwrap();
+    let took = began.elapsed();
+    for (i, (_, data)) in tar.iter().enumerate() {
+        assert_eq!(*data, noise(100 * KIB, i as u64));
+    }
+    assert_eq!(b.origin.requests(), 128);
+    // One round trip, some time to copy; one after another would take 12.8 s.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(batcher.stats().snapshot().wait_ns > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_ends_the_work() {
+    let b = Bench::new(MINUTE);
+    for i in 0..200 {
+        b.origin.set(&format!("o{i}"), noise(500 * KIB, i));
+    }
+    let batcher = batcher(&b);
+    let entries: Vec<String> = (0..200).map(|i| object(&format!("o{i}"))).collect();
+    let mut answer = run(&batcher, &entries, r#","strm":true"#).await.unwrap();
+    answer.body.next().await.unwrap().unwrap();
+    drop(answer);
+    let mut rounds = 0;
+    while batcher.stats().in_flight.load(SeqCst) > 0 || b.engine.budget().used_bytes() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        rounds += 1;
+        assert!(rounds < 500, "the batch goes on without its client");
+    }
+    assert!(b.origin.requests() < 200, "it did not fetch what nobody waits for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_origin_that_stumbles_is_asked_again() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(10, 1));
+    b.origin.down.store(true, SeqCst);
+    let batcher = batcher(&b);
+    let origin = b.origin.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        origin.down.store(false, SeqCst);
+    });
+    assert_eq!(tar_of(&batcher, &[object("a")], r#","strm":true"#).await.unwrap()[0].1, noise(10, 1));
+    assert!(batcher.stats().snapshot().recoveries > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_duplicates_cost_one_request_each() {
+    let b = Bench::new(MINUTE);
+    for i in 0..3 {
+        b.origin.set(&format!("o{i}"), noise(5 * KIB, i));
+    }
+    let entries: Vec<String> = (0..3000).map(|i| object(&format!("o{}", i % 3))).collect();
+    let batcher = batcher(&b);
+    let tar = tar_of(&batcher, &entries, r#","strm":true"#).await.unwrap();
+    for (i, (_, data)) in tar.iter().enumerate() {
+        assert_eq!(*data, noise(5 * KIB, i as u64 % 3));
+    }
+    assert_eq!((tar.len(), b.origin.requests()), (3000, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_names_and_all_names_survive_the_tar() {
+    let b = Bench::new(MINUTE);
+    let keys = ["ü/日本.txt".to_owned(), format!("{}/b", "x".repeat(300)), "a b+%41&c".to_owned(), "o".repeat(1000)];
+    for (i, key) in keys.iter().enumerate() {
+        b.origin.set(key, noise(100, i as u64));
+    }
+    let entries: Vec<String> = keys.iter().map(|k| object(k)).collect();
+    let tar = tar_of(&batcher(&b), &entries, r#","strm":true,"onob":true"#).await.unwrap();
+    for (i, key) in keys.iter().enumerate() {
+        assert_eq!((&tar[i].0, &tar[i].1), (key, &noise(100, i as u64)));
+    }
+    let mut plain = Vec::new();
+    tar_header_into(&mut plain, &keys[0], 100, 1).unwrap();
+    assert_eq!(plain.len(), 512);
+}

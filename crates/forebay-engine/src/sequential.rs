@@ -1,0 +1,88 @@
+//! Reading on through a large object: chunk after chunk, with the next run fetched while this one is read.
+//!
+//! A reader waits for one chunk at a time and holds one at a time. What a run brings ahead of it goes to the store, not to memory, so that
+//! readers that are slow, or wait for memory themselves, never hold what others need. Where the store does not keep what was fetched (the
+//! disk is full, or fails), reading on chunk by chunk would fetch runs in vain: the rest is then passed through in one request.
+//!
+//! Invariant: the pieces follow each other without a gap, all of one version.
+
+use crate::{
+    Engine,
+    fill::{Source, chunk_range},
+    stats::add,
+};
+use bytes::Bytes;
+use forebay_core::{ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_origin::ByteStream;
+use futures::{StreamExt, stream};
+use std::{ops::Range, sync::Arc};
+
+/// Reads `left` of one version, front to back.
+pub(crate) struct Sequential {
+    pub engine: Engine,
+    pub name: ObjectName,
+    pub meta: Arc<ObjectMeta>,
+    /// What is still to be read.
+    pub left: Range<u64>,
+    /// The chunk after the last one that a run was begun for.
+    begun_until: u32,
+    past_cache: Option<ByteStream>,
+}
+
+impl Sequential {
+    pub(crate) fn new(engine: Engine, name: ObjectName, meta: Arc<ObjectMeta>, left: Range<u64>) -> Self {
+        Self { engine, name, meta, left, begun_until: 0, past_cache: None }
+    }
+
+    /// The next piece, or `None` at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<(Bytes, Source)>> {
+        if self.left.is_empty() {
+            return Ok(None);
+        }
+        if let Some(body) = &mut self.past_cache {
+            let bytes = match body.next().await {
+                Some(piece) => piece?,
+                None => return Err(forebay_core::Error::origin_unavailable(format!("{}: the body ended early", self.name))),
+            };
+            add(&self.engine.stats().bytes_from_origin, bytes.len() as u64);
+            self.left.start += bytes.len() as u64;
+            return Ok(Some((bytes, Source::Origin)));
+        }
+        let index = (self.left.start / CHUNK_BYTES) as u32;
+        let until = self.left.end.div_ceil(CHUNK_BYTES) as u32;
+        let here = self.engine.has_or_fetches(&self.name, &self.meta, index);
+        if !here && (index < self.begun_until || !self.engine.keeps(&self.name)) {
+            self.past_cache = Some(self.engine.open_run(&self.name, &self.meta, self.left.clone()).await?);
+            return Box::pin(self.next()).await;
+        }
+        if !here {
+            self.begun_until = self.engine.run_end(&self.name, &self.meta, index, until);
+        } else if index >= self.begun_until {
+            self.begun_until = index + 1;
+        }
+        self.read_ahead(index, until);
+        let chunk = chunk_range(index, self.meta.size);
+        let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
+        let (bytes, source) = self.engine.chunk(&self.name, &self.meta, index, within, until).await?;
+        if source == Source::Cache {
+            add(&self.engine.stats().bytes_from_cache, bytes.len() as u64);
+        }
+        self.left.start += bytes.len() as u64;
+        Ok(Some((bytes, source)))
+    }
+
+    /// Begins the next run when half of a run is left of this one, if it is missing.
+    fn read_ahead(&mut self, index: u32, until: u32) {
+        let half = self.engine.run_chunks() / 2;
+        let next = self.begun_until.max(index + 1);
+        if next < until && next <= index + half.max(1) && !self.engine.has_or_fetches(&self.name, &self.meta, next) {
+            self.begun_until = self.engine.run_end(&self.name, &self.meta, next, until);
+            self.engine.begin_run(&self.name, &self.meta, next, until);
+        }
+    }
+
+    /// The rest as a stream.
+    pub(crate) fn into_stream(self) -> ByteStream {
+        stream::try_unfold(self, |mut s| async move { Ok(s.next().await?.map(|(bytes, _)| (bytes, s))) }).boxed()
+    }
+}

@@ -1,0 +1,164 @@
+//! Members of archives of every kind, cold and warm, and what they cost the origin.
+
+#[allow(dead_code)]
+mod support;
+
+use forebay_core::{ByteRange, ErrorKind};
+use forebay_engine::{Appended, Freshness, ReadOptions, WarmEntry};
+use forebay_format::{ArchiveKind, ArchiveWriter};
+use std::{process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
+use support::{Bench, collect, name, noise};
+
+const MIB: usize = 1 << 20;
+const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
+const EXTENSIONS: [&str; 5] = [".tar", ".tgz", ".tar.gz", ".tar.lz4", ".zip"];
+
+fn archive(extension: &str, members: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut w = ArchiveWriter::new(ArchiveKind::from_name(&format!("x{extension}")).unwrap());
+    let mut out = Vec::new();
+    for (name, data) in members {
+        w.begin_entry(name, data.len() as u64, 7, &mut out).unwrap();
+        w.data(data, &mut out).unwrap();
+        w.end_entry(&mut out).unwrap();
+    }
+    w.finish(&mut out).unwrap();
+    out
+}
+
+fn members(count: usize, size: usize) -> Vec<(String, Vec<u8>)> {
+    (0..count).map(|i| (format!("dir/{i:05}.bin"), noise(size + i, i as u64))).collect()
+}
+
+fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<Vec<u8>> {
+    let n = name(key);
+    let mut out = Vec::new();
+    let mut before = 0;
+    let entry = WarmEntry { name: &n, member: Some(member), range };
+    match b.engine.append_warm(&entry, 4 << 20, &mut out, &mut |_, _| before += 1) {
+        Appended::Done(h) => {
+            assert_eq!((h.size, before), (out.len() as u64, 1));
+            Some(out)
+        }
+        Appended::Cold => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_small_and_large_archives_of_every_kind() {
+    for (count, size) in [(3, 100), (40, 150_000)] {
+        for extension in EXTENSIONS {
+            let b = Bench::new(MINUTE);
+            let key = format!("shard{extension}");
+            let all = members(count, size);
+            b.origin.set(&key, archive(extension, &all));
+            for round in 0..2 {
+                for (member, data) in all.iter().rev() {
+                    assert_eq!(&b.member(&key, member).await.unwrap().0, data, "{key} {member} {round}");
+                }
+            }
+            let (member, data) = &all[count / 2];
+            assert_eq!(b.member(&key, member).await.unwrap().1, "HIT", "{key}");
+            assert_eq!(warm(&b, &key, member, None).as_ref(), Some(data), "{key}");
+            let range = ByteRange::Inclusive(3, 20);
+            assert_eq!(warm(&b, &key, member, Some(range)).as_deref(), Some(&data[3..21]), "{key}");
+            let read = b.engine.read_member(&name(&key), member, Some(ByteRange::Suffix(5)), &ReadOptions::default()).await.unwrap();
+            assert_eq!(collect(read.body).await.unwrap(), data[data.len() - 5..], "{key}");
+            let e = b.member(&key, "nothing").await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::NotFound);
+            assert!(e.to_string().contains(&key) && e.to_string().contains("nothing"), "{e}");
+            assert_eq!(b.engine.stats().snapshot().indexes_built, 1, "{key}");
+            assert_eq!(b.engine.budget().used_bytes(), 0);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deflated_members_are_inflated_and_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "import zipfile,sys\nz=zipfile.ZipFile(sys.argv[1],'w',zipfile.ZIP_DEFLATED)\n\
+                  [z.writestr(f'{i}.txt', (f'line {i}\\n'*200000)) for i in range(4)]\nz.close()";
+    let path = dir.path().join("z.zip");
+    assert!(Command::new("python3").args(["-c", script]).arg(&path).status().unwrap().success());
+    let b = Bench::new(MINUTE);
+    b.origin.set("z.zip", std::fs::read(&path).unwrap());
+    let text = "line 2\n".repeat(200_000).into_bytes();
+    for _ in 0..2 {
+        assert_eq!(b.member("z.zip", "2.txt").await.unwrap().0, text);
+    }
+    let range = Some(ByteRange::Inclusive(1_000_000, 1_000_099));
+    let read = b.engine.read_member(&name("z.zip"), "2.txt", range, &ReadOptions::default()).await.unwrap();
+    assert_eq!(collect(read.body).await.unwrap(), text[1_000_000..1_000_100]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_of_large_members_is_indexed_by_its_headers_alone() {
+    let b = Bench::new(MINUTE);
+    let all = members(6, 12 * MIB);
+    b.origin.set("big.tar", archive(".tar", &all));
+    assert_eq!(b.member("big.tar", &all[4].0).await.unwrap().0, all[4].1);
+    let fetched = b.origin.bytes_out.load(SeqCst);
+    assert!(fetched < 30 * MIB as u64, "{fetched} of {} bytes", 72 * MIB);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_is_built_for_free_when_a_shard_flows_by_and_kept_over_a_restart() {
+    let b = Bench::new(MINUTE);
+    let all = members(30, 100_000);
+    b.origin.set("s.tar", archive(".tar", &all));
+    b.get("s.tar").await.unwrap();
+    let requests = b.origin.requests();
+    assert_eq!(b.member("s.tar", &all[7].0).await.unwrap(), (all[7].1.clone(), "HIT"));
+    let s = b.engine.stats().snapshot();
+    assert_eq!((s.indexes_built, s.indexes_built_in_passing, b.origin.requests()), (0, 1, requests));
+
+    let Bench { origin, engine, clock, dir } = b;
+    let dir = dir.unwrap();
+    engine.store().unwrap().close().unwrap();
+    drop(engine);
+    let config = forebay_store::StoreConfig {
+        dirs: vec![forebay_store::DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }],
+        ..Default::default()
+    };
+    let store = forebay_store::Store::open(config, std::sync::Arc::new(clock.clone())).unwrap();
+    let b = Bench::over(origin, MINUTE, Some(store.into()), Some(dir), clock, 64 << 20);
+    assert_eq!(warm(&b, "s.tar", &all[9].0, None).as_ref(), Some(&all[9].1), "no request, no warm-up");
+    assert_eq!(b.engine.stats().snapshot().indexes_loaded, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_version_of_a_shard_has_a_new_index() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("s.tar", archive(".tar", &[("a".into(), noise(2 * MIB, 1)), ("b".into(), noise(10, 2))]));
+    assert_eq!(b.member("s.tar", "b").await.unwrap().0, noise(10, 2));
+    b.origin.set("s.tar", archive(".tar", &[("b".into(), noise(3 * MIB, 3))]));
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(warm(&b, "s.tar", "b", None), None, "stale");
+    assert_eq!(b.member("s.tar", "b").await.unwrap().0, noise(3 * MIB, 3));
+    assert_eq!(b.member("s.tar", "a").await.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compressed_shards_work_without_a_store() {
+    let b = Bench::with(MINUTE, None, 64 << 20);
+    let all = members(20, 200_000);
+    b.origin.set("s.tar.gz", archive(".tar.gz", &all));
+    for i in [19, 0, 7] {
+        assert_eq!(b.member("s.tar.gz", &all[i].0).await.unwrap().0, all[i].1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_archives_say_so() {
+    let b = Bench::new(MINUTE);
+    let all = members(20, 100_000);
+    for extension in EXTENSIONS {
+        let whole = archive(extension, &all);
+        let key = format!("cut{extension}");
+        b.origin.set(&key, whole[..whole.len() / 2].to_vec());
+        let e = b.member(&key, &all[1].0).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e}");
+        assert!(e.to_string().contains(&key), "{e}");
+    }
+    b.origin.set("text.txt", "no archive");
+    assert_eq!(b.member("text.txt", "a").await.unwrap_err().kind(), ErrorKind::Unsupported);
+}

@@ -1,0 +1,74 @@
+//! A disk that is full, read-only, failing or damaged makes the node slower, and no answer wrong.
+
+#[allow(dead_code)]
+mod support;
+
+use forebay_engine::Freshness;
+use forebay_store::{
+    DirConfig, Store, StoreConfig,
+    disk::RealDisk,
+    faults::{Fault, Faults, FaultyDisk, Op, Rule},
+};
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+use support::{Bench, MemoryOrigin, NOW, noise};
+
+const MIB: usize = 1 << 20;
+
+fn bench() -> (Bench, Faults) {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = forebay_core::ManualClock::at(NOW);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let config = StoreConfig { dirs: vec![DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }], ..Default::default() };
+    let store = Store::open_on(Arc::new(disk), config, Arc::new(clock.clone())).unwrap();
+    let origin = Arc::new(MemoryOrigin::default());
+    let minute = Freshness::RevalidateAfter(Duration::from_secs(60));
+    (Bench::over(origin, minute, Some(Arc::new(store)), Some(dir), clock, 64 << 20), faults)
+}
+
+async fn read_all(b: &Bench) {
+    for round in 0..2 {
+        assert_eq!(b.get("small").await.unwrap().0, noise(10_000, 1), "{round}");
+        assert_eq!(b.get("big").await.unwrap().0, noise(40 * MIB, 2), "{round}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_refuses_writes_is_passed_by_without_fetching_twice() {
+    type Break = fn(&Faults);
+    let full: Break = |f| f.full("");
+    let read_only: Break = |f| f.read_only("");
+    let failing: Break = |f| f.add(Rule::new(Op::Write, Fault::Error(libc::EIO)));
+    for break_it in [full, read_only, failing] {
+        let (b, faults) = bench();
+        b.origin.set("small", noise(10_000, 1));
+        b.origin.set("big", noise(40 * MIB, 2));
+        break_it(&faults);
+        read_all(&b).await;
+        assert!(b.engine.stats().snapshot().store_writes_failed > 0);
+        let fetched = b.origin.bytes_out.load(SeqCst) as usize;
+        // Two rounds of everything, and what a run was worth until the disk was found out.
+        assert!(fetched < 2 * 40 * MIB + 20 * MIB, "{} MiB", fetched / MIB);
+        faults.clear();
+        b.clock.advance(Duration::from_secs(31));
+        tokio::time::sleep(Duration::from_millis(5100)).await;
+        read_all(&b).await;
+        assert_eq!(b.get("big").await.unwrap().1, "HIT", "the disk is well again");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_bytes_are_a_miss_and_never_an_answer() {
+    let (b, faults) = bench();
+    b.origin.set("small", noise(10_000, 1));
+    b.origin.set("big", noise(40 * MIB, 2));
+    read_all(&b).await;
+    faults.add(Rule::new(Op::Read, Fault::FlipBit(7_777)).times(20));
+    read_all(&b).await;
+    faults.clear();
+    faults.add(Rule::new(Op::Read, Fault::Error(libc::EIO)).times(20));
+    read_all(&b).await;
+    assert!(faults.happened() >= 20);
+}
