@@ -74,7 +74,6 @@ impl Inner {
         };
         let written = written.and_then(|bytes| {
             dir.disk.rename(&tmp, &dir.path.join(FILE))?;
-            dir.disk.sync_dir(&dir.path)?;
             Ok(bytes)
         });
         match written {
@@ -82,7 +81,9 @@ impl Inner {
                 let mut state = dir.state.lock();
                 state.used -= claim - bytes + old_bytes;
                 state.checkpoint_bytes = bytes;
-                Ok(())
+                drop(state);
+                // If the new name is lost with the power, the old checkpoint is there.
+                dir.disk.sync_dir(&dir.path).map_err(|e| dir.write_failed(e, self.now()).context("checkpoint"))
             }
             Err(e) => {
                 match dir.disk.delete(&tmp) {

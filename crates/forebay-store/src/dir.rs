@@ -212,6 +212,7 @@ impl Directory {
             live_records: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             tombstone_bytes: AtomicU64::new(0),
+            emptying: AtomicBool::new(false),
         });
         segments.publish(&segment);
         let mut state = self.state.lock();

@@ -116,8 +116,12 @@ impl Inner {
             waited += Duration::from_millis(1);
         }
         // From the first dropped entry until the file is gone, its records are in no index but would be found by a restart.
-        dir.ghosts.fetch_add(1, Relaxed);
-        self.empty(dir, &victim, mode)?;
+        if !victim.emptying.swap(true, Relaxed) {
+            dir.ghosts.fetch_add(1, Relaxed);
+        }
+        if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
+            self.empty(dir, &victim, mode)?;
+        }
         dir.disk
             .delete(&victim.path)
             .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
@@ -159,7 +163,7 @@ impl Inner {
             tracing::warn!(file = %victim.path.display(), error = %e, "a segment cannot be read; what it holds is dropped");
         }
         if victim.live_records.load(Relaxed) > 0 {
-            self.sweep(dir, victim);
+            self.sweep(dir, victim, mode);
         }
         Ok(())
     }
@@ -278,7 +282,7 @@ impl Inner {
             return Ok(false);
         };
         bytes[..crate::record::HEADER_BYTES].copy_from_slice(&header.encode(placed.segment.place(placed.offset)));
-        let written = placed.segment.file.write_all_at(&[&bytes], placed.offset).map_err(|e| dir.write_failed(e, self.now()));
+        let written = placed.segment.file.write_all_at(&[&bytes], placed.offset).map_err(|e| self.write_failed(dir, &placed, e));
         if written.is_ok() {
             dir.counters.relocated_bytes.fetch_add(len, Relaxed);
             if !tombstone {
@@ -300,7 +304,8 @@ impl Inner {
     }
 
     /// Drops the entries of a segment that could not be walked to its end.
-    fn sweep(&self, dir: &Directory, victim: &Arc<Segment>) {
+    fn sweep(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode) {
+        let mut named = Vec::new();
         for mut shard in self.index.shards() {
             shard.retain(|e| {
                 let keep = e.slot() != victim.slot;
@@ -308,9 +313,18 @@ impl Inner {
                     victim.sub_live(e.padded());
                     dir.counters.evicted_records.fetch_add(1, Relaxed);
                     dir.counters.evicted_bytes.fetch_add(e.padded(), Relaxed);
+                    if mode == Mode::Compact && Self::is_named(e) {
+                        named.push(e.key());
+                    }
                 }
                 keep
             });
+        }
+        // Older segments stay: what they hold of these keys must not be taken for current.
+        for key in named {
+            if let Err(e) = self.write_tombstone(dir, key, "", "", None, Class::Relocation, |_| {}) {
+                self.distrust(dir, &e);
+            }
         }
     }
 }

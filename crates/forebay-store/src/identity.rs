@@ -28,8 +28,10 @@ pub struct Identity {
     pub secret: u64,
     pub boot_id: String,
     pub clean: bool,
-    /// Counts the openings of the store; a directory that is behind the others was away.
+    /// Counts the openings of the store.
     pub run: u64,
+    /// The same in all directories of one run, and in no other: one that differs from that of the highest run was away.
+    pub session: u64,
     pub distrust_below: u64,
     /// A tombstone was missed in this run: the next one distrusts everything.
     #[serde(default)]
@@ -48,6 +50,7 @@ impl Identity {
             boot_id: boot_id(),
             clean: true,
             run: 0,
+            session: 0,
             distrust_below: 0,
             missed_tombstone: false,
             distrusted_peers: Vec::new(),
@@ -93,7 +96,7 @@ pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|s| s.trim().to_owned()).unwrap_or_default()
 }
 
-fn random() -> Result<u64> {
+pub fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the kernel writes at most the eight bytes that the pointer and length name.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

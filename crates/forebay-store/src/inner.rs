@@ -14,7 +14,7 @@ use crate::{
     dir::{Class, Directory, Placed, too_large},
     index::{Entry, HEAD, Index, PIN, Shard},
     pins::Pins,
-    record::{self, HEADER_BYTES, Kind, NewRecord, padded},
+    record::{self, HEADER_BYTES, Header, Kind, NewRecord, padded},
     segment::Segments,
 };
 use forebay_core::{Clock, Error, ErrorKind, Result};
@@ -125,11 +125,29 @@ impl Inner {
             }
             Err(e) => {
                 self.index.shard(record.key).end_write(record.key, placed.seq);
-                Err(dir.write_failed(e, self.now()))
+                Err(self.write_failed(dir, &placed, e))
             }
         };
         dir.finish(&placed);
         result
+    }
+
+    /// A write failed, but the record may be there all the same, or become whole by what is written later: makes it unreadable.
+    pub fn write_failed(&self, dir: &Directory, placed: &Placed, e: std::io::Error) -> Error {
+        let error = dir.write_failed(e, self.now());
+        if placed.segment.file.write_all_at(&[&[0; HEADER_BYTES]], placed.offset).is_err() {
+            let mut header = Vec::new();
+            let absent = match placed.segment.file.read_append(&mut header, HEADER_BYTES, placed.offset) {
+                Ok(()) => Header::decode(&header, placed.segment.place(placed.offset)).is_none(),
+                Err(e) => e.kind() == std::io::ErrorKind::UnexpectedEof,
+            };
+            if !absent {
+                // It cannot be undone: a restart may find it.
+                dir.ghosts.fetch_add(1, Relaxed);
+                self.distrust(dir, &error);
+            }
+        }
+        error
     }
 
     /// Calls `take` until it gets a place, opening new segments; gives the claim back if that fails.
@@ -146,22 +164,29 @@ impl Inner {
     }
 
     fn publish(&self, entry: Entry, placed: &Placed, record: &NewRecord<'_>) {
-        let old = {
+        let other = {
             let mut shard = self.index.shard(record.key);
-            let current = shard.end_write(record.key, placed.seq);
-            if !current || shard.get(record.key).is_some_and(|e| e.seq > entry.seq) {
+            if !shard.end_write(record.key, placed.seq) {
                 return;
             }
-            placed.segment.add_live(entry.padded());
-            let old = shard.insert(entry);
-            old.inspect(|old| self.sub_live(old)).and_then(|old| self.segments.get(old.slot()))
+            let newer = shard.get(record.key).filter(|e| e.seq > entry.seq).copied();
+            match newer {
+                // Another put of the key was quicker: what was just written is the older record.
+                Some(newer) => self.segments.get(newer.slot()).map(|s| (s.dir, placed.segment.dir, newer.seq)),
+                None => {
+                    placed.segment.add_live(entry.padded());
+                    let old = shard.insert(entry).inspect(|old| self.sub_live(old));
+                    old.and_then(|old| self.segments.get(old.slot())).map(|s| (placed.segment.dir, s.dir, placed.seq))
+                }
+            }
         };
-        // Each directory's log must tell the truth by itself: end the older record where it lies. Its tombstone has the new record's number.
-        if let Some(old) = old.filter(|old| old.dir != placed.segment.dir && record.kind == Kind::Head) {
-            let dir = &self.dirs[old.dir];
-            if let Err(e) =
-                self.write_tombstone(dir, record.key, record.bucket, record.object_key, Some(placed.seq), Class::Tombstone, |_| {})
-            {
+        // Each directory's log must tell the truth by itself: end the older record where it lies. The tombstone has the newer one's number.
+        if let Some((newer_dir, older_dir, seq)) = other
+            && newer_dir != older_dir
+            && record.kind == Kind::Head
+        {
+            let dir = &self.dirs[older_dir];
+            if let Err(e) = self.write_tombstone(dir, record.key, record.bucket, record.object_key, Some(seq), Class::Tombstone, |_| {}) {
                 self.distrust(dir, &e);
             }
         }
@@ -314,7 +339,7 @@ impl Inner {
         };
         counter.fetch_add(1, Relaxed);
         tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it is fetched again");
-        if Self::is_named(entry) {
+        if Self::is_named(entry) && !*self.closed.read_recursive() {
             self.bury(entry.key(), bucket, object_key);
         } else {
             self.forget(entry.key(), |e| e.seq == entry.seq);

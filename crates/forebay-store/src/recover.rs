@@ -31,7 +31,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -88,14 +88,19 @@ impl Inner {
                 .hint("empty it: copies of a cache directory cannot be used together"));
         }
         let boot = identity::boot_id();
-        let last_run = found.iter().map(|f| f.identity.run).max().unwrap_or(0);
+        let (last_run, last_session) = found.iter().map(|f| (f.identity.run, f.identity.session)).max().unwrap_or((0, 0));
+        let session = identity::random()?;
         let accused: BTreeSet<u64> = found.iter().flat_map(|f| f.identity.distrusted_peers.iter().copied()).collect();
         let distrust: Vec<bool> = found
             .iter()
             .map(|f| {
                 let i = &f.identity;
                 let other_boot = i.boot_id.is_empty() || i.boot_id != boot;
-                (!i.clean && other_boot) || i.run < last_run || accused.contains(&i.id) || i.missed_tombstone || f.trouble.is_some()
+                (!i.clean && other_boot)
+                    || i.session != last_session
+                    || accused.contains(&i.id)
+                    || i.missed_tombstone
+                    || f.trouble.is_some()
             })
             .collect();
         let next_seq = AtomicU64::new(1);
@@ -107,12 +112,12 @@ impl Inner {
 
         let next_ordinal = found.iter().filter_map(|f| f.segments.last_key_value()).map(|(o, _)| o + 1).max().unwrap_or(0);
         let capacity = found.iter().map(|f| f.capacity).sum();
-        let away: Vec<bool> = found.iter().map(|f| f.identity.run < last_run).collect();
+        let away: Vec<bool> = found.iter().map(|f| f.identity.session != last_session).collect();
         let now = clock.now_secs();
         let dirs = found
             .into_iter()
             .zip(&distrust)
-            .map(|(f, distrust)| adopt(f, *distrust, last_run + 1, &boot, next_seq.load(Relaxed), now))
+            .map(|(f, distrust)| adopt(f, *distrust, (last_run + 1, session), &boot, next_seq.load(Relaxed), now))
             .collect();
         let inner = Inner {
             config,
@@ -255,6 +260,7 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
                 live_records: AtomicU64::new(0),
                 held_bytes: AtomicU64::new(0),
                 tombstone_bytes: AtomicU64::new(0),
+                emptying: AtomicBool::new(false),
             });
             segments.publish(&segment);
             found.segments.insert(ordinal, segment);
@@ -381,9 +387,10 @@ fn finish_index(index: &Index, segments: &Segments) {
 }
 
 /// Makes a found directory one of the running store: says so in its identity file before the first use.
-fn adopt(found: Found, distrust: bool, run: u64, boot: &str, next_seq: u64, now: u32) -> Directory {
+fn adopt(found: Found, distrust: bool, (run, session): (u64, u64), boot: &str, next_seq: u64, now: u32) -> Directory {
     let Found { index, path, disk, capacity, segment_bytes, mut identity, segments, checkpoint_bytes, trouble, lock } = found;
     identity.run = run;
+    identity.session = session;
     identity.boot_id = boot.to_owned();
     identity.clean = false;
     identity.missed_tombstone = false;

@@ -15,7 +15,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -38,6 +38,8 @@ pub struct Segment {
     /// Pinned bytes that the evictor put here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
+    /// The evictor has begun to empty it, so it may hold records that are in no index.
+    pub emptying: AtomicBool,
 }
 
 impl Segment {

@@ -418,7 +418,14 @@ impl Inner {
                 validated_at: 0,
                 version: 0,
             };
-            let written = if self.index.peek(key).is_some() { Ok(()) } else { self.append_to(dir, &record, PIN) };
+            let written = if self.index.peek(key).is_some() {
+                Ok(())
+            } else {
+                self.append_to(dir, &record, PIN).and_then(|()| {
+                    let active = dir.state.lock().active.clone();
+                    active.map_or(Ok(()), |s| s.file.sync()).map_err(|e| dir.write_failed(e, self.now()))
+                })
+            };
             if result.is_err() {
                 result = written;
             }
