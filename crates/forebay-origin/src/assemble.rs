@@ -80,7 +80,7 @@ pub(crate) async fn put_in_parts(
 }
 
 /// The next `wanted` bytes, fewer only at the end.
-async fn next_part(body: &mut ByteStream, left_over: &mut Bytes, wanted: u64) -> Result<Bytes> {
+pub(crate) async fn next_part(body: &mut ByteStream, left_over: &mut Bytes, wanted: u64) -> Result<Bytes> {
     let mut part = BytesMut::new();
     loop {
         let room = (wanted - part.len() as u64) as usize;

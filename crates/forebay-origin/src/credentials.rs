@@ -1,4 +1,5 @@
-//! AWS credentials by the usual chain: explicit keys, environment, profile files, web identity, container, instance metadata.
+//! Credentials. For AWS by the usual chain: explicit keys, environment, profile files, web identity, container, instance metadata. For Google and
+//! Azure as `object_store` finds them.
 //!
 //! The profile files are read here; the network sources are `object_store`'s. Finding nothing must be quick and say where was looked:
 //! every source is bounded by a timeout, and a failure is remembered for a moment, so that requests do not queue up to fail.
@@ -13,6 +14,8 @@ use forebay_core::{Error, Result};
 use object_store::{
     BackoffConfig, ClientOptions, CredentialProvider, RetryConfig, StaticCredentialProvider,
     aws::{AmazonS3Builder, AwsCredential, AwsCredentialProvider},
+    azure::{AzureCredentialProvider, MicrosoftAzureBuilder},
+    gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder},
 };
 use parking_lot::Mutex;
 use std::{
@@ -98,17 +101,12 @@ pub(crate) fn aws(config: &OriginConfig, settings: &AwsSettings) -> Result<AwsCr
         None => {}
     }
     crate::transport::install_tls_provider();
-    let retry = RetryConfig {
-        max_retries: 1,
-        retry_timeout: FETCH_TIMEOUT,
-        backoff: BackoffConfig { init_backoff: Duration::from_millis(50), max_backoff: Duration::from_millis(200), base: 2.0 },
-    };
     let network = AmazonS3Builder::from_env()
         // Only the credentials are wanted of it; building asks for a bucket.
         .with_bucket_name("credentials-only")
         .with_region(&settings.region)
-        .with_retry(retry)
-        .with_client_options(ClientOptions::new().with_connect_timeout(Duration::from_secs(2)).with_timeout(FETCH_TIMEOUT))
+        .with_retry(retry())
+        .with_client_options(client_options())
         .build()
         .map_err(|e| Error::invalid(format!("AWS credentials: {e}")).hint("check the AWS_* variables of the environment"))?;
     Ok(Arc::new(Checked::new(network.credentials().clone(), settings, FETCH_TIMEOUT)))
@@ -116,25 +114,103 @@ pub(crate) fn aws(config: &OriginConfig, settings: &AwsSettings) -> Result<AwsCr
 
 /// The error of a request that found no credentials.
 pub(crate) fn unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
-    let text = match error {
-        object_store::Error::Generic { source, .. } => source.to_string(),
-        other => other.to_string(),
-    };
+    let text = inner_text(error);
     Error::permission_denied(format!("{} at {}: no AWS credentials: {text}", site.operation, site.origin)).hint(
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws/credentials, or anonymous = true for a public bucket",
     )
 }
 
+/// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, the login of gcloud, the instance's metadata.
+pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<GcpCredentialProvider> {
+    crate::transport::install_tls_provider();
+    let mut builder =
+        GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(retry()).with_client_options(client_options());
+    if let Some(file) = &config.service_account_file {
+        builder = builder.with_service_account_path(file.display().to_string());
+    }
+    let built = builder.build().map_err(|e| {
+        Error::invalid(format!("Google credentials: {e}")).hint("check service_account_file or GOOGLE_APPLICATION_CREDENTIALS")
+    })?;
+    let looked_at = "service_account_file, GOOGLE_APPLICATION_CREDENTIALS, gcloud's application default credentials, the instance metadata";
+    Ok(Arc::new(Checked {
+        inner: built.credentials().clone(),
+        looked_at: looked_at.to_owned(),
+        timeout: FETCH_TIMEOUT,
+        failed: Mutex::default(),
+    }))
+}
+
+/// The error of a request that found no Google credentials.
+pub(crate) fn google_unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
+    Error::permission_denied(format!("{} at {}: no Google credentials: {}", site.operation, site.origin, inner_text(error)))
+        .hint("set GOOGLE_APPLICATION_CREDENTIALS to a service account's key, or anonymous = true for a public bucket")
+}
+
+/// Azure's credentials: the configured key, `AZURE_*` in the environment (keys, tokens, service principals, workload identity), the
+/// machine's managed identity.
+pub(crate) fn azure(config: &OriginConfig, account: &str, container: &str) -> Result<AzureCredentialProvider> {
+    crate::transport::install_tls_provider();
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_account(account)
+        .with_container_name(container)
+        .with_retry(retry())
+        .with_client_options(client_options().with_allow_http(true));
+    if let Some(key) = &config.account_key {
+        builder = builder.with_access_key(key.reveal());
+    }
+    if let Some(endpoint) = &config.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    // The error's text might quote a key that cannot be decoded.
+    let built = builder.build().map_err(|_| {
+        Error::invalid(format!("the Azure credentials for the account {account:?} are not valid"))
+            .hint("check account_key and the AZURE_* variables")
+    })?;
+    let looked_at =
+        "account_key, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and its kin, the managed identity of the machine";
+    Ok(Arc::new(Checked {
+        inner: built.credentials().clone(),
+        looked_at: looked_at.to_owned(),
+        timeout: FETCH_TIMEOUT,
+        failed: Mutex::default(),
+    }))
+}
+
+/// The error of a request that found no Azure credentials.
+pub(crate) fn azure_unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
+    Error::permission_denied(format!("{} at {}: no Azure credentials: {}", site.operation, site.origin, inner_text(error)))
+        .hint("set account_key or AZURE_STORAGE_ACCOUNT_KEY, or anonymous = true for a public container")
+}
+
+fn retry() -> RetryConfig {
+    RetryConfig {
+        max_retries: 1,
+        retry_timeout: FETCH_TIMEOUT,
+        backoff: BackoffConfig { init_backoff: Duration::from_millis(50), max_backoff: Duration::from_millis(200), base: 2.0 },
+    }
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new().with_connect_timeout(Duration::from_secs(2)).with_timeout(FETCH_TIMEOUT)
+}
+
+fn inner_text(error: &object_store::Error) -> String {
+    match error {
+        object_store::Error::Generic { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
+}
+
 /// A source with a bound on its time and a memory of its last failure.
 #[derive(Debug)]
-struct Checked {
-    inner: AwsCredentialProvider,
+pub(crate) struct Checked<C> {
+    inner: Arc<dyn CredentialProvider<Credential = C>>,
     looked_at: String,
     timeout: Duration,
     failed: Mutex<Option<(Instant, String)>>,
 }
 
-impl Checked {
+impl Checked<AwsCredential> {
     fn new(inner: AwsCredentialProvider, settings: &AwsSettings, timeout: Duration) -> Self {
         let mut places = vec!["AWS_ACCESS_KEY_ID in the environment".to_owned(), settings.profile.looked_at()];
         places.push(match (env("AWS_WEB_IDENTITY_TOKEN_FILE"), env("AWS_ROLE_ARN")) {
@@ -148,20 +224,20 @@ impl Checked {
         });
         Self { inner, looked_at: places.join(", "), timeout, failed: Mutex::new(None) }
     }
+}
 
-    fn error(&self, text: &str) -> object_store::Error {
-        object_store::Error::Generic { store: "S3", source: text.to_owned().into() }
-    }
+fn failed(text: String) -> object_store::Error {
+    object_store::Error::Generic { store: "credentials", source: text.into() }
 }
 
 #[async_trait]
-impl CredentialProvider for Checked {
-    type Credential = AwsCredential;
+impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Checked<C> {
+    type Credential = C;
 
-    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+    async fn get_credential(&self) -> object_store::Result<Arc<C>> {
         let recent = self.failed.lock().as_ref().filter(|(at, _)| at.elapsed() < FAILURE_TTL).map(|(_, text)| text.clone());
         if let Some(text) = recent {
-            return Err(self.error(&text));
+            return Err(failed(text));
         }
         let cause = match tokio::time::timeout(self.timeout, self.inner.get_credential()).await {
             Ok(Ok(credential)) => return Ok(credential),
@@ -170,6 +246,6 @@ impl CredentialProvider for Checked {
         };
         let text = format!("looked at {}; {cause}", self.looked_at);
         *self.failed.lock() = Some((Instant::now(), text.clone()));
-        Err(self.error(&text))
+        Err(failed(text))
     }
 }

@@ -61,7 +61,11 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// An answer that is not a success.
 pub(crate) fn from_status(site: Site<'_>, status: StatusCode, headers: &HeaderMap, body: &str) -> Error {
-    let doc = ErrorDocument::parse(body);
+    let mut doc = ErrorDocument::parse(body);
+    // Azure says it in a header too, which is all that there is in answers to HEAD.
+    if let Some(code) = headers.get("x-ms-error-code").and_then(|v| v.to_str().ok()).filter(|_| doc.code.is_empty()) {
+        doc.code = code.to_owned();
+    }
     let kind = kind_of(status, &doc.code);
     let mut text = format!("{}: status {}", site.prefix(), status.as_u16());
     for part in [&doc.code, &doc.message] {

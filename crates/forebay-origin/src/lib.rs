@@ -12,6 +12,7 @@
 //! - a copy without attributes keeps those of its source.
 
 mod assemble;
+mod azure;
 pub mod body;
 pub mod config;
 pub mod conformance;
@@ -29,7 +30,9 @@ mod s3;
 pub mod testing;
 mod traits;
 mod transport;
+mod web;
 
+pub use azure::AzureOrigin;
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats};
 pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
@@ -40,3 +43,4 @@ pub use prefixed::Prefixed;
 pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient, RetryPolicy};
 pub use s3::S3Origin;
 pub use traits::*;
+pub use web::WebOrigin;

@@ -6,8 +6,11 @@
 
 use crate::{
     Counted, Counters, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient,
-    RetryPolicy, local,
+    RetryPolicy,
+    azure::AzureOrigin,
+    local,
     s3::{Address, S3Endpoint, S3Origin},
+    web::WebOrigin,
 };
 use forebay_core::{Error, ErrorKind, Result, name};
 use parking_lot::Mutex;
@@ -77,9 +80,13 @@ fn open_shared(config: &OriginConfig) -> Result<(Arc<dyn Origin>, Shared)> {
             let client = S3Endpoint::new(config)?.client(Address::Bucket(bucket))?;
             (Arc::new(S3Origin::new(client)), prefix, true)
         }
-        OriginUrl::Gcs { .. } | OriginUrl::Azure { .. } | OriginUrl::Web { .. } => {
-            return Err(Error::unsupported(format!("origins such as {:?}", config.url)));
+        OriginUrl::Gcs { bucket, prefix } => {
+            let client = S3Endpoint::google(config, &bucket)?.client(Address::Bucket(bucket))?;
+            // It takes bodies of any length by itself.
+            (Arc::new(S3Origin::new(client)), prefix, false)
         }
+        OriginUrl::Azure { container, prefix } => (Arc::new(AzureOrigin::new(config, &container)?), prefix, true),
+        OriginUrl::Web { base } => (Arc::new(WebOrigin::new(config, base)?), String::new(), false),
         OriginUrl::Directory { path, each: false } => (Arc::new(LocalOrigin::open(&path)?), String::new(), false),
         OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. } => {
             return Err(Error::invalid(format!("{:?} stands for many buckets", config.url)).hint("map it under the name \"*\""));

@@ -24,6 +24,10 @@ pub struct Profile {
     /// Multipart uploads can be begun with a condition.
     pub conditional_uploads: bool,
     pub copy: bool,
+    /// S3's uploads in parts.
+    pub parts: bool,
+    /// No page is longer than asked for.
+    pub exact_pages: bool,
     /// Roll-up at other strings than `/`.
     pub any_delimiter: bool,
     /// The least size of parts before the last.
@@ -37,6 +41,8 @@ impl Profile {
         keys_are_strings: true,
         conditional_uploads: true,
         copy: true,
+        parts: true,
+        exact_pages: true,
         any_delimiter: true,
         part_bytes: 5 << 20,
     };

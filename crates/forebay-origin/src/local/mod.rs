@@ -11,6 +11,7 @@
 //! What a directory cannot hold is refused: `a` beside `a/b`, keys that end in `/`, parts of more than 255 bytes.
 
 mod attributes;
+mod buckets;
 mod list;
 mod upload;
 
@@ -21,6 +22,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use attributes::Stored;
+pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, name};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -273,17 +275,6 @@ impl Drop for Unfinished {
     }
 }
 
-fn check(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
-    let current = meta.etag.as_deref().unwrap_or_default();
-    if request.if_match.as_ref().is_some_and(|wanted| wanted != current && wanted != "*") {
-        return Err(Error::new(ErrorKind::PreconditionFailed, format!("{key:?} has another version: {current}")));
-    }
-    if request.if_none_match.as_ref().is_some_and(|known| known == current || known == "*") {
-        return Err(Error::new(ErrorKind::NotModified, format!("{key:?} is still {current}")));
-    }
-    Ok(())
-}
-
 /// The bytes of an open file, checked after each read to be still of the version that was announced.
 fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
     let Opened { file, seen, .. } = opened;
@@ -326,7 +317,7 @@ impl Origin for LocalOrigin {
         let owned = key.to_owned();
         let opened = self.blocking(move |root| root.open("get", &owned)).await?;
         let meta = opened.meta.clone();
-        check(&meta, &request, key)?;
+        crate::s3::get_checks(&meta, &request, key)?;
         let range = match &request.range {
             None => 0..meta.size,
             Some(r) if r.start >= meta.size && r.start > 0 => {
@@ -466,53 +457,4 @@ fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;
     Ok(text)
-}
-
-/// The directories under `root` that are buckets.
-pub(crate) fn buckets(root: &Path) -> Result<Vec<String>> {
-    let site = Site { origin: &root.display().to_string(), operation: "list the buckets", key: "" };
-    let mut names = Vec::new();
-    for entry in fs::read_dir(root).map_err(|e| failure::from_io(site, e))? {
-        let entry = entry.map_err(|e| failure::from_io(site, e))?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        if name::validate_bucket(&name).is_ok() && entry.path().is_dir() {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-/// Makes a bucket.
-pub(crate) fn create_bucket(root: &Path, bucket: &str) -> Result<()> {
-    name::validate_bucket(bucket)?;
-    match fs::create_dir(root.join(bucket)) {
-        Ok(()) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            Err(Error::new(ErrorKind::AlreadyExists, format!("the bucket {bucket:?} is there already")))
-        }
-        Err(e) => Err(failure::from_io(Site { origin: &root.display().to_string(), operation: "create the bucket", key: bucket }, e)),
-    }
-}
-
-/// Removes a bucket that holds no object.
-pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
-    name::validate_bucket(bucket)?;
-    let path = root.join(bucket);
-    let site = Site { origin: &root.display().to_string(), operation: "remove the bucket", key: bucket };
-    if !path.is_dir() {
-        return Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} in {}", root.display())));
-    }
-    let origin = LocalOrigin::open(&path)?;
-    let first = list::page(&origin.0, &ListRequest { max_keys: 1, ..Default::default() })?;
-    if !first.entries.is_empty() {
-        return Err(Error::new(ErrorKind::Conflict, format!("the bucket {bucket:?} is not empty")).hint("delete its objects first"));
-    }
-    // An object that is written at this moment either fails or keeps the bucket: only empty directories are removed.
-    list::remove_empty_directories(&path);
-    let _ = fs::remove_dir_all(path.join(RESERVED));
-    fs::remove_dir(&path).map_err(|e| match e.kind() {
-        io::ErrorKind::DirectoryNotEmpty => Error::new(ErrorKind::Conflict, format!("the bucket {bucket:?} is not empty")),
-        _ => failure::from_io(site, e),
-    })
 }

@@ -4,22 +4,19 @@ use crate::{
     config::OriginConfig,
     credentials::{self, AwsSettings},
     failure::{self, Site},
+    s3::headers::{Dialect, encode_path, encode_query},
     transport::{Payload, Redirects, Transport},
 };
 use forebay_core::{Error, Result};
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredentialProvider},
     client::{HttpRequest, HttpRequestBody},
+    gcp::GcpCredentialProvider,
 };
 use parking_lot::Mutex;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
 use url::Url;
-
-/// What SigV4 leaves as it is: `A-Z a-z 0-9 - . _ ~`, and `/` in paths.
-const QUERY: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-const PATH: AsciiSet = QUERY.remove(b'/');
 
 /// One S3 service, shared by its buckets.
 #[derive(Clone)]
@@ -30,8 +27,16 @@ struct Service {
     /// Without a path at its end. `None`: Amazon's, by region.
     endpoint: Option<Url>,
     path_style: bool,
-    credentials: Option<AwsCredentialProvider>,
+    authorization: Authorization,
+    dialect: Dialect,
     region: String,
+}
+
+/// How requests show whose they are.
+enum Authorization {
+    None,
+    Signature(AwsCredentialProvider),
+    Bearer(GcpCredentialProvider),
 }
 
 /// What an address names.
@@ -53,6 +58,8 @@ pub(crate) struct Client {
 pub(crate) struct Call<'a> {
     site: Site<'a>,
     method: Method,
+    /// Instead of the bucket's and the key's.
+    path: Option<String>,
     query: Vec<(&'static str, String)>,
     headers: HeaderMap,
     payload: Payload,
@@ -60,7 +67,13 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(crate) fn new(method: Method, site: Site<'a>) -> Self {
-        Self { site, method, query: Vec::new(), headers: HeaderMap::new(), payload: Payload::Empty }
+        Self { site, method, path: None, query: Vec::new(), headers: HeaderMap::new(), payload: Payload::Empty }
+    }
+
+    /// A path of the service, encoded, instead of that of the bucket and the key.
+    pub(crate) fn path(mut self, path: String) -> Self {
+        self.path = Some(path);
+        self
     }
 
     pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -105,9 +118,30 @@ impl S3Endpoint {
         };
         let for_transport = endpoint.clone().unwrap_or_else(|| Url::parse("https://s3.amazonaws.com").expect("a constant address"));
         let transport = Transport::new(config, &for_transport, Redirects::Refuse)?;
-        let credentials = if config.anonymous { None } else { Some(credentials::aws(config, &settings)?) };
+        let authorization =
+            if config.anonymous { Authorization::None } else { Authorization::Signature(credentials::aws(config, &settings)?) };
         let path_style = config.path_style.unwrap_or(endpoint.is_some());
-        Ok(Self(Arc::new(Service { transport, endpoint, path_style, credentials, region: settings.region })))
+        let region = settings.region;
+        Ok(Self(Arc::new(Service { transport, endpoint, path_style, authorization, dialect: Dialect::Amazon, region })))
+    }
+
+    /// Google Cloud Storage.
+    pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<Self> {
+        let address = config.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
+        let mut endpoint = Url::parse(address).map_err(|e| Error::invalid(format!("the endpoint {address:?} is not an address: {e}")))?;
+        endpoint.set_path("");
+        let transport = Transport::new(config, &endpoint, Redirects::Refuse)?;
+        let authorization =
+            if config.anonymous { Authorization::None } else { Authorization::Bearer(credentials::google(config, bucket)?) };
+        let service = Service {
+            transport,
+            endpoint: Some(endpoint),
+            path_style: true,
+            authorization,
+            dialect: Dialect::Google,
+            region: String::new(),
+        };
+        Ok(Self(Arc::new(service)))
     }
 
     pub(crate) fn describe(&self) -> String {
@@ -119,7 +153,7 @@ impl S3Endpoint {
 
     pub(crate) fn client(&self, address: Address) -> Result<Client> {
         let client = Client { service: self.clone(), address, moved_to: Mutex::new(None) };
-        client.url("", &[], &self.0.region)?;
+        client.url(None, "", &[], &self.0.region)?;
         Ok(client)
     }
 }
@@ -129,30 +163,42 @@ impl Client {
         &self.service.0.transport
     }
 
+    pub(crate) fn bucket(&self) -> &str {
+        match &self.address {
+            Address::Bucket(b) => b,
+            Address::Service => "",
+        }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.service.0.dialect
+    }
+
     pub(crate) fn describe(&self) -> String {
+        let scheme = match self.dialect() {
+            Dialect::Amazon => "s3",
+            _ => "gs",
+        };
         match (&self.address, &self.service.0.endpoint) {
             (Address::Service, _) => self.service.describe(),
-            (Address::Bucket(b), Some(url)) => format!("s3://{b} at {}", url.as_str().trim_end_matches('/')),
-            (Address::Bucket(b), None) => format!("s3://{b}"),
+            (Address::Bucket(b), Some(url)) => format!("{scheme}://{b} at {}", url.as_str().trim_end_matches('/')),
+            (Address::Bucket(b), None) => format!("{scheme}://{b}"),
         }
     }
 
     /// The value of `x-amz-copy-source`.
     pub(crate) fn copy_source(&self, key: &str) -> String {
-        let bucket = match &self.address {
-            Address::Bucket(b) => b.as_str(),
-            Address::Service => "",
-        };
-        format!("/{bucket}/{}", utf8_percent_encode(key, &PATH))
+        let bucket = self.bucket();
+        format!("/{bucket}/{}", encode_path(key))
     }
 
-    fn url(&self, key: &str, query: &[(&'static str, String)], region: &str) -> Result<Url> {
+    fn url(&self, path: Option<&str>, key: &str, query: &[(&'static str, String)], region: &str) -> Result<Url> {
         let s = &self.service.0;
         let mut text = match &s.endpoint {
             Some(url) => url.as_str().trim_end_matches('/').to_owned(),
             None => format!("https://s3.{region}.amazonaws.com"),
         };
-        if let Address::Bucket(bucket) = &self.address {
+        if let (Address::Bucket(bucket), None) = (&self.address, path) {
             // A name with dots does not match a wildcard certificate.
             if s.path_style || (s.endpoint.is_none() && bucket.contains('.')) {
                 text = format!("{text}/{bucket}");
@@ -161,12 +207,15 @@ impl Client {
             }
         }
         text.push('/');
-        text.extend(utf8_percent_encode(key, &PATH));
+        match path {
+            Some(path) => text.push_str(path),
+            None => text.extend(encode_path(key)),
+        }
         for (i, (name, value)) in query.iter().enumerate() {
             text.push(if i == 0 { '?' } else { '&' });
             text.push_str(name);
             text.push('=');
-            text.extend(utf8_percent_encode(value, &QUERY));
+            text.extend(encode_query(value));
         }
         let url = Url::parse(&text)
             .map_err(|e| Error::invalid(format!("{text:?} is not an address: {e}")).hint("check the bucket's name and the endpoint"))?;
@@ -180,10 +229,10 @@ impl Client {
     /// Sends a request; an answer that is not a success becomes an error. If the service says that the bucket lives in another region, the
     /// request goes there, once, where its body can be sent again.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<reqwest::Response> {
-        let Call { site, method, query, headers, mut payload } = call;
+        let Call { site, method, path, query, headers, mut payload } = call;
         for may_move in [true, false] {
             let region = self.moved_to.lock().clone().unwrap_or_else(|| self.service.0.region.clone());
-            let url = self.url(site.key, &query, &region)?;
+            let url = self.url(path.as_deref(), site.key, &query, &region)?;
             let again = match &payload {
                 Payload::Empty => Some(Payload::Empty),
                 Payload::Bytes(b) => Some(Payload::Bytes(b.clone())),
@@ -218,6 +267,26 @@ impl Client {
         Err(Error::origin_unavailable(format!("{} sends requests from region to region", site.origin)).hint("set the origin's region"))
     }
 
+    /// Sends to an address that the service gave; 308 is an answer like a success.
+    pub(crate) async fn send_to(
+        &self,
+        site: Site<'_>,
+        method: Method,
+        url: &Url,
+        headers: HeaderMap,
+        payload: Payload,
+    ) -> Result<reqwest::Response> {
+        let signed = self.sign(site, &method, url, headers, (HttpRequestBody::empty(), true), &self.service.0.region).await?;
+        let answer = self.transport().send(site, method, url.clone(), signed, payload).await?;
+        let status = answer.status();
+        if status.is_success() || status == StatusCode::PERMANENT_REDIRECT {
+            return Ok(answer);
+        }
+        let headers = answer.headers().clone();
+        let text = self.transport().error_text(answer).await;
+        Err(failure::from_status(site, status, &headers, &text))
+    }
+
     /// The headers with a signature. A streamed body is not hashed (`UNSIGNED-PAYLOAD`).
     async fn sign(
         &self,
@@ -228,7 +297,19 @@ impl Client {
         (body, streamed): (HttpRequestBody, bool),
         region: &str,
     ) -> Result<HeaderMap> {
-        let Some(provider) = &self.service.0.credentials else { return Ok(headers) };
+        let provider = match &self.service.0.authorization {
+            Authorization::None => return Ok(headers),
+            Authorization::Signature(provider) => provider,
+            Authorization::Bearer(provider) => {
+                let token = provider.get_credential().await.map_err(|e| credentials::google_unavailable(site, &e))?;
+                let mut value = HeaderValue::from_str(&format!("Bearer {}", token.bearer))
+                    .map_err(|_| Error::permission_denied(format!("{} at {}: the token cannot be sent", site.operation, site.origin)))?;
+                value.set_sensitive(true);
+                let mut headers = headers;
+                headers.insert(http::header::AUTHORIZATION, value);
+                return Ok(headers);
+            }
+        };
         let credential = provider.get_credential().await.map_err(|e| credentials::unavailable(site, &e))?;
         let mut request = HttpRequest::new(body);
         *request.method_mut() = method.clone();
@@ -260,13 +341,13 @@ mod tests {
 
     #[test]
     fn addresses_are_of_the_asked_style_and_encoded_as_signatures_want() {
-        let url = |c: &Client, key| c.url(key, &[("a", "x y/+".into())], "eu-west-1").unwrap().to_string();
+        let url = |c: &Client, key| c.url(None, key, &[("a", "x y/+".into())], "eu-west-1").unwrap().to_string();
         let c = client(Some("http://127.0.0.1:9000/"), None, "buc");
         assert_eq!(url(&c, "a b/+%41ü&?#"), "http://127.0.0.1:9000/buc/a%20b/%2B%2541%C3%BC%26%3F%23?a=x%20y%2F%2B");
         let c = client(Some("https://s3.example.com"), Some(false), "buc");
         assert_eq!(url(&c, "k"), "https://buc.s3.example.com/k?a=x%20y%2F%2B");
         assert_eq!(c.describe(), "s3://buc at https://s3.example.com");
-        assert!(c.url("a/../b", &[], "r").is_err());
+        assert!(c.url(None, "a/../b", &[], "r").is_err());
         assert_eq!(c.copy_source("a b/ü"), "/buc/a%20b/%C3%BC");
         if std::env::var_os("AWS_ENDPOINT_URL").is_none() && std::env::var_os("AWS_ENDPOINT_URL_S3").is_none() {
             assert!(url(&client(None, None, "buc"), "k").starts_with("https://buc.s3.eu-west-1.amazonaws.com/k?"));

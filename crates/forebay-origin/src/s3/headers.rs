@@ -9,9 +9,50 @@ use http::{
         LAST_MODIFIED,
     },
 };
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use std::ops::Range;
 
-const USER_PREFIX: &str = "x-amz-meta-";
+/// What SigV4 leaves as it is: `A-Z a-z 0-9 - . _ ~`, and `/` in paths.
+const QUERY: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const PATH: AsciiSet = QUERY.remove(b'/');
+
+pub(crate) fn encode_path(key: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(key, &PATH)
+}
+
+pub(crate) fn encode_query(value: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(value, &QUERY)
+}
+
+/// Services name the same things differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Amazon,
+    Google,
+    Azure,
+    /// A plain web server, which has no user metadata.
+    Web,
+}
+
+impl Dialect {
+    fn user_prefix(self) -> &'static str {
+        match self {
+            Dialect::Amazon => "x-amz-meta-",
+            Dialect::Google => "x-goog-meta-",
+            Dialect::Azure => "x-ms-meta-",
+            Dialect::Web => "x-meta-",
+        }
+    }
+
+    fn storage_class(self) -> HeaderName {
+        HeaderName::from_static(match self {
+            Dialect::Amazon => "x-amz-storage-class",
+            Dialect::Google => "x-goog-storage-class",
+            Dialect::Azure => "x-ms-access-tier",
+            Dialect::Web => "x-storage-class",
+        })
+    }
+}
 
 /// A header's value; only visible ASCII, which is all that can be signed and sent safely.
 pub(crate) fn value(name: &str, text: &str) -> Result<HeaderValue> {
@@ -28,7 +69,7 @@ pub(crate) fn range(range: &Range<u64>) -> HeaderValue {
 }
 
 /// The headers that write attributes.
-pub(crate) fn attributes(a: &Attributes) -> Result<HeaderMap> {
+pub(crate) fn attributes(dialect: Dialect, a: &Attributes) -> Result<HeaderMap> {
     let mut h = HeaderMap::new();
     let standard = [
         (CONTENT_TYPE, &a.content_type),
@@ -36,23 +77,32 @@ pub(crate) fn attributes(a: &Attributes) -> Result<HeaderMap> {
         (CONTENT_LANGUAGE, &a.content_language),
         (CONTENT_DISPOSITION, &a.content_disposition),
         (CACHE_CONTROL, &a.cache_control),
-        (HeaderName::from_static("x-amz-storage-class"), &a.storage_class),
+        (dialect.storage_class(), &a.storage_class),
     ];
     for (name, text) in standard {
         if let Some(text) = text {
             let v = value(name.as_str(), text)?;
+            let name = match dialect {
+                Dialect::Azure if !name.as_str().starts_with("x-ms-") => HeaderName::from_bytes(format!("x-ms-blob-{name}").as_bytes())
+                    .map_err(|e| Error::internal(format!("a header name: {e}")))?,
+                _ => name,
+            };
             h.insert(name, v);
         }
     }
     for (name, text) in &a.user {
-        let header = HeaderName::from_bytes(format!("{USER_PREFIX}{name}").as_bytes())
+        let header = HeaderName::from_bytes(format!("{}{name}", dialect.user_prefix()).as_bytes())
             .map_err(|_| Error::invalid(format!("{name:?} is not a name for user metadata")).hint("letters, digits and '-'"))?;
         h.insert(header, value(name, text)?);
     }
     Ok(h)
 }
 
-pub(crate) fn etag(h: &HeaderMap) -> Option<String> {
+/// The ETag as the rest of the program sees it.
+pub(crate) fn etag(dialect: Dialect, h: &HeaderMap) -> Option<String> {
+    if dialect == Dialect::Google {
+        return text(h, super::google::GENERATION).map(|g| format!("\"{g}\""));
+    }
     h.get(ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned)
 }
 
@@ -61,25 +111,27 @@ fn text(h: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<String> 
 }
 
 /// The metadata of an answer to HEAD or to a GET of the whole object.
-pub(crate) fn meta(site: Site<'_>, h: &HeaderMap) -> Result<ObjectMeta> {
+pub(crate) fn meta(dialect: Dialect, site: Site<'_>, h: &HeaderMap) -> Result<ObjectMeta> {
     let size = h.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.trim().parse().ok()).ok_or_else(|| {
         Error::unsupported(format!("{} {:?} at {}: the answer does not say its length", site.operation, site.key, site.origin))
             .hint("Forebay needs objects of a known size: serve them without on-the-fly compression or chunking")
     })?;
-    Ok(with_size(h, size))
+    Ok(with_size(dialect, h, size))
 }
 
-fn with_size(h: &HeaderMap, size: u64) -> ObjectMeta {
+fn with_size(dialect: Dialect, h: &HeaderMap, size: u64) -> ObjectMeta {
     let last_modified_ms =
         text(h, LAST_MODIFIED).and_then(|t| chrono::DateTime::parse_from_rfc2822(&t).ok()).map(|t| t.timestamp_millis()).unwrap_or(0);
     let mut user: Vec<_> = h
         .iter()
-        .filter_map(|(n, v)| Some((n.as_str().strip_prefix(USER_PREFIX)?.to_owned(), String::from_utf8_lossy(v.as_bytes()).into_owned())))
+        .filter_map(|(n, v)| {
+            Some((n.as_str().strip_prefix(dialect.user_prefix())?.to_owned(), String::from_utf8_lossy(v.as_bytes()).into_owned()))
+        })
         .collect();
     user.sort();
     ObjectMeta {
         size,
-        etag: etag(h),
+        etag: etag(dialect, h),
         last_modified_ms,
         attributes: Attributes {
             content_type: text(h, CONTENT_TYPE),
@@ -87,23 +139,24 @@ fn with_size(h: &HeaderMap, size: u64) -> ObjectMeta {
             content_language: text(h, CONTENT_LANGUAGE),
             content_disposition: text(h, CONTENT_DISPOSITION),
             cache_control: text(h, CACHE_CONTROL),
-            storage_class: text(h, "x-amz-storage-class").filter(|c| c != "STANDARD"),
+            // Azure names a tier for every blob, whether it was asked for or not.
+            storage_class: text(h, dialect.storage_class()).filter(|c| c != "STANDARD" && dialect != Dialect::Azure),
             user,
         },
     }
 }
 
 /// The metadata of the object and the bytes that an answer to GET holds.
-pub(crate) fn meta_and_range(site: Site<'_>, status: StatusCode, h: &HeaderMap) -> Result<(ObjectMeta, Range<u64>)> {
+pub(crate) fn meta_and_range(dialect: Dialect, site: Site<'_>, status: StatusCode, h: &HeaderMap) -> Result<(ObjectMeta, Range<u64>)> {
     if status != StatusCode::PARTIAL_CONTENT {
-        let meta = meta(site, h)?;
+        let meta = meta(dialect, site, h)?;
         let whole = 0..meta.size;
         return Ok((meta, whole));
     }
     let parsed = h.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).and_then(parse_content_range);
     let (range, size) = parsed
         .ok_or_else(|| Error::corrupt(format!("get {:?} at {}: a partial answer without a valid Content-Range", site.key, site.origin)))?;
-    Ok((with_size(h, size), range))
+    Ok((with_size(dialect, h, size), range))
 }
 
 /// `bytes 0-9/100`.
@@ -136,12 +189,15 @@ mod tests {
             user: vec![("a".into(), "1".into()), ("b-c".into(), "x y".into())],
             ..Default::default()
         };
-        let mut h = attributes(&a).unwrap();
-        h.insert(CONTENT_LENGTH, 3.into());
-        let site = Site { origin: "o", operation: "head", key: "k" };
-        assert_eq!(meta(site, &h).unwrap().attributes, a);
-        let bad =
-            |user: (&str, &str)| attributes(&Attributes { user: vec![(user.0.into(), user.1.into())], ..Default::default() }).is_err();
+        for dialect in [Dialect::Amazon, Dialect::Google] {
+            let mut h = attributes(dialect, &a).unwrap();
+            h.insert(CONTENT_LENGTH, 3.into());
+            let site = Site { origin: "o", operation: "head", key: "k" };
+            assert_eq!(meta(dialect, site, &h).unwrap().attributes, a);
+        }
+        let bad = |user: (&str, &str)| {
+            attributes(Dialect::Amazon, &Attributes { user: vec![(user.0.into(), user.1.into())], ..Default::default() }).is_err()
+        };
         assert!(bad(("a b", "x")) && bad(("a", "ü")) && bad(("a", "x\ny")));
     }
 }

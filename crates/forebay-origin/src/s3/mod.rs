@@ -1,4 +1,4 @@
-//! S3 and compatible services.
+//! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names and tokens instead of signatures.
 //!
 //! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot keep three promises of [`Origin`]: its
 //! `Path` turns the key `dir/` into `dir` (a listing would give one object another's name), it needs a whole part in memory to send it
@@ -9,8 +9,9 @@
 //! upload is completed, and any node may do that.
 
 mod client;
-mod headers;
-mod xml;
+mod google;
+pub(crate) mod headers;
+pub(crate) mod xml;
 
 pub(crate) use client::{Address, Call, Client, S3Endpoint};
 
@@ -26,6 +27,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use headers::Dialect;
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
     header::{IF_MATCH, IF_NONE_MATCH, RANGE},
@@ -60,31 +62,35 @@ impl S3Origin {
     /// A range that names no byte, of an object that may be empty: checked against what HEAD says.
     async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
         let site = self.site("get", key);
-        let call = Call::new(Method::HEAD, site).headers(conditions(request)?);
+        let call = Call::new(Method::HEAD, site).headers(conditions(self.client.dialect(), request)?);
         let answer = self.client.send(call).await?;
-        let meta = headers::meta(site, answer.headers())?;
+        let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
+        get_checks(&meta, request, key)?;
         if start > meta.size || (start == meta.size && start > 0) {
             return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
         }
         Ok(GetResponse { meta, range: start..start, body: body::empty() })
     }
 
-    async fn put_one(&self, key: &str, request: &PutRequest, payload: Payload) -> Result<PutResponse> {
+    async fn put_one(&self, key: &str, request: &PutRequest, content: Bytes) -> Result<PutResponse> {
+        if self.client.dialect() == Dialect::Google {
+            return self.google_put(key, request, content).await;
+        }
         let site = self.site("put", key);
-        let mut h = headers::attributes(&request.attributes)?;
+        let mut h = headers::attributes(self.client.dialect(), &request.attributes)?;
         match &request.condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => drop(h.insert(IF_NONE_MATCH, HeaderValue::from_static("*"))),
             PutCondition::IfMatch(etag) => drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?)),
         }
-        let call = Call::new(Method::PUT, site).headers(h).payload(payload);
+        let call = Call::new(Method::PUT, site).headers(h).payload(Payload::Bytes(content));
         let answer = self.client.send(call).await.map_err(|e| unmet(e, &request.condition))?;
-        Ok(PutResponse { etag: headers::etag(answer.headers()) })
+        Ok(PutResponse { etag: headers::etag(self.client.dialect(), answer.headers()) })
     }
 }
 
 /// S3 answers 404 to `If-Match` on an object that is not there, and 409 when two conditional writes meet.
-fn unmet(e: Error, condition: &PutCondition) -> Error {
+pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
     match (condition, e.kind()) {
         (PutCondition::IfMatch(_), ErrorKind::NotFound) => e.with_kind(ErrorKind::PreconditionFailed),
         (PutCondition::IfMatch(_) | PutCondition::IfAbsent, ErrorKind::Conflict | ErrorKind::NotModified) => {
@@ -94,8 +100,29 @@ fn unmet(e: Error, condition: &PutCondition) -> Error {
     }
 }
 
-fn conditions(request: &GetRequest) -> Result<HeaderMap> {
+/// The conditions once more, on the answer: for services and proxies that do not know them.
+pub(crate) fn get_checks(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
+    let current = meta.etag.as_deref().unwrap_or_default();
+    if request.if_match.as_ref().is_some_and(|wanted| wanted != current && wanted != "*") {
+        return Err(Error::new(ErrorKind::PreconditionFailed, format!("{key:?} has another version: {current}")));
+    }
+    if request.if_none_match.as_ref().is_some_and(|known| known == current) {
+        return Err(Error::new(ErrorKind::NotModified, format!("{key:?} is still {current}")));
+    }
+    Ok(())
+}
+
+/// The conditions of a read. Google's are on generations; that a version is *not* the current one is asked by the caller.
+pub(crate) fn conditions(dialect: Dialect, request: &GetRequest) -> Result<HeaderMap> {
     let mut h = HeaderMap::new();
+    if dialect == Dialect::Google {
+        if let Some(etag) = &request.if_match {
+            h.insert(google::GENERATION_MATCH, headers::value("If-Match", google::generation(etag)?)?);
+        }
+        // Else objects stored as gzip are unpacked on the way.
+        h.insert(http::header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        return Ok(h);
+    }
     if let Some(etag) = &request.if_match {
         h.insert(IF_MATCH, headers::value("If-Match", etag)?);
     }
@@ -114,12 +141,15 @@ impl Origin for S3Origin {
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         let site = self.site("head", key);
         let answer = self.client.send(Call::new(Method::HEAD, site)).await?;
-        headers::meta(site, answer.headers())
+        headers::meta(self.client.dialect(), site, answer.headers())
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
         let site = self.site("get", key);
-        let mut h = conditions(&request)?;
+        let mut h = conditions(self.client.dialect(), &request)?;
+        if self.client.dialect() == Dialect::Google && request.if_none_match.is_some() {
+            get_checks(&self.head(key).await?, &request, key)?;
+        }
         if let Some(range) = &request.range {
             if range.start >= range.end {
                 return self.get_nothing(key, &request, range.start).await;
@@ -132,7 +162,8 @@ impl Origin for S3Origin {
             }
             other => other?,
         };
-        let (meta, range) = headers::meta_and_range(site, answer.status(), answer.headers())?;
+        let (meta, range) = headers::meta_and_range(self.client.dialect(), site, answer.status(), answer.headers())?;
+        get_checks(&meta, &request, key)?;
         match &request.range {
             // Some services answer 200 to a range that covers the object.
             Some(asked) if range.start != asked.start || range.end > asked.end => {
@@ -147,6 +178,9 @@ impl Origin for S3Origin {
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        if self.client.dialect() == Dialect::Google {
+            return self.google_list(request).await;
+        }
         let site = Site { origin: &self.description, operation: "list", key: "" };
         let mut call = Call::new(Method::GET, site)
             .query("list-type", "2")
@@ -172,8 +206,9 @@ impl Origin for S3Origin {
             Some(n) if n <= SIGNED_BODY_MAX_BYTES => {
                 let what = format!("the body of put {key:?}");
                 let bytes = body::collect(exact(body, n, what), n).await?;
-                self.put_one(key, &request, Payload::Bytes(bytes)).await
+                self.put_one(key, &request, bytes).await
             }
+            _ if self.client.dialect() == Dialect::Google => self.google_stream(key, &request, size, body).await,
             _ => assemble::put_in_parts(self, key, request, size, body).await,
         }
     }
@@ -190,8 +225,11 @@ impl Origin for S3Origin {
             return Err(Error::unsupported(format!("a conditional copy at {}", self.description))
                 .hint("read the object and write it with the condition"));
         }
+        if self.client.dialect() == Dialect::Google {
+            return self.google_copy(from, to, &request).await;
+        }
         let site = self.site("copy", to);
-        let mut h = headers::attributes(&request.attributes)?;
+        let mut h = headers::attributes(self.client.dialect(), &request.attributes)?;
         h.insert("x-amz-copy-source", headers::value("x-amz-copy-source", &self.client.copy_source(from))?);
         if request.attributes != Default::default() {
             h.insert("x-amz-metadata-directive", HeaderValue::from_static("REPLACE"));
@@ -208,8 +246,13 @@ impl Origin for S3Origin {
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        if request.condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
+            return Err(Error::unsupported(format!("a conditional upload in parts at {}", self.description))
+                .hint(format!("conditions need one request there: at most {} MiB", SIGNED_BODY_MAX_BYTES >> 20)));
+        }
         let site = self.site("create an upload of", key);
-        let call = Call::new(Method::POST, site).query("uploads", "").headers(headers::attributes(&request.attributes)?);
+        let call =
+            Call::new(Method::POST, site).query("uploads", "").headers(headers::attributes(self.client.dialect(), &request.attributes)?);
         let answer = self.client.send(call).await?;
         let text = self.document(site, answer).await?;
         let id = xml::field(&text, "InitiateMultipartUploadResult", "UploadId")?
@@ -230,7 +273,7 @@ impl Origin for S3Origin {
         let (_, id) = split_upload(upload)?;
         let call = Call::new(Method::PUT, site).query("partNumber", number.to_string()).query("uploadId", id).payload(payload);
         let answer = self.client.send(call).await?;
-        let etag = headers::etag(answer.headers())
+        let etag = headers::etag(Dialect::Amazon, answer.headers())
             .ok_or_else(|| Error::corrupt(format!("part {number} of {key:?} at {}: the answer has no ETag", self.description)))?;
         Ok(UploadedPart { number, etag, size })
     }
@@ -247,9 +290,10 @@ impl Origin for S3Origin {
         let body = Payload::Bytes(Bytes::from(xml::complete_body(&parts)));
         let call = Call::new(Method::POST, site).query("uploadId", id).headers(h).payload(body);
         let answer = self.client.send(call).await.map_err(|e| unmet(e, &condition))?;
+        let generation = (self.client.dialect() == Dialect::Google).then(|| headers::etag(Dialect::Google, answer.headers())).flatten();
         let text = self.document(site, answer).await?;
         let etag = xml::field(&text, "CompleteMultipartUploadResult", "ETag").map_err(|e| e.context(format_args!("complete {key:?}")))?;
-        Ok(PutResponse { etag })
+        Ok(PutResponse { etag: generation.or(etag) })
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {

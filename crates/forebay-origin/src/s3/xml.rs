@@ -114,6 +114,99 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
     Ok(page)
 }
 
+/// Entries, prefixes and the marker of the next chunk, of Azure's `EnumerationResults`.
+pub(crate) fn parse_azure_list(text: &str) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
+    let mut entries: Vec<ListEntry> = Vec::new();
+    let (mut prefixes, mut marker, mut seen, mut bad) = (Vec::new(), None, false, None);
+    walk(text, |met| match met {
+        Meet::Open("EnumerationResults") => seen = true,
+        Meet::Open("EnumerationResults/Blobs/Blob") => {
+            entries.push(ListEntry { key: String::new(), size: 0, etag: None, last_modified_ms: 0 });
+        }
+        Meet::Open(_) => {}
+        Meet::Text(path, value) => match (path.strip_prefix("EnumerationResults/").unwrap_or_default(), entries.last_mut()) {
+            ("Blobs/Blob/Name", Some(e)) => e.key = value,
+            ("Blobs/Blob/Properties/Content-Length", Some(e)) => match value.trim().parse() {
+                Ok(size) => e.size = size,
+                Err(_) => bad = Some(value),
+            },
+            // Without quotes here, with quotes in headers.
+            ("Blobs/Blob/Properties/Etag", Some(e)) => e.etag = Some(format!("\"{}\"", value.trim_matches('"'))),
+            ("Blobs/Blob/Properties/Last-Modified", Some(e)) => e.last_modified_ms = http_date(&value),
+            ("Blobs/BlobPrefix/Name", _) => prefixes.push(value),
+            ("NextMarker", _) => marker = Some(value).filter(|m| !m.is_empty()),
+            _ => {}
+        },
+    })?;
+    match bad {
+        Some(size) => Err(Error::corrupt(format!("the origin lists a size of {size:?}"))),
+        None if seen => Ok((entries, prefixes, marker)),
+        None => Err(not_expected("an EnumerationResults", text)),
+    }
+}
+
+/// What PROPFIND says of one name in a directory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DavEntry {
+    /// Ends in `/` if it is a directory.
+    pub name: String,
+    pub size: u64,
+    pub etag: Option<String>,
+    pub last_modified_ms: i64,
+}
+
+/// The names in the directory whose path is `own`; names that are no keys are left out.
+pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
+    let path_of = |href: &str| -> Option<String> {
+        let path = match href.split_once("://") {
+            Some((_, rest)) => &rest[rest.find('/')?..],
+            None => href,
+        };
+        percent_encoding::percent_decode_str(path).decode_utf8().ok().map(|s| s.into_owned())
+    };
+    let own = path_of(own).unwrap_or_default();
+    let mut entries: Vec<(DavEntry, bool)> = Vec::new();
+    let mut seen = false;
+    walk(text, |met| match met {
+        Meet::Open("multistatus") => seen = true,
+        Meet::Open("multistatus/response") => {
+            entries.push((DavEntry { name: String::new(), size: 0, etag: None, last_modified_ms: 0 }, false));
+        }
+        Meet::Open("multistatus/response/propstat/prop/resourcetype/collection") => {
+            if let Some(last) = entries.last_mut() {
+                last.1 = true;
+            }
+        }
+        Meet::Open(_) => {}
+        Meet::Text(path, value) => match (path.strip_prefix("multistatus/response/").unwrap_or_default(), entries.last_mut()) {
+            ("href", Some((e, _))) => e.name = value.trim().to_owned(),
+            ("propstat/prop/getcontentlength", Some((e, _))) => e.size = value.trim().parse().unwrap_or(0),
+            ("propstat/prop/getetag", Some((e, _))) => e.etag = Some(value.trim().to_owned()).filter(|t| !t.is_empty()),
+            ("propstat/prop/getlastmodified", Some((e, _))) => e.last_modified_ms = http_date(&value),
+            _ => {}
+        },
+    })?;
+    if !seen {
+        return Err(not_expected("a multistatus", text));
+    }
+    let mut out = Vec::new();
+    for (mut entry, is_directory) in entries {
+        let Some(name) = path_of(&entry.name).and_then(|p| p.strip_prefix(own.as_str()).map(|n| n.trim_end_matches('/').to_owned())) else {
+            continue;
+        };
+        if name.is_empty() || name.contains('/') || name.chars().any(char::is_control) {
+            continue;
+        }
+        entry.name = if is_directory { format!("{name}/") } else { name };
+        out.push(entry);
+    }
+    Ok(out)
+}
+
+fn http_date(text: &str) -> i64 {
+    chrono::DateTime::parse_from_rfc2822(text.trim()).map(|t| t.timestamp_millis()).unwrap_or(0)
+}
+
 /// The names in a `ListAllMyBucketsResult`.
 pub(crate) fn parse_buckets(text: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -154,7 +247,8 @@ pub(crate) fn complete_body(parts: &[UploadedPart]) -> String {
     use std::fmt::Write;
     let mut s = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
     for p in parts {
-        let etag = quick_xml::escape::escape(p.etag.as_str());
+        // Quotes stay as they are: Google does not read &quot;.
+        let etag = quick_xml::escape::partial_escape(p.etag.as_str());
         // Writing to a String cannot fail.
         let _ = write!(s, "<Part><PartNumber>{}</PartNumber><ETag>{etag}</ETag></Part>", p.number);
     }
@@ -191,6 +285,35 @@ mod tests {
         assert!(parse_list("<html><body>hello</body></html>").is_err());
         assert!(parse_list("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>").is_err());
         assert!(parse_list("<ListBucketResult><Contents><Key>a</Key><Size>x</Size></Contents></ListBucketResult>").is_err());
+    }
+
+    #[test]
+    fn a_listing_of_azure_is_read() {
+        let (entries, prefixes, marker) = parse_azure_list(
+            r#"<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>a&amp;b/c</Name><Properties><Content-Length>5</Content-Length><Etag>0x8D</Etag>
+            <Last-Modified>Tue, 02 Jan 2024 03:04:05 GMT</Last-Modified></Properties></Blob><BlobPrefix><Name>d/</Name></BlobPrefix></Blobs><NextMarker>m</NextMarker></EnumerationResults>"#,
+        )
+        .unwrap();
+        assert_eq!(
+            entries,
+            [ListEntry { key: "a&b/c".into(), size: 5, etag: Some("\"0x8D\"".into()), last_modified_ms: 1_704_164_645_000 }]
+        );
+        assert_eq!((prefixes, marker.as_deref()), (vec!["d/".to_owned()], Some("m")));
+        assert!(parse_azure_list("<Error><Code>x</Code></Error>").is_err());
+    }
+
+    #[test]
+    fn a_directory_of_webdav_is_read() {
+        let entries = parse_dav(
+            r#"<D:multistatus xmlns:D="DAV:"><D:response><D:href>/x/</D:href><D:propstat><D:prop><D:resourcetype><D:collection/></D:resourcetype></D:prop></D:propstat></D:response>
+            <D:response><D:href>http://h:1/x/a%20b</D:href><D:propstat><D:prop><D:getcontentlength>3</D:getcontentlength><D:resourcetype/></D:prop></D:propstat></D:response>
+            <D:response><D:href>/x/sub</D:href><D:propstat><D:prop><D:resourcetype><D:collection/></D:resourcetype></D:prop></D:propstat></D:response>
+            <D:response><D:href>/other</D:href></D:response></D:multistatus>"#,
+            "/x/",
+        )
+        .unwrap();
+        let names: Vec<_> = entries.iter().map(|e| (e.name.as_str(), e.size)).collect();
+        assert_eq!(names, [("a b", 3), ("sub/", 0)]);
     }
 
     #[test]

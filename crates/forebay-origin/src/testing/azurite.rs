@@ -44,7 +44,7 @@ impl Azurite {
     /// Makes a container, and gives the configuration for it.
     pub async fn bucket(&self, container: &str) -> OriginConfig {
         let config = self.config(container);
-        crate::cloud::create_container(&config, container).await.expect("a container");
+        crate::azure::create_container(&config, container).await.expect("a container");
         config
     }
 }

@@ -3,11 +3,13 @@
 //! Any crate's tests can use them: `let s3 = testing::VersityGw::start().await; let config = s3.bucket("data").await;`. They are installed by
 //! `tests/servers/install.sh`; a server that is missing or does not start panics with what to do, because a test that did not run must not pass.
 
+mod azurite;
 mod fake_gcs;
 mod nginx;
 mod process;
 mod versitygw;
 
+pub use azurite::Azurite;
 pub use fake_gcs::FakeGcs;
 pub use nginx::Nginx;
 pub use process::Server;

@@ -22,10 +22,11 @@ pub struct Server {
 
 /// Where `tests/servers/install.sh` puts things: `$FOREBAY_CACHE`, or `~/.cache/forebay`.
 pub(super) fn cache() -> PathBuf {
-    match std::env::var_os("FOREBAY_CACHE") {
-        Some(dir) => dir.into(),
-        None => PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/forebay"),
-    }
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    set("FOREBAY_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("forebay")))
+        .or_else(|| Some(set("HOME")?.join(".cache/forebay")))
+        .expect("HOME is set")
 }
 
 /// An installed file, or a panic that says how to get it.

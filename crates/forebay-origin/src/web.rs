@@ -1,0 +1,295 @@
+//! A plain web server as a read-only bucket: GET, HEAD, ranges; listing where the server speaks WebDAV (PROPFIND).
+//!
+//! Servers that ignore ranges are put up with where little has to be skipped. Redirects are followed; one that ends at a directory is no object.
+//! Versions are ETags, or size and time of modification where there are none; a weak ETag is compared here, since `If-Match` never holds for it.
+
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig, PutRequest, PutResponse, UploadedPart,
+    body::{self, exact},
+    failure::{self, Site},
+    s3::{
+        get_checks,
+        headers::{self, Dialect},
+        xml::{self, DavEntry},
+    },
+    transport::{Payload, Redirects, Transport, body_of},
+};
+use async_trait::async_trait;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use futures::{StreamExt, stream};
+use http::{
+    HeaderMap, HeaderValue, Method,
+    header::{ACCEPT_ENCODING, AUTHORIZATION, IF_MATCH, IF_NONE_MATCH, RANGE},
+};
+use url::Url;
+
+/// The most that is thrown away of an answer to reach the start of a range.
+const SKIP_MAX_BYTES: u64 = 8 << 20;
+const DOCUMENT_MAX_BYTES: u64 = 64 << 20;
+
+/// A web server's directory.
+pub struct WebOrigin {
+    transport: Transport,
+    base: Url,
+    authorization: Option<HeaderValue>,
+    description: String,
+}
+
+impl WebOrigin {
+    pub(crate) fn new(config: &OriginConfig, base: Url) -> Result<Self> {
+        let transport = Transport::new(config, &base, Redirects::Follow)?;
+        let authorization = match &config.bearer_token {
+            None => None,
+            Some(token) => {
+                let mut value = headers::value("bearer_token", &format!("Bearer {}", token.reveal()))?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        Ok(Self { transport, description: base.to_string(), base, authorization })
+    }
+
+    fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
+        Site { origin: &self.description, operation, key }
+    }
+
+    fn url(&self, key: &str) -> Result<Url> {
+        if key.split('/').any(|part| part == "." || part == "..") {
+            return Err(Error::invalid(format!("{key:?} cannot be asked for: a part of it is '.' or '..'")));
+        }
+        Url::parse(&format!("{}{}", self.base, headers::encode_path(key)))
+            .map_err(|e| Error::invalid(format!("{key:?} makes no address: {e}")))
+    }
+
+    async fn send(&self, site: Site<'_>, method: Method, mut h: HeaderMap) -> Result<reqwest::Response> {
+        if let Some(value) = &self.authorization {
+            h.insert(AUTHORIZATION, value.clone());
+        }
+        h.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let answer = self.transport.send(site, method.clone(), self.url(site.key)?, h, Payload::Empty).await?;
+        let status = answer.status();
+        if !status.is_success() {
+            let headers = answer.headers().clone();
+            let text = self.transport.error_text(answer).await;
+            return Err(failure::from_status(site, status, &headers, &text));
+        }
+        if answer.url().path().ends_with('/') && !site.key.is_empty() && !site.key.ends_with('/') {
+            return Err(Error::not_found(format!("{} {:?} at {}: it is a directory", site.operation, site.key, site.origin)));
+        }
+        Ok(answer)
+    }
+
+    async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
+        let meta = self.head(key).await?;
+        get_checks(&meta, request, key)?;
+        if start > 0 && start >= meta.size {
+            return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
+        }
+        Ok(GetResponse { meta, range: start..start, body: body::empty() })
+    }
+
+    fn read_only<T>(&self, what: &str) -> Result<T> {
+        Err(Error::unsupported(format!("{what}: {} is a plain web server and read-only", self.description)))
+    }
+
+    /// The names in one directory, `/` after those of directories, in the order of keys.
+    async fn directory(&self, dir: &str) -> Result<Vec<DavEntry>> {
+        let site = self.site("list", dir);
+        let mut h = HeaderMap::new();
+        h.insert("depth", HeaderValue::from_static("1"));
+        let method = Method::from_bytes(b"PROPFIND").expect("a token");
+        let answer = self.send(site, method, h).await.map_err(|e| match e.kind() {
+            ErrorKind::Unsupported | ErrorKind::Invalid => {
+                Error::unsupported(format!("{} cannot be listed: it does not know PROPFIND", self.description))
+                    .hint("objects can be read by name; for listings the server needs WebDAV")
+            }
+            _ => e,
+        })?;
+        if answer.status().as_u16() != 207 {
+            return Err(Error::unsupported(format!("{} cannot be listed: it answers PROPFIND with {}", self.description, answer.status()))
+                .hint("objects can be read by name; for listings the server needs WebDAV"));
+        }
+        let own = answer.url().path().to_owned();
+        let text = self.transport.text(site, answer, DOCUMENT_MAX_BYTES).await?;
+        let mut entries = xml::parse_dav(&text, &own).map_err(|e| e.context(format_args!("list {dir:?} at {}", self.description)))?;
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+}
+
+/// `body` from `skip` on, and no more than `length` bytes of it.
+fn cut(body: ByteStream, skip: u64, length: u64) -> ByteStream {
+    stream::unfold((body, skip, length), |(mut body, mut skip, length)| async move {
+        if length == 0 {
+            return None;
+        }
+        loop {
+            match body.next().await? {
+                Ok(bytes) => {
+                    let drop = skip.min(bytes.len() as u64);
+                    skip -= drop;
+                    let rest = bytes.slice(drop as usize..);
+                    let take = (rest.len() as u64).min(length);
+                    if take > 0 {
+                        return Some((Ok(rest.slice(..take as usize)), (body, skip, length - take)));
+                    }
+                }
+                Err(e) => return Some((Err(e), (body, skip, 0))),
+            }
+        }
+    })
+    .boxed()
+}
+
+#[async_trait]
+impl Origin for WebOrigin {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        let site = self.site("head", key);
+        let answer = self.send(site, Method::HEAD, HeaderMap::new()).await?;
+        headers::meta(Dialect::Web, site, answer.headers())
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let site = self.site("get", key);
+        let mut h = HeaderMap::new();
+        if let Some(etag) = request.if_match.as_ref().filter(|e| !e.starts_with("W/")) {
+            h.insert(IF_MATCH, headers::value("If-Match", etag)?);
+        }
+        if let Some(etag) = &request.if_none_match {
+            h.insert(IF_NONE_MATCH, headers::value("If-None-Match", etag)?);
+        }
+        if let Some(range) = &request.range {
+            if range.start >= range.end {
+                return self.get_nothing(key, &request, range.start).await;
+            }
+            h.insert(RANGE, headers::range(range));
+        }
+        let answer = match self.send(site, Method::GET, h).await {
+            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+                return self.get_nothing(key, &request, 0).await;
+            }
+            other => other?,
+        };
+        let (meta, sent) = headers::meta_and_range(Dialect::Web, site, answer.status(), answer.headers())?;
+        get_checks(&meta, &request, key)?;
+        let range = match &request.range {
+            None => 0..meta.size,
+            Some(asked) if asked.start >= meta.size && asked.start > 0 => {
+                return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {}", meta.size, asked.start)));
+            }
+            Some(asked) => asked.start..asked.end.min(meta.size),
+        };
+        if sent.start > range.start || sent.end < range.end {
+            return Err(Error::corrupt(format!("get {key:?} at {}: asked for bytes {range:?}, got {sent:?}", self.description)));
+        }
+        let skip = range.start - sent.start;
+        if skip > SKIP_MAX_BYTES {
+            return Err(Error::unsupported(format!(
+                "{} ignores ranges, and {skip} bytes of {key:?} would have to be thrown away",
+                self.description
+            ))
+            .hint("serve the files with a web server that answers ranges"));
+        }
+        let length = range.end - range.start;
+        let what = format!("get {key:?} at {}", self.description);
+        let body = body_of(site, answer);
+        let body = if sent == range { body } else { cut(body, skip, length) };
+        Ok(GetResponse { meta, range, body: exact(body, length, what) })
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
+        let (after, mut skip) = match &request.token {
+            None => (request.start_after.clone().unwrap_or_default(), None),
+            Some(token) => match token.split_at_checked(2) {
+                Some(("k:", key)) => (key.to_owned(), None),
+                Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
+                _ => return Err(Error::invalid("this is not a continuation token of this origin")),
+            },
+        };
+        let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
+        let mut page = ListPage::default();
+        let mut last = String::new();
+        // Directories that lie on the way, each with what is still to be seen of it, the next name at the end.
+        let start = request.prefix.rfind('/').map_or(String::new(), |at| request.prefix[..=at].to_owned());
+        let first = match self.directory(&start).await {
+            Err(e) if e.kind() == ErrorKind::NotFound && !start.is_empty() => return Ok(page),
+            other => other?,
+        };
+        let mut stack = vec![(start, first.into_iter().rev().collect::<Vec<_>>())];
+        while let Some((dir, rest)) = stack.last_mut() {
+            let Some(entry) = rest.pop() else {
+                stack.pop();
+                continue;
+            };
+            let key = format!("{dir}{}", entry.name);
+            let skipped = skip.as_deref().is_some_and(|s| key.starts_with(s));
+            if entry.name.ends_with('/') {
+                let in_prefix = key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
+                let later = key > after || after.starts_with(&key);
+                if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
+                    let inside = self.directory(&key).await?.into_iter().rev().collect();
+                    stack.push((key, inside));
+                }
+                continue;
+            }
+            if skipped || !key.starts_with(&request.prefix) || key <= after {
+                continue;
+            }
+            let tail = &key[request.prefix.len()..];
+            let rolled = delimiter.and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
+            if let Some(prefix) = rolled
+                && request.token.is_none()
+                && prefix <= after.as_str()
+            {
+                skip = Some(prefix.to_owned());
+                continue;
+            }
+            if page.entries.len() + page.prefixes.len() == max {
+                page.next_token = Some(last);
+                return Ok(page);
+            }
+            if let Some(prefix) = rolled {
+                last = format!("p:{prefix}");
+                page.prefixes.push(prefix.to_owned());
+                skip = Some(prefix.to_owned());
+            } else {
+                last = format!("k:{key}");
+                page.entries.push(ListEntry { key, size: entry.size, etag: entry.etag, last_modified_ms: entry.last_modified_ms });
+            }
+        }
+        Ok(page)
+    }
+
+    async fn put(&self, key: &str, _: PutRequest, _: Option<u64>, _: ByteStream) -> Result<PutResponse> {
+        self.read_only(&format!("put {key:?}"))
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.read_only(&format!("delete {key:?}"))
+    }
+
+    async fn copy(&self, _: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
+        self.read_only(&format!("copy {to:?}"))
+    }
+
+    async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
+        self.read_only(&format!("upload {key:?}"))
+    }
+
+    async fn upload_part(&self, key: &str, _: &str, _: u32, _: u64, _: ByteStream) -> Result<UploadedPart> {
+        self.read_only(&format!("upload {key:?}"))
+    }
+
+    async fn complete_upload(&self, key: &str, _: &str, _: Vec<UploadedPart>) -> Result<PutResponse> {
+        self.read_only(&format!("upload {key:?}"))
+    }
+
+    async fn abort_upload(&self, key: &str, _: &str) -> Result<()> {
+        self.read_only(&format!("upload {key:?}"))
+    }
+}
