@@ -142,9 +142,9 @@ impl Client {
         if body.is_some() {
             headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         }
-        let what = path.split('?').next().unwrap_or(path).to_owned();
-        let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), &what).await?;
-        parse(response.into_body(), &what).await
+        // The node's own words say where.
+        let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), "").await?;
+        parse(response.into_body(), path).await
     }
 }
 
@@ -299,7 +299,7 @@ pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
     let parsed: Option<Value> = serde_json::from_slice(&body).ok();
     let field = |name: &str| parsed.as_ref().and_then(|v| v.get(name)).and_then(Value::as_str).filter(|s| !s.is_empty());
     let kind = kind_of(status, field("tcode"));
-    let (said, in_words) = field("message").map_or_else(|| (words(status), None), |m| split_message(m, what));
+    let (said, in_words) = field("message").map_or_else(|| (placed(words(status), what), None), |m| split_message(m, what));
     let mut error = Error::new(kind, said).source(match request_id {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
@@ -320,14 +320,16 @@ fn split_message(message: &str, what: &str) -> (String, Option<String>) {
         Some((said, hint)) if hint.len() > 10 => (said, Some(hint.to_owned())),
         _ => (said, None),
     };
-    (if said.contains(what) { said.to_owned() } else { format!("{said}: {what}") }, hint)
+    (placed(said, what), hint)
 }
 
-fn words(status: StatusCode) -> String {
-    match status.as_u16() {
-        404 => "no such object".to_owned(),
-        _ => status.canonical_reason().unwrap_or("refused").to_ascii_lowercase(),
-    }
+fn placed(said: &str, what: &str) -> String {
+    if said.contains(what) { said.to_owned() } else { format!("{said}: {what}") }
+}
+
+/// For an answer without words, such as a proxy's.
+fn words(status: StatusCode) -> &'static str {
+    status.canonical_reason().unwrap_or("refused")
 }
 
 fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
@@ -340,7 +342,7 @@ fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
         (409, _) => ErrorKind::Conflict,
         (412, _) => ErrorKind::PreconditionFailed,
         (413, _) => ErrorKind::TooLarge,
-        (416, _) => ErrorKind::RangeNotSatisfiable,
+        (416, _) | (400, Some("ErrRangeNotSatisfiable")) => ErrorKind::RangeNotSatisfiable,
         (429, _) | (503, _) => ErrorKind::Busy,
         (501, _) | (405, _) => ErrorKind::Unsupported,
         (504, _) => ErrorKind::Timeout,
@@ -354,6 +356,7 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::BucketNotFound => Some("`forebay ls` lists the buckets that this node serves"),
         ErrorKind::NotFound => Some("`forebay ls bucket/prefix` lists what is there"),
+        ErrorKind::RangeNotSatisfiable => Some("`forebay stat` tells the size"),
         ErrorKind::Unauthenticated => Some("this node wants a token: set FOREBAY_TOKEN"),
         ErrorKind::Busy => Some("the node is at a limit: try again in a moment"),
         ErrorKind::OriginUnavailable | ErrorKind::Timeout => {

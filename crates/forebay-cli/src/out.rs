@@ -72,6 +72,11 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
+/// `1 object`, `1,200 objects`.
+pub fn count(n: u64, thing: &str) -> String {
+    if n == 1 { format!("1 {thing}") } else { format!("{} {thing}s", grouped(n)) }
+}
+
 /// Milliseconds since the epoch → `2026-08-01 12:00:00Z`.
 pub fn utc(ms: i64) -> String {
     chrono::DateTime::from_timestamp_millis(ms).map_or_else(|| ms.to_string(), |t| t.format("%Y-%m-%d %H:%M:%SZ").to_string())
@@ -85,6 +90,7 @@ mod tests {
     fn people_read_it() {
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!((count(1, "object"), count(1200, "object")), ("1 object".into(), "1,200 objects".into()));
         assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), ["a     1", "long  2"]);
         assert_eq!(utc(0), "1970-01-01 00:00:00Z");
         assert_eq!(utc(951_782_400_000), "2000-02-29 00:00:00Z");

@@ -38,14 +38,6 @@ impl Page {
         self.matching(name, labels).map(|s| s.value).reduce(|a, b| a + b)
     }
 
-    /// The values of `label` among the series of `name`.
-    pub fn label_values(&self, name: &str, label: &str) -> Vec<String> {
-        let mut all: Vec<String> = self.matching(name, &[]).filter_map(|s| s.label(label)).map(str::to_owned).collect();
-        all.sort();
-        all.dedup();
-        all
-    }
-
     /// The histogram `name` (without `_bucket`), summed over the series that carry `labels`.
     pub fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Histogram {
         let bucket = format!("{name}_bucket");
@@ -170,7 +162,6 @@ nonsense
         assert_eq!(p.sum("x_total", &[("status", "HIT")]), Some(7.5));
         assert_eq!(p.sum("x_total", &[("bucket", "b\"}")]), Some(4.5));
         assert_eq!(p.sum("y_total", &[]), None);
-        assert_eq!(p.label_values("x_total", "status"), ["HIT", "MISS"]);
         assert_eq!(p.sum("up", &[]), Some(1.0));
     }
 

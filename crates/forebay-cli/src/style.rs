@@ -9,6 +9,7 @@ pub struct Style {
 }
 
 impl Style {
+    #[cfg(test)]
     pub const PLAIN: Style = Style { on: false };
 
     pub fn stdout() -> Self {

@@ -3,7 +3,7 @@
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::{Out, grouped},
+    out::{Out, count, grouped},
     target::Prefix,
 };
 use forebay_core::{Error, ErrorKind, units::format_bytes};
@@ -97,7 +97,7 @@ impl Report {
         };
         let would = if self.dry_run { "would be " } else { "" };
         let bytes = if self.bytes > 0 { format!(" ({})", format_bytes(self.bytes)) } else { String::new() };
-        let mut text = format!("{} objects: {} {would}{verb}{bytes}", grouped(self.objects), grouped(self.changed));
+        let mut text = format!("{}: {} {would}{verb}{bytes}", count(self.objects, "object"), grouped(self.changed));
         if self.unchanged > 0 {
             text.push_str(&format!(", {} {rest}", grouped(self.unchanged)));
         }

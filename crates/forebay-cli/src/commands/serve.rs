@@ -14,11 +14,11 @@ use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
 use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
-    config::{Config, Override, Severity},
+    config::{Config, Log, Override, Severity},
     init_logging,
 };
 use futures::StreamExt;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 /// How long an origin may take to answer at the start before that is told.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -70,7 +70,7 @@ pub struct Settings {
     /// Memory for the buffers of fills, batches and uploads [default: 1GiB, or a quarter of the machine's]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
-    /// error, warn, info, debug, trace, or a filter [default: info]
+    /// error, warn, info, debug, trace, or a filter [default: info; on a terminal, requests that succeed are left out]
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
     /// Set any setting: KEY=VALUE, as in limits.connections=1000; may be given again
@@ -116,7 +116,12 @@ impl Settings {
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
-    let config = args.settings.load(common.json).map_err(Failure::Usage)?;
+    let mut config = args.settings.load(common.json).map_err(Failure::Usage)?;
+    // A line for each request is for a log, not for the terminal of a person who started the node by hand.
+    let quiet = !common.json && args.settings.log.is_none() && config.log == Log::default() && std::io::stderr().is_terminal();
+    if quiet {
+        config.log.level.push_str(",forebay::request=warn");
+    }
     config.checked().map_err(Failure::Usage)?;
     init_logging(&config.log).map_err(Failure::Usage)?;
     for problem in config.check().iter().filter(|p| p.severity == Severity::Warning) {

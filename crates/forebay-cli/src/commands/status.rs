@@ -3,7 +3,7 @@
 use crate::{
     cli::Common,
     fail::{Outcome, one_line},
-    out::{Out, grouped, pairs},
+    out::{Out, count, grouped, pairs},
     style::Style,
 };
 use forebay_core::units::format_bytes;
@@ -57,12 +57,12 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
         rows.push((
             "cache",
             format!(
-                "{}   {} of {} ({:.0} %)   {} records{state}",
+                "{}   {} of {} ({:.0} %)   {}{state}",
                 text(&dir["path"]),
                 format_bytes(used),
                 format_bytes(capacity),
                 percent(used, capacity),
-                n(&dir["records"])
+                count(dir["records"].as_u64().unwrap_or(0), "record")
             ),
         ));
     }
@@ -75,7 +75,10 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
             .filter(|n| *n > 0)
             .map(|n| style.yellow(&format!("   {} not held", grouped(n))))
             .unwrap_or_default();
-        rows.push(("pinned", format!("{} objects, {}{lost}", n(&s["cache"]["pins"]), b(&s["cache"]["pinned_bytes"]))));
+        rows.push((
+            "pinned",
+            format!("{}, {}{lost}", count(s["cache"]["pins"].as_u64().unwrap_or(0), "object"), b(&s["cache"]["pinned_bytes"])),
+        ));
     }
     let r = &s["reads"];
     let reads = ["hit", "miss", "revalidated"].map(|k| r[k].as_u64().unwrap_or(0));
@@ -120,10 +123,10 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
         rows.push((
             "origin",
             format!(
-                "{}   {} requests, {} errors, {} retries, {} read, {} written",
+                "{}   {}, {}, {} retries, {} read, {} written",
                 text(&origin["name"]),
-                grouped(sum("requests")),
-                grouped(sum("errors")),
+                count(sum("requests"), "request"),
+                count(sum("errors"), "error"),
                 n(&origin["retries"]),
                 b(&origin["bytes_in"]),
                 b(&origin["bytes_out"])

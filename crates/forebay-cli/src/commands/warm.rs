@@ -6,7 +6,7 @@ use crate::{
     cli::Common,
     client::{self, Client, Lines},
     fail::{Failure, Outcome, file_error, one_line},
-    out::{Out, grouped},
+    out::{Out, count, grouped},
     progress::Progress,
     target::Prefix,
 };
@@ -180,8 +180,8 @@ impl Report {
     fn sentence(&self) -> String {
         let warmed = if self.dry_run { "to be fetched" } else { "warmed" };
         format!(
-            "{} objects in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} failed",
-            grouped(self.objects),
+            "{} in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} failed",
+            count(self.objects, "object"),
             self.seconds,
             grouped(self.warmed),
             format_bytes(self.warmed_bytes),

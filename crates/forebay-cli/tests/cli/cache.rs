@@ -84,19 +84,19 @@ fn warm_takes_a_manifest_and_tells_what_is_missing() {
 fn pins_are_kept_listed_and_released() {
     let node = seeded();
     node.run(&["warm", "data/"]).ok();
-    assert_eq!(node.run(&["pin", "data/val/", "--dry-run"]).ok().out, "1 objects: 1 would be pinned\n");
+    assert_eq!(node.run(&["pin", "data/val/", "--dry-run"]).ok().out, "1 object: 1 would be pinned\n");
     assert_eq!(node.run(&["pin", "--list"]).ok().out, "");
     let told = node.run(&["pin", "data/val/", "data/train/0", "--json"]).ok().json();
     assert_eq!((told["action"].as_str(), told["objects"].as_u64(), told["changed"].as_u64()), (Some("pin"), Some(11), Some(11)));
     assert!(node.run(&["pin", "--list"]).ok().out.lines().any(|l| l == "data/val/0"));
     assert_eq!(node.run(&["pin", "--list", "--json"]).ok().json_lines().len(), 11);
-    assert_eq!(node.run(&["pin", "data/val/"]).ok().out, "1 objects: 0 pinned, 1 pinned already\n");
+    assert_eq!(node.run(&["pin", "data/val/"]).ok().out, "1 object: 0 pinned, 1 pinned already\n");
     assert!(node.run(&["stat", "data/val/0"]).ok().out.contains("pinned    yes"));
     // What is pinned is not evicted.
     let evicted = node.run(&["evict", "data"]).ok().out;
     assert!(evicted.starts_with("21 objects: 10 evicted (") && evicted.ends_with("11 not in the cache, or pinned\n"), "{evicted}");
     assert_eq!(node.run(&["unpin", "data/val/", "--json"]).ok().json()["changed"], 1);
-    assert!(node.run(&["evict", "data/val/"]).ok().out.starts_with("1 objects: 1 evicted"));
+    assert!(node.run(&["evict", "data/val/"]).ok().out.starts_with("1 object: 1 evicted"));
     assert!(node.run(&["stat", "data/val/0"]).ok().out.contains("on disk   nothing"));
     let nothing = node.run(&["evict", "data/nothing"]).fails(1);
     assert!(nothing.err.contains("nothing there: data/nothing"), "{}", nothing.err);

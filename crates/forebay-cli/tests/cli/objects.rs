@@ -15,12 +15,15 @@ fn buckets_and_objects_are_listed() {
     node.seed("readme.txt", b"hello");
     assert_eq!(node.run(&["ls"]).ok().out, "data/\n");
     assert_eq!(node.run(&["ls", "--json"]).ok().json()["bucket"], BUCKET);
-    let all = node.run(&["ls", "data"]).ok().out;
+    assert_eq!(node.run(&["ls", "data"]).ok().out, "       5 B   data/readme.txt\n             data/train/\n");
+    let levels = node.run(&["ls", "data", "--json"]).ok().json_lines();
+    assert_eq!(levels[1], serde_json::json!({"bucket": "data", "prefix": "train/"}));
+    let all = node.run(&["ls", "data", "-r"]).ok().out;
     assert_eq!(all.lines().count(), 6, "{all}");
-    assert!(all.contains("5 B  data/readme.txt\n"), "{all}");
+    assert!(all.contains("5 B   data/readme.txt\n"), "{all}");
     let train = node.run(&["ls", "s3://data/train/", "--json", "--limit", "3"]).ok().json_lines();
     assert_eq!(train.len(), 3);
-    assert_eq!(train[1], serde_json::json!({"bucket": "data", "key": "train/1.jpg", "size": 101}));
+    assert_eq!(train[1], serde_json::json!({"bucket": "data", "key": "train/1.jpg", "size": 101, "cached": false}));
     let nothing = node.run(&["ls", "data/nothing/"]).fails(1);
     assert_eq!(nothing.out, "");
     assert!(nothing.err.starts_with("error: nothing there: data/nothing/\nhint: "), "{}", nothing.err);
@@ -35,7 +38,7 @@ fn a_long_listing_comes_in_pages() {
     let all = node.run(&["ls", "data/n/", "--json"]).ok().json_lines();
     assert_eq!(all.len(), 2345);
     assert_eq!(all[2344]["key"], "n/02344");
-    assert_eq!(node.run(&["ls", "data", "--limit", "1001"]).ok().out.lines().count(), 1001);
+    assert_eq!(node.run(&["ls", "data", "-r", "--limit", "1001"]).ok().out.lines().count(), 1001);
 }
 
 #[test]
@@ -86,6 +89,8 @@ fn ranges_and_members() {
     let part = node.run(&["get", "data/s.tar", "--member", "one.txt", "--range", "1-3", "-"]).ok();
     assert_eq!(part.out, "irs");
     let missing = node.run(&["get", "data/s.tar", "--member", "three.txt"]).fails(1);
+    let members = node.run(&["ls", "data/s.tar", "--members", "--json"]).ok().json_lines();
+    assert_eq!(members[2], serde_json::json!({"bucket": "data", "key": "s.tar/two.txt", "size": 10_000, "member": true}));
     assert!(missing.err.starts_with("error: ") && missing.err.contains("three.txt"), "{}", missing.err);
     assert!(!node.path("three.txt").exists());
 }
