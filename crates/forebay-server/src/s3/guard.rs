@@ -61,6 +61,8 @@ const HEADERS: &[&str] = &[
     "x-amz-metadata-directive",
     "x-amz-mp-object-size",
     "x-amz-object-attributes",
+    // RestoreStatus, for objects in an archive tier: none here is in one.
+    "x-amz-optional-object-attributes",
     "x-amz-part-number-marker",
     "x-amz-request-payer",
     "x-amz-sdk-checksum-algorithm",
