@@ -208,6 +208,14 @@ class ForebayFileSystem(AbstractFileSystem):
 
     _rm = rm_file
 
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Removes objects; with ``recursive`` all objects under the paths."""
+        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        # Directories go with what is in them.
+        kept = set(paths) if not recursive else {p for p in paths if self.isfile(p)}
+        for name in paths:
+            if name in kept:
+                self.rm_file(name)
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Does nothing: directories come into being with what is in them."""
 

@@ -3,8 +3,8 @@
 use crate::{
     batch::Batch,
     client::{BatchOptions, Client},
+    sync::Mutex,
 };
-use parking_lot::Mutex;
 use pyo3::{prelude::*, types::PyIterator};
 use std::collections::VecDeque;
 

@@ -5,8 +5,7 @@
 //! and does not start while [`BATCHES_AHEAD_MAX`] others are ahead. A batch that somebody asked for is never held back, so the one at the head of
 //! the line always comes through: there is no deadlock, whatever the order in which batches are asked for.
 
-use crate::process;
-use parking_lot::Mutex;
+use crate::{process, sync::Mutex};
 use std::sync::Arc;
 use tokio::sync::Notify;
 

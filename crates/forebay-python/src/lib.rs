@@ -20,6 +20,7 @@ mod receive;
 mod region;
 mod request;
 mod session;
+mod sync;
 mod tar;
 mod transport;
 

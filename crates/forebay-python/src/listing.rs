@@ -4,8 +4,8 @@ use crate::{
     objects::{self, Info, Page},
     process,
     session::Session,
+    sync::Mutex,
 };
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::{collections::VecDeque, sync::Arc};
 

@@ -11,11 +11,11 @@ use crate::{
     region::Region,
     request::BatchRequest,
     session::Session,
+    sync::{Condvar, Mutex},
     tar::{Slot, TarParser},
     transport::Call,
 };
 use http::{HeaderName, Method};
-use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use std::{
     sync::{Arc, OnceLock},
@@ -165,15 +165,7 @@ impl Receiving {
         loop {
             let tick = Instant::now() + process::SIGNAL_TICK;
             let until = deadline.map_or(tick, |d| d.min(tick));
-            let done = py.detach(|| {
-                let mut state = self.state.lock();
-                while !ready(&state) {
-                    if self.changed.wait_until(&mut state, until).timed_out() {
-                        return ready(&state);
-                    }
-                }
-                true
-            });
+            let done = py.detach(|| self.changed.wait_until(self.state.lock(), until, ready));
             if done {
                 return Ok(true);
             }

@@ -9,7 +9,7 @@
 
 use crate::failure::{Class, Failure, Result};
 use crate::process;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::{
     ptr::NonNull,
     sync::{

@@ -9,6 +9,7 @@ use crate::{
     address::{Address, NodeInfo},
     embedded::Engine,
     failure::{Failure, Result},
+    sync::Mutex,
 };
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -16,7 +17,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use std::{
     io,
     path::PathBuf,
