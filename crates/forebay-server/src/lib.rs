@@ -16,6 +16,8 @@ mod auth;
 mod body;
 mod buckets;
 pub mod config;
+#[cfg(test)]
+mod docs;
 mod io;
 mod listener;
 mod logging;

@@ -27,6 +27,7 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             if_unmodified_since_ms: date(header::IF_UNMODIFIED_SINCE),
         },
         bypass: has("cache-control", "no-cache") || has(BYPASS_HEADER, "bypass"),
+        brought: None,
     }
 }
 
@@ -91,7 +92,8 @@ async fn head(
 /// Whether `If-Range` lets the range hold; if it does, the version is held too.
 async fn if_range(engine: &Engine, name: &ObjectName, headers: &HeaderMap, options: &mut ReadOptions) -> Result<bool> {
     let wanted = headers.get(header::IF_RANGE).and_then(|v| v.to_str().ok()).unwrap_or_default().trim().to_owned();
-    let meta = engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass }).await?.meta;
+    let meta =
+        engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass, ..Default::default() }).await?.meta;
     let holds = if wanted.starts_with('"') {
         meta.etag.as_deref() == Some(wanted.as_str())
     } else {
@@ -107,7 +109,7 @@ async fn if_range(engine: &Engine, name: &ObjectName, headers: &HeaderMap, optio
 async fn not_modified(engine: &Engine, name: &ObjectName, options: &ReadOptions) -> Result<Response<AnswerBody>> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
-    let head = engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass }).await?;
+    let head = engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass, ..Default::default() }).await?;
     set(response.headers_mut(), header::ETAG, head.meta.etag.as_deref());
     set(response.headers_mut(), header::CACHE_CONTROL, head.meta.attributes.cache_control.as_deref());
     set(response.headers_mut(), header::LAST_MODIFIED, Some(&http_date(head.meta.last_modified_ms)));

@@ -235,12 +235,12 @@ mod tests {
         let c = Config::load(
             None,
             env(&[]),
-            &[Override::origins(&["s3://a?endpoint=http://h:1".into(), "x=/tmp".into()], "--origin").unwrap()],
+            &[Override::origins(&["s3://photos?endpoint=http://h:1".into(), "tmp=/tmp".into()], "--origin").unwrap()],
         )
         .unwrap();
         assert_eq!(c.origins.len(), 2);
         assert_eq!(c.origins[0].config.endpoint.as_deref(), Some("http://h:1"));
-        assert_eq!(c.origins[1].bucket().unwrap().as_deref(), Some("x"));
+        assert_eq!(c.origins[1].bucket().unwrap().as_deref(), Some("tmp"));
         let c = Config::load(None, env(&[("FOREBAY__ORIGINS", "[{url = \"s3://a\", attempts = 2}]")]), &[]).unwrap();
         assert_eq!(c.origins[0].config.attempts, 2);
     }

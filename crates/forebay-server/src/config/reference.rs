@@ -72,11 +72,8 @@ mod tests {
         }
     }
 
-    /// `forebay config reference > docs/CONFIGURATION.md` makes the page anew.
     #[test]
     fn the_page_in_docs_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIGURATION.md");
-        let written = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(written == super::reference(), "docs/CONFIGURATION.md is not current: forebay config reference > docs/CONFIGURATION.md");
+        crate::docs::check("CONFIGURATION.md", &super::reference());
     }
 }

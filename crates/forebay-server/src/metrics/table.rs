@@ -237,11 +237,8 @@ pub fn reference() -> String {
 
 #[cfg(test)]
 mod tests {
-    /// `forebay metrics reference > docs/METRICS.md` makes the page anew.
     #[test]
     fn the_page_in_docs_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md");
-        let written = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(written == super::reference(), "docs/METRICS.md is not current: forebay metrics reference > docs/METRICS.md");
+        crate::docs::check("METRICS.md", &super::reference());
     }
 }

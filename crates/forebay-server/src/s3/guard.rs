@@ -40,6 +40,8 @@ const QUERY: &[&str] = &[
 /// `x-amz-*` headers that are understood, or that may be ignored without harm.
 const HEADERS: &[&str] = &[
     "x-amz-acl",
+    // The C++ SDK names the protocol's one version in each request.
+    "x-amz-api-version",
     "x-amz-checksum-algorithm",
     "x-amz-checksum-crc32",
     "x-amz-checksum-crc32c",

@@ -40,11 +40,13 @@ pub async fn read(engine: &Engine, target: &Target, method: &Method, headers: &H
         }
         Err(e) => {
             let range = e.kind() == ErrorKind::RangeNotSatisfiable;
-            let mut response = failed(e);
             if range && let Some(value) = object::unsatisfiable_range(engine, &name).await {
+                let size = value.to_str().ok().and_then(|v| v.rsplit('/').next()).unwrap_or_default().to_owned();
+                let mut response = error::unsatisfiable_range(&e, &size, note);
                 response.headers_mut().insert(header::CONTENT_RANGE, value);
+                return response;
             }
-            response
+            failed(e)
         }
     }
 }

@@ -132,6 +132,7 @@ mod tests {
         assert_eq!(uploads.get(&name("c"), "id").unwrap().parts[&1].part.size, 5);
         assert_eq!(uploads.list("bucket", "").len(), 2);
         uploads.end(&name("b"), "id");
-        assert_eq!((uploads.len(), uploads.inner.lock().parts, uploads.inner.lock().by_order.len()), (1, 1, 1));
+        let inner = uploads.inner.lock();
+        assert_eq!((inner.uploads.len(), inner.parts, inner.by_order.len()), (1, 1, 1));
     }
 }

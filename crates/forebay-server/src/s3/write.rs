@@ -192,7 +192,7 @@ impl Ops {
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let head = answer(self.engine.head(&name, &ReadOptions::default()).await, &note)?;
-        let asked = |what: &str| input.object_attributes.iter().any(|a| a.as_str() == what);
+        let asked = |what: &str| input.object_attributes.iter().any(|a| a.as_str().split(',').any(|a| a.trim() == what));
         let meta = head.meta;
         let class = meta.attributes.storage_class.clone().unwrap_or_else(|| StorageClass::STANDARD.to_owned());
         let mut response = S3Response::new(GetObjectAttributesOutput {

@@ -238,6 +238,9 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
         {
             return Ok(finish(entries, Some(Resume { key: resume.key, members: Some(reached) })));
         }
+        if entries.len() >= size {
+            return Ok(finish(entries, Some(Resume { key: resume.key, members: None })));
+        }
         after = Some(resume.key);
     }
     while entries.len() < size {

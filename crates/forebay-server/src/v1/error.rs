@@ -36,7 +36,8 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
         (ErrorKind::BucketNotFound | ErrorKind::AlreadyExists, bucket, _) | (_, bucket, "") => format!("{}://{bucket}", place.provider),
         (_, bucket, name) => format!("{}://{bucket}/{name}", place.provider),
     };
-    if !full.is_empty() && !message.contains("://") {
+    // The origin's URL, which the message may name, must not be taken for it.
+    if !full.is_empty() && !message.starts_with(&full) {
         message = format!("{full}: {message}");
     }
     place.note.set_error(message.clone());
@@ -50,7 +51,11 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
         "status": status.as_u16(),
     });
     // The published client's table has a code of its own for an archive format that nobody knows.
-    let tcode = if kind == ErrorKind::Invalid && error.message().contains("mime") { Some("errUnknownMime") } else { tcode(kind) };
+    let tcode = if kind == ErrorKind::Invalid && error.message().contains("is not an archive format") {
+        Some("errUnknownMime")
+    } else {
+        tcode(kind)
+    };
     if let Some(tcode) = tcode {
         body["tcode"] = tcode.into();
     }

@@ -206,7 +206,7 @@ async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         return Ok(done(StatusCode::OK));
     }
     // Unlike S3's, this DELETE says when there was nothing to remove.
-    call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true }).await?;
+    call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true, ..Default::default() }).await?;
     call.app.engine.delete(name).await?;
     Ok(done(StatusCode::OK))
 }

@@ -1,5 +1,4 @@
 //! A node over a directory, and a plain HTTP client.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use bytes::Bytes;
 use forebay_core::{ManualClock, SystemClock};

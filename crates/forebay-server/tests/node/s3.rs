@@ -1,8 +1,6 @@
 //! The S3 front, over a plain HTTP client.
 
-mod common;
-
-use common::start;
+use crate::common::start;
 use http::{Method, StatusCode};
 
 #[tokio::test]

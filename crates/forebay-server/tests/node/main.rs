@@ -1,0 +1,6 @@
+//! A node in this process, over directories, as clients see it.
+
+mod common;
+mod lifecycle;
+mod s3;
+mod v1;
