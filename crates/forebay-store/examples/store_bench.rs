@@ -1,7 +1,7 @@
 //! What the store does on this machine: `cargo run --release -p forebay-store --example store_bench -- [DIR] [SMALL] [OBJECTS]`.
 //!
-//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then SMALL records (default 1,000,000) for RAM per entry
-//! and the time of a restart, with a checkpoint and without.
+//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then SMALL records (default 1,000,000) for
+//! RAM per entry and the time of a restart, with a checkpoint and without.
 
 use forebay_core::{Attributes, ObjectMeta, ObjectName, SystemClock, limits::CHUNK_BYTES};
 use forebay_store::{DirConfig, Part, Store, StoreConfig};

@@ -151,8 +151,8 @@ impl Directory {
         self.state.lock().used -= bytes;
     }
 
-    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, [`roll`](Self::roll) first. `seq` is called under the
-    /// lock, so that numbers and places of new records have the same order.
+    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, [`roll`](Self::roll) first. `seq` is called
+    /// under the lock, so that numbers and places of new records have the same order.
     pub fn place(&self, bytes: u64, seq: impl FnOnce() -> u64) -> Option<Placed> {
         let mut state = self.state.lock();
         let segment = state.active.clone()?;
@@ -259,7 +259,8 @@ impl Directory {
         }
     }
 
-    /// Whether a write may be tried: the directory is well, or was left alone for `retry_after` seconds. (A clock that was set back counts as that.)
+    /// Whether a write may be tried: the directory is well, or was left alone for `retry_after` seconds. (A clock that was set back
+    /// counts as that.)
     pub fn may_write(&self, now: u32, retry_after: u32) -> bool {
         self.health() == DirState::Ok || {
             let failed_at = self.retry_at.load(Relaxed);

@@ -1,9 +1,10 @@
 //! Making room: whole segments go, the oldest first.
 //!
 //! - A segment in which nothing lives is deleted at once, wherever it stands.
-//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in it, tombstones too, moves to the end of the log.
-//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and pinned ones, move to the end of the log; the rest is
-//!   dropped. At most half of a segment moves for having been read, so each pass makes progress.
+//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in it, tombstones too, moves to the end of
+//!   the log.
+//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and pinned ones, move to the end of the log;
+//!   the rest is dropped. At most half of a segment moves for having been read, so each pass makes progress.
 //!
 //! Invariant: a record that is the newest of its key is *dropped* only with the oldest segment, so nothing older of that key is left that
 //! could be taken for current after a restart; for the same reason a tombstone is needed until its segment is the oldest.

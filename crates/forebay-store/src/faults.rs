@@ -1,4 +1,5 @@
-//! A disk that fails on demand: [`FaultyDisk`] wraps any other [`Disk`] and does to its operations what the [`Rule`]s of its [`Faults`] say.
+//! A disk that fails on demand: [`FaultyDisk`] wraps any other [`Disk`] and does to its operations what the [`Rule`]s of its [`Faults`]
+//! say.
 //!
 //! It is part of the library so that tests of other crates, and tools that rehearse failures, can use it; nothing in the store's own path
 //! knows of it.
@@ -40,7 +41,8 @@ pub enum Fault {
     Short(usize, i32),
     /// Only the first bytes are written, and success is reported: what a power cut leaves of data in the page cache.
     Torn(usize),
-    /// One bit of what is read or written changes: of the byte at this position, counted from the beginning of the transfer (modulo its length).
+    /// One bit of what is read or written changes: of the byte at this position, counted from the beginning of the transfer (modulo its
+    /// length).
     FlipBit(usize),
     /// It takes longer.
     Delay(Duration),

@@ -1,8 +1,9 @@
 //! Who a cache directory is, and how far what it says may be trusted after a restart.
 //!
-//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a second one, overwritten: its size never changes. It holds the key of the header checks, the boot in which the directory was last
-//! open, whether it was closed cleanly, and the *distrust mark*: entries with a lower sequence number must be revalidated at the origin
-//! before use, because a tombstone or a newer record of theirs may have been lost (see the crate's documentation).
+//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a second one, overwritten: its size
+//! never changes. It holds the key of the header checks, the boot in which the directory was last open, whether it was closed cleanly,
+//! and the *distrust mark*: entries with a lower sequence number must be revalidated at the origin before use, because a tombstone or a
+//! newer record of theirs may have been lost (see the crate's documentation).
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};

@@ -63,7 +63,8 @@ impl Inner {
         Ok(guard)
     }
 
-    /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding or removing a directory moves only what must.
+    /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding or removing a directory moves only
+    /// what must.
     fn candidates(&self, key: u128) -> Vec<&Directory> {
         let mut dirs: Vec<_> = self.dirs.iter().collect();
         if dirs.len() > 1 {
@@ -288,7 +289,8 @@ impl Inner {
         }
     }
 
-    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The mark goes to every directory that takes it.
+    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The mark goes to every directory that takes
+    /// it.
     pub fn distrust(&self, dir: &Directory, why: &Error) {
         if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true) && !dir.identity_unsaved.load(Relaxed) {
             return;

@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 pub enum Part {
     /// Bytes `i * CHUNK_BYTES ..` of the object.
     Chunk(u32),
-    /// Data derived from the object: what the first number says, piece by piece (the member index of an archive, chunks of its uncompressed form).
+    /// Data derived from the object: what the first number says, piece by piece (the member index of an archive, chunks of its
+    /// uncompressed form).
     Aux(u8, u32),
 }
 

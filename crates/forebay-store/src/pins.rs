@@ -1,16 +1,24 @@
 //! Names that the evictor must keep.
 //!
-//! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and the loss of a directory, and needs no file
-//! besides. It may be set before the object is cached. It holds the head, the chunks and the derived data of the current version.
+//! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and the loss of a directory, and needs no
+//! file besides. It may be set before the object is cached. It holds the head, the chunks and the derived data of the current version.
 //!
-//! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of the capacity, so the evictor always finds something to drop.
-//! A pinned object that would go over it when it arrives is cached, but not held; [`Pins::not_held`] counts those.
+//! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of the capacity, so the evictor always
+//! finds something to drop. A pinned object that would go over it when it arrives is cached, but not held; [`Pins::not_held`] counts
+//! those.
 
-use crate::record::{padded, record_len};
-use forebay_core::{ObjectMeta, ObjectName, limits::CHUNK_BYTES};
+use crate::{
+    Store, codec,
+    index::{Entry, PIN, PINNED},
+    inner::Inner,
+    key::pin_key,
+    read::Miss,
+    record::{Header, Kind, NewRecord, padded, record_len, split_name},
+};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, units::format_bytes};
 use parking_lot::RwLock;
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
@@ -119,5 +127,160 @@ impl Pins {
     /// Whether the evictor must keep a record of this name and version.
     pub fn holds(&self, hash: u128, version: u64) -> bool {
         !self.is_empty() && self.map.read().get(&hash).is_some_and(|p| p.version == Some(version))
+    }
+}
+
+impl Store {
+    /// Keeps an object, present or future, from eviction: its head and the parts of its current version. Survives restarts.
+    ///
+    /// # Errors
+    /// `TooLarge` if all pinned objects together would take more than half of the capacity.
+    pub fn pin(&self, name: &ObjectName) -> Result<()> {
+        let _open = self.inner.open_for_writes()?;
+        let inner = &self.inner;
+        let hash = name.hash128();
+        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * inner.dirs.len() as u64;
+        if inner.pins.contains(hash) {
+            return Ok(());
+        }
+        inner.pins.add(name, own, None).map_err(|total| self.pins_full(name, total))?;
+        if let Err(e) = self.hold_cached(name).and_then(|()| inner.write_pin(name)) {
+            self.release(name);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    fn pins_full(&self, name: &ObjectName, total: u64) -> Error {
+        Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the cache) is the limit",
+                format_bytes(total),
+                format_bytes(self.inner.pins.limit())
+            ),
+        )
+        .hint("unpin other objects, or give the cache more space")
+    }
+
+    /// Makes a new pin hold what is cached already.
+    fn hold_cached(&self, name: &ObjectName) -> Result<()> {
+        match self.inner.hold_cached(name) {
+            None | Some((true, _)) => Ok(()),
+            Some((false, cost)) => Err(self.pins_full(name, self.inner.pins.cost() + cost)),
+        }
+    }
+
+    fn release(&self, name: &ObjectName) -> bool {
+        let was = self.inner.pins.remove(name);
+        let mut shard = self.inner.index.shard(name.hash128());
+        if let Some(entry) = shard.get(name.hash128()) {
+            entry.clear(PINNED);
+        }
+        was
+    }
+
+    /// Ends a pin. `false`: there was none.
+    pub fn unpin(&self, name: &ObjectName) -> bool {
+        let Ok(_open) = self.inner.open_for_writes() else { return false };
+        let was = self.release(name);
+        if was {
+            for dir in &self.inner.dirs {
+                self.inner.bury(pin_key(name.hash128(), dir.id), name.bucket(), name.key());
+            }
+        }
+        was
+    }
+
+    /// All pinned names, cached or not, in the order of names.
+    pub fn pinned(&self) -> Vec<ObjectName> {
+        let mut names = self.inner.pins.names();
+        names.sort();
+        names
+    }
+}
+
+impl Inner {
+    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the object costs.
+    pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
+        let hash = name.hash128();
+        let (seq, version, cost) = self.with_record(hash, name, |entry: &Entry, record| {
+            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+            Ok((entry.seq, record.header.version, cost_of(name, &meta, record.meta().len())))
+        })?;
+        let held = self.pins.arrived(hash, version, cost);
+        if held && let Some(entry) = self.index.shard(hash).get(hash).filter(|e| e.seq == seq) {
+            entry.set(PINNED);
+        }
+        Some((held, cost))
+    }
+
+    /// Writes the pin's record to every directory that takes it and has none yet.
+    pub(crate) fn write_pin(&self, name: &ObjectName) -> Result<()> {
+        let mut result = Err(Error::internal("the cache has no directory"));
+        for dir in &self.dirs {
+            let key = pin_key(name.hash128(), dir.id);
+            let record = NewRecord {
+                kind: Kind::Pin,
+                flags: 0,
+                key,
+                bucket: name.bucket(),
+                object_key: name.key(),
+                meta: &[],
+                data: &[],
+                validated_at: 0,
+                version: 0,
+            };
+            let written = if self.index.peek(key).is_some() {
+                Ok(())
+            } else {
+                self.append_to(dir, &record, PIN).and_then(|()| {
+                    let active = dir.state.lock().active.clone();
+                    active.map_or(Ok(()), |s| s.file.sync()).map_err(|e| dir.write_failed(e, self.now()))
+                })
+            };
+            if result.is_err() {
+                result = written;
+            }
+        }
+        result
+    }
+
+    /// Reads the names of all pins, and writes those that a directory lacks to it.
+    pub(crate) fn load_pins(&self, away: &[bool]) {
+        let pins: Vec<Entry> =
+            self.index.shards().flat_map(|shard| shard.iter().filter(|e| e.has(PIN)).copied().collect::<Vec<_>>()).collect();
+        let mut names = BTreeSet::new();
+        let mut stale = Vec::new();
+        for entry in pins {
+            let Some(segment) = self.segments.get(entry.slot()) else { continue };
+            let mut bytes = Vec::new();
+            let read = segment.file.read_append(&mut bytes, entry.len as usize, entry.offset());
+            let header = read.ok().and_then(|()| Header::decode(&bytes, segment.place(entry.offset()))).filter(|h| h.body_is_whole(&bytes));
+            let name = header.and_then(|h| split_name(&bytes[h.name_range()])).and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
+            match name {
+                Some(name) if away[segment.dir] => stale.push((entry.key(), name)),
+                Some(name) => {
+                    names.insert(name);
+                }
+                None => {
+                    self.forget(entry.key(), |e| e.seq == entry.seq);
+                }
+            }
+        }
+        for (key, name) in stale.into_iter().filter(|(_, name)| !names.contains(name)) {
+            self.bury(key, name.bucket(), name.key());
+        }
+        for name in names {
+            let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
+            if self.pins.add(&name, own, None).is_err() {
+                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
+                continue;
+            }
+            self.hold_cached(&name);
+            if let Err(e) = self.write_pin(&name) {
+                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
+            }
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Opening a store: from the files to the index.
 //!
-//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of what was appended after it (of everything,
-//! without one). Scans run on several threads and in any order, because the highest sequence number of a key wins; tombstones stay in the
-//! index until all is read.
+//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of what was appended after it (of
+//! everything, without one). Scans run on several threads and in any order, because the highest sequence number of a key wins; tombstones
+//! stay in the index until all is read.
 //!
-//! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer record of its key can have been lost: the
-//! directory was closed cleanly or is opened in the same boot of the machine, was there in the store's last run, and missed no
+//! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer record of its key can have been lost:
+//! the directory was closed cleanly or is opened in the same boot of the machine, was there in the store's last run, and missed no
 //! tombstone. Otherwise the time becomes 0, and stays so however often the store is opened (the distrust mark is saved before use).
 
 use crate::{
@@ -17,11 +17,11 @@ use crate::{
     index::{Entry, HEAD, INLINE, Index, PIN, PINNED, TOMBSTONE},
     inner::Inner,
     pins::Pins,
-    record::{FLAG_INLINE, Header, Kind, blocks, padded, split_name},
+    record::{FLAG_INLINE, Header, Kind, blocks, padded},
     segment::{Segment, Segments},
     stats::DirState,
 };
-use forebay_core::{Clock, Error, ObjectName, Result};
+use forebay_core::{Clock, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -138,44 +138,6 @@ impl Inner {
             }
         }
         Ok(inner)
-    }
-
-    /// Reads the names of all pins, and writes those that a directory lacks to it.
-    fn load_pins(&self, away: &[bool]) {
-        let pins: Vec<Entry> =
-            self.index.shards().flat_map(|shard| shard.iter().filter(|e| e.has(PIN)).copied().collect::<Vec<_>>()).collect();
-        let mut names = BTreeSet::new();
-        let mut stale = Vec::new();
-        for entry in pins {
-            let Some(segment) = self.segments.get(entry.slot()) else { continue };
-            let mut bytes = Vec::new();
-            let read = segment.file.read_append(&mut bytes, entry.len as usize, entry.offset());
-            let header = read.ok().and_then(|()| Header::decode(&bytes, segment.place(entry.offset()))).filter(|h| h.body_is_whole(&bytes));
-            let name = header.and_then(|h| split_name(&bytes[h.name_range()])).and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
-            match name {
-                Some(name) if away[segment.dir] => stale.push((entry.key(), name)),
-                Some(name) => {
-                    names.insert(name);
-                }
-                None => {
-                    self.forget(entry.key(), |e| e.seq == entry.seq);
-                }
-            }
-        }
-        for (key, name) in stale.into_iter().filter(|(_, name)| !names.contains(name)) {
-            self.bury(key, name.bucket(), name.key());
-        }
-        for name in names {
-            let own = padded(crate::record::record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
-            if self.pins.add(&name, own, None).is_err() {
-                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
-                continue;
-            }
-            self.hold_cached(&name);
-            if let Err(e) = self.write_pin(&name) {
-                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
-            }
-        }
     }
 
     /// See [`Store::close`](crate::Store::close).
@@ -356,8 +318,8 @@ fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
         && header.blocks_are_whole(&bytes, &(0..blocks(header.data_len as usize)), &bytes[header.prefix_len()..])
 }
 
-/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the earlier copy the later: it was
-/// whole when the evictor began to copy it, and the copy may be torn.
+/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the earlier copy the later:
+/// it was whole when the evictor began to copy it, and the copy may be torn.
 fn add(index: &Index, segments: &Segments, entry: Entry) {
     let mut shard = index.shard(entry.key());
     if let Some(old) = shard.get(entry.key()) {

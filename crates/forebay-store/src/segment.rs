@@ -69,8 +69,8 @@ impl Segment {
         self.end.load(Relaxed).saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
     }
 
-    /// Calls `visit` with each record that begins in `from..end` of the file, in order, with its name if `names` is set. What is not a record is
-    /// stepped over on the 64-byte grid. Returns how many grid points were stepped over.
+    /// Calls `visit` with each record that begins in `from..end` of the file, in order, with its name if `names` is set. What is not a
+    /// record is stepped over on the 64-byte grid. Returns how many grid points were stepped over.
     pub fn scan(&self, from: u64, names: bool, visit: &mut dyn FnMut(u64, &Header, &[u8]) -> ControlFlow<()>) -> io::Result<u64> {
         let size = self.file.size()?;
         let mut window = Window { file: &*self.file, size, bytes: Vec::new(), at: 0 };

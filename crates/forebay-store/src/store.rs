@@ -5,19 +5,17 @@ use crate::{
     config::StoreConfig,
     dir::Directory,
     disk::{Disk, RealDisk},
-    index::{Entry, HEAD, INLINE, PIN, PINNED},
+    index::{HEAD, INLINE, PINNED},
     inner::{Inner, check_sizes},
-    key::{Part, part_key, pin_key},
+    key::{Part, part_key},
     pins,
     read::Miss,
-    record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord, padded, record_len},
+    record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
     stats::{DirStats, StoreStats},
     worker::Worker,
 };
 use bytes::Bytes;
-use forebay_core::{
-    ByteRange, Clock, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES, units::format_bytes,
-};
+use forebay_core::{ByteRange, Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -64,7 +62,8 @@ impl Store {
     /// Opens the directories, creating them if needed; what they hold from before is there at once.
     ///
     /// # Errors
-    /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work; `Internal` for a directory that cannot be used.
+    /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work; `Internal` for a directory that cannot
+    /// be used.
     pub fn open(config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Store> {
         Self::open_on(Arc::new(RealDisk), config, clock)
     }
@@ -209,7 +208,8 @@ impl Store {
         self.inner.append(&record, 0)
     }
 
-    /// The origin said that this version is current. In RAM at once, on disk with the next checkpoint. `false`: another version, or none, is here.
+    /// The origin said that this version is current. In RAM at once, on disk with the next checkpoint. `false`: another version, or none,
+    /// is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
         let hash = name.hash128();
         let seq = self.inner.with_record(hash, name, |entry, record| Ok((record.header.version == version.0).then_some(entry.seq)));
@@ -251,74 +251,6 @@ impl Store {
             }
         }
         removed
-    }
-
-    /// Keeps an object, present or future, from eviction: its head and the parts of its current version. Survives restarts.
-    ///
-    /// # Errors
-    /// `TooLarge` if all pinned objects together would take more than half of the capacity.
-    pub fn pin(&self, name: &ObjectName) -> Result<()> {
-        let _open = self.inner.open_for_writes()?;
-        let inner = &self.inner;
-        let hash = name.hash128();
-        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * inner.dirs.len() as u64;
-        if inner.pins.contains(hash) {
-            return Ok(());
-        }
-        inner.pins.add(name, own, None).map_err(|total| self.pins_full(name, total))?;
-        if let Err(e) = self.hold_cached(name).and_then(|()| inner.write_pin(name)) {
-            self.release(name);
-            return Err(e);
-        }
-        Ok(())
-    }
-
-    fn pins_full(&self, name: &ObjectName, total: u64) -> Error {
-        Error::new(
-            ErrorKind::TooLarge,
-            format!(
-                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the cache) is the limit",
-                format_bytes(total),
-                format_bytes(self.inner.pins.limit())
-            ),
-        )
-        .hint("unpin other objects, or give the cache more space")
-    }
-
-    /// Makes a new pin hold what is cached already.
-    fn hold_cached(&self, name: &ObjectName) -> Result<()> {
-        match self.inner.hold_cached(name) {
-            None | Some((true, _)) => Ok(()),
-            Some((false, cost)) => Err(self.pins_full(name, self.inner.pins.cost() + cost)),
-        }
-    }
-
-    fn release(&self, name: &ObjectName) -> bool {
-        let was = self.inner.pins.remove(name);
-        let mut shard = self.inner.index.shard(name.hash128());
-        if let Some(entry) = shard.get(name.hash128()) {
-            entry.clear(PINNED);
-        }
-        was
-    }
-
-    /// Ends a pin. `false`: there was none.
-    pub fn unpin(&self, name: &ObjectName) -> bool {
-        let Ok(_open) = self.inner.open_for_writes() else { return false };
-        let was = self.release(name);
-        if was {
-            for dir in &self.inner.dirs {
-                self.inner.bury(pin_key(name.hash128(), dir.id), name.bucket(), name.key());
-            }
-        }
-        was
-    }
-
-    /// All pinned names, cached or not, in the order of names.
-    pub fn pinned(&self) -> Vec<ObjectName> {
-        let mut names = self.inner.pins.names();
-        names.sort();
-        names
     }
 
     /// How many bytes of this version of the object are here.
@@ -384,52 +316,5 @@ fn dir_stats(dir: &Directory) -> DirStats {
         checksum_failures: c.checksum_failures.load(Relaxed),
         read_failures: c.read_failures.load(Relaxed),
         write_failures: c.write_failures.load(Relaxed),
-    }
-}
-
-impl Inner {
-    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the object costs.
-    pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
-        let hash = name.hash128();
-        let (seq, version, cost) = self.with_record(hash, name, |entry: &Entry, record| {
-            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
-            Ok((entry.seq, record.header.version, pins::cost_of(name, &meta, record.meta().len())))
-        })?;
-        let held = self.pins.arrived(hash, version, cost);
-        if held && let Some(entry) = self.index.shard(hash).get(hash).filter(|e| e.seq == seq) {
-            entry.set(PINNED);
-        }
-        Some((held, cost))
-    }
-
-    /// Writes the pin's record to every directory that takes it and has none yet.
-    pub(crate) fn write_pin(&self, name: &ObjectName) -> Result<()> {
-        let mut result = Err(Error::internal("the cache has no directory"));
-        for dir in &self.dirs {
-            let key = pin_key(name.hash128(), dir.id);
-            let record = NewRecord {
-                kind: Kind::Pin,
-                flags: 0,
-                key,
-                bucket: name.bucket(),
-                object_key: name.key(),
-                meta: &[],
-                data: &[],
-                validated_at: 0,
-                version: 0,
-            };
-            let written = if self.index.peek(key).is_some() {
-                Ok(())
-            } else {
-                self.append_to(dir, &record, PIN).and_then(|()| {
-                    let active = dir.state.lock().active.clone();
-                    active.map_or(Ok(()), |s| s.file.sync()).map_err(|e| dir.write_failed(e, self.now()))
-                })
-            };
-            if result.is_err() {
-                result = written;
-            }
-        }
-        result
     }
 }

@@ -246,7 +246,8 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     put(&store, "secret", 1).unwrap();
     let segment = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path()).find(|f| f.to_str().unwrap().contains("seg-")).unwrap();
     let log = std::fs::read(&segment).unwrap();
-    // An object that is a copy of the log, at every offset of the grid; then its own header is destroyed, so that the scan must find its way inside.
+    // An object that is a copy of the log, at every offset of the grid; then its own header is destroyed, so that the scan must find its
+    // way inside.
     store.remove(&name("secret"));
     for i in 0..8u64 {
         let data = [vec![0; i as usize * 8], log.clone()].concat();
