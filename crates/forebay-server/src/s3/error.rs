@@ -66,7 +66,18 @@ pub fn response(error: &Error, resource: &str, id: &RequestId) -> Response<Answe
     response_with_code(code, status, error, resource, id)
 }
 
+/// 416 with the size of the object: the C runtime of the AWS SDKs learns from it that an object is empty.
+pub fn unsatisfiable_range(error: &Error, resource: &str, size: &str, id: &RequestId) -> Response<AnswerBody> {
+    let (code, status) = code(error.kind());
+    with_details(code, status, error, &format!("<ActualObjectSize>{}</ActualObjectSize>", escape(size)), resource, id)
+}
+
 pub fn response_with_code(code: &str, status: StatusCode, error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
+    with_details(code, status, error, "", resource, id)
+}
+
+/// `details` is XML that stands after the message.
+fn with_details(code: &str, status: StatusCode, error: &Error, details: &str, resource: &str, id: &RequestId) -> Response<AnswerBody> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = status;
     retry_after(error, response.headers_mut());
@@ -74,7 +85,7 @@ pub fn response_with_code(code: &str, status: StatusCode, error: &Error, resourc
         return response;
     }
     let xml = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{}</Message><Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{}</Message>{details}<Resource>{}</Resource><RequestId>{}</RequestId></Error>",
         escape(&error.describe()),
         escape(resource),
         escape(id.as_str())

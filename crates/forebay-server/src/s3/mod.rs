@@ -30,14 +30,25 @@ use http::{HeaderValue, Request, Response, Uri, header};
 use http_body::Frame;
 use http_body_util::{BodyDataStream, StreamBody};
 use s3s::{
-    Body, S3, S3Request, S3Response, S3Result,
-    auth::SimpleAuth,
+    Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
+    auth::{S3Auth, SecretKey, SimpleAuth},
     dto::*,
     host::{S3Host, VirtualHost},
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
 use std::sync::Arc;
+
+/// The configured keys. The library's own table calls an unknown key `NotSignedUp`, which S3 does not.
+struct Keys(SimpleAuth);
+
+#[async_trait::async_trait]
+impl S3Auth for Keys {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let unknown = || S3Error::with_message(S3ErrorCode::InvalidAccessKeyId, "the access key is not one of this node's (see auth.keys)");
+        self.0.lookup(access_key).cloned().ok_or_else(unknown)
+    }
+}
 
 /// The operations, over the engine.
 #[derive(Clone)]
@@ -72,7 +83,7 @@ impl Front {
         for pair in &config.auth.keys {
             auth.register(pair.access_key.clone(), pair.secret_key.reveal().into());
         }
-        signed.set_auth(auth);
+        signed.set_auth(Keys(auth));
         signed.set_route(read::ReadRoute(engine.clone()));
         Front {
             engine,

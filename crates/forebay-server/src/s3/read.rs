@@ -41,8 +41,9 @@ pub async fn read(engine: &Engine, target: &Target, method: &Method, headers: &H
         Err(e) => {
             let range = e.kind() == ErrorKind::RangeNotSatisfiable;
             if range && let Some(value) = object::unsatisfiable_range(engine, &name).await {
+                note.set_error(e.describe());
                 let size = value.to_str().ok().and_then(|v| v.rsplit('/').next()).unwrap_or_default().to_owned();
-                let mut response = error::unsatisfiable_range(&e, &size, note);
+                let mut response = error::unsatisfiable_range(&e, &resource, &size, &note.id);
                 response.headers_mut().insert(header::CONTENT_RANGE, value);
                 return response;
             }
