@@ -67,7 +67,9 @@ impl Ahead {
                 let work = self.work.clone();
                 let task = tokio::spawn(async move {
                     let engine = &work.batcher.engine;
-                    with_attempts(&work, || engine.bring(work.entry(index))).await
+                    let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
+                    work.note_brought(index, status);
+                    Ok(())
                 });
                 self.pending.push(index, task);
             }

@@ -120,6 +120,7 @@ impl Batcher {
             request,
             options,
             began: Instant::now(),
+            brought: Default::default(),
             _in_flight: InFlight(self.stats.clone()),
             _window: reservation,
         });

@@ -63,7 +63,10 @@ pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planne
     while let Some(found) = looked_up.next().await {
         let index = entries.len();
         entries.push(match found {
-            Ok(header) => Ok(header),
+            Ok((header, status)) => {
+                work.note_brought(index, status);
+                Ok(header)
+            }
             Err(e) => Err(work.tolerate(index, e, &mut soft_errors)?),
         });
     }

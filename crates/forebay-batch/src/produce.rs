@@ -13,10 +13,12 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Reservation, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, Reservation, Result};
 use forebay_engine::{Appended, EntryHeader, ReadOptions, WarmEntry};
 use futures::StreamExt;
+use parking_lot::Mutex;
 use std::{
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,6 +33,8 @@ pub(crate) struct Work {
     pub request: BatchRequest,
     pub options: RunOptions,
     pub began: Instant,
+    /// Entries that the look-ahead had to bring, until the cursor has delivered them: they count as misses, not as hits.
+    pub brought: Mutex<HashMap<usize, CacheStatus>>,
     pub(crate) _in_flight: InFlight,
     pub(crate) _window: Reservation,
 }
@@ -38,7 +42,14 @@ pub(crate) struct Work {
 impl Work {
     pub(crate) fn entry(&self, index: usize) -> WarmEntry<'_> {
         let e = &self.request.entries[index];
-        WarmEntry { name: &e.name, member: e.member.as_deref(), range: e.range }
+        let brought = self.brought.lock().get(&index).copied().unwrap_or(CacheStatus::Hit);
+        WarmEntry { name: &e.name, member: e.member.as_deref(), range: e.range, brought }
+    }
+
+    pub(crate) fn note_brought(&self, index: usize, status: CacheStatus) {
+        if status != CacheStatus::Hit {
+            self.brought.lock().insert(index, status);
+        }
     }
 
     /// Decides over an entry's error: `Ok` if it may become a placeholder.
@@ -282,7 +293,7 @@ impl Producer {
         let work = self.work.clone();
         let entry = work.entry(self.next);
         let engine = &work.batcher.engine;
-        let options = ReadOptions::default();
+        let options = ReadOptions { brought: Some(entry.brought), ..Default::default() };
         let opened = with_attempts(&work, || async {
             Ok(match entry.member {
                 Some(member) => {
@@ -346,6 +357,7 @@ impl Producer {
             add(&stats.objects, 1);
             add(&stats.object_bytes, header.size);
         }
+        self.work.brought.lock().remove(&self.next);
         self.next += 1;
     }
 

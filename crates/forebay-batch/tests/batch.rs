@@ -313,6 +313,31 @@ async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
     assert!(batcher.stats().snapshot().wait_ns > 0);
 }
 
+/// What a batch brings by itself is no hit, whatever way it takes to the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
+    for strm in [true, false] {
+        for options in [format!(r#","strm":{strm}"#), format!(r#","strm":{strm},"mime":".tgz""#)] {
+            let b = Bench::new(MINUTE);
+            // In one record, in chunks, larger than what a batch buffers, and a member of a shard.
+            let sizes = [10 * KIB, 3 * MIB / 2, 5 * MIB];
+            for (i, size) in sizes.iter().enumerate() {
+                b.origin.set(&format!("o{i}"), noise(*size, i as u64));
+            }
+            b.origin.set("s.tar", shard(ArchiveKind::Tar, &[("x".into(), noise(KIB, 7)), ("y".into(), noise(2 * MIB, 8))]));
+            let mut entries: Vec<String> = (0..sizes.len()).map(|i| object(&format!("o{i}"))).collect();
+            entries.push(member("s.tar", "y"));
+            let batcher = batcher(&b);
+            let count = entries.len() as u64;
+            for (round, miss, hit) in [("cold", count, 0), ("warm", count, count)] {
+                collect(run(&batcher, &entries, &options).await.unwrap().body).await.unwrap();
+                let s = b.engine.stats().snapshot();
+                assert_eq!((s.reads_miss, s.reads_hit, s.reads_failed), (miss, hit, 0), "{round}{options}");
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_ends_the_work() {
     let b = Bench::new(MINUTE);

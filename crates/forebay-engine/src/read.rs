@@ -71,6 +71,14 @@ pub struct ReadOptions {
     pub conditions: Conditions,
     /// Ask the origin and keep nothing.
     pub bypass: bool,
+    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that, not as a hit.
+    pub brought: Option<CacheStatus>,
+}
+
+impl ReadOptions {
+    pub(crate) fn counts_as(&self, read: CacheStatus) -> CacheStatus {
+        self.brought.filter(|_| read == CacheStatus::Hit).unwrap_or(read)
+    }
 }
 
 /// What is known of an object.
@@ -151,7 +159,7 @@ impl Engine {
     pub async fn read(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
         let read = self.read_uncounted(name, range, options).await;
         match &read {
-            Ok(read) => self.stats().count_read(read.cache),
+            Ok(read) => self.stats().count_read(options.counts_as(read.cache)),
             Err(e) if e.kind() == ErrorKind::NotModified => {}
             Err(_) => add(&self.stats().reads_failed, 1),
         }

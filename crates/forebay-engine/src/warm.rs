@@ -27,6 +27,8 @@ pub struct WarmEntry<'a> {
     pub name: &'a ObjectName,
     pub member: Option<&'a str>,
     pub range: Option<ByteRange>,
+    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that, not as a hit.
+    pub brought: CacheStatus,
 }
 
 /// What an archive's header says of an entry.
@@ -93,8 +95,10 @@ impl Engine {
         };
         match done {
             Some(header) => {
-                self.stats().count_read(CacheStatus::Hit);
-                add(&self.stats().bytes_from_cache, header.size);
+                self.stats().count_read(entry.brought);
+                if entry.brought != CacheStatus::Miss {
+                    add(&self.stats().bytes_from_cache, header.size);
+                }
                 Appended::Done(header)
             }
             None => Appended::Cold,
@@ -113,71 +117,76 @@ impl Engine {
         self.locate(entry).is_some_and(|l| self.has_parts(entry.name, &l))
     }
 
-    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of its errors.
-    pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<()> {
+    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of its errors. The status is that of a read
+    /// that would have done the same.
+    pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<CacheStatus> {
         let Some(member) = entry.member else {
             let resolved = self.resolve_for(entry.name, entry.range).await?;
             let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
-            if resolved.data.is_none() {
-                self.bring_chunks(entry.name, &resolved.meta, bytes).await?;
+            if resolved.data.is_none() && self.bring_chunks(entry.name, &resolved.meta, bytes).await? {
+                return Ok(CacheStatus::Miss);
             }
-            return Ok(());
+            return Ok(resolved.status);
         };
         let found = self.find_member(entry.name, member).await?;
         let within = resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
-        match found.extent.place()? {
+        let fetched = match found.extent.place()? {
             Place::Archive(at) if found.data.is_none() => {
-                self.bring_chunks(entry.name, &found.meta, at.start + within.start..at.start + within.end).await
+                self.bring_chunks(entry.name, &found.meta, at.start + within.start..at.start + within.end).await?
             }
             Place::ZipLocalHeader(header) if found.data.is_none() => {
                 // The header's own length is in the header; data follow it closely.
                 let end = (header.end + found.extent.stored_size + 1024).min(found.extent.bound);
-                self.bring_chunks(entry.name, &found.meta, header.start..end).await
+                self.bring_chunks(entry.name, &found.meta, header.start..end).await?
             }
-            _ => Ok(()),
-        }
+            _ => false,
+        };
+        Ok(if fetched { CacheStatus::Miss } else { found.status })
     }
 
-    async fn bring_chunks(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, bytes: Range<u64>) -> Result<()> {
+    /// Whether any of them was missing.
+    async fn bring_chunks(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, bytes: Range<u64>) -> Result<bool> {
         if !self.keeps(name) || bytes.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let bytes = bytes.start..bytes.end.min(bytes.start + BRING_MAX_BYTES);
         let chunks = chunks_of(&bytes);
         let until = *chunks.end() + 1;
+        let mut fetched = false;
         for index in chunks {
             let one = chunk_range(index, meta.size);
             if !self.has_chunks(name, meta, &one) {
                 if !self.keeps(name) {
-                    return Ok(());
+                    return Ok(fetched);
                 }
+                fetched = true;
                 self.chunk(name, meta, index, 0..one.end - one.start, until).await?;
             }
         }
-        Ok(())
+        Ok(fetched)
     }
 
-    /// The entry's size and time, without its bytes; what it needs is brought along.
-    pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<EntryHeader> {
+    /// The entry's size and time, without its bytes; what it needs is brought along, and told as by [`Engine::bring`].
+    pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<(EntryHeader, CacheStatus)> {
         if let Some(located) = self.locate(&entry) {
-            return Ok(located.header);
+            return Ok((located.header, CacheStatus::Hit));
         }
         match entry.member {
             None => {
                 let resolved = self.resolve_for(entry.name, entry.range).await?;
                 let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
-                if resolved.data.is_none() {
-                    self.bring_chunks(entry.name, &resolved.meta, bytes.clone()).await?;
-                }
-                Ok(EntryHeader::of_object(&resolved.meta, &bytes, entry.range.is_some()))
+                let fetched = resolved.data.is_none() && self.bring_chunks(entry.name, &resolved.meta, bytes.clone()).await?;
+                let status = if fetched { CacheStatus::Miss } else { resolved.status };
+                Ok((EntryHeader::of_object(&resolved.meta, &bytes, entry.range.is_some()), status))
             }
             Some(member) => {
                 let found = self.find_member(entry.name, member).await?;
                 found.extent.place()?;
                 let within =
                     resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
-                self.bring(entry).await?;
-                Ok(EntryHeader { size: within.end - within.start, mtime_secs: 0 })
+                let brought = self.bring(entry).await?;
+                let status = if found.status == CacheStatus::Hit { brought } else { found.status };
+                Ok((EntryHeader { size: within.end - within.start, mtime_secs: 0 }, status))
             }
         }
     }

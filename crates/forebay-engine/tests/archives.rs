@@ -3,7 +3,7 @@
 #[allow(dead_code)]
 mod support;
 
-use forebay_core::{ByteRange, ErrorKind};
+use forebay_core::{ByteRange, CacheStatus, ErrorKind};
 use forebay_engine::{Appended, Freshness, ReadOptions, WarmEntry};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use std::{process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
@@ -33,7 +33,7 @@ fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<
     let n = name(key);
     let mut out = Vec::new();
     let mut before = 0;
-    let entry = WarmEntry { name: &n, member: Some(member), range };
+    let entry = WarmEntry { name: &n, member: Some(member), range, brought: CacheStatus::Hit };
     match b.engine.append_warm(&entry, 4 << 20, &mut out, &mut |_, _| before += 1) {
         Appended::Done(h) => {
             assert_eq!((h.size, before), (out.len() as u64, 1));

@@ -203,7 +203,7 @@ async fn conditions_are_checked_on_hits_and_misses() {
     let b = Bench::new(MINUTE);
     b.origin.set("a", "one");
     for _ in 0..2 {
-        let with = |c: Conditions| ReadOptions { conditions: c, bypass: false };
+        let with = |c: Conditions| ReadOptions { conditions: c, ..Default::default() };
         let e = b.engine.read(&name("a"), None, &with(Conditions { if_none_match: Some("\"v1\"".into()), ..Default::default() })).await;
         assert_eq!(e.err().map(|e| e.kind()), Some(ErrorKind::NotModified));
         let e = b.engine.head(&name("a"), &with(Conditions { if_match: Some("\"v2\"".into()), ..Default::default() })).await;
