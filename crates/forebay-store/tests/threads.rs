@@ -2,10 +2,17 @@
 
 mod common;
 use common::*;
-use forebay_store::{Part, StoreConfig};
+use forebay_store::{
+    Part, Store, StoreConfig,
+    disk::RealDisk,
+    faults::{Fault, FaultyDisk, Op, Rule},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -113,4 +120,29 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
     drop(store);
     let store = open_unsynced(&config);
     assert_eq!(store.stats().entries, entries, "a restart finds the same");
+}
+
+#[test]
+fn a_checkpoint_during_a_write_does_not_lose_the_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 16 << 20)]);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let store = Store::open_on(Arc::new(disk), config.clone(), clock()).unwrap();
+    store.put_head(&name("before"), &meta(5, "1"), 5, Some(b"12345")).unwrap();
+    faults.add(Rule::new(Op::Write, Fault::Delay(Duration::from_millis(300))).on("seg-").times(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| store.put_head(&name("slow"), &meta(5, "2"), 5, Some(b"slow!")).unwrap());
+        while faults.happened() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The record has its place by now, but neither its bytes nor an entry.
+        store.put_head(&name("quick"), &meta(5, "3"), 5, Some(b"quick")).unwrap();
+        store.checkpoint().unwrap();
+        assert!(store.peek(&name("slow")).is_none(), "still being written");
+    });
+    drop(store);
+    let store = open(&config);
+    for (n, want) in [("before", b"12345"), ("slow", b"slow!"), ("quick", b"quick")] {
+        assert_eq!(read_inline(&store, &name(n)).as_deref(), Some(&want[..]), "{n}");
+    }
 }
