@@ -111,6 +111,13 @@ impl AzureOrigin {
         if site.key.split('/').any(|part| part == "." || part == "..") {
             return Err(Error::invalid(format!("{:?} cannot be asked for: a part of it is '.' or '..'", site.key)));
         }
+        if site.key.contains('\\') {
+            return Err(Error::unsupported(format!(
+                "{:?}: Azure takes a backslash for a slash, so this key would be another's name",
+                site.key
+            ))
+            .hint("use a name without backslashes"));
+        }
         if !query.is_empty() {
             url.set_query(Some(&query.iter().map(|(k, v)| format!("{k}={}", headers::encode_query(v))).collect::<Vec<_>>().join("&")));
         }
@@ -227,7 +234,12 @@ impl Origin for AzureOrigin {
             }
             other => other?,
         };
-        let (meta, range) = headers::meta_and_range(Dialect::Azure, site, answer.status(), answer.headers())?;
+        let (meta, range) = match headers::meta_and_range(Dialect::Azure, site, answer.status(), answer.headers()) {
+            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+                return self.get_nothing(key, &request, 0).await;
+            }
+            other => other?,
+        };
         get_checks(&meta, &request, key)?;
         if request.range.as_ref().is_some_and(|asked| range.start != asked.start || range.end > asked.end) {
             return Err(Error::corrupt(format!("get {key:?} at {}: asked for {:?}, got {range:?}", self.description, request.range)));

@@ -249,3 +249,47 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Checked<
         Err(failed(text))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Never;
+
+    #[async_trait]
+    impl CredentialProvider for Never {
+        type Credential = AwsCredential;
+
+        async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_source_that_hangs_is_given_up_and_remembered() {
+        let timeout = Duration::from_millis(50);
+        let checked = Checked { inner: Arc::new(Never), looked_at: "here and there".to_owned(), timeout, failed: Mutex::default() };
+        let e = checked.get_credential().await.unwrap_err();
+        let site = Site { origin: "s3://b", operation: "get", key: "k" };
+        let shown = unavailable(site, &e).to_string();
+        assert!(shown.contains("here and there") && shown.contains("AWS_ACCESS_KEY_ID"), "{shown}");
+        let begun = Instant::now();
+        assert!(checked.get_credential().await.is_err());
+        assert!(begun.elapsed() < timeout, "the failure is not remembered");
+    }
+
+    #[test]
+    fn keys_of_the_configuration_go_first() {
+        let config = OriginConfig {
+            url: "s3://b".into(),
+            access_key_id: Some("A".into()),
+            secret_access_key: Some(crate::Secret::new("hunter2")),
+            ..Default::default()
+        };
+        let provider = aws(&config, &AwsSettings::find(&config).unwrap()).unwrap();
+        let credential = futures::executor::block_on(provider.get_credential()).unwrap();
+        assert_eq!((credential.key_id.as_str(), credential.secret_key.as_str()), ("A", "hunter2"));
+        assert!(!format!("{provider:?} {config:?}").contains("hunter2"));
+    }
+}

@@ -67,14 +67,15 @@ impl WebOrigin {
         }
         h.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let answer = self.transport.send(site, method.clone(), self.url(site.key)?, h, Payload::Empty).await?;
+        // The server sent us on to a directory, of which it may show nothing.
+        if answer.url().path().ends_with('/') && !site.key.is_empty() && !site.key.ends_with('/') {
+            return Err(Error::not_found(format!("{} {:?} at {}: it is a directory", site.operation, site.key, site.origin)));
+        }
         let status = answer.status();
         if !status.is_success() {
             let headers = answer.headers().clone();
             let text = self.transport.error_text(answer).await;
             return Err(failure::from_status(site, status, &headers, &text));
-        }
-        if answer.url().path().ends_with('/') && !site.key.is_empty() && !site.key.ends_with('/') {
-            return Err(Error::not_found(format!("{} {:?} at {}: it is a directory", site.operation, site.key, site.origin)));
         }
         Ok(answer)
     }

@@ -38,8 +38,8 @@ async fn a_prefix_of_a_bucket() {
 async fn gcs_of_fake_gcs_server() {
     let gcs = FakeGcs::start().await;
     let config = gcs.bucket("conformance").await;
-    // This server does not know uploads in parts, and does not count prefixes into pages.
-    let profile = Profile { parts: false, exact_pages: false, ..Profile::FULL };
+    // This server does not know uploads in parts, puts every prefix on every page, and cuts those of long delimiters short.
+    let profile = Profile { parts: false, exact_pages: false, any_delimiter: false, ..Profile::FULL };
     conformance::run(open(&config).unwrap().as_ref(), profile).await.unwrap();
 }
 
@@ -47,7 +47,8 @@ async fn gcs_of_fake_gcs_server() {
 async fn azure_of_azurite() {
     let azure = Azurite::start().await;
     let config = azure.bucket("conformance").await;
-    let profile = Profile::FULL;
+    // This server cuts a prefix before its delimiter's last character.
+    let profile = Profile { backslash: false, any_delimiter: false, ..Profile::FULL };
     conformance::run(open(&config).unwrap().as_ref(), profile).await.unwrap();
 }
 

@@ -64,7 +64,12 @@ async fn all_pages(o: &dyn Origin, profile: Profile, mut request: ListRequest) -
         out.extend(names);
         match page.next_token {
             Some(token) => request.token = Some(token),
-            None => return Ok(out),
+            None if profile.exact_pages => return Ok(out),
+            None => {
+                out.sort_by(|a, b| a.trim_end_matches('|').cmp(b.trim_end_matches('|')));
+                out.dedup();
+                return Ok(out);
+            }
         }
     }
     Err("a listing that does not end".into())

@@ -26,7 +26,9 @@ pub struct Profile {
     pub copy: bool,
     /// S3's uploads in parts.
     pub parts: bool,
-    /// No page is longer than asked for.
+    /// Keys may hold a backslash.
+    pub backslash: bool,
+    /// No page is longer than asked for, and no prefix is on two pages.
     pub exact_pages: bool,
     /// Roll-up at other strings than `/`.
     pub any_delimiter: bool,
@@ -43,6 +45,7 @@ impl Profile {
         copy: true,
         parts: true,
         exact_pages: true,
+        backslash: true,
         any_delimiter: true,
         part_bytes: 5 << 20,
     };

@@ -156,14 +156,22 @@ pub(crate) fn meta_and_range(dialect: Dialect, site: Site<'_>, status: StatusCod
     let parsed = h.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).and_then(parse_content_range);
     let (range, size) = parsed
         .ok_or_else(|| Error::corrupt(format!("get {:?} at {}: a partial answer without a valid Content-Range", site.key, site.origin)))?;
+    // Azurite's way of saying 416.
+    if range.start >= size {
+        return Err(Error::range_not_satisfiable(format!("{:?} has {size} bytes: none from {}", site.key, range.start)));
+    }
     Ok((with_size(dialect, h, size), range))
 }
 
-/// `bytes 0-9/100`.
+/// `bytes 0-9/100`. A range that lies wholly past the end is returned as an empty one.
 fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
     let (range, size) = value.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
-    let (first, last, size): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, size.parse().ok()?);
+    let (first, size): (u64, u64) = (first.parse().ok()?, size.parse().ok()?);
+    if first >= size {
+        return Some((first..first, size));
+    }
+    let last: u64 = last.parse().ok()?;
     (first <= last && last < size).then(|| (first..last + 1, size))
 }
 
@@ -174,6 +182,8 @@ mod tests {
     #[test]
     fn content_ranges() {
         assert_eq!(parse_content_range("bytes 0-9/100"), Some((0..10, 100)));
+        assert_eq!(parse_content_range("bytes 100-99/100"), Some((100..100, 100)));
+        assert_eq!(parse_content_range("bytes 0--1/0"), Some((0..0, 0)));
         for bad in ["bytes 0-9/*", "bytes 9-0/100", "bytes 0-100/100", "items 0-1/2", "bytes 0-18446744073709551615/1"] {
             assert_eq!(parse_content_range(bad), None, "{bad}");
         }
