@@ -20,9 +20,6 @@ pub struct Common {
     /// The node to talk to: a URL, or unix:PATH
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
-    /// The token that the node wants, where it wants one
-    #[arg(long, global = true, value_name = "TOKEN", env = "FOREBAY_TOKEN", hide_env_values = true, hide = true)]
-    pub token: Option<String>,
     /// Answer with JSON, for programs
     #[arg(long, global = true, display_order = 901)]
     pub json: bool,
@@ -101,6 +98,7 @@ Examples:
   forebay warm my-bucket/train/
   forebay top
 
+Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one; NO_COLOR turns colours off.
 Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 130 and 143 interrupted.
 `forebay COMMAND --help` tells the rest of each command.";
 

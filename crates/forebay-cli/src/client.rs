@@ -8,7 +8,7 @@ use crate::node::NodeAddr;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use futures::{Stream, StreamExt};
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, client::conn::http1::SendRequest};
 use hyper_util::rt::TokioIo;
@@ -109,7 +109,10 @@ impl Client {
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, self.addr.authority());
         request = request.header(header::USER_AGENT, concat!("forebay/", env!("CARGO_PKG_VERSION")));
         if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| Error::invalid("FOREBAY_TOKEN holds characters that a token cannot have"))?;
+            value.set_sensitive(true);
+            request = request.header(header::AUTHORIZATION, value);
         }
         let mut request = request.body(body).map_err(|e| Error::invalid(format!("cannot be asked for: {path}: {e}")).source(e))?;
         request.headers_mut().extend(headers);
@@ -138,9 +141,9 @@ impl Client {
     /// Sends a request with an optional JSON body and parses the JSON answer.
     pub async fn json<T: DeserializeOwned>(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<T> {
         let mut headers = HeaderMap::new();
-        headers.insert(header::ACCEPT, header::HeaderValue::from_static("application/json"));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         if body.is_some() {
-            headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         // The node's own words say where.
         let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), "").await?;
@@ -219,6 +222,9 @@ fn io_words(e: &std::io::Error) -> String {
 }
 
 fn broken(addr: &NodeAddr, what: &str, e: hyper::Error) -> Error {
+    if e.is_user() {
+        return Error::internal(format!("what was to be sent could not be read to its end: {addr}")).source(e);
+    }
     Error::origin_unavailable(format!("{what}: {addr}")).source(e).hint("`forebay status` tells whether the node is still up")
 }
 
@@ -304,7 +310,10 @@ pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
-    if let Some(hint) = field("hint").map(str::to_owned).or(in_words).or_else(|| advice(kind).map(str::to_owned)) {
+    let ours = advice(kind).map(str::to_owned);
+    // Where a token is set, only this end knows.
+    let hint = if kind == ErrorKind::Unauthenticated { ours } else { field("hint").map(str::to_owned).or(in_words).or(ours) };
+    if let Some(hint) = hint {
         error = error.hint(hint);
     }
     error

@@ -87,7 +87,7 @@ fn a_port_or_a_directory_that_is_taken_is_told() {
     let origin = format!("data={}", node.path("origin").join(BUCKET).display());
     let taken = node.url.trim_start_matches("http://").to_owned();
     let run = forebay(&["serve", "--origin", &origin, "--listen", &taken, "--admin", "off", "--unix", "off"]).fails(1);
-    assert!(run.err.contains(&format!("error: ")) && run.err.contains(&taken) && run.err.contains("in use"), "{}", run.err);
+    assert!(run.err.contains("error: ") && run.err.contains(&taken) && run.err.contains("in use"), "{}", run.err);
     assert!(run.err.contains("hint: ") && run.err.contains("--listen"), "{}", run.err);
     let cache = format!("{}:64MiB", node.path("cache").display());
     let args = ["serve", "--origin", &origin, "--cache", &cache, "--listen", "127.0.0.1:0", "--admin", "off"];
@@ -99,6 +99,19 @@ fn a_port_or_a_directory_that_is_taken_is_told() {
     let args = ["serve", "--origin", &origin, "--cache", &cache, "--listen", "127.0.0.1:0", "--admin", "off"];
     let run = forebay(&args).fails(1);
     assert!(run.err.contains(&node.path("file").display().to_string()), "{}", run.err);
+}
+
+#[test]
+fn a_node_that_wants_a_token_says_so() {
+    let node = Node::start_with(&["--set", "auth.tokens=[\"hush\"]"]);
+    node.seed("x", b"secret");
+    let refused = node.run(&["ls", "data"]).fails(1);
+    assert!(refused.err.contains("hint: ") && refused.err.contains("FOREBAY_TOKEN"), "{}", refused.err);
+    let output = node.command(&["get", "data/x", "-"]).env("FOREBAY_TOKEN", "hush").output().unwrap();
+    assert!(output.status.success() && output.stdout == b"secret");
+    // The socket is guarded by its file permissions.
+    let socket = format!("unix:{}", node.ready["unix_socket"].as_str().unwrap());
+    node.run(&["ls", "data", "--node", &socket]).ok();
 }
 
 #[test]
