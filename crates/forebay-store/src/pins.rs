@@ -268,16 +268,21 @@ impl Inner {
                 }
             }
         }
+        // All are held before anything is written: writing may evict.
+        names.retain(|name| {
+            let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
+            let held = self.pins.add(name, own, None).is_ok();
+            if held {
+                self.hold_cached(name);
+            } else {
+                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
+            }
+            held
+        });
         for (key, name) in stale.into_iter().filter(|(_, name)| !names.contains(name)) {
             self.bury(key, name.bucket(), name.key());
         }
         for name in names {
-            let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
-            if self.pins.add(&name, own, None).is_err() {
-                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
-                continue;
-            }
-            self.hold_cached(&name);
             if let Err(e) = self.write_pin(&name) {
                 tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
             }
