@@ -10,7 +10,7 @@ hint="read the compiler's message above; \`cargo --version\` should say 1.95 or 
 printf 'maturin==%s\n' "$MATURIN_VERSION" >"$CACHE/maturin.txt"
 "$ROOT/tools/venv.sh" build "$CACHE/maturin.txt"
 rm -rf "$CACHE/wheels.new"
-(cd "$ROOT/python" && "$CACHE/venv-build/bin/maturin" build --release --locked --interpreter "$CACHE/venv-build/bin/python" --out "$CACHE/wheels.new")
+env -C "$ROOT/python" "$CACHE/venv-build/bin/maturin" build --release --locked --interpreter "$CACHE/venv-build/bin/python" --out "$CACHE/wheels.new"
 rm -rf "$CACHE/wheels" && mv "$CACHE/wheels.new" "$CACHE/wheels"
 wheel=$(echo "$CACHE"/wheels/forebay-*.whl)
 note "$wheel ($(du -h "$wheel" | cut -f1))"
