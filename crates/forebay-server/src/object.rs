@@ -162,9 +162,8 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 }
 
 /// For 416: how long the object is.
-pub async fn unsatisfiable_range(engine: &Engine, name: &ObjectName) -> Option<HeaderValue> {
-    let head = engine.head(name, &ReadOptions::default()).await.ok()?;
-    HeaderValue::from_str(&format!("bytes */{}", head.meta.size)).ok()
+pub async fn size_of(engine: &Engine, name: &ObjectName) -> Option<u64> {
+    engine.head(name, &ReadOptions::default()).await.ok().map(|h| h.meta.size)
 }
 
 /// Sends the bytes of a member or of a whole answer under one cache status.

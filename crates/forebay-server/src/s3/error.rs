@@ -63,17 +63,17 @@ fn retry_after(error: &Error, headers: &mut HeaderMap) {
 /// For answers of our own.
 pub fn response(error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
     let (code, status) = code(error.kind());
-    response_with_code(code, status, error, resource, id)
+    with_details(code, status, error, "", resource, id)
 }
 
 /// 416 with the size of the object: the C runtime of the AWS SDKs learns from it that an object is empty.
-pub fn unsatisfiable_range(error: &Error, resource: &str, size: &str, id: &RequestId) -> Response<AnswerBody> {
+pub fn unsatisfiable_range(error: &Error, resource: &str, size: u64, id: &RequestId) -> Response<AnswerBody> {
     let (code, status) = code(error.kind());
-    with_details(code, status, error, &format!("<ActualObjectSize>{}</ActualObjectSize>", escape(size)), resource, id)
-}
-
-pub fn response_with_code(code: &str, status: StatusCode, error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
-    with_details(code, status, error, "", resource, id)
+    let mut response = with_details(code, status, error, &format!("<ActualObjectSize>{size}</ActualObjectSize>"), resource, id);
+    if let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}")) {
+        response.headers_mut().insert(header::CONTENT_RANGE, value);
+    }
+    response
 }
 
 /// `details` is XML that stands after the message.
@@ -95,7 +95,7 @@ fn with_details(code: &str, status: StatusCode, error: &Error, details: &str, re
     response
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect();
     quick_xml::escape::escape(&clean).into_owned()
 }

@@ -86,9 +86,9 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
         let known = QUERY.contains(&name.as_str())
             || name.starts_with("response-")
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
-            // An upload's parts; a part of an object is not kept apart here, so reading one is not offered.
+            // An upload's parts. Reading the first part of an object is offered where it is the whole (see `read`).
             || (name == "uploadId" && object)
-            || (name == "partNumber" && object && target.query("uploadId").is_some())
+            || (name == "partNumber" && object && (target.query("uploadId").is_some() || (value == "1" && super::read::is_read(method, target))))
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");
         if !known {

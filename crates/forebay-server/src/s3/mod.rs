@@ -234,7 +234,6 @@ operations! {
     copy_object(CopyObjectInput) -> CopyObjectOutput = copy,
     delete_object(DeleteObjectInput) -> DeleteObjectOutput = delete,
     delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = delete_many,
-    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput = attributes,
     create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = create_upload,
     upload_part(UploadPartInput) -> UploadPartOutput = put_part,
     upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = copy_part,

@@ -186,26 +186,6 @@ impl Ops {
         Ok(S3Response::new(DeleteObjectsOutput { deleted: Some(deleted), errors: Some(errors), ..Default::default() }))
     }
 
-    pub(super) async fn attributes(&self, request: S3Request<GetObjectAttributesInput>) -> S3Result<S3Response<GetObjectAttributesOutput>> {
-        let note = note(&request)?;
-        let input = request.input;
-        note.set_name(&input.bucket, &input.key);
-        let name = answer(name(&input.bucket, &input.key), &note)?;
-        let head = answer(self.engine.head(&name, &ReadOptions::default()).await, &note)?;
-        let asked = |what: &str| input.object_attributes.iter().any(|a| a.as_str().split(',').any(|a| a.trim() == what));
-        let meta = head.meta;
-        let class = meta.attributes.storage_class.clone().unwrap_or_else(|| StorageClass::STANDARD.to_owned());
-        let mut response = S3Response::new(GetObjectAttributesOutput {
-            e_tag: asked("ETag").then(|| etag(meta.etag.as_deref())).flatten(),
-            object_size: asked("ObjectSize").then_some(meta.size as i64),
-            storage_class: asked("StorageClass").then(|| StorageClass::from(class)),
-            last_modified: Some(timestamp(meta.last_modified_ms)),
-            ..Default::default()
-        });
-        note.x_cache(&mut response.headers, head.cache);
-        Ok(response)
-    }
-
     pub(super) async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
         let note = note(&request)?;
         note.set_name(&request.input.bucket, "");

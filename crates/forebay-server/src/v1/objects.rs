@@ -148,7 +148,8 @@ pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<Heade
     if call.query("archpath").is_some_and(|p| !p.is_empty()) {
         return None;
     }
-    object::unsatisfiable_range(&call.app.engine, &object::name(bucket, key).ok()?).await
+    let size = object::size_of(&call.app.engine, &object::name(bucket, key).ok()?).await?;
+    HeaderValue::from_str(&format!("bytes */{size}")).ok()
 }
 
 /// The body of an upload, and its length where the client said it.
