@@ -185,7 +185,7 @@ mod tests {
             (Method::GET, "/b?versioning"),
             (Method::GET, "/b/k?torrent"),
             (Method::GET, "/b/k?versionId=3"),
-            (Method::GET, "/b/k?partNumber=1"),
+            (Method::GET, "/b/k?partNumber=2"),
             (Method::PUT, "/b/k?renameObject"),
             (Method::GET, "/b?versions"),
             (Method::GET, "/b?uploadId=1"),
