@@ -86,11 +86,14 @@ pub struct Distance {
     pub bandwidth: Option<u64>,
 }
 
+/// The source of chance, the probability of a fault, and the faults.
+type Random = (StdRng, f64, Vec<(Operation, Fault)>);
+
 #[derive(Default)]
 struct State {
     next: HashMap<Operation, VecDeque<Fault>>,
     always: HashMap<Operation, Fault>,
-    random: Option<(StdRng, f64, Vec<(Operation, Fault)>)>,
+    random: Option<Random>,
     calls: HashMap<Operation, u64>,
     distance: Distance,
 }
