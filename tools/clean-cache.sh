@@ -2,9 +2,9 @@
 # Removes what the other scripts made: by name, so that a wrong FOREBAY_CACHE costs nothing else.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-for made in target pip uv go go-build npm bin node servers wheels wheels.new demo maturin.txt node.txt; do
+for made in target pip uv go go-build npm bin node servers wheels demo aistore-client maturin.txt node.txt test.log apt.log; do
     rm -rf "${CACHE:?}/$made"
 done
-rm -rf "${CACHE:?}"/venv-*
+rm -rf "${CACHE:?}"/venv-* "${CACHE:?}"/wheels.* "${CACHE:?}"/.installed-*
 rmdir "$CACHE" 2>/dev/null || true
 echo "Removed what was built and installed in $CACHE."

@@ -10,8 +10,8 @@ need_rust
 need_python
 note "$(cargo --version), $("$PYTHON" --version), $(nproc) cores"
 
-step "S3 server for the far bucket: versitygw $VERSITYGW_VERSION" "the Go module proxy must be reachable; then run the same command again"
-tools/versitygw.sh
+step "S3 server for the far bucket: versitygw" "see the message above; then run the same command again"
+tests/servers/install.sh versitygw
 
 step "Python environment of the demo" "see the message above"
 tools/venv.sh --system-torch demo tools/requirements-demo.txt

@@ -9,9 +9,13 @@ need_rust
 hint="read the compiler's message above; \`cargo --version\` should say 1.95 or newer"
 printf 'maturin==%s\n' "$MATURIN_VERSION" >"$CACHE/maturin.txt"
 "$ROOT/tools/venv.sh" build "$CACHE/maturin.txt"
-rm -rf "$CACHE/wheels.new"
-env -C "$ROOT/python" "$CACHE/venv-build/bin/maturin" build --release --locked --interpreter "$CACHE/venv-build/bin/python" --out "$CACHE/wheels.new"
-rm -rf "$CACHE/wheels" && mv "$CACHE/wheels.new" "$CACHE/wheels"
+# Another checkout may be at it too: each build has a folder of its own until its wheel is whole.
+new=$(mktemp -d "$CACHE/wheels.XXXXXX")
+trap 'rm -rf "$new"' EXIT
+env -C "$ROOT/python" "$CACHE/venv-build/bin/maturin" build --release --locked --interpreter "$CACHE/venv-build/bin/python" --out "$new"
+mkdir -p "$CACHE/wheels"
+rm -f "$CACHE"/wheels/forebay-*.whl
+mv "$new"/forebay-*.whl "$CACHE/wheels/"
 wheel=$(echo "$CACHE"/wheels/forebay-*.whl)
 note "$wheel ($(du -h "$wheel" | cut -f1))"
 
