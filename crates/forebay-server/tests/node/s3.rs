@@ -59,7 +59,7 @@ async fn ranges_and_conditions() {
     }
     let a = c.get_with("/data/k", &[("range", "bytes=10-")]).await;
     assert_eq!((a.status.as_u16(), a.header("content-range")), (416, "bytes */10"));
-    assert!(a.text().contains("<Code>InvalidRange</Code>"));
+    assert!(a.text().contains("<Code>InvalidRange</Code>") && a.text().contains("<ActualObjectSize>10<"), "{}", a.text());
     let a = c.get_with("/data/k", &[("range", "bytes=0-1,3-4")]).await;
     assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED);
     assert_eq!(c.get("/data/empty").await.header("content-length"), "0");
@@ -74,6 +74,9 @@ async fn ranges_and_conditions() {
     assert_eq!((a.status.as_u16(), a.text().as_str()), (206, "12"));
     let a = c.get_with("/data/k", &[("if-range", "\"other\""), ("range", "bytes=1-2")]).await;
     assert_eq!((a.status.as_u16(), a.text().as_str()), (200, "0123456789"));
+    let a = c.get_with("/data/k?attributes", &[("x-amz-object-attributes", "ETag, ObjectSize,Checksum")]).await;
+    assert!(a.text().contains(&format!("<ETag>{}</ETag><ObjectSize>10</ObjectSize>", etag.trim_matches('"'))), "{}", a.text());
+    assert_eq!(c.get("/data/k?attributes").await.status, StatusCode::BAD_REQUEST);
     let a = c.get("/data/k?response-content-type=text%2Fplain&response-cache-control=max-age%3D5").await;
     assert_eq!((a.header("content-type"), a.header("cache-control")), ("text/plain", "max-age=5"));
 }
