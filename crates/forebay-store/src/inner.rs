@@ -210,15 +210,18 @@ impl Inner {
     /// Removes a key for good: its entry, and with a tombstone whatever older records may be in the files.
     pub fn bury(&self, key: u128, bucket: &str, object_key: &str) -> Removed {
         let mut targets: Vec<usize> = self.dirs.iter().filter(|d| d.ghosts.load(Relaxed) > 0).map(|d| d.index).collect();
+        let mut removed = Removed::default();
         {
             let mut shard = self.index.shard(key);
             targets.extend(shard.writing_dirs(key));
-            let slot = shard.get(key).map(|e| e.slot());
-            targets.extend(slot.and_then(|slot| self.segments.get(slot)).map(|s| s.dir));
+            if let Some(entry) = shard.get(key) {
+                // What counts is what is here now: making room for the tombstone may evict it.
+                removed = Removed { existed: true, bytes: entry.padded() };
+                targets.extend(self.segments.get(entry.slot()).map(|s| s.dir));
+            }
         }
         targets.sort_unstable();
         targets.dedup();
-        let mut removed = Removed::default();
         for dir in targets.into_iter().map(|i| &self.dirs[i]) {
             let mut taken = None;
             let mut take = |shard: &mut Shard<'_>| {
@@ -237,9 +240,6 @@ impl Inner {
                     self.void(entry);
                 }
                 self.distrust(dir, &e);
-            }
-            if let Some(entry) = taken {
-                removed = Removed { existed: true, bytes: removed.bytes + entry.padded() };
             }
         }
         removed

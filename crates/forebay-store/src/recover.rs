@@ -17,7 +17,7 @@ use crate::{
     index::{Entry, HEAD, INLINE, Index, PIN, PINNED, TOMBSTONE},
     inner::Inner,
     pins::Pins,
-    record::{FLAG_INLINE, Header, Kind, blocks, padded},
+    record::{FLAG_INLINE, HEADER_BYTES, Header, Kind, blocks, padded},
     segment::{Segment, Segments},
     stats::DirState,
 };
@@ -288,6 +288,10 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
         next_seq.fetch_max(header.seq + 1, Relaxed);
         if offset >= *check_from && !is_whole(segment, offset, header) {
             tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written to its end");
+            // For good: the next start may not look here again, and would prefer it to an older, whole record of the key.
+            if let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], offset) {
+                tracing::warn!(file = %segment.path.display(), error = %e, "a record that was cut off could not be made unreadable");
+            }
             return ControlFlow::Continue(());
         }
         let flags = match header.kind {
@@ -311,11 +315,12 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
     }
 }
 
+/// Whether a record is as it was written. (If it cannot be read, that remains to be seen.)
 fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
     let mut bytes = Vec::new();
-    segment.file.read_append(&mut bytes, header.len() as usize, offset).is_ok()
-        && header.body_is_whole(&bytes)
-        && header.blocks_are_whole(&bytes, &(0..blocks(header.data_len as usize)), &bytes[header.prefix_len()..])
+    segment.file.read_append(&mut bytes, header.len() as usize, offset).is_err()
+        || (header.body_is_whole(&bytes)
+            && header.blocks_are_whole(&bytes, &(0..blocks(header.data_len as usize)), &bytes[header.prefix_len()..]))
 }
 
 /// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the earlier copy the later:

@@ -6,7 +6,7 @@ use crate::{
     dir::Directory,
     disk::{Disk, RealDisk},
     index::{HEAD, INLINE, PINNED},
-    inner::{Inner, check_sizes},
+    inner::{Inner, Removed, check_sizes},
     key::{Part, part_key},
     pins,
     read::Miss,
@@ -234,13 +234,18 @@ impl Store {
         if self.inner.pins.contains(name.hash128()) { 0 } else { self.take_out(name).bytes }
     }
 
-    fn take_out(&self, name: &ObjectName) -> crate::inner::Removed {
+    fn take_out(&self, name: &ObjectName) -> Removed {
         let Ok(_open) = self.inner.open_for_writes() else { return Default::default() };
         let hash = name.hash128();
+        let before = self.inner.index.peek(hash);
         let chunked = self.inner.with_record(hash, name, |_, record| {
             if record.is_inline() { Ok(None) } else { codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere) }
         });
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
+        if let Some(before) = before.filter(|_| !removed.existed) {
+            // It was damaged, and went when it was read.
+            removed = Removed { existed: true, bytes: before.padded() };
+        }
         if let Some(Some(meta)) = chunked {
             let version = meta.version();
             for i in 0..meta.size.div_ceil(CHUNK_BYTES) {
