@@ -4,7 +4,7 @@
 //! an [`Ahead`] ends its tasks; fills that they began go on for other readers.
 
 use crate::{produce::Work, stats::add};
-use forebay_core::{Error, Result};
+use forebay_core::{CacheStatus, Error, Result};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -65,10 +65,18 @@ impl Ahead {
             self.next += 1;
             if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
                 let work = self.work.clone();
+                // Before it is here: the cursor may deliver it before the task comes to say how it came. The look-up of a buffered batch may
+                // have said so already.
+                let unsaid = !work.brought.lock().contains_key(&index);
+                if unsaid {
+                    work.note_brought(index, CacheStatus::Miss);
+                }
                 let task = tokio::spawn(async move {
                     let engine = &work.batcher.engine;
                     let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
-                    work.note_brought(index, status);
+                    if unsaid {
+                        work.note_brought(index, status);
+                    }
                     Ok(())
                 });
                 self.pending.push(index, task);

@@ -47,9 +47,11 @@ impl Work {
     }
 
     pub(crate) fn note_brought(&self, index: usize, status: CacheStatus) {
-        if status != CacheStatus::Hit {
-            self.brought.lock().insert(index, status);
-        }
+        let mut brought = self.brought.lock();
+        match status {
+            CacheStatus::Hit => brought.remove(&index),
+            _ => brought.insert(index, status),
+        };
     }
 
     /// Decides over an entry's error: `Ok` if it may become a placeholder.

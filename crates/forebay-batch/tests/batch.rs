@@ -326,6 +326,10 @@ async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
             }
             b.origin.set("s.tar", shard(ArchiveKind::Tar, &[("x".into(), noise(KIB, 7)), ("y".into(), noise(2 * MIB, 8))]));
             let mut entries: Vec<String> = (0..sizes.len()).map(|i| object(&format!("o{i}"))).collect();
+            for i in 0..200 {
+                b.origin.set(&format!("small{i}"), noise(KIB, i));
+                entries.push(object(&format!("small{i}")));
+            }
             entries.push(member("s.tar", "y"));
             let batcher = batcher(&b);
             let count = entries.len() as u64;
