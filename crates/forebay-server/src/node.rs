@@ -38,6 +38,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 pub struct Node {
     app: Arc<App>,
     stop: Stop,
+    /// A fork of this process must not take the parent's socket away.
+    pid: u32,
 }
 
 impl Node {
@@ -124,7 +126,7 @@ impl Node {
             unix = app.unix_path.as_ref().map(|p| p.display().to_string()),
             "the node is ready"
         );
-        Ok(Node { app, stop })
+        Ok(Node { app, stop, pid: std::process::id() })
     }
 
     /// Where S3 and the batch API listen over TCP.
@@ -185,7 +187,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if !self.stop.abort.is_cancelled() {
+        if !self.stop.abort.is_cancelled() && self.pid == std::process::id() {
             self.app.ready.store(false, Relaxed);
             self.stop.stop.cancel();
             self.stop.abort.cancel();

@@ -31,8 +31,8 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
-    app.metrics.in_flight.fetch_add(1, Relaxed);
     let (permit, refusal) = admit(&app);
+    let mut flight = Flight::begin(note.clone(), path.clone(), permit);
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
@@ -57,9 +57,10 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     if response.status().is_success() && (cache.is_some() || api == Api::Batch) {
         app.metrics.first_byte(api, cache, note.began.elapsed());
     }
+    flight.answered = true;
     let status = response.status();
     let expected = response.body().size_hint().exact();
-    response.map(|body| Tracked { body, app, note, path, status, api, cache, expected, sent: 0, end: End::Open, _permit: permit })
+    response.map(|body| Tracked { body, flight, status, api, cache, expected, sent: 0, end: End::Open })
 }
 
 /// A place among the requests in flight, or why there is none.
@@ -85,6 +86,43 @@ fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Respons
     if is_v1 { v1::refused(app, note, path, e) } else { s3::overloaded(e, path, note) }
 }
 
+/// A request in flight, from its head to the end of its answer. One that is dropped before there is an answer was left by its client.
+struct Flight {
+    note: Arc<Note>,
+    path: String,
+    answered: bool,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Flight {
+    fn begin(note: Arc<Note>, path: String, permit: Option<OwnedSemaphorePermit>) -> Self {
+        note.metrics.in_flight.fetch_add(1, Relaxed);
+        Flight { note, path, answered: false, _permit: permit }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let note = &self.note;
+        note.metrics.in_flight.fetch_sub(1, Relaxed);
+        if !self.answered {
+            let learned = note.learned();
+            note.metrics.abandoned.add(learned.api.unwrap_or(Api::S3), 1);
+            tracing::info!(
+                target: "forebay::request",
+                id = %note.id,
+                peer = %note.peer,
+                method = %note.method,
+                path = %self.path,
+                bucket = %learned.bucket,
+                key = %learned.key,
+                ms = note.began.elapsed().as_secs_f64() * 1e3,
+                outcome = "abandoned before there was an answer",
+            );
+        }
+    }
+}
+
 /// How an answer ended.
 enum End {
     Open,
@@ -95,9 +133,7 @@ enum End {
 /// The body of an answer, followed to its end.
 pub struct Tracked {
     body: AnswerBody,
-    app: Arc<App>,
-    note: Arc<Note>,
-    path: String,
+    flight: Flight,
     status: StatusCode,
     api: Api,
     cache: Option<forebay_core::CacheStatus>,
@@ -105,7 +141,6 @@ pub struct Tracked {
     expected: Option<u64>,
     sent: u64,
     end: End,
-    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Body for Tracked {
@@ -139,15 +174,15 @@ impl Body for Tracked {
 
 impl Drop for Tracked {
     fn drop(&mut self) {
-        let metrics = &self.app.metrics;
-        metrics.in_flight.fetch_sub(1, Relaxed);
+        let note = self.flight.note.clone();
+        let metrics = &note.metrics;
         metrics.sent_bytes.add(self.api, self.sent);
-        let took = self.note.began.elapsed();
+        let took = note.began.elapsed();
         // A body that was sent to its last announced byte is complete, whether or not its end was asked for.
         if matches!(self.end, End::Open) && (self.body.is_end_stream() || self.expected == Some(self.sent)) {
             self.end = End::Complete;
         }
-        let learned = self.note.learned();
+        let learned = note.learned();
         let (outcome, error) = match &self.end {
             End::Complete => {
                 if self.status.is_success() && (self.cache.is_some() || self.api == Api::Batch) {
@@ -168,11 +203,11 @@ impl Drop for Tracked {
         macro_rules! line { ($level:ident) => {
             tracing::$level!(
                 target: "forebay::request",
-                id = %self.note.id,
-                peer = %self.note.peer,
+                id = %note.id,
+                peer = %note.peer,
                 api = self.api.as_str(),
-                method = %self.note.method,
-                path = %self.path,
+                method = %note.method,
+                path = %self.flight.path,
                 bucket = %learned.bucket,
                 key = %learned.key,
                 status,

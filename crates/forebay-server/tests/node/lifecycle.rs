@@ -85,6 +85,46 @@ async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_
     assert_eq!(n.metric("forebay_answers_abandoned_total", "api=\"s3\"").await, 1.0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_shrinks_while_it_is_read_is_a_cut_answer() {
+    for bypass in ["", "x-forebay-cache: bypass\r\n"] {
+        let n = start(&[]).await;
+        n.write("large", &vec![9; LARGE]);
+        let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap()).await.unwrap();
+        s.write_all(format!("GET /data/large HTTP/1.1\r\nHost: h\r\n{bypass}\r\n").as_bytes()).await.unwrap();
+        let mut head = [0u8; 12];
+        s.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        std::fs::OpenOptions::new().write(true).open(n.file("large")).unwrap().set_len(1 << 20).unwrap();
+        let mut rest = Vec::new();
+        // The connection ends, in time, and before the length that was announced.
+        let _ = tokio::time::timeout(Duration::from_secs(20), s.read_to_end(&mut rest)).await.unwrap();
+        assert!(rest.len() < LARGE, "{bypass:?}: {}", rest.len());
+        assert_eq!(n.metric("forebay_answers_cut_total", "api=\"s3\"").await, 1.0, "{bypass:?}");
+        assert_eq!(n.metric("forebay_requests_in_flight", "").await, 0.0);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_answer_is_not_in_flight_any_more() {
+    let n = start(&[]).await;
+    let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap()).await.unwrap();
+    // The rest of the upload never comes.
+    s.write_all(b"PUT /data/k HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\nhalf").await.unwrap();
+    while n.metric("forebay_requests_in_flight", "").await < 1.0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(s);
+    for _ in 0..400 {
+        if n.metric("forebay_requests_in_flight", "").await == 0.0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(n.metric("forebay_requests_in_flight", "").await, 0.0);
+    assert!(!n.file("k").exists(), "half an upload is no object");
+}
+
 #[tokio::test]
 async fn a_restart_finds_the_cache_again() {
     let n = start(&[]).await;
