@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ._forebay import (
     Batch,
     Batches,
@@ -76,7 +78,7 @@ __all__ = [
 ]
 
 
-def open_local(origin: str | list[str], cache: str, **options) -> Client:
+def open_local(origin: str | list[str], cache: str, **options: Any) -> Client:
     """A client whose engine runs on this machine, in the first process that opens the cache directory.
 
     Args:

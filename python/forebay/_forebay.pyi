@@ -11,7 +11,7 @@ __version__: str
 def cli_main(arguments: list[str]) -> int:
     """Runs the command line (the program's name first); returns its exit status."""
 
-class EntryDict(TypedDict, total=False):
+class _EntryDict(TypedDict, total=False):
     """An entry with the names of the wire format. ``opaque`` as a str is base64."""
 
     objname: str
@@ -22,15 +22,15 @@ class EntryDict(TypedDict, total=False):
     length: int | None
     opaque: bytes | str | None
 
-Name: TypeAlias = str | tuple[str, str]
-EntryLike: TypeAlias = str | tuple[str, str] | tuple[str, str, str | None] | EntryDict | Entry
+_Name: TypeAlias = str | tuple[str, str]
+_EntryLike: TypeAlias = str | tuple[str, str] | tuple[str, str, str | None] | _EntryDict | Entry
 # Also a one-dimensional NumPy array, pandas Series or Arrow array of strings.
-Entries: TypeAlias = Iterable[EntryLike] | Any
+_Entries: TypeAlias = Iterable[_EntryLike] | Any
 
 @final
 class Entry:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         objname: str,
         *,
         bucket: str | None = None,
@@ -38,7 +38,7 @@ class Entry:
         start: int | None = None,
         length: int | None = None,
         opaque: bytes | str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def objname(self) -> str: ...
     @property
@@ -51,7 +51,7 @@ class Entry:
     def length(self) -> int | None: ...
     @property
     def opaque(self) -> bytes | None: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Item:
@@ -82,9 +82,9 @@ class Item:
 @final
 class Batch(Sequence[Item]):
     @overload
-    def __getitem__(self, index: int) -> Item: ...
+    def __getitem__(self, index: int, /) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: slice, /) -> list[Item]: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Item]: ...
     def wait(self, timeout: float | None = None) -> Self: ...
@@ -117,7 +117,7 @@ class Buffer:
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str: ...
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
@@ -142,9 +142,12 @@ class Listing:
     def __iter__(self) -> Self: ...
     def __next__(self) -> ObjectInfo: ...
 
+# Inside the class `list` is a method.
+_Names: TypeAlias = list[str]
+
 class Client:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         url: str | None = None,
         *,
         token: str | None = None,
@@ -152,27 +155,27 @@ class Client:
         max_inflight_bytes: int = 1 << 30,
         origin: str | Sequence[str] | None = None,
         cache: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def get(
         self,
-        name: Name,
+        name: _Name,
         *,
         bucket: str | None = None,
         archpath: str | None = None,
         start: int | None = None,
         length: int | None = None,
     ) -> Buffer: ...
-    def head(self, name: Name, *, bucket: str | None = None) -> ObjectInfo: ...
-    def exists(self, name: Name, *, bucket: str | None = None) -> bool: ...
+    def head(self, name: _Name, *, bucket: str | None = None) -> ObjectInfo: ...
+    def exists(self, name: _Name, *, bucket: str | None = None) -> bool: ...
     def put(
-        self, name: Name, data: BytesLike | PathLike[str] | BinaryIO, *, bucket: str | None = None
+        self, name: _Name, data: BytesLike | PathLike[str] | BinaryIO, *, bucket: str | None = None
     ) -> str | None: ...
-    def delete(self, name: Name, *, bucket: str | None = None) -> None: ...
+    def delete(self, name: _Name, *, bucket: str | None = None) -> None: ...
     def list(self, prefix: str, *, page_size: int = 1000) -> Listing: ...
-    def buckets(self) -> list[str]: ...
+    def buckets(self) -> _Names: ...
     def batch(
         self,
-        entries: Entries,
+        entries: _Entries,
         *,
         bucket: str | None = None,
         continue_on_error: bool = False,
@@ -180,7 +183,7 @@ class Client:
     ) -> Batch: ...
     def batch_async(
         self,
-        entries: Entries,
+        entries: _Entries,
         *,
         bucket: str | None = None,
         continue_on_error: bool = False,
@@ -188,7 +191,7 @@ class Client:
     ) -> Batch: ...
     def batches(
         self,
-        lists: Iterable[Entries],
+        lists: Iterable[_Entries],
         *,
         prefetch: int = 2,
         bucket: str | None = None,
@@ -197,7 +200,7 @@ class Client:
     ) -> Batches: ...
     def archive(
         self,
-        entries: Entries,
+        entries: _Entries,
         format: str = "tar",
         *,
         bucket: str | None = None,

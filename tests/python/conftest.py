@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,6 @@ def origin_s3(origin):
 
 
 @pytest.fixture
-def scratch(request, s3):
+def scratch(request):
     """A prefix in the bucket `scratch` that no other test uses."""
-    return request.node.name.replace("[", "-").replace("]", "").replace("/", "-")
+    return re.sub(r"[^\w.]+", "-", request.node.nodeid.removesuffix("]"))

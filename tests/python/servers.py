@@ -114,10 +114,11 @@ class Node(Process):
         cache_size: str = "2GiB",
         options: list[str] = (),
         env: dict[str, str] | None = None,
+        socket: Path | None = None,
     ) -> None:
         self.directory = directory
         # The path of a Unix socket is short: 107 bytes.
-        self.socket = Path(f"/tmp/fb-{os.getpid()}-{free_port()}.sock")
+        self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{free_port()}.sock")
         self.admin_port = free_port()
         command = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", str(self.socket)]
         command += ["--admin", f"127.0.0.1:{self.admin_port}", "--cache", f"{directory / 'cache'}:{cache_size}"]

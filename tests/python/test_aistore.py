@@ -12,7 +12,7 @@ import torch
 from aistore.pytorch.batch_iter_dataset import AISBatchIterDataset
 from aistore.sdk import Client
 from aistore.sdk.enums import Colocation
-from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
+from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound, ErrRemoteBckNotFound
 from aistore.sdk.list_object_flag import ListObjectFlag
 from aistore.sdk.obj.object_reader import ObjectReader
 
@@ -89,8 +89,9 @@ class TestObjects:
         with pytest.raises(AISError) as caught:
             train.object("nope").head()
         assert caught.value.status_code == 404
-        with pytest.raises(ErrBckNotFound):
-            ais.bucket("no-such-bucket", provider="s3").list_all_objects()
+        for provider, error in (("s3", ErrRemoteBckNotFound), ("ais", ErrBckNotFound)):
+            with pytest.raises(error):
+                ais.bucket("no-such-bucket", provider=provider).list_all_objects()
 
 
 class TestBuckets:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import forebay
 import pytest
 from scripted_node import ScriptedNode, chunked, tar_of
+from servers import Node
 
 NAMES = [f"train/img/{i:04}.bin" for i in range(200)]
 
@@ -204,6 +205,30 @@ def test_the_interpreter_ends_with_batches_under_way(node):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'1'\n", "")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_node_in_the_wheel_stops_on_a_signal(origin, tmp_path, how):
+    node = Node(origin.url, ["train"], tmp_path)
+    client = forebay.Client(node.url)
+    assert bytes(client.get("train/one")) == b"1"
+    began = time.monotonic()
+    assert node.stop(how) == 0 and time.monotonic() - began < 10
+    with pytest.raises(forebay.ConnectionFailed):
+        client.get("train/one")
+
+
+def test_a_client_outlives_its_node(origin, tmp_path):
+    """A node that comes back under the same addresses is found again, over its socket."""
+    first = Node(origin.url, ["train"], tmp_path)
+    client = forebay.Client(first.unix_url)
+    assert bytes(client.get("train/one")) == b"1"
+    first.stop()
+    again = Node(origin.url, ["train"], tmp_path, socket=first.socket)
+    try:
+        assert bytes(client.get("train/one")) == b"1"
+    finally:
+        again.stop()
 
 
 def test_the_wheel_brings_the_command_line():

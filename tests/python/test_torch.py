@@ -84,7 +84,7 @@ def test_entries_that_fail(client, truth):
 def test_map_style_in_a_dataloader(client, truth, workers):
     client.get("train/one")  # the parent's connections and threads exist before the workers do
     data = MapDataset(client, NAMES, bucket="train", labels=range(200), decode=total)
-    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers}
+    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
     generator = torch.Generator().manual_seed(0)
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator, **how)
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_map_style_in_a_dataloader(client, truth, workers):
 @pytest.mark.parametrize("workers", [None, "fork", "spawn"])
 def test_iterable_in_a_dataloader(client, truth, workers):
     data = IterableDataset(client, NAMES, bucket="train", labels=range(200), decode=total, request_size=13, shuffle=True, prefetch=2)
-    how = {} if workers is None else {"num_workers": 3, "multiprocessing_context": workers, "persistent_workers": True}
+    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
     loader = DataLoader(data, batch_size=16, **how)
     orders = []
     for epoch in range(2):
