@@ -19,9 +19,9 @@ need go "install Go 1.26 or newer: the S3 server that the tests run against is b
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 
 step "Test servers: versitygw, fake-gcs-server, Azurite, nginx" "see the message above; run again when the network is there"
-# Azurite runs on Node.js, where the machine has it or not.
+# Azurite runs on Node.js. The machine's own is on the PATH already; its directory in front would put other programs first too.
 node_bin=$(tools/node.sh)
-export PATH=$node_bin:$PATH
+if [[ $node_bin == "$CACHE"/* ]]; then export PATH=$node_bin:$PATH; fi
 tests/servers/install.sh
 
 step "Python environment of the tests, with PyTorch (gigabytes, once)" "see the message above; 10 GB of disk are needed in $CACHE"
