@@ -5,15 +5,19 @@ use forebay_core::{Error, Result};
 use forebay_engine::Buckets;
 use forebay_origin::{Origin, Origins};
 use parking_lot::RwLock;
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
+use tokio::time::timeout;
 
 /// Buckets of wildcards that are known to exist, at most.
 const KNOWN_MAX: usize = 4096;
+/// How long the question may take, once for each bucket: a read of what is cached must not wait for an origin that is away.
+const EXISTS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// [`Origins`] behind the engine's trait.
 pub struct OriginBuckets {
     origins: Arc<Origins>,
-    /// Buckets that were found to exist. One that is not known is asked for once, so that a misspelt bucket is "no such bucket" before any work.
+    /// Buckets that are not asked for again. One that is not known is asked for once, so that a misspelt bucket is "no such bucket" before any
+    /// work.
     known: RwLock<HashSet<String>>,
 }
 
@@ -30,19 +34,16 @@ impl Buckets for OriginBuckets {
         if self.known.read().contains(bucket) {
             return Ok(origin);
         }
-        match self.origins.exists(bucket).await {
-            Ok(true) => {
-                let mut known = self.known.write();
-                if known.len() >= KNOWN_MAX {
-                    known.clear();
-                }
-                known.insert(bucket.to_owned());
-                Ok(origin)
-            }
-            Ok(false) => Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} at its origin"))),
-            // An origin that does not say is tried; what is cached is served without it.
-            Err(_) => Ok(origin),
+        // An origin that does not say, or not soon, is tried; what is cached is served without it.
+        if let Ok(Ok(false)) = timeout(EXISTS_TIMEOUT, self.origins.exists(bucket)).await {
+            return Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} at its origin")));
         }
+        let mut known = self.known.write();
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(bucket.to_owned());
+        Ok(origin)
     }
 
     async fn list(&self) -> Result<Vec<String>> {
