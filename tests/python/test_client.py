@@ -9,6 +9,7 @@ import dataset
 import forebay
 import numpy as np
 import pytest
+from servers import Node
 
 
 @pytest.mark.parametrize("name", ["empty", "one", "big/chunk", "big/chunk+1", "big/8MiB", "img/0100.bin"])
@@ -171,3 +172,19 @@ def test_wrong_arguments():
 def test_the_node_is_named_by_the_environment(node, monkeypatch):
     monkeypatch.setenv("FOREBAY_NODE", node.url)
     assert bytes(forebay.Client().get("train/one")) == b"1"
+
+
+def test_tokens(origin, tmp_path):
+    node = Node(origin.url, ["train"], tmp_path, options=["--set", 'auth.tokens=["right-token"]'])
+    try:
+        assert bytes(forebay.Client(node.url, token="right-token").get("train/one")) == b"1"
+        # Who may open the node's Unix socket is trusted.
+        assert bytes(forebay.Client(node.unix_url).get("train/one")) == b"1"
+        for token in (None, "wrong-token"):
+            client = forebay.Client(node.url, token=token)
+            for call in (lambda: client.get("train/one"), lambda: client.batch(["train/one"]), lambda: client.put("train/x", b"")):
+                with pytest.raises(PermissionError) as caught:
+                    call()
+                assert isinstance(caught.value, forebay.Unauthenticated) and "wrong-token" not in str(caught.value)
+    finally:
+        node.stop()
