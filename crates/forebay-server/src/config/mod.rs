@@ -181,7 +181,6 @@ impl Config {
             rules: self.rules(),
             member_index_memory_bytes: self.cache.member_index_memory.0,
             fill_run_bytes: self.cache.fill_run.0,
-            ..EngineConfig::default()
         }
     }
 
@@ -214,8 +213,13 @@ impl Config {
         self.memory.budget.map_or_else(|| limits::MEMORY_BUDGET_DEFAULT_BYTES.min(crate::process::memory_total_bytes() / 4), |b| b.0)
     }
 
-    /// Where the Unix socket goes, if anywhere.
+    /// Where the Unix socket goes, if anywhere. Absolute, since clients with other working directories are told of it.
     pub fn unix_path(&self) -> Option<PathBuf> {
+        let path = self.unix_path_as_given()?;
+        Some(std::path::absolute(&path).unwrap_or(path))
+    }
+
+    fn unix_path_as_given(&self) -> Option<PathBuf> {
         match self.listen.unix.as_str() {
             "off" | "" => None,
             "auto" => match (self.cache.dirs.first(), std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty())) {
