@@ -188,3 +188,23 @@ def test_tokens(origin, tmp_path):
                 assert isinstance(caught.value, forebay.Unauthenticated) and "wrong-token" not in str(caught.value)
     finally:
         node.stop()
+
+
+class Breaks(io.RawIOBase):
+    """A file that fails in the middle."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def read(self, n: int = -1) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the disk is gone")
+        return b"x" * n
+
+
+def test_a_file_that_cannot_be_read_to_its_end_leaves_nothing(client, origin_s3, scratch):
+    for _ in range(10):
+        with pytest.raises(OSError, match="the disk is gone"):
+            client.put(f"scratch/{scratch}", Breaks())
+    assert not client.exists(f"scratch/{scratch}") and "Contents" not in origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)

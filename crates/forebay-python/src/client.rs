@@ -12,20 +12,19 @@ use crate::{
     receive::Receiving,
     session::{Config, Session, Sessions},
     transport::Call,
+    upload,
 };
 use forebay_core::ByteRange;
 use http::Method;
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyBytes, PyTuple, PyType},
+    types::{PyTuple, PyType},
 };
 use std::sync::Arc;
 
 const TIMEOUT_DEFAULT_SECS: f64 = 60.0;
 const MAX_INFLIGHT_DEFAULT_BYTES: u64 = 1 << 30;
-/// Pieces in which files are sent.
-const UPLOAD_PIECE_BYTES: usize = 1 << 20;
 const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 
 /// A connection to a Forebay node, or to the engine inside this process.
@@ -193,12 +192,12 @@ impl Client {
         if data.hasattr("__fspath__")? {
             let file = py.import("io")?.call_method1("open", (data, "rb"))?;
             let length = py.import("os")?.call_method1("fstat", (file.call_method0("fileno")?,))?.getattr("st_size")?.extract()?;
-            let done = self.put_pieces(py, &session, &name, &file, Some(length));
+            let done = upload::from_file(py, &session, &name, &file, Some(length));
             file.call_method0("close")?;
             return done;
         }
         if data.hasattr("read")? {
-            return self.put_pieces(py, &session, &name, data, None);
+            return upload::from_file(py, &session, &name, data, None);
         }
         Err(PyTypeError::new_err(format!("data is bytes-like, a path or a file opened for reading, not {}", crate::names::type_name(data))))
     }
@@ -395,47 +394,5 @@ impl Client {
             Some(url) => format!("forebay.Client({url:?})"),
             None => format!("forebay.Client(origin={:?}, cache={:?})", c.origins.join(", "), c.cache.as_deref().unwrap_or("")),
         }
-    }
-}
-
-impl Client {
-    /// Sends what `file.read` gives, piece by piece: memory stays at a few pieces however large the file is.
-    fn put_pieces(
-        &self,
-        py: Python<'_>,
-        session: &Arc<Session>,
-        name: &Name,
-        file: &Bound<'_, PyAny>,
-        length: Option<u64>,
-    ) -> PyResult<Option<String>> {
-        let (sender, receiver) = tokio::sync::mpsc::channel::<std::io::Result<bytes::Bytes>>(2);
-        let pieces = futures::stream::unfold(receiver, |mut r| async move { r.recv().await.map(|piece| (piece, r)) });
-        let (session, name) = (session.clone(), name.clone());
-        let upload = async move { objects::upload(&session.transport, &name, length, Box::pin(pieces)).await };
-        let task = Upload(process::runtime()?.spawn(upload));
-        loop {
-            let piece = file.call_method1("read", (UPLOAD_PIECE_BYTES,))?;
-            let piece = piece.cast::<PyBytes>().map_err(|_| PyTypeError::new_err("the file is not opened in binary mode"))?;
-            if piece.as_bytes().is_empty() {
-                break;
-            }
-            let bytes = bytes::Bytes::copy_from_slice(piece.as_bytes());
-            // A closed channel means that the upload has failed; its own error says why.
-            if !process::wait(py, async { Ok(sender.send(Ok(bytes)).await.is_ok()) })? {
-                break;
-            }
-        }
-        drop(sender);
-        let mut task = task;
-        process::wait(py, async { (&mut task.0).await.map_err(|e| Failure::new(Class::Error, format!("the upload stopped: {e}")))? })
-    }
-}
-
-/// An upload that is stopped if its caller leaves: half an object must not be written as a whole one.
-struct Upload(tokio::task::JoinHandle<Result<Option<String>>>);
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

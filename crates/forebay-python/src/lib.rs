@@ -23,6 +23,7 @@ mod session;
 mod sync;
 mod tar;
 mod transport;
+mod upload;
 
 use pyo3::prelude::*;
 
