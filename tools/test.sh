@@ -33,7 +33,7 @@ tools/wheel.sh test
 if (($# == 0)); then
     step "Rust tests" "run one by itself: cargo test --release -p CRATE NAME"
     cargo test --release --locked --no-run
-    if cargo test --release --locked 2>&1 | tee "$log"; then :; else status=1; fi
+    if cargo test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
     rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 } END { printf "%d passed, %d failed", ok, bad }' "$log")"
 fi
 

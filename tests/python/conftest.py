@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import dataset  # noqa: E402
 from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw  # noqa: E402
 
+# A shell starts what it runs in the background with Ctrl-C ignored, and the programs that the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Whatever this machine is set up for must not reach the tests.
 for name in list(os.environ):
     if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN"):

@@ -27,7 +27,7 @@ fn a_person_is_told_where_the_node_is_and_how_to_stop_it() {
         assert!(shown.contains(part), "{part} in\n{shown}");
     }
     assert!(!shown.contains('\x1b'));
-    let stopped = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let stopped = std::process::Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().unwrap();
     assert!(stopped.success());
     assert_eq!(wait(&mut child), 0);
 }
