@@ -16,6 +16,7 @@ step "Tools of this machine" "install what is named above"
 need_rust
 need_python
 need go "install Go 1.26 or newer: the S3 server that the tests run against is built with it"
+tools/check-semantics.sh
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 
 step "Test servers: versitygw, fake-gcs-server, Azurite, nginx" "see the message above; run again when the network is there"

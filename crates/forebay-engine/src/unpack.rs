@@ -28,7 +28,7 @@ struct Pass {
     store: Option<Arc<Store>>,
     name: ObjectName,
     meta: Arc<ObjectMeta>,
-    decompressor: Decompressor,
+    decompressor: Option<Decompressor>,
     scanner: TarScanner,
     /// The chunk that is being filled.
     chunk: Vec<u8>,
@@ -58,7 +58,7 @@ impl Engine {
             store: self.store_for(name).cloned(),
             name: name.clone(),
             meta: meta.clone(),
-            decompressor: Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES),
+            decompressor: Some(Decompressor::new(codec, limits::ARCHIVE_UNPACKED_MAX_BYTES)),
             scanner: TarScanner::of_kind(kind, None),
             chunk: Vec::with_capacity(CHUNK_BYTES as usize),
             index: 0,
@@ -184,10 +184,11 @@ const SLICE_BYTES: usize = 64 << 10;
 
 impl Pass {
     fn push(&mut self, input: &[u8]) -> Result<()> {
-        let mut decompressor = std::mem::replace(&mut self.decompressor, Decompressor::new(forebay_format::Codec::Gzip, 0));
-        let result = decompressor.push_each(input, |piece| self.take(piece));
-        self.decompressor = decompressor;
-        result
+        // Out of its place while it calls back into the rest of the pass.
+        let mut decompressor = self.decompressor.take().ok_or_else(|| Error::internal("a pass went on after it failed"))?;
+        decompressor.push_each(input, |piece| self.take(piece))?;
+        self.decompressor = Some(decompressor);
+        Ok(())
     }
 
     fn take(&mut self, mut piece: &[u8]) -> Result<()> {
@@ -225,7 +226,7 @@ impl Pass {
     }
 
     fn finish(mut self) -> Result<MemberIndex> {
-        self.decompressor.finish()?;
+        self.decompressor.as_ref().ok_or_else(|| Error::internal("a pass went on after it failed"))?.finish()?;
         if !self.chunk.is_empty() {
             self.keep();
         }

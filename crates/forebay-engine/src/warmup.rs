@@ -76,6 +76,14 @@ impl Engine {
             return Err(Error::unsupported(format!("bucket {} is not cached on this node", name.bucket()))
                 .hint("give the node a cache directory, or set cache = true for the bucket"));
         };
+        // What is not known here is fetched at once: a small object then costs one request, not two.
+        let unknown = !dry_run && self.cached(name).await?.is_none();
+        if unknown {
+            let resolved = self.resolve_for(name, None).await?;
+            if resolved.data.is_some() && store.peek(name).is_some_and(|p| p.inline) {
+                return Ok(WarmOutcome::Warmed { bytes: resolved.meta.size });
+            }
+        }
         let head = self.head(name, &ReadOptions::default()).await?;
         let size = head.meta.size;
         let is_here = |meta: &forebay_core::ObjectMeta| match size <= CHUNK_BYTES {
@@ -83,7 +91,7 @@ impl Engine {
             false => self.has_chunks(name, meta, &(0..size)),
         };
         if is_here(&head.meta) {
-            return Ok(WarmOutcome::AlreadyThere { bytes: size });
+            return Ok(if unknown { WarmOutcome::Warmed { bytes: size } } else { WarmOutcome::AlreadyThere { bytes: size } });
         }
         if dry_run {
             return Ok(WarmOutcome::Warmed { bytes: size - store.coverage(name, &head.meta).min(size) });
@@ -118,6 +126,7 @@ impl Engine {
             return Err(Error::internal(format!("{name} was fetched but the cache did not keep it"))
                 .hint("is the cache large enough for what is warmed, and its disk writable? See `forebay status`"));
         }
-        Ok(WarmOutcome::Warmed { bytes: brought })
+        // Of an object that was not known, all came now: some of it with the answer to the first question.
+        Ok(WarmOutcome::Warmed { bytes: if unknown { meta.size } else { brought } })
     }
 }

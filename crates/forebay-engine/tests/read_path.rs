@@ -4,7 +4,7 @@
 mod support;
 
 use forebay_core::{ByteRange, ErrorKind};
-use forebay_engine::{Conditions, Freshness, PutRequest, ReadOptions};
+use forebay_engine::{Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome};
 use futures::{StreamExt, future::join_all, stream};
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 use support::{Bench, collect, name, noise};
@@ -160,6 +160,31 @@ async fn a_cut_body_is_an_error_and_nothing_of_it_is_kept() {
     *b.origin.cut_bodies_after.lock() = None;
     assert_eq!(b.get("a").await.unwrap(), (noise(300_000, 1), "MISS"));
     assert_eq!(b.get("big").await.unwrap().0, noise(5 * MIB, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_up_fetches_each_byte_once_and_reports_exactly() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("small", noise(1000, 1));
+    b.origin.set("big", noise(20 * MIB + 3, 2));
+    for (key, size) in [("small", 1000), ("big", 20 * MIB as u64 + 3)] {
+        let dry = b.engine.warm(&name(key), true).await;
+        assert!(matches!(dry, WarmOutcome::Warmed { bytes } if bytes == size), "{key}: {dry:?}");
+    }
+    assert_eq!(b.origin.bytes_out.load(SeqCst), 0, "a dry run fetches nothing");
+    for (key, size) in [("small", 1000), ("big", 20 * MIB as u64 + 3)] {
+        let warmed = b.engine.warm(&name(key), false).await;
+        assert!(matches!(warmed, WarmOutcome::Warmed { bytes } if bytes == size), "{key}: {warmed:?}");
+        let again = b.engine.warm(&name(key), false).await;
+        assert!(matches!(again, WarmOutcome::AlreadyThere { bytes } if bytes == size), "{key}: {again:?}");
+        assert_eq!(b.get(key).await.unwrap().1, "HIT");
+    }
+    assert_eq!(b.origin.bytes_out.load(SeqCst), 1000 + 20 * MIB as u64 + 3);
+    assert!(matches!(b.engine.warm(&name("gone"), false).await, WarmOutcome::Missing));
+    b.origin.set("part", noise(9 * MIB, 3));
+    b.get_range("part", Some(ByteRange::Inclusive(0, 0))).await.unwrap();
+    let rest = b.engine.warm(&name("part"), false).await;
+    assert!(matches!(rest, WarmOutcome::Warmed { bytes } if bytes == 8 * MIB as u64), "{rest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
