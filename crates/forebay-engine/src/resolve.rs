@@ -113,6 +113,15 @@ impl Engine {
                 follower.wait().await
             }
             Joined::Leader(leader) => {
+                // Somebody may have finished between the look into the store and the join.
+                let cached = self.cached(name).await?;
+                if let Some(c) = &cached
+                    && self.is_fresh(name, c.validated_at_secs)
+                {
+                    let found = Resolved { meta: c.meta.clone(), status: CacheStatus::Hit, data: c.data.clone() };
+                    leader.publish(Ok(found.clone()));
+                    return Ok(found);
+                }
                 let follower = leader.follower();
                 let (engine, name) = (self.clone(), name.clone());
                 tokio::spawn(async move {

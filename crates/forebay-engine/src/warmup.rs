@@ -96,27 +96,27 @@ impl Engine {
         if dry_run {
             return Ok(WarmOutcome::Warmed { bytes: size - store.coverage(name, &head.meta).min(size) });
         }
-        let mut brought = 0;
-        let meta = if size <= CHUNK_BYTES {
+        // Counted before anything is fetched: a run brings chunks ahead of the question whether they are missing.
+        let missing = |i: &u32| !self.has_chunks(name, &head.meta, &chunk_range(*i, size));
+        let (brought, meta) = if size <= CHUNK_BYTES {
             let resolved = self.resolve_for(name, None).await?;
-            brought += resolved.meta.size;
-            resolved.meta
+            (resolved.meta.size, resolved.meta)
         } else {
             let chunks = 0..size.div_ceil(CHUNK_BYTES) as u32;
             let until = chunks.end;
-            let mut work = futures::stream::iter(chunks.filter(|&i| !self.has_chunks(name, &head.meta, &chunk_range(i, size))))
+            let bytes = chunks.clone().filter(missing).map(|i| chunk_range(i, size)).map(|r| r.end - r.start).sum();
+            let mut work = futures::stream::iter(chunks.filter(missing))
                 .map(|i| {
                     let range = chunk_range(i, size);
-                    let length = range.end - range.start;
                     let (engine, name, meta) = (self.clone(), name.clone(), head.meta.clone());
-                    async move { engine.chunk(&name, &meta, i, 0..length, until).await.map(|_| length) }
+                    async move { engine.chunk(&name, &meta, i, 0..range.end - range.start, until).await }
                 })
                 .buffered(8);
-            while let Some(length) = work.next().await {
-                brought += length?;
+            while let Some(chunk) = work.next().await {
+                chunk?;
             }
             drop(work);
-            head.meta.clone()
+            (bytes, head.meta.clone())
         };
         let here = match meta.size <= CHUNK_BYTES {
             true => store.peek(name).is_some_and(|p| p.inline),

@@ -7,7 +7,7 @@ use forebay_core::{ByteRange, ErrorKind};
 use forebay_engine::{Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome};
 use futures::{StreamExt, future::join_all, stream};
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
-use support::{Bench, collect, name, noise};
+use support::{Bench, collect, name, noise, settled};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
@@ -126,7 +126,7 @@ async fn many_readers_share_one_fill_and_those_who_leave_cancel_nothing() {
     }
     assert_eq!(b.origin.bytes_out.load(SeqCst), 12 * MIB as u64 + 1000, "every byte once");
     assert_eq!(b.engine.fills_in_flight(), 0);
-    assert_eq!(b.engine.budget().used_bytes(), 0);
+    settled(&b.engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,7 +269,7 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
     for (i, read) in reads.into_iter().enumerate() {
         assert_eq!(read.unwrap().0, noise(10 * MIB, i as u64));
     }
-    assert_eq!(b.engine.budget().used_bytes(), 0);
+    settled(&b.engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

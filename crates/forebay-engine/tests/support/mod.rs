@@ -220,6 +220,15 @@ impl Bench {
     }
 }
 
+/// Waits until nothing holds memory any more: fills that ran ahead of their reader end a little after it.
+pub async fn settled(engine: &Engine) {
+    let began = std::time::Instant::now();
+    while engine.budget().used_bytes() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{} bytes are held after the work", engine.budget().used_bytes());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Copies piece by piece, as a client does: a piece that is kept keeps its share of the memory budget.
 pub async fn collect(mut body: ByteStream) -> Result<Vec<u8>> {
     let mut out = Vec::new();
