@@ -139,10 +139,7 @@ impl BatchRequest {
             .hint("send several requests"));
         }
         let mut interned = Interned::default();
-        let default_bucket = match default_bucket {
-            Some(b) => Some(interned.get(b)),
-            None => None,
-        };
+        let default_bucket = default_bucket.map(|b| interned.get(b));
         let mut entries = Vec::with_capacity(wire_entries.len());
         for (i, MapOnly(e)) in wire_entries.into_iter().enumerate() {
             entries.push(check_entry(e, default_bucket.as_ref(), &mut interned).map_err(|e| e.context(format_args!("in[{i}]")))?);
@@ -319,7 +316,7 @@ mod tests {
             assert!(e.to_string().contains(expect), "{body}: {e}");
         }
         assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
-        let many = format!(r#"{{"in":[{}]}}"#, vec![r#"{"objname":"a"}"#; 11].join(","));
+        let many = format!(r#"{{"in":[{}]}}"#, [r#"{"objname":"a"}"#; 11].join(","));
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
     }
 }

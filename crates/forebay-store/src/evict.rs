@@ -92,7 +92,7 @@ impl Inner {
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
         let (victim, mode) = {
             let mut state = dir.state.lock();
-            let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| !active.as_ref().is_some_and(|a| a.ordinal == s.ordinal);
+            let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
             if !state.segments.values().any(|s| sealed(s, &state.active)) {
                 // Everything is in the active segment: close it.
                 state.active = None;
@@ -228,7 +228,7 @@ impl Inner {
         let needed = mode == Mode::Compact && {
             // A newer record of the key in the same log does the tombstone's work.
             let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
-            !newer.is_some_and(|s| s.dir == dir.index)
+            newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
             self.relocate(dir, victim, offset, header, false)?;
