@@ -1,23 +1,28 @@
 //! Look-ahead: entries that are not on the local disk are brought there before the cursor comes to them, many at a time.
 //!
-//! What is brought waits in the store, not in memory, so the number of entries under way is the only bound that is needed here. Dropping
-//! an [`Ahead`] ends its tasks; fills that they began go on for other readers.
+//! What is brought waits in the store, not in memory, so the number of entries under way is the only bound that is needed here. Where the
+//! store does not keep it, it is held in memory as long as that can be spared. Dropping an [`Ahead`] ends its tasks; fills that they
+//! began go on for other readers.
 
-use crate::{produce::Work, stats::add};
+use crate::{
+    held::{Opened, hold},
+    produce::Work,
+    stats::add,
+};
 use forebay_core::{CacheStatus, Error, Result};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
 /// Tasks by entry, in order; the cursor takes them from the front.
 #[derive(Default)]
-struct Pending(VecDeque<(usize, JoinHandle<Result<()>>)>);
+struct Pending(VecDeque<(usize, JoinHandle<Result<Option<Opened>>>)>);
 
 impl Pending {
-    fn push(&mut self, index: usize, task: JoinHandle<Result<()>>) {
+    fn push(&mut self, index: usize, task: JoinHandle<Result<Option<Opened>>>) {
         self.0.push_back((index, task));
     }
 
-    fn take(&mut self, index: usize) -> Option<JoinHandle<Result<()>>> {
+    fn take(&mut self, index: usize) -> Option<JoinHandle<Result<Option<Opened>>>> {
         while let Some((front, _)) = self.0.front() {
             if *front > index {
                 return None;
@@ -52,11 +57,11 @@ impl Ahead {
         Self { work, next: 0, pending: Pending::default() }
     }
 
-    /// Brings entry `cursor`, and begins to bring those after it.
+    /// Brings entry `cursor`, and begins to bring those after it. Returns the entry if it is held in memory.
     ///
     /// # Errors
     /// Of this entry.
-    pub(crate) async fn bring(&mut self, cursor: usize) -> Result<()> {
+    pub(crate) async fn bring(&mut self, cursor: usize) -> Result<Option<Opened>> {
         let config = &self.work.batcher.config;
         self.next = self.next.max(cursor);
         let horizon = (cursor + config.read_ahead_entries.max(1)).min(self.work.request.entries.len());
@@ -73,11 +78,18 @@ impl Ahead {
                 }
                 let task = tokio::spawn(async move {
                     let engine = &work.batcher.engine;
-                    let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
-                    if unsaid {
-                        work.note_brought(index, status);
+                    let keeps = || engine.keeps(work.entry(index).name);
+                    if keeps() {
+                        let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
+                        if unsaid {
+                            work.note_brought(index, status);
+                        }
+                        // The disk may have refused just this.
+                        if keeps() || engine.is_warm(&work.entry(index)) {
+                            return Ok(None);
+                        }
                     }
-                    Ok(())
+                    with_attempts(&work, || hold(&work, index)).await
                 });
                 self.pending.push(index, task);
             }
@@ -90,7 +102,7 @@ impl Ahead {
                 brought.map_err(|e| Error::internal("a look-ahead task failed").source(e))?
             }
             // It was warm when it was looked at: whoever reads it will see whether it still is.
-            None => Ok(()),
+            None => Ok(None),
         }
     }
 }

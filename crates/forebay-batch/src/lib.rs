@@ -3,7 +3,8 @@
 //! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to 2.4):
 //! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that names its place.
 //! 2. **Admit** (`lib.rs`): the window of buffers is reserved from the memory budget, or the batch is refused with 429 before any work.
-//! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many at a time, some way ahead of the cursor.
+//! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many at a time, some way ahead of the cursor;
+//!    where the disk does not keep them, into memory (`held.rs`).
 //! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read straight into the outgoing buffer beside its
 //!    header, a bufferful at a time on one worker thread; the rest is streamed through. A bounded channel of buffers leads to the client.
 //! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a metadata part in the buffered form.
@@ -17,6 +18,7 @@
 
 mod ahead;
 mod config;
+mod held;
 mod multipart;
 mod output;
 mod pressure;

@@ -7,6 +7,7 @@
 use crate::{
     Batcher, InFlight, RunOptions,
     ahead::{Ahead, with_attempts},
+    held::{Opened, open},
     multipart::Planned,
     output::Output,
     request::BatchRequest,
@@ -14,7 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{CacheStatus, Error, ErrorKind, Reservation, Result};
-use forebay_engine::{Appended, EntryHeader, ReadOptions, WarmEntry};
+use forebay_engine::{Appended, EntryHeader, WarmEntry};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use std::{
@@ -264,7 +265,8 @@ impl Producer {
         };
         add(&self.work.batcher.stats.wait_ns, began.elapsed().as_nanos() as u64);
         let done = match brought {
-            Ok(()) => self.after_bring(sender).await,
+            Ok(Some(held)) => self.stream_entry(Some(held), sender).await,
+            Ok(None) => self.after_bring(sender).await,
             Err(e) => Err(Failed::Entry(e)),
         };
         match done {
@@ -287,29 +289,18 @@ impl Producer {
             return Ok(());
         }
         self.out.truncate(at);
-        self.stream_entry(sender).await
+        self.stream_entry(None, sender).await
     }
 
     /// Streams the entry at the cursor through, without the disk if need be.
-    async fn stream_entry(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
+    async fn stream_entry(&mut self, held: Option<Opened>, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
         let work = self.work.clone();
-        let entry = work.entry(self.next);
-        let engine = &work.batcher.engine;
-        let options = ReadOptions { brought: Some(entry.brought), ..Default::default() };
-        let opened = with_attempts(&work, || async {
-            Ok(match entry.member {
-                Some(member) => {
-                    let read = engine.read_member(entry.name, member, entry.range, &options).await?;
-                    (EntryHeader { size: read.range.end - read.range.start, mtime_secs: 0 }, read.body)
-                }
-                None => {
-                    let read = engine.read(entry.name, entry.range, &options).await?;
-                    (EntryHeader::of_object(&read.meta, &read.range, entry.range.is_some()), read.body)
-                }
-            })
-        })
-        .await;
-        let (header, mut body) = opened.map_err(Failed::Entry)?;
+        let opened = match held {
+            Some(held) => held,
+            None => with_attempts(&work, || open(&work, self.next)).await.map_err(Failed::Entry)?,
+        };
+        let Opened { header, cache, mut body } = opened;
+        work.batcher.engine.stats().count_read(cache);
         if self.planned_size(self.next).is_some_and(|size| size != header.size) {
             return Err(Failed::Batch(changed()));
         }

@@ -6,13 +6,14 @@ mod support;
 
 use bytes::Bytes;
 use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
-use forebay_core::{ErrorKind, Result};
+use forebay_core::{ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
 use forebay_format::{ArchiveKind, ArchiveWriter, Decompressor, Indexer, MemberIndex, Place, ScanStep, tar_header_into};
+use forebay_store::{DirConfig, Store, StoreConfig, disk::RealDisk, faults::FaultyDisk};
 use futures::StreamExt;
 use std::{
     fmt::Write,
-    sync::atomic::Ordering::SeqCst,
+    sync::{Arc, atomic::Ordering::SeqCst},
     time::{Duration, Instant},
 };
 use support::{Bench, collect, noise, settled};
@@ -308,6 +309,113 @@ async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
     // One round trip, some time to copy; one after another would take 12.8 s.
     assert!(took < Duration::from_secs(4), "{took:?}");
     assert!(batcher.stats().snapshot().wait_ns > 0);
+}
+
+/// Without a disk to bring entries to, they are held in memory: still fetched together, each once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_cache_fetches_a_batch_together() {
+    for options in [r#","strm":true"#, r#","strm":true,"mime":".tgz""#, r#","strm":false"#] {
+        let b = Bench::with(MINUTE, None, 64 << 20);
+        let batcher = batcher(&b);
+        let mut entries: Vec<String> = (0..96).map(|i| object(&format!("o{i:03}"))).collect();
+        for i in 0..96 {
+            b.origin.set(&format!("o{i:03}"), noise(if i % 7 == 0 { 0 } else { 100 * KIB + i }, i as u64));
+        }
+        // Too long to be held.
+        entries.insert(5, object("long"));
+        b.origin.set("long", noise(5 * MIB, 1000));
+        let members: Vec<(String, Vec<u8>)> = (0..16).map(|i| (format!("m{i}"), noise(90 * KIB, 2000 + i))).collect();
+        b.origin.set("s.tar", shard(ArchiveKind::Tar, &members));
+        entries.extend(members.iter().map(|(name, _)| member("s.tar", name)));
+        *b.origin.latency.lock() = Duration::from_millis(50);
+        let began = Instant::now();
+        let answer = run(&batcher, &entries, options).await.unwrap();
+        let body = collect(answer.body).await.unwrap();
+        let took = began.elapsed();
+        // One after another, the objects alone would take 4.8 s; the buffered form asks twice, for its metadata come first.
+        assert!(took < Duration::from_millis(2500), "{took:?}{options}");
+        let s = b.engine.stats().snapshot();
+        assert_eq!(s.reads_hit, 0, "{options}");
+        assert_eq!(s.reads_bypass, 97, "{options}");
+        if options == r#","strm":true"# {
+            let got = unpack(ArchiveKind::Tar, &body);
+            assert_eq!(got.len(), entries.len());
+            for (i, (_, data)) in got.iter().enumerate() {
+                match i {
+                    5 => assert_eq!(*data, noise(5 * MIB, 1000)),
+                    97.. => assert_eq!(*data, members[i - 97].1),
+                    _ => {
+                        let n = if i > 5 { i - 1 } else { i };
+                        assert_eq!(*data, noise(if n % 7 == 0 { 0 } else { 100 * KIB + n }, n as u64));
+                    }
+                }
+            }
+        }
+        assert_eq!(b.engine.budget().used_bytes(), 0, "nothing is held when the batch is over");
+    }
+}
+
+/// Held entries take no more than half of the budget, so batches that wait for memory get it.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
+    for budget in [3 * MIB, 9 * MIB, 20 * MIB] {
+        let b = Bench::with(MINUTE, None, budget as u64);
+        for i in 0..40 {
+            b.origin.set(&format!("o{i}"), noise(MIB / 2 + i, i as u64));
+            b.origin.set(&format!("s{i}.tar"), shard(ArchiveKind::Tar, &[("m".into(), noise(MIB / 2, 100 + i as u64))]));
+        }
+        *b.origin.latency.lock() = Duration::from_millis(2);
+        let batcher = batcher(&b);
+        let entries: Vec<String> = (0..40).flat_map(|i| [object(&format!("o{i}")), member(&format!("s{i}.tar"), "m")]).collect();
+        let mut accepted = 0;
+        let mut running = Vec::new();
+        for _ in 0..6 {
+            let (batcher, entries) = (batcher.clone(), entries.clone());
+            running.push(tokio::spawn(async move { tar_of(&batcher, &entries, r#","strm":true"#).await }));
+        }
+        for batch in running {
+            match tokio::time::timeout(Duration::from_secs(30), batch).await.expect("no batch stands still").unwrap() {
+                Ok(tar) => {
+                    accepted += 1;
+                    for (i, (_, data)) in tar.iter().enumerate() {
+                        let wanted = if i % 2 == 0 { noise(MIB / 2 + i / 2, i as u64 / 2) } else { noise(MIB / 2, 100 + i as u64 / 2) };
+                        assert_eq!(*data, wanted, "entry {i}, budget {budget}");
+                    }
+                }
+                Err(e) => assert_eq!(e.kind(), ErrorKind::Busy, "{}", e.describe()),
+            }
+        }
+        assert!(accepted > 0);
+        assert_eq!(b.engine.budget().used_bytes(), 0);
+    }
+}
+
+/// A disk that refuses every write: as without one, after the entries that found out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_does_not_make_cold_batches_sequential() {
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::at(support::NOW);
+    let config = StoreConfig { dirs: vec![DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }], ..Default::default() };
+    let store = Arc::new(Store::open_on(Arc::new(disk), config, Arc::new(clock.clone())).unwrap());
+    let b = Bench::over(Arc::default(), MINUTE, Some(store), Some(dir), clock, 64 << 20);
+    let batcher = batcher(&b);
+    let entries: Vec<String> = (0..128).map(|i| object(&format!("o{i:03}"))).collect();
+    for i in 0..128 {
+        b.origin.set(&format!("o{i:03}"), noise(50 * KIB, i));
+    }
+    faults.full("");
+    *b.origin.latency.lock() = Duration::from_millis(50);
+    let began = Instant::now();
+    let tar = tar_of(&batcher, &entries, r#","strm":true"#).await.unwrap();
+    let took = began.elapsed();
+    for (i, (_, data)) in tar.iter().enumerate() {
+        assert_eq!(*data, noise(50 * KIB, i as u64));
+    }
+    assert!(took < Duration::from_millis(2500), "{took:?}");
+    assert!(b.engine.stats().snapshot().store_writes_failed > 0);
+    // Those that found out were fetched for the disk first.
+    assert!(b.origin.requests() <= 256, "{}", b.origin.requests());
 }
 
 /// What a batch brings by itself is no hit, whatever way it takes to the answer.

@@ -70,6 +70,15 @@ impl MemoryBudget {
         }
     }
 
+    /// Takes `bytes` if at least half of the pool stays free after it. For what is held until others come to it: work that waits always
+    /// has the other half to go on with, so what is held can never make it wait for itself.
+    pub fn try_reserve_spare(&self, bytes: u64) -> Option<Reservation> {
+        let units = self.units_for(bytes).ok()?;
+        let permit = self.units.clone().try_acquire_many_owned(units).ok()?;
+        // Checked after taking, so that two at once cannot both pass.
+        (self.units.available_permits() as u64 >= u64::from(self.total_units) / 2).then_some(Reservation { _permit: permit, bytes })
+    }
+
     /// Takes `bytes`, waiting for others to give back; first come, first served.
     ///
     /// # Errors
@@ -102,5 +111,19 @@ mod tests {
         drop(r);
         assert_eq!(b.used_bytes(), 0);
         assert!(b.try_reserve(10 * 1024).is_ok());
+    }
+
+    #[test]
+    fn what_is_spare_is_the_first_half() {
+        let b = MemoryBudget::new(10 * 1024);
+        let first = b.try_reserve_spare(3 * 1024).unwrap();
+        let second = b.try_reserve_spare(2 * 1024).unwrap();
+        assert!(b.try_reserve_spare(1).is_none());
+        assert_eq!(b.used_bytes(), 5 * 1024, "what was refused holds nothing");
+        drop((first, second));
+        let work = b.try_reserve(6 * 1024).unwrap();
+        assert!(b.try_reserve_spare(1).is_none());
+        drop(work);
+        assert!(b.try_reserve_spare(11 * 1024).is_none());
     }
 }

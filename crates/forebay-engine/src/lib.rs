@@ -173,7 +173,7 @@ impl Engine {
     }
 
     /// Whether what is fetched of this name will be found in the store: there is one, and its disk did not refuse a write just now.
-    pub(crate) fn keeps(&self, name: &ObjectName) -> bool {
+    pub fn keeps(&self, name: &ObjectName) -> bool {
         self.store_for(name).is_some() && self.inner.began.elapsed().as_millis() as u64 >= self.inner.refuses_until_ms.load(Relaxed)
     }
 

@@ -104,6 +104,7 @@ impl Engine {
             }
         };
         match &read {
+            _ if options.uncounted => {}
             Ok(read) => self.stats().count_read(options.counts_as(read.cache)),
             Err(e) if e.kind() == ErrorKind::NotModified => {}
             Err(_) => add(&self.stats().reads_failed, 1),

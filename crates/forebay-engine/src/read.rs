@@ -73,10 +73,13 @@ pub struct ReadOptions {
     pub bypass: bool,
     /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that, not as a hit.
     pub brought: Option<CacheStatus>,
+    /// For a read whose bytes may never be delivered: whoever delivers them counts it, with [`crate::EngineStats::count_read`].
+    pub uncounted: bool,
 }
 
 impl ReadOptions {
-    pub(crate) fn counts_as(&self, read: CacheStatus) -> CacheStatus {
+    /// What a read that was answered so counts as.
+    pub fn counts_as(&self, read: CacheStatus) -> CacheStatus {
         self.brought.filter(|_| read == CacheStatus::Hit).unwrap_or(read)
     }
 }
@@ -159,6 +162,7 @@ impl Engine {
     pub async fn read(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
         let read = self.read_uncounted(name, range, options).await;
         match &read {
+            _ if options.uncounted => {}
             Ok(read) => self.stats().count_read(options.counts_as(read.cache)),
             Err(e) if e.kind() == ErrorKind::NotModified => {}
             Err(_) => add(&self.stats().reads_failed, 1),
