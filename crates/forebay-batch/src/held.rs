@@ -1,8 +1,8 @@
 //! An entry as a stream, and look-ahead on a node whose disk does not keep what is fetched (there is none, or it is full, or fails): entries
 //! are then held in memory until the cursor comes to them.
 //!
-//! Invariant: what is held was taken from the half of the memory budget that nobody waits for (`MemoryBudget::try_reserve_spare`), so it
-//! never stops the work that would free it. An entry for which there is no room is not held; the cursor streams it when it is its turn.
+//! Invariant: what is held is of the half of the memory budget that may be held (`MemoryBudget::try_hold`), so it never stops the work that
+//! would free it. An entry for which there is no room is not held; the cursor streams it when it is its turn.
 
 use crate::produce::Work;
 use bytes::Bytes;
@@ -53,14 +53,14 @@ impl AsRef<[u8]> for Held {
 pub(crate) async fn hold(work: &Work, index: usize) -> Result<Option<Opened>> {
     let budget = work.batcher.engine.budget();
     // Where memory is used up, the request would be in vain. How much is needed is known after it.
-    if budget.try_reserve_spare(1).is_none() {
+    if budget.try_hold(1).is_err() {
         return Ok(None);
     }
     let Opened { header, cache, mut body } = open(work, index).await?;
     if header.size > limits::BATCH_HELD_ENTRY_MAX_BYTES {
         return Ok(None);
     }
-    let Some(memory) = budget.try_reserve_spare(header.size) else { return Ok(None) };
+    let Ok(memory) = budget.try_hold(header.size) else { return Ok(None) };
     let mut bytes = Vec::with_capacity(header.size as usize);
     while let Some(piece) = body.try_next().await? {
         if bytes.len() as u64 + piece.len() as u64 > header.size {

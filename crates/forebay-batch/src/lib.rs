@@ -115,7 +115,7 @@ impl Batcher {
         self.check_buckets(&request).await?;
 
         let window = (self.config.window_frames * self.config.frame_bytes) as u64;
-        let reservation = self.engine.budget().try_reserve(window).map_err(|e| e.context("the batch was refused before it began"))?;
+        let reservation = self.engine.budget().try_hold(window).map_err(|e| e.context("the batch was refused before it began"))?;
         self.stats.in_flight.fetch_add(1, Relaxed);
         let work = Arc::new(produce::Work {
             batcher: self.clone(),

@@ -278,10 +278,10 @@ async fn placeholders_keep_their_place_and_their_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_refused_before_work_when_memory_is_used_up() {
-    let b = Bench::with(MINUTE, Some(64 << 20), 3 << 20);
+    let b = Bench::with(MINUTE, Some(64 << 20), 6 << 20);
     b.origin.set("a", noise(10, 1));
     let batcher = batcher(&b);
-    let held = b.engine.budget().try_reserve(2 << 20).unwrap();
+    let held = b.engine.budget().try_hold(2 << 20).unwrap();
     let e = run(&batcher, &[object("a")], r#","strm":true"#).await.err().unwrap();
     assert_eq!(e.kind(), ErrorKind::Busy);
     assert!(e.retry_after_hint().is_some());
@@ -358,7 +358,7 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
 /// Held entries take no more than half of the budget, so batches that wait for memory get it.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
-    for budget in [3 * MIB, 9 * MIB, 20 * MIB] {
+    for budget in [5 * MIB, 11 * MIB, 20 * MIB] {
         let b = Bench::with(MINUTE, None, budget as u64);
         for i in 0..40 {
             b.origin.set(&format!("o{i}"), noise(MIB / 2 + i, i as u64));

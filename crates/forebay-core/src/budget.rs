@@ -1,10 +1,15 @@
 //! One bound on the bytes that buffers may hold, for the whole process.
 //!
-//! Work reserves before it allocates and gives back by dropping its [`Reservation`]. Accepting new work uses [`MemoryBudget::try_reserve`], which
-//! fails at once (429); work that was accepted waits with [`MemoryBudget::reserve`], in the order of arrival.
+//! Work reserves before it allocates and gives back by dropping its [`Reservation`]. There are two kinds, so that nothing waits in a circle:
+//!
+//! - what is *passing through* ([`MemoryBudget::reserve`]): a chunk between the wire and its reader. Its holder needs no more memory to be done with it.
+//! - what is *held* ([`MemoryBudget::try_hold`], [`MemoryBudget::hold`]): the window of a batch, what look-ahead keeps, the parts of a write. Its holder may
+//!   have to wait for memory of the first kind. All that is held is at most half of the pool, so the other half is always on its way back.
+//!
+//! Accepting new work uses `try_hold`, which fails at once (429); work that was accepted waits, in the order of arrival.
 
 use crate::{Error, Result, limits};
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The grain of accounting: a permit is one KiB, so that 4 TiB fit a semaphore's count on every platform.
@@ -14,6 +19,8 @@ const UNIT_BYTES: u64 = 1024;
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
     units: Arc<Semaphore>,
+    /// The part of them that may be held.
+    holdable: Arc<Semaphore>,
     total_units: u32,
 }
 
@@ -21,6 +28,7 @@ pub struct MemoryBudget {
 #[derive(Debug)]
 pub struct Reservation {
     _permit: OwnedSemaphorePermit,
+    _held: Option<OwnedSemaphorePermit>,
     bytes: u64,
 }
 
@@ -33,67 +41,90 @@ impl Reservation {
 impl MemoryBudget {
     pub fn new(total_bytes: u64) -> Self {
         let total_units = (total_bytes / UNIT_BYTES).clamp(1, u32::MAX as u64) as u32;
-        Self { units: Arc::new(Semaphore::new(total_units as usize)), total_units }
+        let holdable = total_units.div_ceil(2) as usize;
+        Self { units: Arc::new(Semaphore::new(total_units as usize)), holdable: Arc::new(Semaphore::new(holdable)), total_units }
     }
 
     pub fn total_bytes(&self) -> u64 {
         self.total_units as u64 * UNIT_BYTES
     }
 
+    /// The most that may be held at once.
+    pub fn holdable_bytes(&self) -> u64 {
+        u64::from(self.total_units.div_ceil(2)) * UNIT_BYTES
+    }
+
     pub fn used_bytes(&self) -> u64 {
         (self.total_units as u64).saturating_sub(self.units.available_permits() as u64) * UNIT_BYTES
     }
 
-    fn units_for(&self, bytes: u64) -> Result<u32> {
+    fn units_for(&self, bytes: u64, of_bytes: u64) -> Result<u32> {
         let units = bytes.div_ceil(UNIT_BYTES).max(1);
-        if units > self.total_units as u64 {
+        if units > of_bytes / UNIT_BYTES {
             return Err(Error::new(
                 crate::ErrorKind::TooLarge,
-                format!("{bytes} bytes of buffer are more than the whole memory budget of {} bytes", self.total_bytes()),
+                format!(
+                    "{bytes} bytes of buffer are more than the {of_bytes} that a memory budget of {} allows for it",
+                    self.total_bytes()
+                ),
             )
             .hint("raise memory.budget"));
         }
         Ok(units as u32)
     }
 
-    /// Takes `bytes` now, or fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy) and a Retry-After of one second.
-    pub fn try_reserve(&self, bytes: u64) -> Result<Reservation> {
-        let units = self.units_for(bytes)?;
-        match self.units.clone().try_acquire_many_owned(units) {
-            Ok(permit) => Ok(Reservation { _permit: permit, bytes }),
-            Err(_) => Err(Error::busy(format!(
-                "memory budget: {} of {} bytes are in use and {bytes} more were asked for",
-                self.used_bytes(),
-                self.total_bytes()
-            ))
-            .retry_after(Duration::from_secs(1))),
-        }
+    fn busy(&self, bytes: u64) -> Error {
+        Error::busy(format!(
+            "memory budget: {} of {} bytes are in use and {bytes} more were asked for",
+            self.used_bytes(),
+            self.total_bytes()
+        ))
+        .retry_after(Duration::from_secs(1))
     }
 
-    /// Takes `bytes` if at least half of the pool stays free after it. For what is held until others come to it: work that waits always
-    /// has the other half to go on with, so what is held can never make it wait for itself.
-    pub fn try_reserve_spare(&self, bytes: u64) -> Option<Reservation> {
-        let units = self.units_for(bytes).ok()?;
-        let permit = self.units.clone().try_acquire_many_owned(units).ok()?;
-        // Checked after taking, so that two at once cannot both pass.
-        (self.units.available_permits() as u64 >= u64::from(self.total_units) / 2).then_some(Reservation { _permit: permit, bytes })
+    /// Holds `bytes` now, or fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy) and a Retry-After of one second.
+    pub fn try_hold(&self, bytes: u64) -> Result<Reservation> {
+        let units = self.units_for(bytes, self.holdable_bytes())?;
+        let held = self.holdable.clone().try_acquire_many_owned(units).map_err(|_| self.busy(bytes))?;
+        let permit = self.units.clone().try_acquire_many_owned(units).map_err(|_| self.busy(bytes))?;
+        Ok(Reservation { _permit: permit, _held: Some(held), bytes })
     }
 
-    /// Takes `bytes`, waiting for others to give back; first come, first served.
+    /// Holds `bytes`, waiting for others to give back; first come, first served.
+    ///
+    /// # Errors
+    /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
+    pub async fn hold(&self, bytes: u64) -> Result<Reservation> {
+        let units = self.units_for(bytes, self.holdable_bytes())?;
+        self.in_time(bytes, async {
+            let held = acquire(&self.holdable, units).await?;
+            let permit = acquire(&self.units, units).await?;
+            Ok(Reservation { _permit: permit, _held: Some(held), bytes })
+        })
+        .await
+    }
+
+    /// Takes `bytes` for something that passes through, waiting for others to give back; first come, first served.
     ///
     /// # Errors
     /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
-        let units = self.units_for(bytes)?;
-        let wait = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
-        match tokio::time::timeout(wait, self.units.clone().acquire_many_owned(units)).await {
-            Ok(Ok(permit)) => Ok(Reservation { _permit: permit, bytes }),
-            Ok(Err(_)) => Err(Error::internal("memory budget closed")),
-            Err(_) => Err(Error::busy(format!("no {bytes} bytes of the memory budget came free in {} s", wait.as_secs()))
-                .hint("readers that take nothing hold it; raise memory.budget if there are many")
-                .retry_after(Duration::from_secs(1))),
-        }
+        let units = self.units_for(bytes, self.total_bytes())?;
+        self.in_time(bytes, async { Ok(Reservation { _permit: acquire(&self.units, units).await?, _held: None, bytes }) }).await
     }
+
+    async fn in_time(&self, bytes: u64, taking: impl Future<Output = Result<Reservation>>) -> Result<Reservation> {
+        let wait = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
+        tokio::time::timeout(wait, taking).await.unwrap_or_else(|_| {
+            Err(Error::busy(format!("no {bytes} bytes of the memory budget came free in {} s", wait.as_secs()))
+                .hint("readers that take nothing hold it; raise memory.budget if there are many")
+                .retry_after(Duration::from_secs(1)))
+        })
+    }
+}
+
+async fn acquire(of: &Arc<Semaphore>, units: u32) -> Result<OwnedSemaphorePermit> {
+    of.clone().acquire_many_owned(units).await.map_err(|_| Error::internal("memory budget closed"))
 }
 
 #[cfg(test)]
@@ -101,29 +132,45 @@ mod tests {
     use super::*;
     use crate::ErrorKind;
 
-    #[test]
-    fn a_reservation_comes_back_when_dropped() {
+    #[tokio::test]
+    async fn a_reservation_comes_back_when_dropped() {
         let b = MemoryBudget::new(10 * 1024);
-        let r = b.try_reserve(8 * 1024).unwrap();
+        let r = b.reserve(8 * 1024).await.unwrap();
         assert_eq!(b.used_bytes(), 8 * 1024);
-        assert_eq!(b.try_reserve(4 * 1024).unwrap_err().kind(), ErrorKind::Busy);
-        assert_eq!(b.try_reserve(11 * 1024).unwrap_err().kind(), ErrorKind::TooLarge);
+        assert_eq!(b.try_hold(4 * 1024).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(b.used_bytes(), 8 * 1024, "what was refused holds nothing");
+        assert_eq!(b.reserve(11 * 1024).await.unwrap_err().kind(), ErrorKind::TooLarge);
         drop(r);
         assert_eq!(b.used_bytes(), 0);
-        assert!(b.try_reserve(10 * 1024).is_ok());
+        assert!(b.reserve(10 * 1024).await.is_ok());
     }
 
-    #[test]
-    fn what_is_spare_is_the_first_half() {
+    #[tokio::test]
+    async fn at_most_half_is_held() {
         let b = MemoryBudget::new(10 * 1024);
-        let first = b.try_reserve_spare(3 * 1024).unwrap();
-        let second = b.try_reserve_spare(2 * 1024).unwrap();
-        assert!(b.try_reserve_spare(1).is_none());
-        assert_eq!(b.used_bytes(), 5 * 1024, "what was refused holds nothing");
+        assert_eq!(b.try_hold(6 * 1024).unwrap_err().kind(), ErrorKind::TooLarge);
+        let first = b.try_hold(3 * 1024).unwrap();
+        let second = b.hold(2 * 1024).await.unwrap();
+        assert_eq!(b.try_hold(1).unwrap_err().kind(), ErrorKind::Busy);
+        let passing = b.reserve(5 * 1024).await.unwrap();
         drop((first, second));
-        let work = b.try_reserve(6 * 1024).unwrap();
-        assert!(b.try_reserve_spare(1).is_none());
-        drop(work);
-        assert!(b.try_reserve_spare(11 * 1024).is_none());
+        assert_eq!(b.try_hold(5 * 1024).unwrap().bytes(), 5 * 1024);
+        drop(passing);
+        assert_eq!(b.used_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_waits_to_be_held_does_not_stop_what_passes_through() {
+        let b = MemoryBudget::new(10 * 1024);
+        let held = b.try_hold(5 * 1024).unwrap();
+        let waiting = tokio::spawn({
+            let b = b.clone();
+            async move { b.hold(4 * 1024).await.unwrap().bytes() }
+        });
+        tokio::task::yield_now().await;
+        drop(b.reserve(5 * 1024).await.unwrap());
+        assert!(!waiting.is_finished());
+        drop(held);
+        assert_eq!(waiting.await.unwrap(), 4 * 1024);
     }
 }

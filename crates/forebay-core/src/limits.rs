@@ -30,6 +30,8 @@ pub const BATCH_BODY_MAX_BYTES: usize = 256 << 20;
 pub const BATCH_FRAME_BYTES: usize = 512 << 10;
 /// Entries of one batch that are fetched at the same time, ahead of the cursor.
 pub const BATCH_READ_AHEAD_ENTRIES: usize = 128;
+/// What one write may have in memory at a time: of a body that goes to the origin in parts, those in flight and the one that is being read.
+pub const WRITE_BUFFER_MAX_BYTES: u64 = 32 << 20;
 /// Largest entry that look-ahead holds in memory where the local disk does not keep it; longer ones are streamed when it is their turn.
 pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
 /// Soft errors that a batch tolerates under continue-on-error.

@@ -3,9 +3,11 @@
 //! Nothing is kept of what is written: the next read asks the origin and learns the version as the origin tells it. Because the name is
 //! forgotten after the origin has acknowledged, and fills that began before may not publish any more (`generation.rs`), a read that begins
 //! after a write returned sees that write or a later one. A write that failed may have happened all the same: it forgets too.
+//!
+//! A body is taken from its client only once the memory that it may need on its way is held (`Engine::write_buffer`).
 
 use crate::{Engine, ReadOptions, stats::add};
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits};
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
 use futures::StreamExt;
 use std::sync::{
@@ -23,6 +25,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::TooLarge, format!("{name}: one PUT writes at most 5 GiB")).hint("use a multipart upload"));
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let _buffer = self.write_buffer(size).await?;
         let (body, written) = counted(body);
         let result = origin.put(name.key(), request, size, body).await;
         self.forget(name, None);
@@ -57,6 +60,8 @@ impl Engine {
                 }
             }
         }
+        // Before the read, whose memory others may wait for.
+        let _buffer = self.write_buffer(None).await?;
         let read = self.read(from, None, &ReadOptions::default()).await?;
         let size = read.meta.size;
         let (body, written) = counted(read.body);
@@ -77,6 +82,7 @@ impl Engine {
             return Err(Error::invalid(format!("part {number} of {name}")).hint("parts are numbered from 1 to 10,000"));
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let _buffer = self.write_buffer(Some(size)).await?;
         let (body, written) = counted(body);
         let part = origin.upload_part(name.key(), upload, number, size, body).await?;
         add(&self.stats().bytes_written, written.load(Relaxed));
@@ -93,6 +99,13 @@ impl Engine {
 
     pub async fn abort_upload(&self, name: &ObjectName, upload: &str) -> Result<()> {
         self.inner.buckets.origin(name.bucket()).await?.abort_upload(name.key(), upload).await
+    }
+
+    /// The memory that a write of `size` bytes may need at a time.
+    async fn write_buffer(&self, size: Option<u64>) -> Result<Reservation> {
+        let budget = &self.inner.budget;
+        let bytes = size.unwrap_or(u64::MAX).min(limits::WRITE_BUFFER_MAX_BYTES).min(budget.holdable_bytes());
+        budget.hold(bytes).await.map_err(|e| e.context("the write was refused before it began"))
     }
 
     fn count_write(&self, bytes: u64) {

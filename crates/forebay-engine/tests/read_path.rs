@@ -272,6 +272,46 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
     settled(&b.engine).await;
 }
 
+/// Writes wait for the memory that they may need, together at most half of the budget; copies, which read too, as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
+    let b = Bench::with(MINUTE, Some(256 << 20), 40 << 20);
+    b.origin.set("from", noise(12 * MIB, 99));
+    *b.origin.latency.lock() = Duration::from_millis(30);
+    let budget = b.engine.budget().clone();
+    let writing = join_all((0..10).map(|i| {
+        let b = &b;
+        async move {
+            let data = noise(8 * MIB, i);
+            let body = stream::iter(data.chunks(MIB).map(|c| Ok(bytes::Bytes::copy_from_slice(c))).collect::<Vec<_>>()).boxed();
+            b.engine.put(&name(&format!("w{i}")), PutRequest::default(), Some(8 * MIB as u64), body).await.unwrap();
+            // Other attributes than the source's: by reading and writing.
+            let mut other = PutRequest::default();
+            other.attributes.content_type = Some("text/x-copy".into());
+            b.engine.copy(&name("from"), &name(&format!("c{i}")), other).await.unwrap();
+        }
+    }));
+    let watching = async {
+        let mut most = 0;
+        loop {
+            most = most.max(budget.used_bytes());
+            if tokio::time::timeout(Duration::from_millis(1), std::future::pending::<()>()).await.is_err()
+                && budget.used_bytes() == 0
+                && most > 0
+            {
+                return most;
+            }
+        }
+    };
+    let (_, most) = tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(writing, watching) }).await.expect("no standstill");
+    assert!(most >= 16 << 20, "two writes at a time at least: {most}");
+    assert!(most <= 40 << 20);
+    for i in 0..10 {
+        assert_eq!(b.get(&format!("w{i}")).await.unwrap().0, noise(8 * MIB, i));
+        assert_eq!(b.get(&format!("c{i}")).await.unwrap().0, noise(12 * MIB, 99));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_that_is_down_fails_what_is_stale_and_serves_what_is_fresh() {
     let b = Bench::new(MINUTE);
