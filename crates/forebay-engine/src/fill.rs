@@ -267,12 +267,14 @@ impl Engine {
         let Some(store) = self.store_for(name).cloned() else { return };
         let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
         let kept = blocking(move || {
-            // A small object whose bytes were lost is kept with its head, as small objects are.
+            // A small object whose bytes were lost is kept with its head, as small objects are; not in place of another version.
             if meta.size <= CHUNK_BYTES {
                 let hash = name.hash128();
                 let generation = engine.inner.generations.current(hash);
-                let validated = store.peek(&name).map_or(0, |p| p.validated_at_secs);
-                let kept = engine.inner.generations.publish(hash, generation, || store.put_head(&name, &meta, validated, Some(&bytes)));
+                let kept = engine.inner.generations.publish(hash, generation, || match store.head(&name) {
+                    Some(head) if head.meta.version() != version => Ok(()),
+                    head => store.put_head(&name, &meta, head.map_or(0, |h| h.validated_at_secs), Some(&bytes)),
+                });
                 engine.note_write(&name, kept);
             } else {
                 engine.note_write(&name, Some(store.put_part(&name, version, Part::Chunk(index), &bytes)));
