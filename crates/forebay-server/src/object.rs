@@ -28,6 +28,7 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
         },
         bypass: has("cache-control", "no-cache") || has(BYPASS_HEADER, "bypass"),
         brought: None,
+        uncounted: false,
     }
 }
 
