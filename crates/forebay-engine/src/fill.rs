@@ -186,15 +186,10 @@ impl Engine {
         add(&self.stats().fills, 1);
         let last = first + leaders.len() as u32 - 1;
         let range = chunk_range(first, meta.size).start..chunk_range(last, meta.size).end;
-        let generation = self.inner.generations.current(name.hash128());
         match self.open_run(&name, &meta, range).await {
             Ok(body) => self.fill_from(ChunkRun { name, meta, first, leaders, body }).await,
             Err(e) => {
                 add(&self.stats().fills_failed, 1);
-                if e.kind() == ErrorKind::VersionChanged {
-                    add(&self.stats().version_changes, 1);
-                    self.forget(&name, Some(generation));
-                }
                 for leader in leaders.into_iter().flatten() {
                     leader.publish(Err(e.clone()));
                 }
@@ -202,7 +197,18 @@ impl Engine {
         }
     }
 
+    /// Asks for bytes of one version. If the origin has another one, what is known of the name is forgotten: it is not current.
     pub(crate) async fn open_run(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
+        let generation = self.inner.generations.current(name.hash128());
+        let opened = self.open_run_of(name, meta, range).await;
+        if opened.as_ref().is_err_and(|e| e.kind() == ErrorKind::VersionChanged) {
+            add(&self.stats().version_changes, 1);
+            self.forget(name, Some(generation));
+        }
+        opened
+    }
+
+    async fn open_run_of(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
         let changed = || {
