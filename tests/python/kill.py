@@ -25,7 +25,7 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
     try:
         with Load(node, seed) as load:
             for kill in range(1, kills + 1):
-                if load.stopping.wait(rng.choice((0.02, 0.2, 0.5, 1.0)) * rng.random() + 0.05):
+                if load.stopping.wait(rng.choice((0.05, 0.5, 1.0, 2.0)) * rng.random() + 0.05):
                     break
                 node.stop(signal.SIGKILL)
                 used = disk_bytes(directory / "node" / "cache")
