@@ -54,8 +54,10 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
              [profile broken]\naws_access_key_id = AKID\naws_secret_access_key = canary broken\n"
         ),
     );
-    let container = format!("{}/container/x", address.replace("http://", "http://user:canary-user@"));
-    let environments: [&[(&str, &str)]; 7] = [
+    let container = format!("{address}/container/x?key=value");
+    let with_user = format!("{}/container/x", address.replace("http://", "http://user:canary-user@"));
+    let environments: [&[(&str, &str)]; 8] = [
+        &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", &with_user)],
         &[("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "canary-env"), ("AWS_SESSION_TOKEN", "canary\nenv-token")],
         &[("AWS_EC2_METADATA_SERVICE_ENDPOINT", &address)],
         &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", &container), ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "canary-container")],

@@ -40,6 +40,11 @@ impl Service {
             Error::invalid(format!("{setting} is not an address"))
                 .hint("as in http://127.0.0.1:1338 or https://sts.eu-central-1.amazonaws.com")
         })?;
+        // The HTTP client writes the host with them into its log.
+        if !base.username().is_empty() || base.password().is_some() {
+            return Err(Error::invalid(format!("{setting}: user and password do not belong into an address"))
+                .hint("where a token is wanted, use AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
+        }
         let config = OriginConfig { connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT), requests_in_flight: 1, ..config.clone() };
         Ok(Self { client: transport::client(&config, &base, Redirects::Refuse)?, name, base })
     }
@@ -51,9 +56,6 @@ impl Service {
     /// The service and its address, without what may be secret in it.
     pub(crate) fn describe(&self) -> String {
         let mut url = self.base.clone();
-        // A URL without a host has neither; this one has a host.
-        let _ = url.set_username("");
-        let _ = url.set_password(None);
         url.set_query(None);
         url.set_fragment(None);
         format!("{} at {}", self.name, url.as_str().trim_end_matches('/'))

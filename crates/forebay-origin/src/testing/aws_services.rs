@@ -42,9 +42,9 @@ impl Issued {
     }
 
     fn json(&self) -> String {
-        let token = self.token.as_deref().unwrap_or("none");
+        let token = self.token.as_ref().map(|t| format!(r#""Token":"{t}","#)).unwrap_or_default();
         format!(
-            r#"{{"Code":"Success","Type":"AWS-HMAC","AccessKeyId":"{}","SecretAccessKey":"{}","Token":"{token}","Expiration":"{}"}}"#,
+            r#"{{"Code":"Success","Type":"AWS-HMAC","AccessKeyId":"{}","SecretAccessKey":"{}",{token}"Expiration":"{}"}}"#,
             self.key_id,
             self.secret,
             self.ends()
@@ -52,10 +52,10 @@ impl Issued {
     }
 
     fn xml(&self, action: &str) -> String {
-        let token = self.token.as_deref().unwrap_or("none");
+        let token = self.token.as_ref().map(|t| format!("<SessionToken>{t}</SessionToken>")).unwrap_or_default();
         format!(
             "<{action}Response xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\"><{action}Result><AssumedRoleUser><Arn>a</Arn></AssumedRoleUser>\
-             <Credentials><AccessKeyId>{}</AccessKeyId><SecretAccessKey>{}</SecretAccessKey><SessionToken>{token}</SessionToken>\
+             <Credentials><AccessKeyId>{}</AccessKeyId><SecretAccessKey>{}</SecretAccessKey>{token}\
              <Expiration>{}</Expiration></Credentials></{action}Result></{action}Response>",
             self.key_id,
             self.secret,
