@@ -111,9 +111,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pid = dir.path().join("pid");
         let command = format!("sleep 100 & echo $! > {}; wait", pid.display());
-        let p = Credentials::Renewed(Renewed::new(Process { command, timeout: Duration::from_millis(300) }));
+        let p = Credentials::Renewed(Renewed::new(Process { command, timeout: Duration::from_secs(1) }));
         let e = p.get().await.unwrap_err();
-        assert!(e.to_string().contains("credential_process: no answer within 300ms"), "{e}");
+        assert!(e.to_string().contains("credential_process: no answer within 1s"), "{e}");
         let child = std::fs::read_to_string(pid).unwrap();
         // A process that has ended may be a zombie until its parent, or init, has seen it.
         let alive = || std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).is_ok_and(|s| !s.contains(") Z "));

@@ -326,25 +326,25 @@ mod tests {
 
     #[tokio::test]
     async fn renewal_is_ahead_of_the_end_and_nobody_waits_for_it() {
-        let source = Counting { lifetime_ms: 1000, takes_ms: 30, fails_from: 9, ..Default::default() };
+        let source = Counting { lifetime_ms: 2000, takes_ms: 30, fails_from: 9, ..Default::default() };
         let renewed = Renewed::new(source.clone());
         assert_eq!(renewed.get().await.unwrap().key_id, "key0");
         // In the last quarter of its life.
-        tokio::time::sleep(Duration::from_millis(780)).await;
+        tokio::time::sleep(Duration::from_millis(1600)).await;
         assert_eq!(renewed.get().now_or_never().expect("no wait").unwrap().key_id, "key0");
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(renewed.get().await.unwrap().key_id, "key1");
         assert_eq!(source.fetches.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
     async fn old_credentials_serve_to_their_end_and_not_a_moment_longer() {
-        let source = Counting { lifetime_ms: 600, fails_from: 1, ..Default::default() };
+        let source = Counting { lifetime_ms: 2000, fails_from: 1, ..Default::default() };
         let renewed = Renewed::new(source.clone());
         renewed.get().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(480)).await;
+        tokio::time::sleep(Duration::from_millis(1600)).await;
         assert_eq!(renewed.get().await.unwrap().key_id, "key0");
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        tokio::time::sleep(Duration::from_millis(450)).await;
         assert!(renewed.get().await.unwrap_err().to_string().contains("the counter: broken"));
         assert_eq!(source.fetches.load(Ordering::SeqCst), 2, "the failure is not remembered");
     }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn keys_that_no_header_can_carry_are_refused_without_being_shown() {
         for (id, secret, token) in [("a b", "s", None), ("a", "hunter2\n", None), ("a", "s", Some("hunter2\r\nx: y"))] {
-            let e = checked("x", id.into(), secret.into(), token.map(str::to_owned)).err().expect("refused");
+            let e = checked("x", id.into(), secret.into(), token.map(str::to_owned)).expect_err("refused");
             assert!(!e.to_string().contains("hunter2"), "{e}");
         }
         let e = Fetched::from_json("x", r#"{"Code":"AssumeRoleUnauthorizedAccess","Message":"no"}"#).err().expect("refused");

@@ -263,7 +263,9 @@ impl Client {
                 (_, again) => {
                     let headers = answer.headers().clone();
                     let text = self.transport().error_text(answer).await;
-                    let about_keys = failure::is_about_keys(&ErrorDocument::parse(&text).code);
+                    // An answer to HEAD has no document; of the keys' faults 400 is the one that comes with time.
+                    let unsaid = method == Method::HEAD && status == StatusCode::BAD_REQUEST;
+                    let about_keys = unsaid || failure::is_about_keys(&ErrorDocument::parse(&text).code);
                     match again {
                         Some(again) if may_renew && about_keys && self.refused(used.as_ref()) => {
                             may_renew = false;

@@ -218,6 +218,7 @@ async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     }
     let extra = "ETag: \"1\"\r\nx-goog-generation: 1\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nMetadata-Flavor: Google\r\n";
     let head = format!("HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n{extra}\r\n", body.len());
+    let body = if request.method == "HEAD" { "" } else { &body };
     // A client that has gone is none of this server's business.
     let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
     let _ = stream.shutdown().await;
@@ -253,7 +254,7 @@ fn answer(state: &State, request: &Recorded) -> (u16, String) {
         ("GET", "/computeMetadata/v1/instance/service-accounts/default/token") if request.header("metadata-flavor") == Some("Google") => {
             (200, format!(r#"{{"access_token":"{}","expires_in":3600,"token_type":"Bearer"}}"#, issued.secret))
         }
-        ("GET", _) if is_bucket => match &state.accepts {
+        ("GET" | "HEAD", _) if is_bucket => match &state.accepts {
             Some(id) if request.signed_by() != Some(id) => {
                 (400, "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>".into())
             }
