@@ -93,14 +93,18 @@ pub(crate) fn instant(who: &str, text: &str) -> Result<DateTime<Utc>> {
 /// Keys that cannot be sent in a header, and would otherwise break where requests are signed.
 pub(crate) fn checked(who: &str, key_id: String, secret_key: String, token: Option<String>) -> Result<AwsCredential> {
     let visible = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
+    // A secret key is in no header; a line end in it is a mistake all the same.
+    let printable = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
     for (name, ok) in [
         ("access key id", visible(&key_id)),
-        ("secret access key", visible(&secret_key)),
+        ("secret access key", printable(&secret_key)),
         ("session token", token.as_deref().is_none_or(visible)),
     ] {
         if !ok {
-            return Err(Error::invalid(format!("{who}: the {name} is empty, or has spaces, line ends or other odd characters"))
-                .hint("write the keys exactly as they were issued"));
+            return Err(Error::invalid(format!(
+                "{who}: the {name} is empty, or has line ends or other characters that do not belong into it"
+            ))
+            .hint("write the keys exactly as they were issued"));
         }
     }
     Ok(AwsCredential { key_id, secret_key, token })
