@@ -1,7 +1,8 @@
 //! What the machine gives at most: a plain copy through the same kind of socket, a copy in memory, and nginx on the same files.
 //!
 //! The plain copy is received by the code that receives answers (the same buffer, the same calls), from a process that does nothing but write one
-//! buffer again and again. What a node adds to it is what it costs to know what to send.
+//! buffer again and again, which the CPU's caches hold. The *uncached* copy is the same from more memory than they hold, as the data of a node is: no
+//! server that sends what lies in the page cache is faster.
 
 use super::wire::{Address, Connection, Stream};
 use forebay_core::{Error, Result};
@@ -15,22 +16,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Connections that the plain writer serves at the same time.
-const WRITER_CONNECTIONS_MAX: usize = 1024;
 /// A memcpy is timed over buffers that no cache holds.
 const MEMCPY_BYTES: usize = 128 << 20;
 
 /// The plain writer's process: says where it listens, then fills every connection until it is stopped.
-pub fn serve_copies(unix: Option<&Path>, write_bytes: usize) -> Result<()> {
+///
+/// `span_bytes` is how much memory it writes from, `write_bytes` at a time.
+pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) -> Result<()> {
+    let source: Vec<u8> = vec![0x5a; span_bytes.max(write_bytes).max(1)];
     let failed = |e: std::io::Error| Error::internal(format!("the plain writer cannot listen: {e}")).source(e);
     let say = |text: String| {
         println!("{text}");
         std::io::stdout().flush().map_err(failed)
     };
-    let serve = |mut stream: Stream| {
-        let buffer = vec![0x5a; write_bytes.max(1)];
-        // An error is the client's leaving.
-        while stream.write_all(&buffer).is_ok() {}
+    let serve = |mut stream: Stream, number: usize| {
+        let own = source[..write_bytes.max(1)].to_vec();
+        let pieces = if span_bytes > write_bytes { source.chunks_exact(write_bytes.max(1)) } else { own.chunks_exact(write_bytes.max(1)) };
+        // Each connection begins elsewhere. An error is the client's leaving.
+        let begin = number * 7919 % pieces.len().max(1);
+        for piece in pieces.clone().skip(begin).chain(pieces.cycle()) {
+            if stream.write_all(piece).is_err() {
+                break;
+            }
+        }
     };
     let accept: Box<dyn Fn() -> std::io::Result<Stream>> = match unix {
         Some(path) => {
@@ -48,10 +56,11 @@ pub fn serve_copies(unix: Option<&Path>, write_bytes: usize) -> Result<()> {
             })
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..WRITER_CONNECTIONS_MAX {
+    std::thread::scope(|scope| -> Result<()> {
+        let serve = &serve;
+        for number in 0.. {
             let stream = accept().map_err(failed)?;
-            scope.spawn(move || serve(stream));
+            scope.spawn(move || serve(stream, number));
         }
         Ok(())
     })

@@ -167,9 +167,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn start(program: &Path, unix: Option<&Path>, write_bytes: usize, log: PathBuf) -> Result<Self> {
+    pub fn start(program: &Path, unix: Option<&Path>, write_bytes: usize, span_bytes: usize, log: PathBuf) -> Result<Self> {
         let mut command = own_command(program);
-        command.args(["bench", "copy-server", "--write", &write_bytes.to_string()]);
+        command.args(["bench", "copy-server", "--write", &write_bytes.to_string(), "--span", &span_bytes.to_string()]);
         if let Some(path) = unix {
             command.arg("--unix").arg(path);
         }

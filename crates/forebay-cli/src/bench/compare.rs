@@ -18,7 +18,7 @@ enum Change {
 /// Whether more of this figure is better; `None` for what describes the machine.
 fn more_is_better(figure: &str) -> Option<bool> {
     match figure {
-        f if f.starts_with("copy_") || f.starts_with("memcpy_") || f.starts_with("nginx_") => None,
+        f if f.contains("cpy_bytes") || f.contains("copy_bytes") || f.starts_with("nginx_") => None,
         f if f.ends_with("_per_s") || f.starts_with("of_") => Some(true),
         _ => Some(false),
     }

@@ -40,10 +40,6 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    pub fn count(&self) -> u64 {
-        self.total
-    }
-
     /// The value that this share (0 to 1) of all values does not exceed; `None` if there are none.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         if self.total == 0 {
@@ -113,6 +109,6 @@ mod tests {
             let got = h.quantile(share).unwrap();
             assert!(got.abs_diff(want) as f64 <= want as f64 * 0.01, "{share}: {got}, not {want}");
         }
-        assert_eq!(h.count(), 10_000);
+        assert_eq!(h.total, 10_000);
     }
 }

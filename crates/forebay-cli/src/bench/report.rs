@@ -130,11 +130,15 @@ fn show_figure(figure: &str, value: f64) -> String {
 }
 
 /// The columns of the table: heading and figure. A column that no row has is left out.
-const COLUMNS: [(&str, &str); 22] = [
+const COLUMNS: [(&str, &str); 23] = [
     ("objects", "objects_per_s"),
     ("payload", "bytes_per_s"),
-    ("of copy", "of_copy"),
-    ("of nginx", "of_nginx"),
+    ("copy", "copy_bytes_per_s"),
+    ("share", "of_copy"),
+    ("uncached", "uncached_copy_bytes_per_s"),
+    ("share", "of_uncached_copy"),
+    ("nginx", "nginx_objects_per_s"),
+    ("share", "of_nginx"),
     ("of objects", "of_objects"),
     ("of unsigned", "of_unsigned"),
     ("round trips", "round_trips"),
@@ -144,14 +148,11 @@ const COLUMNS: [(&str, &str); 22] = [
     ("object P50", "object_p50_us"),
     ("P95", "object_p95_us"),
     ("P99", "object_p99_us"),
-    ("CPU/obj server", "server_cpu_us_per_object"),
+    ("CPU/object: server", "server_cpu_us_per_object"),
     ("client", "client_cpu_us_per_object"),
     ("nginx", "nginx_cpu_us_per_object"),
-    ("peak server", "server_peak_bytes"),
+    ("memory: server", "server_peak_bytes"),
     ("client", "client_peak_bytes"),
-    ("copy", "copy_bytes_per_s"),
-    ("nginx", "nginx_objects_per_s"),
-    ("memcpy", "memcpy_bytes_per_s"),
     ("of memcpy", "of_memcpy"),
 ];
 

@@ -9,10 +9,7 @@ use super::{
     wire::Address,
 };
 use forebay_core::{Error, Result};
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 use tempfile::TempDir;
 
 /// Clients and entries of the requests that warm a node up.
@@ -23,6 +20,8 @@ const WARM_TIMEOUT: Duration = Duration::from_secs(600);
 const WARM_BUFFER_BYTES: usize = 256 << 10;
 /// What the plain writer writes at a time: as much as the node's own frames hold.
 const WRITE_BYTES: usize = 512 << 10;
+/// More than the CPU's caches hold.
+const UNCACHED_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
@@ -112,7 +111,7 @@ pub struct Site {
     // In the order in which they must go: processes first, then their directory.
     pub node: Option<Node>,
     nginx: Option<Nginx>,
-    writers: Vec<(Transport, Writer)>,
+    writers: Vec<((Transport, bool), Writer)>,
     pub objects: Option<Dataset>,
     pub members: Option<Dataset>,
     caches: u32,
@@ -136,10 +135,6 @@ impl Site {
 
     pub fn origin_dir(&self) -> PathBuf {
         self.dir.path().join("origin")
-    }
-
-    pub fn path(&self) -> &Path {
-        self.dir.path()
     }
 
     pub fn data(&self, source: Source) -> Result<&Dataset> {
@@ -175,15 +170,18 @@ impl Site {
         self.dir.path().join(format!("cache-{}", self.caches))
     }
 
-    /// The plain writer for this kind of socket.
-    pub fn writer(&mut self, transport: Transport) -> Result<&Address> {
-        if !self.writers.iter().any(|(t, _)| *t == transport) {
-            let path = self.dir.path().join("copy.sock");
-            let unix = (transport == Transport::Unix).then_some(path.as_path());
-            let log = self.dir.path().join(format!("copy-{transport:?}.log"));
-            self.writers.push((transport, Writer::start(&self.plan.program, unix, WRITE_BYTES, log)?));
+    /// The plain writer for this kind of socket: of one buffer, or of more than the CPU's caches hold.
+    pub fn writer(&mut self, transport: Transport, uncached: bool) -> Result<&Address> {
+        let which = (transport, uncached);
+        if !self.writers.iter().any(|(w, _)| *w == which) {
+            let name = format!("copy-{transport:?}-{uncached}");
+            let socket = self.dir.path().join(format!("{name}.sock"));
+            let unix = (transport == Transport::Unix).then_some(socket.as_path());
+            let span = if uncached { UNCACHED_BYTES } else { WRITE_BYTES };
+            let log = self.dir.path().join(format!("{name}.log"));
+            self.writers.push((which, Writer::start(&self.plan.program, unix, WRITE_BYTES, span, log)?));
         }
-        let found = self.writers.iter().find(|(t, _)| *t == transport).map(|(_, w)| &w.at);
+        let found = self.writers.iter().find(|(w, _)| *w == which).map(|(_, w)| &w.at);
         found.ok_or_else(|| Error::internal("the plain writer is gone"))
     }
 

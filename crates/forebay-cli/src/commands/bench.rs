@@ -7,6 +7,7 @@ use crate::{
         report::{self, Report, Row},
         request::Kind,
         site::{self, Plan, Site, Source, Transport},
+        suite,
     },
     cli::Common,
     fail::{Failure, Outcome, file_error},
@@ -44,6 +45,8 @@ enum Sub {
     Get(RunArgs),
     /// GetBatch: many objects or archive members in one request
     Batch(BatchArgs),
+    /// The matrix that the project's targets are about, each target beside its figure: about five minutes
+    Suite(SuiteArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
     /// Fill sockets with one buffer, again and again: the plain copy that others are compared with
@@ -109,12 +112,12 @@ struct RunArgs {
 
 #[derive(Debug, clap::Args)]
 struct HowArgs {
-    /// Time measured, for each repetition
-    #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
-    seconds: f64,
-    /// Repetitions; the figures are their medians
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    repeats: u16,
+    /// Time measured, for each repetition [default: 3, in a suite 2]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Repetitions; the figures are their medians [default: 1, in a suite 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeats: Option<u16>,
     /// Order of requests and contents of objects
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -136,6 +139,12 @@ struct HowArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct SuiteArgs {
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct CmpArgs {
     before: PathBuf,
     after: PathBuf,
@@ -147,7 +156,20 @@ struct CopyArgs {
     unix: Option<PathBuf>,
     #[arg(long)]
     write: usize,
+    #[arg(long)]
+    span: usize,
 }
+
+/// How long a command measures if nobody says.
+#[derive(Clone, Copy)]
+struct Usual {
+    seconds: f64,
+    repeats: u16,
+}
+
+const NO_NGINX: &str = "nginx not found: no ceiling of it (tests/servers/install.sh nginx)";
+const ONE: Usual = Usual { seconds: 3.0, repeats: 1 };
+const SUITE: Usual = Usual { seconds: 2.0, repeats: 3 };
 
 fn seconds(text: &str) -> Result<f64> {
     text.parse()
@@ -157,9 +179,10 @@ fn seconds(text: &str) -> Result<f64> {
 }
 
 impl HowArgs {
-    fn timing(&self, verify: bool) -> Timing {
+    fn timing(&self, verify: bool, usual: Usual) -> Timing {
         let buffer_bytes = self.buffer.clamp(1 << 12, 1 << 28) as usize;
-        Timing { window: Duration::from_secs_f64(self.seconds), repeats: self.repeats.into(), buffer_bytes, verify, seed: self.seed }
+        let window = Duration::from_secs_f64(self.seconds.unwrap_or(usual.seconds));
+        Timing { window, repeats: self.repeats.unwrap_or(usual.repeats).into(), buffer_bytes, verify, seed: self.seed }
     }
 
     fn plan(&self, size: u64, count: u64, per_shard: u64) -> Result<Plan> {
@@ -167,26 +190,36 @@ impl HowArgs {
         Ok(Plan { program, within: self.dir.clone(), sets: self.sets.clone(), size, count, per_shard, seed: self.seed })
     }
 
-    fn report(&self, rows: Vec<Row>, notes: Vec<String>) -> Report {
+    fn report(&self, made: Made, usual: Usual) -> Report {
+        let Made { rows, notes } = made;
         let cpus = std::thread::available_parallelism().map_or(0, usize::from);
         let time = crate::out::utc(chrono::Utc::now().timestamp_millis());
-        Report { program: format!("forebay {}", forebay_server::VERSION), time, cpus, seed: self.seed, seconds: self.seconds, notes, rows }
+        Report {
+            program: format!("forebay {}", forebay_server::VERSION),
+            time,
+            cpus,
+            seed: self.seed,
+            seconds: self.seconds.unwrap_or(usual.seconds),
+            notes,
+            rows,
+        }
     }
 }
 
 pub fn run(args: Args, common: &Common) -> Outcome {
     match args.command {
-        Sub::CopyServer(args) => return Ok(ceiling::serve_copies(args.unix.as_deref(), args.write)?),
+        Sub::CopyServer(args) => return Ok(ceiling::serve_copies(args.unix.as_deref(), args.write, args.span)?),
         Sub::Cmp(args) => return cmp(&args, common),
         _ => interrupt::listen(),
     }
-    let (how, made) = match &args.command {
-        Sub::Get(run) => (&run.how, one(Kind::Get, 1, run)),
-        Sub::Batch(batch) => (&batch.run.how, one(Kind::Batch, batch.batch as usize, &batch.run)),
+    let (how, usual, made) = match &args.command {
+        Sub::Get(run) => (&run.how, ONE, one(Kind::Get, 1, run)),
+        Sub::Batch(batch) => (&batch.run.how, ONE, one(Kind::Batch, batch.batch as usize, &batch.run)),
+        Sub::Suite(args) => (&args.how, SUITE, whole_suite(args)),
         Sub::Cmp(_) | Sub::CopyServer(_) => unreachable!("answered above"),
     };
-    let (rows, notes) = made.map_err(interrupt::as_failure)?;
-    show(&how.report(rows, notes), how.save.as_deref(), common)
+    let made = made.map_err(interrupt::as_failure)?;
+    show(&how.report(made, usual), how.save.as_deref(), common)
 }
 
 fn show(report: &Report, save: Option<&Path>, common: &Common) -> Outcome {
@@ -228,7 +261,26 @@ fn usual_count(size: u64) -> u64 {
     ((200u64 << 20) / size.max(1)).clamp(400, 20_000)
 }
 
-fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<(Vec<Row>, Vec<String>)> {
+/// What a command has measured.
+struct Made {
+    rows: Vec<Row>,
+    notes: Vec<String>,
+}
+
+fn whole_suite(args: &SuiteArgs) -> Result<Made> {
+    let nginx = child::Nginx::program().is_some();
+    let notes = if nginx { vec![] } else { vec![NO_NGINX.to_owned()] };
+    let plan = args.how.plan(0, 0, 0)?;
+    let rows = suite::run(&plan, &args.how.timing(false, SUITE), nginx, say)?;
+    Ok(Made { rows, notes })
+}
+
+/// Progress, for who waits.
+fn say(what: &str) {
+    eprintln!("bench: {what}");
+}
+
+fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<Made> {
     let source = if args.members { Source::Members } else { Source::Objects };
     let mut workload = Workload {
         kind,
@@ -240,7 +292,7 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<(Vec<Row>, Vec<String
         signed: false,
         cold: args.cold,
     };
-    let timing = args.how.timing(args.verify);
+    let timing = args.how.timing(args.verify, ONE);
     let memcpy_bytes_per_s = ceiling::memcpy();
     let count = args.count.unwrap_or_else(|| usual_count(args.size));
     let plan = args.how.plan(args.size, count, args.per_shard.unwrap_or_else(|| data::members_per_shard(args.size)))?;
@@ -264,14 +316,14 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<(Vec<Row>, Vec<String
         let mut site = Site::new(&plan, &[])?;
         let mut ceilings = Ceilings { site: &mut site, memcpy_bytes_per_s, nginx: false };
         let row = measure::row(&workload, &asked, &data, &requests, &mut ceilings, &timing, vec![])?;
-        return Ok((vec![row], vec![]));
+        return Ok(Made { rows: vec![row], notes: vec![] });
     }
     let mut site = Site::new(&plan, &[source])?;
     let data = site.data(source)?.clone();
     let mut notes = Vec::new();
     let nginx = child::Nginx::program().is_some();
     if !nginx && kind == Kind::Get && source == Source::Objects {
-        notes.push("nginx not found: no ceiling of it".to_owned());
+        notes.push(NO_NGINX.to_owned());
     }
     let mut rows = Vec::new();
     let asked = site.start(true, None, &[])?;
@@ -285,5 +337,5 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<(Vec<Row>, Vec<String
     } else {
         rows.push(measure::cold_row(&workload, asked, &data, &requests, &mut site, &timing, vec![])?);
     }
-    Ok((rows, notes))
+    Ok(Made { rows, notes })
 }
