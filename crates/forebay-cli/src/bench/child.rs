@@ -2,7 +2,10 @@
 //!
 //! They are processes, not threads, so that the kernel counts the CPU time of server and client apart.
 
-use super::{usage::Process, wire::Address};
+use super::{
+    usage::Process,
+    wire::{Address, Connection, Stream},
+};
 use crate::fail::file_error;
 use forebay_core::{Error, Result};
 use serde_json::Value;
@@ -240,5 +243,48 @@ impl Nginx {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(Self { running, at: Address::Tcp(at) })
+    }
+}
+
+/// What has passed a [`Distance`].
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct Counters {
+    pub connections: u64,
+    pub requests: u64,
+    pub bytes_to_client: u64,
+}
+
+/// `forebay distance` before a server.
+pub struct Distance {
+    _running: Running,
+    pub at: SocketAddr,
+    counters_at: Address,
+}
+
+impl Distance {
+    pub fn start(program: &Path, to: SocketAddr, rtt: Duration, bytes_per_s: u64, log: PathBuf) -> Result<Self> {
+        let mut command = own_command(program);
+        command.args(["distance", "--listen", "127.0.0.1:0", "--stats-listen", "127.0.0.1:0", "--to", &to.to_string()]);
+        command.args(["--rtt", &format!("{}us", rtt.as_micros()), "--rate", &bytes_per_s.to_string()]);
+        let (running, line) = Running::start(command, log, true)?;
+        let after = |mark: &str| line.split_once(mark).map(|(_, rest)| rest.split([' ', '/']).next().unwrap_or_default().trim());
+        let at = after("distance: ").and_then(|a| a.parse().ok());
+        let counters_at = after("http://").and_then(|a| a.parse().ok());
+        let (Some(at), Some(counters_at)) = (at, counters_at) else {
+            return Err(Error::internal(format!("forebay distance said {line:?}")));
+        };
+        Ok(Self { _running: running, at, counters_at: Address::Tcp(counters_at) })
+    }
+
+    pub fn counters(&self) -> Result<Counters> {
+        let mut connection = Connection::new(Stream::connect(&self.counters_at)?, 0);
+        connection.send(b"GET / HTTP/1.1\r\nHost: distance\r\n\r\n")?;
+        let head = connection.head()?;
+        let mut text = Vec::new();
+        connection.body(&head, |piece| {
+            text.extend_from_slice(piece);
+            Ok(())
+        })?;
+        serde_json::from_slice(&text).map_err(|e| Error::internal(format!("the counters of forebay distance: {e}")))
     }
 }

@@ -6,6 +6,7 @@
 
 use super::{
     data::{Dataset, Entry, Random},
+    fan::Fan,
     histogram::Histogram,
     interrupt,
     request::{Kind, Request},
@@ -40,6 +41,17 @@ pub struct Load<'a> {
     pub seed: u64,
     /// The server, if its CPU time and memory can be seen.
     pub server: Option<Process>,
+    /// Fetch each batch by plain GETs instead.
+    pub by_gets: Option<ByGets<'a>>,
+}
+
+/// Batches without GetBatch.
+#[derive(Clone, Copy)]
+pub struct ByGets<'a> {
+    /// The GET of each entry, by its number.
+    pub gets: &'a [Request],
+    /// Of each client.
+    pub in_flight: usize,
 }
 
 /// What came out.
@@ -183,10 +195,19 @@ pub fn run(load: &Load) -> Result<Outcome> {
     })
 }
 
+/// How a client gets what a request asks for.
+enum Way<'a> {
+    Requests(Connection),
+    Gets(Fan<'a>),
+}
+
 fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(Histogram, Instant)> {
-    let connected = Stream::connect(load.at);
+    let connected = match load.by_gets {
+        None => Stream::connect(load.at).map(|s| Way::Requests(Connection::new(s, load.buffer_bytes))),
+        Some(by) => Fan::connect(load.at, by.in_flight, load.buffer_bytes, by.gets).map(Way::Gets),
+    };
     shared.ready.wait();
-    let mut connection = Connection::new(connected?, load.buffer_bytes);
+    let mut way = connected?;
     let mut random = Random::new(load.seed, 1000 + number as u64);
     let mut latencies = Histogram::default();
     let mut check = Check::new(load.data, load.verify, &shared.received[number]);
@@ -195,7 +216,10 @@ fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(His
         let Some(request) = load.requests.get(index) else { break };
         let counted = shared.in_window.load(Relaxed);
         let began = Instant::now();
-        exchange(&mut connection, request, load.kind, &mut check)?;
+        match &mut way {
+            Way::Requests(connection) => exchange(connection, request, load.kind, &mut check)?,
+            Way::Gets(fan) => fan.fetch(&request.entries, &mut check)?,
+        }
         if counted {
             latencies.record(began.elapsed().as_nanos() as u64);
         }
@@ -204,8 +228,13 @@ fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(His
 }
 
 /// One request and its answer, checked.
-pub fn exchange<'a>(connection: &mut Connection, request: &'a Request, kind: Kind, check: &mut Check<'a>) -> Result<()> {
+fn exchange<'a>(connection: &mut Connection, request: &'a Request, kind: Kind, check: &mut Check<'a>) -> Result<()> {
     connection.send(&request.wire)?;
+    exchange_answer(connection, request, kind, check)
+}
+
+/// The answer to a request that was sent.
+pub fn exchange_answer<'a>(connection: &mut Connection, request: &'a Request, kind: Kind, check: &mut Check<'a>) -> Result<()> {
     let head = connection.head()?;
     if head.status != 200 {
         let mut text = Vec::new();

@@ -94,6 +94,7 @@ pub fn row(
         once: workload.cold,
         seed: timing.seed,
         server: asked.process,
+        by_gets: None,
     };
     let mut runs = Vec::with_capacity(timing.repeats);
     for _ in 0..timing.repeats {
@@ -194,6 +195,7 @@ pub fn cold_row(
             once: true,
             seed: timing.seed,
             server: asked.process,
+            by_gets: None,
         };
         runs.push(figures(&load::run(&load)?, workload.batch)?);
     }

@@ -9,9 +9,11 @@
 
 pub mod ceiling;
 pub mod child;
+pub mod cold;
 pub mod compare;
 pub mod data;
 pub mod existing;
+pub mod fan;
 pub mod histogram;
 pub mod interrupt;
 pub mod load;
@@ -21,6 +23,7 @@ pub mod request;
 pub mod sign;
 pub mod site;
 pub mod suite;
+pub mod table;
 pub mod tar;
 pub mod usage;
 pub mod wire;

@@ -101,6 +101,8 @@ pub struct Report {
 pub fn show(figure: &str, value: f64) -> String {
     if figure.starts_with("of_") {
         format!("{:.0} %", value * 100.0)
+    } else if figure.starts_with("times_") {
+        format!("{value:.1} ×")
     } else if figure.ends_with("bytes_per_s") {
         format!("{:.0} MiB/s", value / 1048576.0)
     } else if figure.ends_with("_per_s") {
@@ -130,7 +132,7 @@ fn show_figure(figure: &str, value: f64) -> String {
 }
 
 /// The columns of the table: heading and figure. A column that no row has is left out.
-const COLUMNS: [(&str, &str); 23] = [
+const COLUMNS: [(&str, &str); 30] = [
     ("objects", "objects_per_s"),
     ("payload", "bytes_per_s"),
     ("copy", "copy_bytes_per_s"),
@@ -141,7 +143,14 @@ const COLUMNS: [(&str, &str); 23] = [
     ("share", "of_nginx"),
     ("of objects", "of_objects"),
     ("of unsigned", "of_unsigned"),
+    ("than one GET", "times_one_get"),
+    ("than 32 GETs", "times_32_gets"),
+    ("time", "batch_us"),
+    ("transfer", "transfer_us"),
     ("round trips", "round_trips"),
+    ("origin requests", "origin_requests"),
+    ("connections", "origin_connections"),
+    ("origin bytes", "origin_bytes"),
     ("batch P50", "batch_p50_us"),
     ("P95", "batch_p95_us"),
     ("P99", "batch_p99_us"),

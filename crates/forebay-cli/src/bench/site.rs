@@ -81,6 +81,7 @@ impl Asked {
             once: true,
             seed,
             server: None,
+            by_gets: None,
         })?;
         if outcome.objects != data.entries.len() as u64 {
             return Err(Error::internal(format!(

@@ -2,12 +2,12 @@
 
 use crate::{
     bench::{
-        ceiling, child, compare, data, existing, interrupt,
+        ceiling, child, cold, compare, data, existing, interrupt,
         measure::{self, Ceilings, Timing, Workload},
         report::{self, Report, Row},
         request::Kind,
         site::{self, Plan, Site, Source, Transport},
-        suite,
+        suite, table,
     },
     cli::Common,
     fail::{Failure, Outcome, file_error},
@@ -47,6 +47,10 @@ enum Sub {
     Batch(BatchArgs),
     /// The matrix that the project's targets are about, each target beside its figure: about five minutes
     Suite(SuiteArgs),
+    /// Batches of 32, 64 and 128 against one GET at a time and 32 GETs in flight: throughput and latency
+    Table(TableArgs),
+    /// Cold batches from an origin at a distance: round trips beyond the transfer
+    Cold(ColdArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
     /// Fill sockets with one buffer, again and again: the plain copy that others are compared with
@@ -145,6 +149,29 @@ struct SuiteArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct TableArgs {
+    /// Clients, each with one batch under way
+    #[arg(long, short = 'c', value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
+    concurrency: u32,
+    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
+    transport: Transport,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ColdArgs {
+    /// Round-trip time to the origin
+    #[arg(long, value_name = "TIME", default_value = "30ms", value_parser = units::parse_duration)]
+    rtt: Duration,
+    /// Bytes per second from the origin
+    #[arg(long, value_name = "SIZE", default_value = "100MiB", value_parser = units::parse_bytes)]
+    rate: u64,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct CmpArgs {
     before: PathBuf,
     after: PathBuf,
@@ -170,6 +197,8 @@ struct Usual {
 const NO_NGINX: &str = "nginx not found: no ceiling of it (tests/servers/install.sh nginx)";
 const ONE: Usual = Usual { seconds: 3.0, repeats: 1 };
 const SUITE: Usual = Usual { seconds: 2.0, repeats: 3 };
+const TABLE: Usual = Usual { seconds: 2.0, repeats: 1 };
+const COLD: Usual = Usual { seconds: 1.0, repeats: 5 };
 
 fn seconds(text: &str) -> Result<f64> {
     text.parse()
@@ -216,6 +245,8 @@ pub fn run(args: Args, common: &Common) -> Outcome {
         Sub::Get(run) => (&run.how, ONE, one(Kind::Get, 1, run)),
         Sub::Batch(batch) => (&batch.run.how, ONE, one(Kind::Batch, batch.batch as usize, &batch.run)),
         Sub::Suite(args) => (&args.how, SUITE, whole_suite(args)),
+        Sub::Table(args) => (&args.how, TABLE, papers_table(args)),
+        Sub::Cold(args) => (&args.how, COLD, cold_batches(args)),
         Sub::Cmp(_) | Sub::CopyServer(_) => unreachable!("answered above"),
     };
     let made = made.map_err(interrupt::as_failure)?;
@@ -273,6 +304,24 @@ fn whole_suite(args: &SuiteArgs) -> Result<Made> {
     let plan = args.how.plan(0, 0, 0)?;
     let rows = suite::run(&plan, &args.how.timing(false, SUITE), nginx, say)?;
     Ok(Made { rows, notes })
+}
+
+fn papers_table(args: &TableArgs) -> Result<Made> {
+    let rows = table::run(&args.how.plan(0, 0, 1)?, &args.how.timing(false, TABLE), args.transport, args.concurrency as usize, say)?;
+    let note = format!("{} clients; the time of an object is its share of the batch's", args.concurrency);
+    Ok(Made { rows, notes: vec![note] })
+}
+
+fn cold_batches(args: &ColdArgs) -> Result<Made> {
+    if args.rtt < Duration::from_millis(1) || args.rate == 0 {
+        return Err(
+            Error::invalid("a round trip of less than 1 ms, or no bandwidth, is no distance").hint("as in --rtt 30ms --rate 100MiB")
+        );
+    }
+    let far = cold::Far { rtt: args.rtt, bytes_per_s: args.rate };
+    let rows = cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, say)?;
+    let note = format!("round trip {:?}, {}/s; a new connection costs a round trip of its own", args.rtt, units::format_bytes(args.rate));
+    Ok(Made { rows, notes: vec![note] })
 }
 
 /// Progress, for who waits.
