@@ -2,10 +2,7 @@
 //!
 //! They are processes, not threads, so that the kernel counts the CPU time of server and client apart.
 
-use super::{
-    usage::Process,
-    wire::{Address, Connection, Stream},
-};
+use super::{usage::Process, wire::Address};
 use crate::fail::file_error;
 use forebay_core::{Error, Result};
 use serde_json::Value;
@@ -130,6 +127,8 @@ pub struct Node {
     pub running: Running,
     pub tcp: Address,
     pub unix: Address,
+    /// Where its metrics are.
+    pub admin: Option<Address>,
 }
 
 impl Node {
@@ -138,20 +137,8 @@ impl Node {
         let mut cache = options.cache.clone().into_os_string();
         cache.push(format!(":{}", options.cache_bytes));
         let mut command = own_command(&options.program);
-        command.args([
-            "serve",
-            "--json",
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "off",
-            "--freshness",
-            "immutable",
-            "--log",
-            "warn",
-            "--unix",
-        ]);
-        command.arg(&unix).arg("--cache").arg(cache).arg("--origin").arg(&options.origin);
+        command.args(["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.arg("--unix").arg(&unix).arg("--cache").arg(cache).arg("--origin").arg(&options.origin);
         for set in &options.sets {
             command.args(["--set", set]);
         }
@@ -159,7 +146,8 @@ impl Node {
         let ready: Value = serde_json::from_str(&line).unwrap_or_default();
         let tcp: Option<SocketAddr> = ready["s3"].as_str().and_then(|a| a.parse().ok());
         let tcp = tcp.ok_or_else(|| Error::internal(format!("the node did not say where it listens: {line}{}", running.said())))?;
-        Ok(Self { running, tcp: Address::Tcp(tcp), unix: Address::Unix(unix) })
+        let admin = ready["admin"].as_str().and_then(|a| a.parse().ok()).map(Address::Tcp);
+        Ok(Self { running, tcp: Address::Tcp(tcp), unix: Address::Unix(unix), admin })
     }
 }
 
@@ -277,14 +265,7 @@ impl Distance {
     }
 
     pub fn counters(&self) -> Result<Counters> {
-        let mut connection = Connection::new(Stream::connect(&self.counters_at)?, 0);
-        connection.send(b"GET / HTTP/1.1\r\nHost: distance\r\n\r\n")?;
-        let head = connection.head()?;
-        let mut text = Vec::new();
-        connection.body(&head, |piece| {
-            text.extend_from_slice(piece);
-            Ok(())
-        })?;
+        let text = super::wire::fetch(&self.counters_at, "/")?;
         serde_json::from_slice(&text).map_err(|e| Error::internal(format!("the counters of forebay distance: {e}")))
     }
 }

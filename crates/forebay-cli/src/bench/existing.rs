@@ -30,7 +30,7 @@ pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result
             (Some(Address::Tcp(at)), None)
         }
     };
-    Ok(Asked { tcp, unix, process: pid.map(Process), token })
+    Ok(Asked { tcp, unix, process: pid.map(Process), token, admin: None })
 }
 
 #[derive(Deserialize)]

@@ -8,7 +8,7 @@ use super::{
     site::{Asked, Site, Source, Transport},
 };
 use forebay_core::{Error, Result, units::format_bytes};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Clients are under way for this share of the window before it begins.
 const RAMP_SHARE: f64 = 0.15;
@@ -98,13 +98,25 @@ pub fn row(
     };
     let mut runs = Vec::with_capacity(timing.repeats);
     for _ in 0..timing.repeats {
-        runs.push(once(workload, &load, ceilings, timing)?);
+        runs.push(once(workload, asked, &load, ceilings, timing)?);
     }
     Ok(Row::of(workload.name(), &runs, goals))
 }
 
-fn once(workload: &Workload, load: &Load, ceilings: &mut Ceilings, timing: &Timing) -> Result<Figures> {
-    let mut figures = figures(&load::run(load)?, workload.batch)?;
+/// Runs a load and, of batches, asks the node how long it has paused them.
+pub fn observed(load: &Load, batch: usize, asked: &Asked) -> Result<Figures> {
+    let (began, before) = (Instant::now(), asked.paused()?);
+    let mut figures = figures(&load::run(load)?, batch)?;
+    let elapsed = began.elapsed();
+    if let (Some(before), Some(after), Kind::Batch, None) = (before, asked.paused()?, load.kind, load.by_gets) {
+        let share = (after.saturating_sub(before)).as_secs_f64() / elapsed.as_secs_f64() / load.clients as f64;
+        figures.insert("paused_share".into(), share);
+    }
+    Ok(figures)
+}
+
+fn once(workload: &Workload, asked: &Asked, load: &Load, ceilings: &mut Ceilings, timing: &Timing) -> Result<Figures> {
+    let mut figures = observed(load, workload.batch, asked)?;
     let bytes = figures["bytes_per_s"];
     for (name, uncached) in [("copy", false), ("uncached_copy", true)] {
         let writer = ceilings.site.writer(workload.transport, uncached)?;

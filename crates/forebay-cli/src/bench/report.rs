@@ -99,7 +99,7 @@ pub struct Report {
 
 /// A figure as a person reads it, without its name.
 pub fn show(figure: &str, value: f64) -> String {
-    if figure.starts_with("of_") {
+    if figure.starts_with("of_") || figure.ends_with("_share") {
         format!("{:.0} %", value * 100.0)
     } else if figure.starts_with("times_") {
         format!("{value:.1} ×")
@@ -132,7 +132,7 @@ fn show_figure(figure: &str, value: f64) -> String {
 }
 
 /// The columns of the table: heading and figure. A column that no row has is left out.
-const COLUMNS: [(&str, &str); 30] = [
+const COLUMNS: [(&str, &str); 32] = [
     ("objects", "objects_per_s"),
     ("payload", "bytes_per_s"),
     ("copy", "copy_bytes_per_s"),
@@ -148,9 +148,11 @@ const COLUMNS: [(&str, &str); 30] = [
     ("time", "batch_us"),
     ("transfer", "transfer_us"),
     ("round trips", "round_trips"),
+    ("strictly", "strict_round_trips"),
     ("origin requests", "origin_requests"),
     ("connections", "origin_connections"),
     ("origin bytes", "origin_bytes"),
+    ("paused", "paused_share"),
     ("batch P50", "batch_p50_us"),
     ("P95", "batch_p95_us"),
     ("P99", "batch_p99_us"),
@@ -165,6 +167,9 @@ const COLUMNS: [(&str, &str); 30] = [
     ("of memcpy", "of_memcpy"),
 ];
 
+/// Pauses of a smaller share are not worth a word.
+const PAUSED_TOLD: f64 = 0.01;
+
 /// The lines of the table, then those of the goals.
 pub fn table(report: &Report, style: Style) -> Vec<String> {
     let columns: Vec<_> = COLUMNS.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
@@ -177,13 +182,20 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
     if let Some(first) = lines.first_mut() {
         *first = style.bold(first);
     }
-    let spread = report.rows.iter().filter_map(|r| r.figures.get("objects_per_s")).map(|s| (s.max - s.min) / s.median).fold(0.0, f64::max);
+    // Of each row the figure that it is about.
+    let main = |r: &Row| ["objects_per_s", "batch_us"].iter().find_map(|f| r.figures.get(*f).copied());
+    let spread = report.rows.iter().filter_map(main).map(|s| (s.max - s.min) / s.median).fold(0.0, f64::max);
     if report.rows.iter().any(|r| r.repeats > 1) {
         lines.push(style.dim(&format!(
-            "medians of {} repetitions; objects/s spread by at most {:.0} %",
+            "medians of {} repetitions, which lie at most {:.0} % apart",
             report.rows[0].repeats,
             spread * 100.0
         )));
+    }
+    let paused = report.rows.iter().filter_map(|r| r.figures.get("paused_share")).map(|s| s.median).fold(0.0, f64::max);
+    if paused > PAUSED_TOLD {
+        let text = "of their time the node paused batches because the machine was busy (batch.throttle_cpu_percent)";
+        lines.push(style.yellow(&format!("for up to {:.0} % {text}; --set batch.throttle_cpu_percent=0 measures without", paused * 100.0)));
     }
     lines.extend(report.notes.iter().map(|n| style.yellow(n)));
     let goals: Vec<Vec<String>> = report

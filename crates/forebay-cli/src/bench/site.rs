@@ -42,6 +42,8 @@ pub struct Asked {
     /// Its process, if it is on this machine and known.
     pub process: Option<Process>,
     pub token: Option<String>,
+    /// Its admin listener, if it is known.
+    pub admin: Option<Address>,
 }
 
 impl Asked {
@@ -61,6 +63,14 @@ impl Asked {
             Some(Address::Tcp(at)) => at.to_string(),
             _ => "localhost".to_owned(),
         }
+    }
+
+    /// How long its batches have been paused, altogether, because the machine was busy (`batch.throttle_cpu_percent`).
+    pub fn paused(&self) -> Result<Option<Duration>> {
+        let Some(admin) = &self.admin else { return Ok(None) };
+        let page = super::wire::fetch(admin, "/metrics")?;
+        let page = crate::prom::Page::parse(&String::from_utf8_lossy(&page));
+        Ok(page.sum("forebay_getbatch_throttle_ns_total", &[]).map(|ns| Duration::from_nanos(ns as u64)))
     }
 
     /// Reads everything once, comparing every byte with what was written, so that nothing of it is cold afterwards.
@@ -161,8 +171,13 @@ impl Site {
             cache_bytes: 2 * all + (1 << 30),
             sets: self.plan.sets.iter().chain(sets).cloned().collect(),
         })?;
-        let asked =
-            Asked { tcp: Some(node.tcp.clone()), unix: Some(node.unix.clone()), process: Some(node.running.process()), token: None };
+        let asked = Asked {
+            tcp: Some(node.tcp.clone()),
+            unix: Some(node.unix.clone()),
+            process: Some(node.running.process()),
+            token: None,
+            admin: node.admin.clone(),
+        };
         self.node = Some(node);
         Ok(asked)
     }

@@ -5,7 +5,7 @@
 
 use super::{
     interrupt,
-    load::{self, ByGets, Load},
+    load::{ByGets, Load},
     measure::{self, Timing},
     report::{Figures, Row, Stat},
     request::{Kind, Maker},
@@ -13,7 +13,7 @@ use super::{
 };
 use forebay_core::{Result, units::format_bytes};
 
-const SIZES: [(u64, u64); 3] = [(10 << 10, 10_000), (100 << 10, 2_000), (1 << 20, 300)];
+pub const SIZES: [(u64, u64); 3] = [(10 << 10, 10_000), (100 << 10, 2_000), (1 << 20, 300)];
 const BATCHES: [usize; 3] = [32, 64, 128];
 const IN_FLIGHT: usize = 32;
 
@@ -24,9 +24,16 @@ enum Method {
     Batch,
 }
 
-pub fn run(plan: &Plan, timing: &Timing, transport: Transport, clients: usize, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
+pub fn run(
+    plan: &Plan,
+    timing: &Timing,
+    transport: Transport,
+    clients: usize,
+    sizes: &[(u64, u64)],
+    mut say: impl FnMut(&str),
+) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (size, count) in SIZES {
+    for &(size, count) in sizes {
         say(&format!("{}: writing and warming up {count} objects", format_bytes(size)));
         let mut site = Site::new(&Plan { size, count, ..plan.clone() }, &[Source::Objects])?;
         let asked = site.start(true, None, &[])?;
@@ -88,7 +95,7 @@ impl Cell<'_> {
             by_gets: (method != Method::Batch).then_some(ByGets { gets: &gets, in_flight }),
         };
         let runs: Vec<Figures> =
-            (0..self.timing.repeats).map(|_| measure::figures(&load::run(&load)?, self.batch)).collect::<Result<_>>()?;
+            (0..self.timing.repeats).map(|_| measure::observed(&load, self.batch, self.asked)).collect::<Result<_>>()?;
         interrupt::check()?;
         Ok(Row::of(name, &runs, vec![]))
     }

@@ -102,6 +102,22 @@ pub enum Framing {
     Chunked,
 }
 
+/// One small answer, on a connection of its own: counters, metrics.
+pub fn fetch(from: &Address, path: &str) -> Result<Vec<u8>> {
+    let mut connection = Connection::new(Stream::connect(from)?, 0);
+    connection.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let head = connection.head()?;
+    let mut answer = Vec::new();
+    connection.body(&head, |piece| {
+        answer.extend_from_slice(piece);
+        Ok(())
+    })?;
+    match head.status {
+        200 => Ok(answer),
+        status => Err(Error::new(ErrorKind::OriginUnavailable, format!("{from}{path}: status {status}"))),
+    }
+}
+
 /// One keep-alive connection and its buffer: `buffer[start..end]` was received and not yet handed on.
 pub struct Connection<S = Stream> {
     stream: S,

@@ -150,6 +150,9 @@ struct SuiteArgs {
 
 #[derive(Debug, clap::Args)]
 struct TableArgs {
+    /// Only objects of this size [default: 10KiB, 100KiB and 1MiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    size: Option<u64>,
     /// Clients, each with one batch under way
     #[arg(long, short = 'c', value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
     concurrency: u32,
@@ -161,6 +164,9 @@ struct TableArgs {
 
 #[derive(Debug, clap::Args)]
 struct ColdArgs {
+    /// Only objects of this size [default: 10KiB, then 100KiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    size: Option<u64>,
     /// Round-trip time to the origin
     #[arg(long, value_name = "TIME", default_value = "30ms", value_parser = units::parse_duration)]
     rtt: Duration,
@@ -307,7 +313,9 @@ fn whole_suite(args: &SuiteArgs) -> Result<Made> {
 }
 
 fn papers_table(args: &TableArgs) -> Result<Made> {
-    let rows = table::run(&args.how.plan(0, 0, 1)?, &args.how.timing(false, TABLE), args.transport, args.concurrency as usize, say)?;
+    let sizes = args.size.map_or(table::SIZES.to_vec(), |size| vec![(size, usual_count(size) / 2)]);
+    let rows =
+        table::run(&args.how.plan(0, 0, 1)?, &args.how.timing(false, TABLE), args.transport, args.concurrency as usize, &sizes, say)?;
     let note = format!("{} clients; the time of an object is its share of the batch's", args.concurrency);
     Ok(Made { rows, notes: vec![note] })
 }
@@ -319,7 +327,8 @@ fn cold_batches(args: &ColdArgs) -> Result<Made> {
         );
     }
     let far = cold::Far { rtt: args.rtt, bytes_per_s: args.rate };
-    let rows = cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, say)?;
+    let rows =
+        cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, &args.size.map_or(cold::SIZES.to_vec(), |s| vec![s]), say)?;
     let note = format!("round trip {:?}, {}/s; a new connection costs a round trip of its own", args.rtt, units::format_bytes(args.rate));
     Ok(Made { rows, notes: vec![note] })
 }

@@ -98,6 +98,29 @@ fn a_node_that_is_there_is_measured_by_what_its_bucket_holds() {
 }
 
 #[test]
+fn cold_batches_are_counted_in_round_trips_and_batches_compared_with_gets() {
+    let report = forebay(&["--json", "bench", "cold", "--size", "1KiB", "--rtt", "20ms", "--repeats", "1"]).ok().json();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        // Nothing that is far away is there sooner than after one round trip; connections of the second batch are kept.
+        let trips = figure(row, "round_trips");
+        assert!((0.9..100.0).contains(&trips), "{row:#}");
+        assert!(figure(row, "origin_bytes") > 128.0 * 1024.0 && figure(row, "origin_requests") >= 1.0);
+        assert!(figure(row, "strict_round_trips") >= trips);
+    }
+    let report = forebay(&["--json", "bench", "table", "--size", "1KiB", "--seconds", "0.1", "-c", "2"]).ok().json();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 9);
+    for three in rows.chunks(3) {
+        let [one, many, ours] = three else { panic!("three methods") };
+        let rate = |row| figure(row, "objects_per_s");
+        assert!((figure(ours, "times_one_get") - rate(ours) / rate(one)).abs() < 1e-6);
+        assert!((figure(ours, "times_32_gets") - rate(ours) / rate(many)).abs() < 1e-6);
+    }
+}
+
+#[test]
 fn a_wrong_command_line_is_refused_before_anything_is_written() {
     for args in [
         &["bench"][..],
@@ -107,6 +130,7 @@ fn a_wrong_command_line_is_refused_before_anything_is_written() {
         &["bench", "get", "--url", "http://127.0.0.1:1"],
         &["bench", "get", "--cold", "--warm"],
         &["bench", "cmp", "only-one.json"],
+        &["bench", "table", "--transport", "pigeon"],
     ] {
         forebay(args).fails(2);
     }
