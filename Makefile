@@ -16,7 +16,7 @@ demo: ## Build, then train from a bucket far away: direct, and through Forebay
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)
 
-bench: ## Build, and measure the node beside the machine's own ceilings; ARGS="--repeats 5" goes to the suite
+bench: ## Build, and measure the node beside the ceilings of this machine; ARGS="batch --size 1MiB" for one
 	@tools/bench.sh $(ARGS)
 
 lint: ## Formatting and clippy, with warnings as errors

@@ -131,8 +131,8 @@ fn show_figure(figure: &str, value: f64) -> String {
     }
 }
 
-/// The columns of the table: heading and figure. A column that no row has is left out.
-const COLUMNS: [(&str, &str); 32] = [
+/// The columns of the first table: heading and figure. A column that no row has is left out.
+const RATES: [(&str, &str); 20] = [
     ("objects", "objects_per_s"),
     ("payload", "bytes_per_s"),
     ("copy", "copy_bytes_per_s"),
@@ -153,6 +153,10 @@ const COLUMNS: [(&str, &str); 32] = [
     ("connections", "origin_connections"),
     ("origin bytes", "origin_bytes"),
     ("paused", "paused_share"),
+];
+
+/// Those of the second table: all together are wider than a terminal.
+const COSTS: [(&str, &str); 12] = [
     ("batch P50", "batch_p50_us"),
     ("P95", "batch_p95_us"),
     ("P99", "batch_p99_us"),
@@ -170,17 +174,23 @@ const COLUMNS: [(&str, &str); 32] = [
 /// Pauses of a smaller share are not worth a word.
 const PAUSED_TOLD: f64 = 0.01;
 
-/// The lines of the table, then those of the goals.
+/// The lines of the tables, then those of the goals.
 pub fn table(report: &Report, style: Style) -> Vec<String> {
-    let columns: Vec<_> = COLUMNS.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
-    let mut cells = vec![std::iter::once(String::new()).chain(columns.iter().map(|(h, _)| (*h).to_owned())).collect::<Vec<_>>()];
-    for row in &report.rows {
-        let figures = columns.iter().map(|(_, f)| row.figures.get(*f).map_or(String::new(), |s| show(f, s.median)));
-        cells.push(std::iter::once(row.name.clone()).chain(figures).collect());
-    }
-    let mut lines = aligned(&cells);
-    if let Some(first) = lines.first_mut() {
-        *first = style.bold(first);
+    let mut lines = Vec::new();
+    for part in [&RATES[..], &COSTS[..]] {
+        let columns: Vec<_> = part.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
+        if columns.is_empty() {
+            continue;
+        }
+        let mut cells = vec![std::iter::once(String::new()).chain(columns.iter().map(|(h, _)| (*h).to_owned())).collect::<Vec<_>>()];
+        for row in &report.rows {
+            let figures = columns.iter().map(|(_, f)| row.figures.get(*f).map_or(String::new(), |s| show(f, s.median)));
+            cells.push(std::iter::once(row.name.clone()).chain(figures).collect());
+        }
+        let mut table = aligned(&cells);
+        table[0] = style.bold(&table[0]);
+        table.push(String::new());
+        lines.extend(table);
     }
     // Of each row the figure that it is about.
     let main = |r: &Row| ["objects_per_s", "batch_us"].iter().find_map(|f| r.figures.get(*f).copied());

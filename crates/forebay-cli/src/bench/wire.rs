@@ -351,7 +351,11 @@ mod tests {
             let head = c.head().unwrap();
             assert_eq!(head, Head { status: 206, framing: Framing::Chunked, close: true });
             let mut body = Vec::new();
-            c.body(&head, |p| Ok(body.extend_from_slice(p))).unwrap();
+            c.body(&head, |p| {
+                body.extend_from_slice(p);
+                Ok(())
+            })
+            .unwrap();
             assert_eq!(body, b"wiki0123456789");
             assert_eq!(one(&mut c).unwrap().1, b"hello");
         }
