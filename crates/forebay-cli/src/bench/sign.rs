@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chain_of_keys_is_that_of_rfc_4231_and_of_a_known_signature() {
+    fn a_signature_is_of_the_path_the_host_and_the_time() {
         // RFC 4231, test case 2.
         assert_eq!(hex(&mac(b"Jefe", b"what do ya want for nothing?")), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
         let at = DateTime::parse_from_rfc3339("2026-08-01T12:00:00Z").unwrap().to_utc();

@@ -10,11 +10,14 @@ use super::{
     request::Kind,
     sign::{self, Signer},
     site::{self, Asked, Plan, Site, Source, Transport},
+    wire,
 };
-use forebay_core::{Result, units::format_bytes};
+use forebay_core::{Error, Result, units::format_bytes};
 
 /// Object sizes, and how many objects: together less than the page cache of a small machine holds.
-const SIZES: [(u64, u64); 3] = [(10 << 10, 20_000), (100 << 10, 3_000), (1 << 20, 400)];
+pub const SIZES: [(u64, u64); 3] = [(10 << 10, 20_000), (100 << 10, 3_000), (1 << 20, 400)];
+/// Between the sizes of which plain GETs say something: overhead, and bandwidth.
+const NO_GETS_OF: u64 = 100 << 10;
 const BATCH: usize = 128;
 const CLIENTS: usize = 8;
 
@@ -39,10 +42,10 @@ fn get_goals(size: u64) -> Vec<Goal> {
 }
 
 /// Runs it. `say` is told what comes next; `plan` is taken with the sizes of the matrix.
-pub fn run(plan: &Plan, timing: &Timing, nginx: bool, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
+pub fn run(plan: &Plan, timing: &Timing, sizes: &[(u64, u64)], nginx: bool, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
     let memcpy_bytes_per_s = ceiling::memcpy();
     let mut rows = Vec::new();
-    for (size, count) in SIZES {
+    for &(size, count) in sizes {
         say(&format!("{}: writing {count} objects, and as many members of shards", format_bytes(size)));
         let per_shard = super::data::members_per_shard(size);
         let mut site = Site::new(&Plan { size, count, per_shard, ..plan.clone() }, &[Source::Objects, Source::Members])?;
@@ -69,7 +72,7 @@ pub fn run(plan: &Plan, timing: &Timing, nginx: bool, mut say: impl FnMut(&str))
             share_of(&mut members, &objects, "of_objects");
             rows.extend([objects, members]);
         }
-        if get_goals(size).is_empty() {
+        if size == NO_GETS_OF {
             continue;
         }
         let get = Workload {
@@ -86,6 +89,12 @@ pub fn run(plan: &Plan, timing: &Timing, nginx: bool, mut say: impl FnMut(&str))
         // The same cache, behind a node that asks for signatures.
         let keys = format!("auth.keys=[{{access_key = \"{}\", secret_key = \"{}\"}}]", sign::ACCESS_KEY, sign::SECRET_KEY);
         let asked = bench.site.start(false, None, &[keys])?;
+        // A signature that nobody checks would cost nothing.
+        let path = format!("/{}/{}", super::data::BUCKET, bench.site.data(Source::Objects)?.entries[0].object);
+        let (status, _) = wire::ask(asked.at(Transport::Tcp)?, &path)?;
+        if status != 403 {
+            return Err(Error::internal(format!("a node that asks for signatures answered a request without one with {status}")));
+        }
         let mut signed = bench.row(&asked, Workload { signed: true, ..get }, vec![])?;
         share_of(&mut signed, &unsigned, "of_unsigned");
         rows.extend([unsigned, signed]);

@@ -102,8 +102,8 @@ pub enum Framing {
     Chunked,
 }
 
-/// One small answer, on a connection of its own: counters, metrics.
-pub fn fetch(from: &Address, path: &str) -> Result<Vec<u8>> {
+/// One small answer, on a connection of its own: its status and body.
+pub fn ask(from: &Address, path: &str) -> Result<(u16, Vec<u8>)> {
     let mut connection = Connection::new(Stream::connect(from)?, 0);
     connection.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())?;
     let head = connection.head()?;
@@ -112,9 +112,14 @@ pub fn fetch(from: &Address, path: &str) -> Result<Vec<u8>> {
         answer.extend_from_slice(piece);
         Ok(())
     })?;
-    match head.status {
-        200 => Ok(answer),
-        status => Err(Error::new(ErrorKind::OriginUnavailable, format!("{from}{path}: status {status}"))),
+    Ok((head.status, answer))
+}
+
+/// The body of one small answer: counters, metrics.
+pub fn fetch(from: &Address, path: &str) -> Result<Vec<u8>> {
+    match ask(from, path)? {
+        (200, answer) => Ok(answer),
+        (status, _) => Err(Error::new(ErrorKind::OriginUnavailable, format!("{from}{path}: status {status}"))),
     }
 }
 

@@ -144,6 +144,9 @@ struct HowArgs {
 
 #[derive(Debug, clap::Args)]
 struct SuiteArgs {
+    /// Only objects of this size [default: 10KiB, 100KiB and 1MiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    size: Option<u64>,
     #[command(flatten)]
     how: HowArgs,
 }
@@ -308,7 +311,8 @@ fn whole_suite(args: &SuiteArgs) -> Result<Made> {
     let nginx = child::Nginx::program().is_some();
     let notes = if nginx { vec![] } else { vec![NO_NGINX.to_owned()] };
     let plan = args.how.plan(0, 0, 0)?;
-    let rows = suite::run(&plan, &args.how.timing(false, SUITE), nginx, say)?;
+    let sizes = args.size.map_or(suite::SIZES.to_vec(), |size| vec![(size, usual_count(size))]);
+    let rows = suite::run(&plan, &args.how.timing(false, SUITE), &sizes, nginx, say)?;
     Ok(Made { rows, notes })
 }
 

@@ -121,6 +121,21 @@ fn cold_batches_are_counted_in_round_trips_and_batches_compared_with_gets() {
 }
 
 #[test]
+fn the_suite_has_each_way_to_read_and_its_signatures_are_checked() {
+    let report = forebay(&["--json", "bench", "suite", "--size", "2KiB", "--seconds", "0.1", "--repeats", "1"]).ok().json();
+    let rows = report["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 6, "{names:?}");
+    for row in rows {
+        sound(row);
+    }
+    assert!(figure(&rows[1], "of_objects") > 0.0 && figure(&rows[5], "of_unsigned") > 0.0);
+    assert!(names[5].ends_with("signed"));
+    let without_nginx = report["notes"].to_string().contains("nginx not found");
+    assert_eq!(rows[4]["figures"]["nginx_objects_per_s"].is_null(), without_nginx);
+}
+
+#[test]
 fn a_wrong_command_line_is_refused_before_anything_is_written() {
     for args in [
         &["bench"][..],
