@@ -13,6 +13,7 @@ import (
 	"archive/zip"
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"encoding/hex"
 	"fmt"
 	"hash/crc32"
@@ -68,7 +69,13 @@ func tellTar(path string) (lines []string, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	r := tar.NewReader(f)
+	var plain io.Reader = f
+	if strings.HasSuffix(path, ".gz") {
+		if plain, err = gzip.NewReader(f); err != nil {
+			return nil, err
+		}
+	}
+	r := tar.NewReader(plain)
 	for {
 		h, err := r.Next()
 		if err == io.EOF {
@@ -76,6 +83,10 @@ func tellTar(path string) (lines []string, err error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			// No member, though Go counts it among them.
+			continue
 		}
 		kind, known := types[h.Typeflag]
 		if !known {
@@ -194,6 +205,7 @@ func writeZip(out io.Writer, all []entry, stored bool) error {
 		if stored {
 			// With its checksum and sizes in the local header, not behind the data.
 			h.Method, h.CRC32 = zip.Store, crc32.ChecksumIEEE(e.data)
+			h.SetModTime(e.mtime)
 			h.CompressedSize64, h.UncompressedSize64 = uint64(len(e.data)), uint64(len(e.data))
 			f, err := w.CreateRaw(h)
 			if err == nil {
