@@ -37,7 +37,8 @@ class Member:
     def shown(self) -> str:
         """The name as Forebay gives it: bytes that are not UTF-8 become U+FFFD; slashes at the end of directories do not count."""
         name = self.name.decode("utf-8", "replace")
-        return (name.rstrip("/") or "/") if self.kind == "dir" else name
+        # "special": such as the directories of GNU tar's incremental archives.
+        return (name.rstrip("/") or "/") if self.kind in ("dir", "special") else name
 
 
 def run(command: list, **options) -> bytes:
@@ -266,9 +267,15 @@ class Tree:
     def packed_by_info_zip(self, rng: random.Random, path: Path) -> None:
         flags = ["-q", "-y", *rng.sample(["-0", "-9", "-X", "-D", "-fd", "-fz"], 2)]
         # Its input is regular files and links: a FIFO would be waited for.
+        (self.root / "plain").write_bytes(b"always there")
         names = [os.path.relpath(p, os.fsencode(self.root)) for p in self.files()]
         names = [n for n in names if b"\n" not in n and not n.startswith(b"-") and b"*" not in n and b"\\" not in n and n.strip() == n]
         run(["zip", *flags, str(path), "-@"], cwd=self.root, input=b"\n".join(names) + b"\n")
+        if "-fz" in flags and subprocess.run(["unzip", "-tq", str(path)], capture_output=True).returncode != 0:
+            # Forced to zip64, `zip` now and then leaves out the zip64 end record, and no program can read that.
+            path.unlink()
+            flags.remove("-fz")
+            run(["zip", *flags, str(path), "-@"], cwd=self.root, input=b"\n".join(names) + b"\n")
 
 
 def content(rng: random.Random) -> bytes:
