@@ -26,6 +26,14 @@ fn checked<T>(result: Result<T>) -> Result<T> {
     })
 }
 
+/// A mistake of the operator's; what is wrong is shown as it was written.
+fn told<T>(result: Result<T>, written: &str) -> Result<T> {
+    result.inspect_err(|e| {
+        assert_eq!(e.kind(), ErrorKind::Invalid, "{e:?}");
+        assert!(e.to_string().len() < 4000 + 8 * written.len(), "a message of {} bytes for {}", e.to_string().len(), written.len());
+    })
+}
+
 /// A second reader of `aws-chunked` bodies, with the whole body at hand.
 struct Unchunk<'a>(&'a [u8]);
 
@@ -99,14 +107,21 @@ fn fuzz_aws_chunked() {
         b"1\r\nx\r\n",
         b"a:b\r\n",
     ];
-    let target = Target { name: "aws_chunked", corpus, words, max_len: 1 << 16, memory: (256 << 10, 16) };
+    let target = Target { name: "aws_chunked", corpus, words, max_len: 1 << 16, memory: (64 << 10, 40) };
     target.run(
         |_, _| {},
         |bytes, rng| {
-            let pieces: Vec<Result<Bytes>> = rng.cut(bytes).into_iter().map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+            let (whole, lengths) = (Bytes::copy_from_slice(bytes), rng.cut(bytes).into_iter().map(<[u8]>::len).collect::<Vec<_>>());
+            let pieces = lengths.into_iter().scan(0, move |at, len| {
+                *at += len;
+                Some(Ok(whole.slice(*at - len..*at)))
+            });
             let (body, trailers) = s3::chunked::decode(stream::iter(pieces).boxed());
-            let read = checked(block_on(body.try_collect::<Vec<Bytes>>()))
-                .map(|pieces| (pieces.concat(), trailers.lock().take().map_or(0, |t| t.len())));
+            let data = body.try_fold(Vec::new(), |mut data, piece| async move {
+                data.extend_from_slice(&piece);
+                Ok(data)
+            });
+            let read = checked(block_on(data)).map(|data| (data, trailers.lock().take().map_or(0, |t| t.len())));
             let model = Unchunk(bytes).read();
             match (&read, &model) {
                 (Ok(a), Some(b)) => assert_eq!(a, b),
@@ -186,14 +201,14 @@ fn fuzz_configuration() {
         |_, _| {},
         |bytes, rng| {
             let text = String::from_utf8_lossy(bytes);
-            let parsed = checked(Config::of_text(&text));
+            let parsed = told(Config::of_text(&text), &text);
             // One line as a setting from outside, as an origin and as a number.
             let line = text.lines().nth(rng.below(4)).unwrap_or_default();
             let (key, value) = line.split_once('=').unwrap_or(("cache.freshness", line));
-            let set = checked(Override::text(key.trim(), value.trim(), "--set")).is_ok();
-            let origin = checked(NamedOrigin::parse(value.trim().trim_matches('"'))).is_ok();
-            let size = checked(units::parse_bytes(value)).is_ok();
-            let time = checked(units::parse_duration(value)).is_ok();
+            let set = told(Override::text(key.trim(), value.trim(), "--set"), line).is_ok();
+            let origin = told(NamedOrigin::parse(value.trim().trim_matches('"')), line).is_ok();
+            let size = told(units::parse_bytes(value), line).is_ok();
+            let time = told(units::parse_duration(value), line).is_ok();
             outcome::<_, Error>(Ok([outcome(parsed.map(|c| c.origins.len().min(3))), outcome::<_, Error>(Ok([set, origin, size, time]))]))
         },
     );
