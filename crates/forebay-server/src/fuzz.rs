@@ -107,7 +107,7 @@ fn fuzz_aws_chunked() {
         b"1\r\nx\r\n",
         b"a:b\r\n",
     ];
-    let target = Target { name: "aws_chunked", corpus, words, max_len: 1 << 16, memory: (64 << 10, 40) };
+    let target = Target { name: "aws_chunked", corpus, words, max_len: 1 << 16, memory: (2 << 20, 16) };
     target.run(
         |_, _| {},
         |bytes, rng| {
