@@ -45,34 +45,37 @@ fn fuzz_tar_scan() {
         b"15 mtime=-1.50\n",
     ];
     let target = Target { name: "tar_scan", corpus: make::tars(), words, max_len: 1 << 16, memory: (1 << 20, 64) };
-    target.run(make::shape_tar, |bytes, rng| {
-        let index = checked(index_by_range(ArchiveKind::Tar, bytes));
-        let mut cuts = common_rng(rng);
-        for other in [index_by_stream(ArchiveKind::Tar, bytes, &mut cuts), index_by_sloppy_range(ArchiveKind::Tar, bytes, &mut cuts)] {
-            match (&index, other) {
-                (Ok(a), Ok(b)) => assert_eq!(a, &b),
-                (a, b) => assert!(a.is_err() && b.is_err(), "{a:?} {b:?}"),
+    target.run(
+        |rng, bytes| make::shape_tar(rng, bytes),
+        |bytes, rng| {
+            let index = checked(index_by_range(ArchiveKind::Tar, bytes));
+            let mut cuts = common_rng(rng);
+            for other in [index_by_stream(ArchiveKind::Tar, bytes, &mut cuts), index_by_sloppy_range(ArchiveKind::Tar, bytes, &mut cuts)] {
+                match (&index, other) {
+                    (Ok(a), Ok(b)) => assert_eq!(a, &b),
+                    (a, b) => assert!(a.is_err() && b.is_err(), "{a:?} {b:?}"),
+                }
             }
-        }
-        let model = model::tar(bytes);
-        match (&index, &model) {
-            (Ok(index), Some(model)) => {
-                assert!(index.iter().map(|m| model::Member::of(&m)).eq(model.iter().cloned()), "{index:?} {model:?}")
+            let model = model::tar(bytes);
+            match (&index, &model) {
+                (Ok(index), Some(model)) => {
+                    assert!(index.iter().map(|m| model::Member::of(&m)).eq(model.iter().cloned()), "{index:?} {model:?}")
+                }
+                (a, b) => assert!(a.is_err() && b.is_none(), "{a:?}, the model says {b:?}"),
             }
-            (a, b) => assert!(a.is_err() && b.is_none(), "{a:?}, the model says {b:?}"),
-        }
-        let Ok(index) = index else { return outcome(index.map(|_| 0)) };
-        let mut end = 0;
-        for m in index.iter() {
-            assert!(m.extent.offset >= end && m.extent.offset <= bytes.len() as u64);
-            if let Ok(Place::Archive(range)) = m.extent.place() {
-                assert!(range.end <= bytes.len() as u64, "{m:?}");
-                end = range.end;
+            let Ok(index) = index else { return outcome(index.map(|_| 0)) };
+            let mut end = 0;
+            for m in index.iter() {
+                assert!(m.extent.offset >= end && m.extent.offset <= bytes.len() as u64);
+                if let Ok(Place::Archive(range)) = m.extent.place() {
+                    assert!(range.end <= bytes.len() as u64, "{m:?}");
+                    end = range.end;
+                }
             }
-        }
-        assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
-        outcome::<_, Error>(Ok((index.len().min(20), kinds(&index))))
-    });
+            assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
+            outcome::<_, Error>(Ok((index.len().min(20), kinds(&index))))
+        },
+    );
 }
 
 #[test]
@@ -89,25 +92,28 @@ fn fuzz_zip_scan() {
         b"up\x09\0\x01",
     ];
     let target = Target { name: "zip_scan", corpus: make::zips(), words, max_len: 1 << 16, memory: (4 << 20, 64) };
-    target.run(make::shape_zip, |bytes, rng| {
-        let index = checked(index_by_range(ArchiveKind::Zip, bytes));
-        let sloppy = index_by_sloppy_range(ArchiveKind::Zip, bytes, &mut common_rng(rng));
-        assert!(matches!((&index, &sloppy), (Ok(a), Ok(b)) if a == b) || (index.is_err() && sloppy.is_err()), "{index:?} {sloppy:?}");
-        let Ok(index) = index else { return outcome(index.map(|_| 0)) };
-        assert_eq!(model::zip(bytes).as_deref(), Some(index.iter().map(|m| model::ZipMember::of(&m)).collect::<Vec<_>>().as_slice()));
-        assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
-        let (mut read, mut refused) = (0, 0);
-        for m in index.iter().filter(|m| m.is_readable()) {
-            match read_zip_member(bytes, &m.extent, rng) {
-                Ok(()) => read += 1,
-                Err(e) => {
-                    assert_eq!(e.kind(), ErrorKind::Corrupt, "{e:?}");
-                    refused += 1;
+    target.run(
+        |rng, bytes| make::shape_zip(rng, bytes),
+        |bytes, rng| {
+            let index = checked(index_by_range(ArchiveKind::Zip, bytes));
+            let sloppy = index_by_sloppy_range(ArchiveKind::Zip, bytes, &mut common_rng(rng));
+            assert!(matches!((&index, &sloppy), (Ok(a), Ok(b)) if a == b) || (index.is_err() && sloppy.is_err()), "{index:?} {sloppy:?}");
+            let Ok(index) = index else { return outcome(index.map(|_| 0)) };
+            assert_eq!(model::zip(bytes).as_deref(), Some(index.iter().map(|m| model::ZipMember::of(&m)).collect::<Vec<_>>().as_slice()));
+            assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
+            let (mut read, mut refused) = (0, 0);
+            for m in index.iter().filter(|m| m.is_readable()) {
+                match read_zip_member(bytes, &m.extent, rng) {
+                    Ok(()) => read += 1,
+                    Err(e) => {
+                        assert_eq!(e.kind(), ErrorKind::Corrupt, "{e:?}");
+                        refused += 1;
+                    }
                 }
             }
-        }
-        outcome::<_, Error>(Ok((index.len().min(20), kinds(&index), read.min(5), refused.min(5))))
-    });
+            outcome::<_, Error>(Ok((index.len().min(20), kinds(&index), read.min(5), refused.min(5))))
+        },
+    );
 }
 
 /// The member in pieces, compared with inflating it in one go.
@@ -187,33 +193,42 @@ fn fuzz_gzip() {
     let words: &[&[u8]] =
         &[b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\x1f\x8b\x08\x1f\0\0\0\0\0\x03", b"\x03\0\0\0\0\0\0\0\0\0", b"\0\0\xff\xff", &[0; 64]];
     let target = Target { name: "gzip", corpus: make::gzips(), words, max_len: 1 << 15, memory: (8 << 20, 8) };
-    target.run(make::shape_gzip, |bytes, rng| {
-        let ours = decompress_twice(Codec::Gzip, bytes, rng);
-        let mut theirs = Vec::new();
-        let read = MultiGzDecoder::new(bytes).take(UNPACKED_MAX + 1).read_to_end(&mut theirs);
-        match &ours {
-            // flate2 does not know zeros after the last member, and says so when it has everything.
-            Ok(out) => assert!(theirs == *out, "{} {} {read:?}", out.len(), theirs.len()),
-            // It does not look at the bits that are reserved.
-            Err(e) => {
-                assert!(bytes.is_empty() || read.is_err() || theirs.len() as u64 > UNPACKED_MAX || e.message().contains("header"), "{e}")
+    target.run(
+        |rng, bytes| make::shape_gzip(rng, bytes),
+        |bytes, rng| {
+            let ours = decompress_twice(Codec::Gzip, bytes, rng);
+            let mut theirs = Vec::new();
+            let read = MultiGzDecoder::new(bytes).take(UNPACKED_MAX + 1).read_to_end(&mut theirs);
+            match &ours {
+                // flate2 does not know zeros after the last member, and says so when it has everything.
+                Ok(out) => assert!(theirs == *out, "{} {} {read:?}", out.len(), theirs.len()),
+                // It does not look at the bits that are reserved.
+                Err(e) => {
+                    assert!(
+                        bytes.is_empty() || read.is_err() || theirs.len() as u64 > UNPACKED_MAX || e.message().contains("header"),
+                        "{e}"
+                    )
+                }
             }
-        }
-        outcome(ours.map(|out| out.len().min(3)))
-    });
+            outcome(ours.map(|out| out.len().min(3)))
+        },
+    );
 }
 
 #[test]
 fn fuzz_lz4() {
     let words: &[&[u8]] = &[b"\x04\x22\x4d\x18", b"\x50\x2a\x4d\x18\x01\0\0\0", b"\0\0\0\0", b"\x01\0\0\x80z", b"\x02\x21\x4c\x18"];
     let target = Target { name: "lz4", corpus: make::lz4s(), words, max_len: 1 << 15, memory: (24 << 20, 8) };
-    target.run(make::shape_lz4, |bytes, rng| {
-        let ours = decompress_twice(Codec::Lz4, bytes, rng);
-        if let (Ok(out), Some(theirs)) = (&ours, model::lz4(bytes, UNPACKED_MAX)) {
-            assert!(*out == theirs, "{} {}", out.len(), theirs.len());
-        }
-        outcome(ours.map(|out| out.len().min(3)))
-    });
+    target.run(
+        |rng, bytes| make::shape_lz4(rng, bytes),
+        |bytes, rng| {
+            let ours = decompress_twice(Codec::Lz4, bytes, rng);
+            if let (Ok(out), Some(theirs)) = (&ours, model::lz4(bytes, UNPACKED_MAX)) {
+                assert!(*out == theirs, "{} {}", out.len(), theirs.len());
+            }
+            outcome(ours.map(|out| out.len().min(3)))
+        },
+    );
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub fn tars() -> Vec<Vec<u8>> {
 }
 
 /// Fields of headers, PAX lengths and checksums.
-pub fn shape_tar(rng: &mut Rng, tar: &mut Vec<u8>) {
+pub fn shape_tar(rng: &mut Rng, tar: &mut [u8]) {
     let headers: Vec<usize> = (0..tar.len() / 512)
         .map(|b| b * 512)
         .filter(|&b| &tar[b + 257..b + 262] == b"ustar" || tar[b + 154] == 0 && tar[b + 155] == b' ')
@@ -209,7 +209,7 @@ pub fn zips() -> Vec<Vec<u8>> {
 }
 
 /// Fields of entries, and an end record that fits what is there.
-pub fn shape_zip(rng: &mut Rng, zip: &mut Vec<u8>) {
+pub fn shape_zip(rng: &mut Rng, zip: &mut [u8]) {
     let places = |zip: &[u8], signature: &[u8]| -> Vec<usize> { (0..zip.len()).filter(|&i| zip[i..].starts_with(signature)).collect() };
     let entries = places(zip, b"PK\x01\x02");
     if rng.below(2) == 0 && !entries.is_empty() {
@@ -256,7 +256,7 @@ pub fn gzips() -> Vec<Vec<u8>> {
 }
 
 /// The checksum and the length of the first member, if it inflates.
-pub fn shape_gzip(rng: &mut Rng, gz: &mut Vec<u8>) {
+pub fn shape_gzip(rng: &mut Rng, gz: &mut [u8]) {
     if gz.len() < 18 || gz[3] != 0 || rng.below(4) == 0 {
         return;
     }
@@ -292,7 +292,7 @@ pub fn lz4s() -> Vec<Vec<u8>> {
 }
 
 /// Flags of the first frame, now and then without the checksums that would end everything; and the checksum of the descriptor.
-pub fn shape_lz4(rng: &mut Rng, lz4: &mut Vec<u8>) {
+pub fn shape_lz4(rng: &mut Rng, lz4: &mut [u8]) {
     let Some(at) = (0..lz4.len()).find(|&i| lz4[i..].starts_with(b"\x04\x22\x4d\x18")).filter(|&at| at + 20 <= lz4.len()) else { return };
     if rng.below(3) == 0 {
         lz4[at + 4] = [0x40, 0x60, 0x44, 0x50, 0x48, 0x41][rng.below(6)];
