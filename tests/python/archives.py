@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+VOLUME = b"a volume"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +258,7 @@ class Tree:
         if rng.random() < 0.3:
             flags += [f"--blocking-factor={rng.choice([1, 3, 20])}"]
         if form in ("gnu", "oldgnu", "pax") and rng.random() < 0.3:
-            flags += ["--label=a volume"]
+            flags += [f"--label={VOLUME.decode()}"]
         if form == "gnu" and rng.random() < 0.2:
             flags += ["--incremental"]
         names = ["."] if rng.random() < 0.5 else sorted(os.listdir(self.root))

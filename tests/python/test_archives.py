@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from archives import ENV, Member, Programs, Tree, content, gnu_tar_tells, info_zip, python_tells, run, zipfile_tells
+from archives import ENV, VOLUME, Member, Programs, Tree, content, gnu_tar_tells, info_zip, python_tells, run, zipfile_tells
 
 CASES = float(os.environ.get("FOREBAY_TEST_CASES", 1))
 GNU_FORMATS = ["v7", "oldgnu", "gnu", "ustar", "posix", "pax"]
@@ -84,6 +84,9 @@ def check_tars(programs: Programs, paths: list[Path]) -> None:
         check_look_ups(ours[path])
         check(path, ours[path], go[path], "Go")
         listed, files = gnu_tar_tells(path)
+        if listed and ours[path] and listed[0].name == VOLUME != ours[path][0].name:
+            # In a PAX archive the name of the volume is in a global header, which GNU tar lists like a member.
+            listed = listed[1:]
         check(path, ours[path], listed, "GNU tar", data=False)
         # GNU tar expands sparse files; tarfile, which does too, says to what.
         expanded = b"".join(o.data if o.kind == "file" else p.data for o, p in zip(ours[path], python) if o.kind in ("file", "sparse"))
