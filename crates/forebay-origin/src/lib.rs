@@ -21,6 +21,8 @@ mod counted;
 mod credentials;
 mod failure;
 mod faulty;
+#[cfg(test)]
+mod fuzz;
 mod limited;
 mod local;
 mod origins;
