@@ -89,14 +89,22 @@ install_nginx() {
     fi
 }
 
-[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx
+# Keys and certificates of tests are made with it.
+install_openssl() {
+    if command -v openssl >/dev/null; then return; fi
+    say "openssl: apt-get install"
+    apt_install openssl
+}
+
+[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl
 for server in "$@"; do
     case $server in
     versitygw) install_versitygw ;;
     fake-gcs-server) install_fake_gcs_server ;;
     azurite) install_azurite ;;
     nginx) install_nginx ;;
-    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx" ;;
+    openssl) install_openssl ;;
+    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl" ;;
     esac
 done
 say "ready in $cache"

@@ -22,12 +22,12 @@ pub struct BatchConfig {
     pub entry_timeout: Duration,
     /// Attempts for an entry that fails in a way that may pass, the first included.
     pub attempts: u32,
-    /// Share of the last 10 s in which work waited for a CPU, in percent, from which on batches are slowed down. 0: never.
-    pub throttle_cpu_percent: u32,
-    /// The same for waiting on disks.
+    /// Threads that are ready to run, for each core of the machine, from which on batches are slowed down. 0: never.
+    pub throttle_ready_per_core: u32,
+    /// Share of the last 10 s in which nothing could go on because of disks, in percent, from which on they are. 0: never.
     pub throttle_disk_percent: u32,
-    /// The pause before each outgoing buffer while the node is under pressure.
-    pub throttle_pause: Duration,
+    /// How much of its time a batch pauses while the node is under pressure, percent.
+    pub throttle_percent: u32,
 }
 
 impl Default for BatchConfig {
@@ -41,9 +41,9 @@ impl Default for BatchConfig {
             window_frames: 4,
             entry_timeout: Duration::from_secs(20),
             attempts: 5,
-            throttle_cpu_percent: 95,
+            throttle_ready_per_core: 16,
             throttle_disk_percent: 90,
-            throttle_pause: Duration::from_millis(2),
+            throttle_percent: 20,
         }
     }
 }

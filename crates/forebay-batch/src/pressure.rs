@@ -1,61 +1,98 @@
-//! Whether the node is short of CPU or disk, from the kernel's pressure figures (`/proc/pressure`), and how much to slow down.
+//! Whether the node is short of CPU or disk, by the kernel's figures, and how much to slow down.
 //!
-//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a batch under way pauses a little before each outgoing
-//! buffer, so that it makes room and still makes progress (paper, section 2.4.3).
+//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a batch under way pauses for a share of the time that it works, so
+//! that it makes room and still makes progress (paper, section 2.4.3).
+//!
+//! A node lives beside training jobs, whose workers keep every core busy; that some thread waits for a core is the normal case there and no
+//! reason to slow down (the kernel's `some` pressure of CPUs would say so all the time). Pressure is when many threads queue for each core.
 
 use crate::BatchConfig;
+use parking_lot::Mutex;
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-/// The figures are averages over 10 s; reading them more often than this tells nothing new.
+/// The kernel's figures are read this often.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// The share of a new sample in the average of the run queue: a burst of a second is no pressure.
+const SAMPLE_WEIGHT: f64 = 0.1;
+/// Timers have a grain of a millisecond: shorter pauses are added up.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// However long a buffer took.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 pub(crate) struct Pressure {
-    cpu_percent: u32,
+    ready_per_core: u32,
     disk_percent: u32,
-    pause: Duration,
+    share: f64,
+    cores: f64,
     began: Instant,
-    /// Milliseconds since `began` of the next sample, shifted left by one; the lowest bit says whether there is pressure.
-    state: AtomicU64,
+    /// Milliseconds since `began` of the next sample.
+    next_sample_ms: AtomicU64,
+    under_pressure: AtomicBool,
+    ready: Mutex<f64>,
 }
 
 impl Pressure {
     pub(crate) fn new(config: &BatchConfig) -> Self {
         Self {
-            cpu_percent: config.throttle_cpu_percent,
+            ready_per_core: config.throttle_ready_per_core,
             disk_percent: config.throttle_disk_percent,
-            pause: config.throttle_pause,
+            share: f64::from(config.throttle_percent.min(90)) / 100.0,
+            cores: std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64),
             began: Instant::now(),
-            state: AtomicU64::new(0),
+            next_sample_ms: AtomicU64::new(0),
+            under_pressure: AtomicBool::new(false),
+            ready: Mutex::new(0.0),
         }
     }
 
-    /// How long to pause now: zero without pressure.
-    pub(crate) fn pause(&self) -> Duration {
+    /// The pause that work of this length has earned: zero without pressure.
+    pub(crate) fn pause(&self, worked: Duration) -> Duration {
         let now = self.began.elapsed().as_millis() as u64;
-        let state = self.state.load(Relaxed);
-        let (next, mut under_pressure) = (state >> 1, state & 1 == 1);
-        if now >= next {
-            under_pressure = self.over("cpu", self.cpu_percent) || self.over("io", self.disk_percent);
-            self.state.store(((now + SAMPLE_EVERY.as_millis() as u64) << 1) | u64::from(under_pressure), Relaxed);
+        let next = self.next_sample_ms.load(Relaxed);
+        let after = now + SAMPLE_EVERY.as_millis() as u64;
+        if now >= next && self.next_sample_ms.compare_exchange(next, after, Relaxed, Relaxed).is_ok() {
+            self.under_pressure.store(self.sample(), Relaxed);
         }
-        if under_pressure { self.pause } else { Duration::ZERO }
+        if self.under_pressure.load(Relaxed) { worked.mul_f64(self.share / (1.0 - self.share)) } else { Duration::ZERO }
     }
 
-    fn over(&self, resource: &str, percent: u32) -> bool {
-        percent > 0
-            && std::fs::read_to_string(format!("/proc/pressure/{resource}"))
-                .ok()
-                .and_then(|text| some_avg10(&text))
-                .is_some_and(|avg| avg >= f64::from(percent))
+    fn sample(&self) -> bool {
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        let ready = self.ready_per_core > 0 && {
+            let now = read("/proc/loadavg").and_then(|text| ready_threads(&text)).unwrap_or(0.0);
+            let mut average = self.ready.lock();
+            *average += SAMPLE_WEIGHT * (now / self.cores - *average);
+            *average >= f64::from(self.ready_per_core)
+        };
+        let disk = self.disk_percent > 0
+            && read("/proc/pressure/io").and_then(|text| full_avg10(&text)).is_some_and(|avg| avg >= f64::from(self.disk_percent));
+        ready || disk
     }
 }
 
-/// `some avg10=1.23 avg60=…`: the share of the last ten seconds in which some task waited, percent.
-fn some_avg10(text: &str) -> Option<f64> {
-    text.lines().find_map(|l| l.strip_prefix("some avg10="))?.split(' ').next()?.parse().ok()
+/// What one batch owes in pauses.
+#[derive(Default)]
+pub(crate) struct Owed(Duration);
+
+impl Owed {
+    /// Adds to what is owed, and takes what is to be slept now.
+    pub(crate) fn due(&mut self, pause: Duration) -> Duration {
+        self.0 = (self.0 + pause).min(PAUSE_MAX);
+        if self.0 < PAUSE_MIN { Duration::ZERO } else { std::mem::take(&mut self.0) }
+    }
+}
+
+/// `0.10 0.20 0.30 5/321 4711`: five threads run, or are ready to; this one is among them.
+fn ready_threads(text: &str) -> Option<f64> {
+    text.split(' ').nth(3)?.split('/').next()?.parse().ok()
+}
+
+/// `full avg10=1.23 avg60=…`: the share of the last ten seconds in which all tasks with work to do waited, percent.
+fn full_avg10(text: &str) -> Option<f64> {
+    text.lines().find_map(|l| l.strip_prefix("full avg10="))?.split(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -64,10 +101,35 @@ mod tests {
 
     #[test]
     fn the_kernels_figures_are_read() {
-        let text = "some avg10=91.50 avg60=3.00 avg300=0.10 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
-        assert_eq!(some_avg10(text), Some(91.5));
-        assert_eq!(some_avg10("nothing"), None);
-        let never = Pressure::new(&BatchConfig { throttle_cpu_percent: 0, throttle_disk_percent: 0, ..BatchConfig::default() });
-        assert_eq!(never.pause(), Duration::ZERO);
+        let text = "some avg10=91.50 avg60=3.00 avg300=0.10 total=1\nfull avg10=12.25 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(full_avg10(text), Some(12.25));
+        assert_eq!(full_avg10("nothing"), None);
+        assert_eq!(ready_threads("0.10 0.20 0.30 5/321 4711\n"), Some(5.0));
+        assert_eq!(ready_threads(""), None);
+        // This machine's own.
+        assert!(ready_threads(&std::fs::read_to_string("/proc/loadavg").unwrap()).unwrap() >= 1.0);
+    }
+
+    #[test]
+    fn a_pause_is_a_share_of_the_work_under_pressure_and_nothing_without() {
+        let second = Duration::from_secs(1);
+        let p = Pressure::new(&BatchConfig {
+            throttle_percent: 20,
+            throttle_ready_per_core: 0,
+            throttle_disk_percent: 0,
+            ..BatchConfig::default()
+        });
+        assert_eq!(p.pause(second), Duration::ZERO);
+        p.under_pressure.store(true, Relaxed);
+        // One part of pause to four of work: a fifth of the time.
+        assert_eq!(p.pause(second).as_millis(), 250);
+    }
+
+    #[test]
+    fn short_pauses_are_added_up_and_long_ones_bounded() {
+        let mut owed = Owed::default();
+        let slept: Vec<u128> = (0..5).map(|_| owed.due(Duration::from_micros(400)).as_micros()).collect();
+        assert_eq!(slept, [0, 0, 1200, 0, 0]);
+        assert_eq!(owed.due(Duration::from_secs(9)), PAUSE_MAX);
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     held::{Opened, open},
     multipart::Planned,
     output::Output,
+    pressure::Owed,
     request::BatchRequest,
     stats::add,
 };
@@ -123,14 +124,15 @@ pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver
         tokio::select! {
             biased;
             () = closed.closed() => {}
-            () = producer.run(&sender) => {}
+            () = producer.run(sender) => {}
         }
     });
     receiver
 }
 
 impl Producer {
-    async fn run(mut self, sender: &mpsc::Sender<Result<Bytes>>) {
+    async fn run(mut self, sender: mpsc::Sender<Result<Bytes>>) {
+        let mut to = Outlet { sender, batcher: self.work.batcher.clone(), owed: Owed::default(), since: Instant::now() };
         let mut ahead = Ahead::new(self.work.clone());
         let error = loop {
             let worked = tokio::task::spawn_blocking(move || {
@@ -141,14 +143,13 @@ impl Producer {
             (self, stop) = match worked.await {
                 Ok(done) => done,
                 Err(e) => {
-                    let _ = sender.send(Err(Error::internal("a batch's worker failed").source(e))).await;
-                    return;
+                    return to.fail(Error::internal("a batch's worker failed").source(e)).await;
                 }
             };
             let went = match stop {
-                Ok(Stop::Full) => self.flush(sender).await,
-                Ok(Stop::Cold) => self.cold_entry(&mut ahead, sender).await,
-                Ok(Stop::End) => match self.finish(sender).await {
+                Ok(Stop::Full) => self.flush(&mut to).await,
+                Ok(Stop::Cold) => self.cold_entry(&mut ahead, &mut to).await,
+                Ok(Stop::End) => match self.finish(&mut to).await {
                     Ok(()) => return,
                     Err(e) => Err(e),
                 },
@@ -159,9 +160,9 @@ impl Producer {
             }
         };
         if self.sent_any && self.tear().is_ok() && !self.out.is_empty() {
-            let _ = sender.send(Ok(std::mem::take(&mut self.out).into())).await;
+            let _ = to.sender.send(Ok(std::mem::take(&mut self.out).into())).await;
         }
-        let _ = sender.send(Err(error)).await;
+        to.fail(error).await;
     }
 
     /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made to end inside
@@ -180,9 +181,9 @@ impl Producer {
         self.output.begin("__cut__", &EntryHeader { size: 512, mtime_secs: 0 }, &mut self.out)
     }
 
-    async fn finish(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    async fn finish(&mut self, to: &mut Outlet) -> Result<()> {
         self.output.finish(&mut self.out)?;
-        self.flush(sender).await?;
+        self.flush(to).await?;
         let stats = &self.work.batcher.stats;
         add(&stats.batches, 1);
         add(&stats.duration_ns, self.work.began.elapsed().as_nanos() as u64);
@@ -260,7 +261,7 @@ impl Producer {
     }
 
     /// The entry at the cursor is not here, or is large, or is known to have failed.
-    async fn cold_entry(&mut self, ahead: &mut Ahead, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    async fn cold_entry(&mut self, ahead: &mut Ahead, to: &mut Outlet) -> Result<()> {
         let index = self.next;
         if let Some(error) = self.planned_error(index) {
             return self.placeholder(&error);
@@ -277,7 +278,7 @@ impl Producer {
                     if !self.out.is_empty() && (self.sent_any || self.work.request.continue_on_error) {
                         let frame = Bytes::from(std::mem::take(&mut self.out));
                         self.sent_any = true;
-                        send(&self.work, sender, frame).await?;
+                        to.send(frame).await?;
                     }
                     bring.await
                 }
@@ -285,8 +286,8 @@ impl Producer {
         };
         add(&self.work.batcher.stats.wait_ns, began.elapsed().as_nanos() as u64);
         let done = match brought {
-            Ok(Some(held)) => self.stream_entry(Some(held), sender).await,
-            Ok(None) => self.after_bring(sender).await,
+            Ok(Some(held)) => self.stream_entry(Some(held), to).await,
+            Ok(None) => self.after_bring(to).await,
             Err(e) => Err(Failed::Entry(e)),
         };
         match done {
@@ -301,17 +302,17 @@ impl Producer {
         }
     }
 
-    async fn after_bring(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
+    async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
         if let Some(header) = self.append(&work.entry(self.next)).map_err(Failed::Batch)? {
             self.delivered(&header);
             return Ok(());
         }
-        self.stream_entry(None, sender).await
+        self.stream_entry(None, to).await
     }
 
     /// Streams the entry at the cursor through, without the disk if need be.
-    async fn stream_entry(&mut self, held: Option<Opened>, sender: &mpsc::Sender<Result<Bytes>>) -> Result<(), Failed> {
+    async fn stream_entry(&mut self, held: Option<Opened>, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
         let opened = match held {
             Some(held) => held,
@@ -337,12 +338,12 @@ impl Producer {
             }
             self.streaming = Some((header.size, passed));
             if matches!(self.output, Output::Tar) && piece.len() >= work.batcher.config.frame_bytes / 2 {
-                self.flush(sender).await.map_err(Failed::Batch)?;
-                send(&work, sender, piece).await.map_err(Failed::Batch)?;
+                self.flush(to).await.map_err(Failed::Batch)?;
+                to.send(piece).await.map_err(Failed::Batch)?;
             } else {
                 self.output.data(&piece, &mut self.out).map_err(Failed::Batch)?;
                 if self.out.len() >= work.batcher.config.frame_bytes {
-                    self.flush(sender).await.map_err(Failed::Batch)?;
+                    self.flush(to).await.map_err(Failed::Batch)?;
                 }
             }
         }
@@ -385,13 +386,13 @@ impl Producer {
         self.planned.as_ref()?.entries.get(index)?.as_ref().ok().map(|h| h.size)
     }
 
-    async fn flush(&mut self, sender: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    async fn flush(&mut self, to: &mut Outlet) -> Result<()> {
         if self.out.is_empty() {
             return Ok(());
         }
         self.sent_any = true;
         let frame = Bytes::from(std::mem::take(&mut self.out));
-        send(&self.work, sender, frame).await
+        to.send(frame).await
     }
 }
 
@@ -406,13 +407,31 @@ fn changed() -> Error {
     Error::new(ErrorKind::VersionChanged, "an entry changed while the batch was being made").hint("send the request again")
 }
 
-async fn send(work: &Work, sender: &mpsc::Sender<Result<Bytes>>, frame: Bytes) -> Result<()> {
-    let batcher = &work.batcher;
-    let pause = batcher.pressure.pause();
-    if !pause.is_zero() {
-        tokio::time::sleep(pause).await;
-        add(&batcher.stats.throttle_ns, pause.as_nanos() as u64);
+/// The way to the client, slower while the node is under pressure.
+struct Outlet {
+    sender: mpsc::Sender<Result<Bytes>>,
+    batcher: Batcher,
+    owed: Owed,
+    /// When the buffer before this one went out.
+    since: Instant,
+}
+
+impl Outlet {
+    async fn send(&mut self, frame: Bytes) -> Result<()> {
+        let stats = &self.batcher.stats;
+        let pause = self.owed.due(self.batcher.pressure.pause(self.since.elapsed()));
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+            add(&stats.throttle_ns, pause.as_nanos() as u64);
+        }
+        add(&stats.bytes_sent, frame.len() as u64);
+        let sent = self.sender.send(Ok(frame)).await;
+        self.since = Instant::now();
+        sent.map_err(|_| Error::new(ErrorKind::ShuttingDown, "the client left"))
     }
-    add(&batcher.stats.bytes_sent, frame.len() as u64);
-    sender.send(Ok(frame)).await.map_err(|_| Error::new(ErrorKind::ShuttingDown, "the client left"))
+
+    /// The last thing that the client's side gets.
+    async fn fail(self, error: Error) {
+        let _ = self.sender.send(Err(error)).await;
+    }
 }

@@ -121,7 +121,7 @@ impl BatchRequest {
     /// `Invalid` with the line and column, or the number of the entry, and what was expected there.
     pub fn parse(body: &[u8], default_bucket: Option<&str>, coloc: Option<&str>, max_entries: usize) -> Result<BatchRequest> {
         let MapOnly(wire): MapOnly<WireRequest<'_>> = serde_json::from_slice(body).map_err(|e| {
-            Error::invalid(format!("the request is not a GetBatch request: {e}"))
+            Error::invalid(format!("the request is not a GetBatch request: {}", in_few_words(&e)))
                 .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}")
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
@@ -152,6 +152,12 @@ impl BatchRequest {
             streaming: wire.strm.unwrap_or(false),
         })
     }
+}
+
+/// The parser's words without more than a little of what it was fed: a message goes into an answer and a log, a field's name may be of any length.
+fn in_few_words(e: &serde_json::Error) -> String {
+    let text = e.to_string();
+    if text.len() > 400 { format!("{} at line {} column {}", shorten(&text), e.line(), e.column()) } else { text }
 }
 
 fn check_coloc(coloc: Option<&str>) -> Result<()> {
@@ -318,5 +324,7 @@ mod tests {
         assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
         let many = format!(r#"{{"in":[{}]}}"#, [r#"{"objname":"a"}"#; 11].join(","));
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
+        let e = parse(&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20))).unwrap_err().to_string();
+        assert!(e.len() < 400 && e.contains("unknown field `xxx") && e.contains("line 1 column"), "{e}");
     }
 }

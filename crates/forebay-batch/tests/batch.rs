@@ -23,7 +23,7 @@ const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
 
 fn batcher(b: &Bench) -> Batcher {
-    Batcher::new(b.engine.clone(), BatchConfig { throttle_cpu_percent: 0, throttle_disk_percent: 0, ..Default::default() })
+    Batcher::new(b.engine.clone(), BatchConfig { throttle_ready_per_core: 0, throttle_disk_percent: 0, ..Default::default() })
 }
 
 fn body(entries: &[String], options: &str) -> Bytes {

@@ -60,6 +60,8 @@ pub enum Command {
     Version(commands::version::Args),
     /// Put a server at a distance: a TCP proxy with latency and a bandwidth cap
     Distance(distance::DistanceArgs),
+    /// Measure GET and GetBatch, beside what the machine gives at most
+    Bench(commands::bench::Args),
 }
 
 const TEMPLATE: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}";
@@ -88,7 +90,8 @@ Watch:
   version   the version of this program
 
 Try out:
-  distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap";
+  distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap
+  bench     throughput, latency and CPU of GET and GetBatch, beside the machine's own";
 
 const MORE: &str = "\
 Examples:

@@ -1,9 +1,10 @@
-//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config.
+//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config, bench.
 //!
 //! [`main_from`] is the whole program as a function, because it is two programs: the binary of this crate, and the console script of the Python
 //! wheel. One command per file under [`commands`]; they share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on
 //! stderr and exit codes). Results are the only thing on stdout, so that every command can stand in a pipe.
 
+mod bench;
 mod cli;
 mod client;
 mod commands;
@@ -45,6 +46,10 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
 
 fn run(cli: Cli) -> Outcome {
     let common = cli.common;
+    // Threads and a clock; it keeps its own signals.
+    if let Command::Bench(args) = cli.command {
+        return commands::bench::run(args, &common);
+    }
     // The node gets every core, a client command one thread.
     let mut builder = match cli.command {
         Command::Serve(_) | Command::Distance(_) => tokio::runtime::Builder::new_multi_thread(),
@@ -83,6 +88,6 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Top(args) => commands::top::run(args, common).await,
         Command::Metrics(args) => commands::metrics::run(args, common).await,
         Command::Version(args) => commands::version::run(args, common),
-        Command::Serve(_) | Command::Distance(_) => unreachable!("these run on their own, with their own signals"),
+        Command::Serve(_) | Command::Distance(_) | Command::Bench(_) => unreachable!("these run on their own, with their own signals"),
     }
 }

@@ -136,6 +136,9 @@ impl Engine {
         if !store.has_part(name, version, Part::Chunk(index)) {
             return Ok(None);
         }
+        if let Ok(part) = store.part_now(name, version, Part::Chunk(index), within.clone()) {
+            return Ok(part);
+        }
         let (store, name) = (store.clone(), name.clone());
         blocking(move || store.part(&name, version, Part::Chunk(index), within)).await
     }

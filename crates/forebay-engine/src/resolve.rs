@@ -11,6 +11,7 @@ use crate::{Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cac
 use bytes::Bytes;
 use forebay_core::{CacheStatus, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_origin::{GetRequest, GetResponse};
+use forebay_store::WouldWait;
 use std::{
     ops::Range,
     sync::{
@@ -91,9 +92,16 @@ impl Engine {
         if store.peek(name).is_none() {
             return Ok(None);
         }
-        let (store, owned) = (store.clone(), name.clone());
         let generation = self.inner.generations.current(name.hash128());
-        let Some(head) = blocking(move || store.head(&owned)).await? else { return Ok(None) };
+        // Mostly in the page cache: to hand that to another thread would take longer than to read it.
+        let head = match store.head_now(name) {
+            Ok(head) => head,
+            Err(WouldWait) => {
+                let (store, owned) = (store.clone(), name.clone());
+                blocking(move || store.head(&owned)).await?
+            }
+        };
+        let Some(head) = head else { return Ok(None) };
         if head.meta.size > CHUNK_BYTES {
             self.remember_head(name, generation, &head.meta, head.validated_at_secs);
         } else if head.data.is_none() {

@@ -1,19 +1,13 @@
-//! Credentials. For AWS by the usual chain: explicit keys, environment, profile files, web identity, container, instance metadata. For Google and
-//! Azure as `object_store` finds them.
+//! Credentials of Google and Azure, as `object_store` finds them. (Those of AWS are in [`aws`](crate::aws).)
 //!
-//! The profile files are read here; the network sources are `object_store`'s. Finding nothing must be quick and say where was looked:
-//! every source is bounded by a timeout, and a failure is remembered for a moment, so that requests do not queue up to fail.
+//! Finding nothing must be quick and say where was looked: every source is bounded by a timeout, and a failure is remembered for a moment,
+//! so that requests do not queue up to fail.
 
-use crate::{
-    config::OriginConfig,
-    failure::Site,
-    profile::{Profile, ProfileCredentials},
-};
+use crate::{config::OriginConfig, failure::Site};
 use async_trait::async_trait;
 use forebay_core::{Error, Result};
 use object_store::{
-    BackoffConfig, ClientOptions, CredentialProvider, RetryConfig, StaticCredentialProvider,
-    aws::{AmazonS3Builder, AwsCredential, AwsCredentialProvider},
+    BackoffConfig, ClientOptions, CredentialProvider, RetryConfig,
     azure::{AzureCredentialProvider, MicrosoftAzureBuilder},
     gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder},
 };
@@ -27,98 +21,6 @@ use std::{
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a failure is remembered.
 const FAILURE_TTL: Duration = Duration::from_secs(3);
-
-fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|v| !v.is_empty())
-}
-
-/// What environment and profile say about the service, beside credentials.
-pub(crate) struct AwsSettings {
-    pub endpoint: Option<String>,
-    pub region: String,
-    profile: Profile,
-}
-
-impl AwsSettings {
-    pub(crate) fn find(config: &OriginConfig) -> Result<Self> {
-        let profile = match Profile::load(config.profile.as_deref()) {
-            // Whoever needs no profile must not fail over one.
-            Err(e) if config.profile.is_none() && (config.anonymous || config.access_key_id.is_some()) => {
-                tracing::debug!(error = %e, "the AWS profile is left out");
-                Profile::empty()
-            }
-            other => other?,
-        };
-        let endpoint = config
-            .endpoint
-            .clone()
-            .or_else(|| env("AWS_ENDPOINT_URL_S3"))
-            .or_else(|| env("AWS_ENDPOINT_URL"))
-            .or_else(|| profile.setting("endpoint_url").map(str::to_owned));
-        let region = config
-            .region
-            .clone()
-            .or_else(|| env("AWS_REGION"))
-            .or_else(|| env("AWS_DEFAULT_REGION"))
-            .or_else(|| profile.setting("region").map(str::to_owned))
-            .unwrap_or_else(|| "us-east-1".to_owned());
-        Ok(Self { endpoint, region, profile })
-    }
-}
-
-fn fixed(key_id: String, secret_key: String, token: Option<String>) -> AwsCredentialProvider {
-    Arc::new(StaticCredentialProvider::new(AwsCredential { key_id, secret_key, token }))
-}
-
-/// The first source that is configured.
-///
-/// # Errors
-/// A source that is configured wrongly, or of a kind that is not offered. That nothing is found shows at the first request.
-pub(crate) fn aws(config: &OriginConfig, settings: &AwsSettings) -> Result<AwsCredentialProvider> {
-    if let (Some(id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
-        let token = config.session_token.as_ref().map(|t| t.reveal().to_owned());
-        return Ok(fixed(id.clone(), secret.reveal().to_owned(), token));
-    }
-    // A profile that the configuration names goes before the environment, as with the AWS command line's --profile.
-    if config.profile.is_none() {
-        match (env("AWS_ACCESS_KEY_ID"), env("AWS_SECRET_ACCESS_KEY")) {
-            (Some(id), Some(secret)) => return Ok(fixed(id, secret, env("AWS_SESSION_TOKEN"))),
-            (None, None) => {}
-            _ => {
-                return Err(Error::invalid("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").hint("set both, or none"));
-            }
-        }
-    }
-    match settings.profile.credentials()? {
-        Some(ProfileCredentials::Keys { id, secret, token }) => return Ok(fixed(id, secret, token)),
-        Some(ProfileCredentials::Process(command)) => {
-            return Ok(Arc::new(Checked::new(Arc::new(crate::profile::Process::new(command)), settings, crate::profile::PROCESS_TIMEOUT)));
-        }
-        None if config.profile.is_some() => {
-            return Err(Error::invalid(format!("the profile {:?} has no credentials", settings.profile.name()))
-                .hint("give it aws_access_key_id and aws_secret_access_key, or credential_process"));
-        }
-        None => {}
-    }
-    crate::transport::install_tls_provider();
-    let network = AmazonS3Builder::from_env()
-        // Only the credentials are wanted of it; building asks for a bucket.
-        .with_bucket_name("credentials-only")
-        .with_region(&settings.region)
-        .with_retry(retry())
-        .with_client_options(client_options())
-        .build()
-        .map_err(|e| Error::invalid(format!("AWS credentials: {e}")).hint("check the AWS_* variables of the environment"))?;
-    Ok(Arc::new(Checked::new(network.credentials().clone(), settings, FETCH_TIMEOUT)))
-}
-
-/// The error of a request that found no credentials.
-pub(crate) fn unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
-    let text = inner_text(error);
-    Error::permission_denied(format!("{} at {}: no AWS credentials: {text}", site.operation, site.origin)).hint(
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws/credentials, or anonymous = true for a public bucket",
-    )
-}
 
 /// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, the login of gcloud, the instance's metadata.
 pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<GcpCredentialProvider> {
@@ -210,22 +112,6 @@ pub(crate) struct Checked<C> {
     failed: Mutex<Option<(Instant, String)>>,
 }
 
-impl Checked<AwsCredential> {
-    fn new(inner: AwsCredentialProvider, settings: &AwsSettings, timeout: Duration) -> Self {
-        let mut places = vec!["AWS_ACCESS_KEY_ID in the environment".to_owned(), settings.profile.looked_at()];
-        places.push(match (env("AWS_WEB_IDENTITY_TOKEN_FILE"), env("AWS_ROLE_ARN")) {
-            (Some(_), Some(_)) => "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE".to_owned(),
-            _ => "AWS_WEB_IDENTITY_TOKEN_FILE (not set)".to_owned(),
-        });
-        places.push(if env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").or(env("AWS_CONTAINER_CREDENTIALS_FULL_URI")).is_some() {
-            "the container's credentials".to_owned()
-        } else {
-            "the instance metadata at 169.254.169.254".to_owned()
-        });
-        Self { inner, looked_at: places.join(", "), timeout, failed: Mutex::new(None) }
-    }
-}
-
 fn failed(text: String) -> object_store::Error {
     object_store::Error::Generic { store: "credentials", source: text.into() }
 }
@@ -253,43 +139,30 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Checked<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object_store::gcp::GcpCredential;
 
     #[derive(Debug)]
     struct Never;
 
     #[async_trait]
     impl CredentialProvider for Never {
-        type Credential = AwsCredential;
+        type Credential = GcpCredential;
 
-        async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        async fn get_credential(&self) -> object_store::Result<Arc<GcpCredential>> {
             std::future::pending().await
         }
     }
 
     #[tokio::test]
-    async fn a_source_that_hangs_is_given_up_and_remembered() {
+    async fn a_source_of_google_or_azure_that_hangs_is_given_up_and_remembered() {
         let timeout = Duration::from_millis(50);
         let checked = Checked { inner: Arc::new(Never), looked_at: "here and there".to_owned(), timeout, failed: Mutex::default() };
         let e = checked.get_credential().await.unwrap_err();
         let site = Site { origin: "s3://b", operation: "get", key: "k" };
-        let shown = unavailable(site, &e).to_string();
-        assert!(shown.contains("here and there") && shown.contains("AWS_ACCESS_KEY_ID"), "{shown}");
+        let shown = google_unavailable(site, &e).to_string();
+        assert!(shown.contains("here and there") && shown.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{shown}");
         let begun = Instant::now();
         assert!(checked.get_credential().await.is_err());
         assert!(begun.elapsed() < timeout, "the failure is not remembered");
-    }
-
-    #[test]
-    fn keys_of_the_configuration_go_first() {
-        let config = OriginConfig {
-            url: "s3://b".into(),
-            access_key_id: Some("A".into()),
-            secret_access_key: Some(crate::Secret::new("hunter2")),
-            ..Default::default()
-        };
-        let provider = aws(&config, &AwsSettings::find(&config).unwrap()).unwrap();
-        let credential = futures::executor::block_on(provider.get_credential()).unwrap();
-        assert_eq!((credential.key_id.as_str(), credential.secret_key.as_str()), ("A", "hunter2"));
-        assert!(!format!("{provider:?} {config:?}").contains("hunter2"));
     }
 }

@@ -84,6 +84,14 @@ pub(crate) fn from_status(site: Site<'_>, status: StatusCode, headers: &HeaderMa
     }
 }
 
+/// Whether an error code says that the keys themselves are no good (any more): other ones may be.
+pub(crate) fn is_about_keys(code: &str) -> bool {
+    matches!(
+        code,
+        "ExpiredToken" | "ExpiredTokenException" | "InvalidToken" | "InvalidClientTokenId" | "TokenRefreshRequired" | "InvalidAccessKeyId"
+    )
+}
+
 fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     use ErrorKind::*;
     match code {
@@ -95,9 +103,8 @@ fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
         "EntityTooLarge" => return TooLarge,
         "NotImplemented" => return Unsupported,
         // The node's own credentials are wrong or stale: the client's are not at fault, so this is not `Unauthenticated`.
-        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "InvalidAccessKeyId" | "SignatureDoesNotMatch" => {
-            return PermissionDenied;
-        }
+        "SignatureDoesNotMatch" => return PermissionDenied,
+        code if is_about_keys(code) => return PermissionDenied,
         _ => {}
     }
     match status.as_u16() {

@@ -12,6 +12,7 @@
 //! - a copy without attributes keeps those of its source.
 
 mod assemble;
+mod aws;
 mod azure;
 pub mod body;
 pub mod config;
@@ -20,11 +21,12 @@ mod counted;
 mod credentials;
 mod failure;
 mod faulty;
+#[cfg(test)]
+mod fuzz;
 mod limited;
 mod local;
 mod origins;
 mod prefixed;
-mod profile;
 mod resilient;
 mod s3;
 pub mod testing;

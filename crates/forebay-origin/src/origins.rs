@@ -7,6 +7,7 @@
 use crate::{
     Counted, Counters, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient,
     RetryPolicy,
+    aws::Environment,
     azure::AzureOrigin,
     local,
     s3::{Address, S3Endpoint, S3Origin},
@@ -69,15 +70,23 @@ impl Shared {
 /// # Errors
 /// A configuration that makes no sense, a directory that is not there.
 pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
-    Ok(open_shared(config)?.0)
+    Ok(open_shared(config, &Environment::of_process())?.0)
 }
 
-fn open_shared(config: &OriginConfig) -> Result<(Arc<dyn Origin>, Shared)> {
+/// [`open`] with other environment variables than the process's.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_in(config: &OriginConfig, env: &Environment) -> Result<Arc<dyn Origin>> {
+    Ok(open_shared(config, env)?.0)
+}
+
+fn open_shared(config: &OriginConfig, env: &Environment) -> Result<(Arc<dyn Origin>, Shared)> {
     let url = config.check()?;
     let shared = Shared::new(config);
     let (raw, prefix, parts): (Arc<dyn Origin>, String, bool) = match url {
         OriginUrl::S3 { bucket: Some(bucket), prefix } => {
-            let client = S3Endpoint::new(config)?.client(Address::Bucket(bucket))?;
+            let client = S3Endpoint::new(config, env)?.client(Address::Bucket(bucket))?;
             (Arc::new(S3Origin::new(client)), prefix, true)
         }
         OriginUrl::Gcs { bucket, prefix } => {
@@ -118,7 +127,7 @@ struct OpenBuckets {
 impl Wildcard {
     fn new(config: &OriginConfig) -> Result<Self> {
         let source = match config.check()? {
-            OriginUrl::S3 { bucket: None, .. } => Source::Endpoint(S3Endpoint::new(config)?),
+            OriginUrl::S3 { bucket: None, .. } => Source::Endpoint(S3Endpoint::new(config, &Environment::of_process())?),
             OriginUrl::Directory { path, each: true } => {
                 let path = path.canonicalize().map_err(|e| {
                     Error::invalid(format!("the directory {} of buckets: {e}", path.display()))
@@ -250,7 +259,7 @@ impl Origins {
             self.wildcards.push(Wildcard::new(config)?);
             return Ok(());
         }
-        let (origin, shared) = open_shared(config)?;
+        let (origin, shared) = open_shared(config, &Environment::of_process())?;
         self.insert(bucket, origin, Some(shared))
     }
 

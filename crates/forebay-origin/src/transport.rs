@@ -48,43 +48,47 @@ pub(crate) enum Redirects {
     Follow,
 }
 
+/// A client for one endpoint, with the authorities, timeouts and proxy that are right for it.
+pub(crate) fn client(config: &OriginConfig, endpoint: &url::Url, redirects: Redirects) -> Result<reqwest::Client> {
+    install_tls_provider();
+    let roots = match &config.ca_file {
+        None => Vec::new(),
+        Some(path) => {
+            let bad = |e: String| Error::invalid(format!("ca_file {}: {e}", path.display())).hint("a file of PEM certificates");
+            let pem = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
+            reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| bad(e.to_string()))?
+        }
+    };
+    let builder = |own_roots_only: bool| {
+        let mut b = reqwest::Client::builder()
+            .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
+            .http1_only()
+            .connect_timeout(config.connect_timeout)
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+            .pool_max_idle_per_host(config.requests_in_flight)
+            .tcp_keepalive(Duration::from_secs(30))
+            .redirect(match redirects {
+                Redirects::Refuse => reqwest::redirect::Policy::none(),
+                Redirects::Follow => reqwest::redirect::Policy::limited(5),
+            });
+        b = if own_roots_only { b.tls_certs_only(roots.clone()) } else { b.tls_certs_merge(roots.clone()) };
+        // A proxy from the environment cannot reach this machine's own loopback, nor the services that each machine has for itself.
+        if is_loopback(endpoint) || is_link_local(endpoint) { b.no_proxy() } else { b }
+    };
+    let client = match builder(false).build() {
+        // A machine without a certificate store can still use plain HTTP.
+        Err(_) if endpoint.scheme() == "http" => builder(true).build(),
+        other => other,
+    };
+    client.map_err(|e| {
+        Error::invalid(format!("the HTTP client for {} cannot be made: {e}", endpoint.origin().ascii_serialization()))
+            .hint("install the ca-certificates package, or set ca_file")
+    })
+}
+
 impl Transport {
     pub(crate) fn new(config: &OriginConfig, endpoint: &url::Url, redirects: Redirects) -> Result<Self> {
-        install_tls_provider();
-        let roots = match &config.ca_file {
-            None => Vec::new(),
-            Some(path) => {
-                let bad = |e: String| Error::invalid(format!("ca_file {}: {e}", path.display())).hint("a file of PEM certificates");
-                let pem = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
-                reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| bad(e.to_string()))?
-            }
-        };
-        let builder = |own_roots_only: bool| {
-            let mut b = reqwest::Client::builder()
-                .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
-                .http1_only()
-                .connect_timeout(config.connect_timeout)
-                .pool_idle_timeout(POOL_IDLE_TIMEOUT)
-                .pool_max_idle_per_host(config.requests_in_flight)
-                .tcp_keepalive(Duration::from_secs(30))
-                .redirect(match redirects {
-                    Redirects::Refuse => reqwest::redirect::Policy::none(),
-                    Redirects::Follow => reqwest::redirect::Policy::limited(5),
-                });
-            b = if own_roots_only { b.tls_certs_only(roots.clone()) } else { b.tls_certs_merge(roots.clone()) };
-            // A proxy from the environment cannot reach this machine's own loopback.
-            if is_loopback(endpoint) { b.no_proxy() } else { b }
-        };
-        let client = match builder(false).build() {
-            // A machine without a certificate store can still use plain HTTP.
-            Err(_) if endpoint.scheme() == "http" => builder(true).build(),
-            other => other,
-        };
-        let client = client.map_err(|e| {
-            Error::invalid(format!("the HTTP client for {} cannot be made: {e}", endpoint.origin().ascii_serialization()))
-                .hint("install the ca-certificates package, or set ca_file")
-        })?;
-        Ok(Self { client, idle_timeout: config.idle_timeout })
+        Ok(Self { client: client(config, endpoint, redirects)?, idle_timeout: config.idle_timeout })
     }
 
     /// Sends, and waits for the head of the answer at most the idle timeout (a body that is sent counts as activity).
@@ -201,5 +205,14 @@ pub(crate) fn is_loopback(url: &url::Url) -> bool {
         Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
         Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
         None => false,
+    }
+}
+
+/// Metadata services: 169.254.0.0/16, and Amazon's in IPv6, fd00:ec2::/32.
+fn is_link_local(url: &url::Url) -> bool {
+    match url.host() {
+        Some(url::Host::Ipv4(ip)) => ip.is_link_local(),
+        Some(url::Host::Ipv6(ip)) => ip.segments()[..2] == [0xfd00, 0xec2],
+        _ => false,
     }
 }

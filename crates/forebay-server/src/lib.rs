@@ -18,6 +18,8 @@ mod buckets;
 pub mod config;
 #[cfg(test)]
 mod docs;
+#[cfg(test)]
+mod fuzz;
 mod io;
 mod listener;
 mod logging;

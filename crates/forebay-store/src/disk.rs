@@ -7,6 +7,7 @@ use std::{
     fs, io,
     os::{fd::AsRawFd, unix::fs::FileExt},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 /// How a file is opened.
@@ -37,6 +38,8 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// `UnexpectedEof` if the file is shorter. `out` may hold a part of the bytes then: the caller cuts it back.
     fn read_append(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<()>;
+    /// The same, if no disk is waited for: `false`, with `out` as it was, if the bytes are not all in the page cache, or it cannot be known.
+    fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool>;
     /// Writes all of `parts`, one after the other, from `offset` on.
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()>;
     fn size(&self) -> io::Result<u64>;
@@ -47,7 +50,28 @@ pub trait DiskFile: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
-struct RealFile(fs::File);
+struct RealFile {
+    file: fs::File,
+    /// The kernel cannot say whether a read would wait.
+    always_waits: AtomicBool,
+}
+
+impl RealFile {
+    /// One call, into the spare capacity of `out`, until it is `end` bytes long.
+    fn pread(&self, out: &mut Vec<u8>, end: usize, offset: u64, flags: libc::c_int) -> io::Result<usize> {
+        let have = out.len();
+        let spare = &mut out.spare_capacity_mut()[..end - have];
+        let iov = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
+        // SAFETY: the iovec names spare capacity that `out` owns; the kernel writes at most `spare.len()` bytes there.
+        let n = unsafe { libc::preadv2(self.file.as_raw_fd(), &iov, 1, offset as libc::off_t, flags) };
+        if n < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just initialised the `n` bytes after the old length.
+        unsafe { out.set_len(have + n as usize) };
+        Ok(n as usize)
+    }
+}
 
 impl Disk for RealDisk {
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -66,7 +90,7 @@ impl Disk for RealDisk {
                 options.write(true).create(true).truncate(true);
             }
         }
-        Ok(Box::new(RealFile(options.open(path)?)))
+        Ok(Box::new(RealFile { file: options.open(path)?, always_waits: AtomicBool::new(false) }))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>> {
@@ -96,30 +120,42 @@ impl Disk for RealDisk {
 
 impl DiskFile for RealFile {
     fn read_append(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<()> {
-        out.reserve(len);
         let start = out.len();
-        let mut done = 0;
-        while done < len {
-            let spare = &mut out.spare_capacity_mut()[..len - done];
-            // SAFETY: the pointer and length name spare capacity that `out` owns; pread writes at most `spare.len()` bytes there.
-            let n =
-                unsafe { libc::pread(self.0.as_raw_fd(), spare.as_mut_ptr().cast(), spare.len(), (offset + done as u64) as libc::off_t) };
-            match n {
-                -1 => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                }
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => {
-                    done += n as usize;
-                    // SAFETY: pread has just initialised the `n` bytes after the old length.
-                    unsafe { out.set_len(start + done) };
-                }
+        out.reserve(len);
+        while out.len() < start + len {
+            match self.pread(out, start + len, offset + (out.len() - start) as u64, 0) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
             }
         }
         Ok(())
+    }
+
+    fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
+        if self.always_waits.load(Relaxed) {
+            return Ok(false);
+        }
+        let start = out.len();
+        out.reserve(len);
+        while out.len() < start + len {
+            let waits = match self.pread(out, start + len, offset + (out.len() - start) as u64, libc::RWF_NOWAIT) {
+                Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => continue,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+                // A file system, or a kernel, that does not know the flag.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => {
+                    self.always_waits.store(true, Relaxed);
+                    Ok(false)
+                }
+                Err(e) => Err(e),
+            };
+            out.truncate(start);
+            return waits;
+        }
+        Ok(true)
     }
 
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {
@@ -127,7 +163,7 @@ impl DiskFile for RealFile {
         let iov: Vec<libc::iovec> =
             parts.iter().map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() }).collect();
         // SAFETY: each iovec names a live slice, which the kernel only reads.
-        let n = unsafe { libc::pwritev(self.0.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int, offset as libc::off_t) };
+        let n = unsafe { libc::pwritev(self.file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int, offset as libc::off_t) };
         let written = match n {
             -1 => {
                 let error = io::Error::last_os_error();
@@ -147,17 +183,48 @@ impl DiskFile for RealFile {
         for part in parts {
             let begin = skip.min(part.len());
             skip -= begin;
-            self.0.write_all_at(&part[begin..], at)?;
+            self.file.write_all_at(&part[begin..], at)?;
             at += (part.len() - begin) as u64;
         }
         Ok(())
     }
 
     fn size(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_does_not_wait_gives_the_same_bytes_or_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RealDisk.open(&dir.path().join("f"), OpenMode::Create).unwrap();
+        let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7) as u8).collect();
+        file.write_all_at(&[&data[..100_000], &data[100_000..]], 0).unwrap();
+        let mut here = 0;
+        for (offset, len) in [(0, 300_000), (0, 0), (4_095, 2), (299_999, 1), (123_456, 100_000)] {
+            let mut out = b"before".to_vec();
+            if file.read_append_now(&mut out, len, offset as u64).unwrap() {
+                here += 1;
+                assert_eq!(out[6..], data[offset..offset + len]);
+            } else {
+                assert_eq!(out, b"before");
+            }
+            let mut waited = b"before".to_vec();
+            file.read_append(&mut waited, len, offset as u64).unwrap();
+            assert_eq!(waited[6..], data[offset..offset + len]);
+        }
+        // File systems that cannot say (here always), or that have just written (always).
+        assert!(here == 0 || here == 5, "{here}");
+        let mut out = b"before".to_vec();
+        assert!(file.read_append_now(&mut out, 10, 299_995).is_err() || here == 0, "beyond the end");
+        assert_eq!(out, b"before");
     }
 }

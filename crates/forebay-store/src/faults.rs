@@ -132,6 +132,14 @@ impl Faults {
         None
     }
 
+    /// What [`Faults::next`] would say, which it then still says.
+    fn peek(&self, op: Op, path: &Path) -> Option<Fault> {
+        let state = self.0.lock();
+        let path = path.to_string_lossy();
+        let next = state.0.iter().find(|r| r.op == op && path.contains(&r.file) && r.times > 0 && r.after == 0);
+        next.map(|r| r.fault)
+    }
+
     /// For operations that carry no bytes. `false`: skip it.
     fn check(&self, op: Op, path: &Path) -> io::Result<bool> {
         match self.next(op, path) {
@@ -219,6 +227,19 @@ impl DiskFile for FaultyFile {
             }
             _ => self.file.read_append(out, len, offset),
         }
+    }
+
+    /// A disk that is slow is waited for; everything else happens at once.
+    fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
+        if self.faults.peek(Op::Read, &self.path).is_some_and(|f| matches!(f, Fault::Delay(_))) {
+            return Ok(false);
+        }
+        let begin = out.len();
+        let read = self.read_append(out, len, offset);
+        if read.is_err() {
+            out.truncate(begin);
+        }
+        read.map(|()| true)
     }
 
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {

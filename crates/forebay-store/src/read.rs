@@ -29,6 +29,30 @@ pub enum Miss {
     Damaged(Damage),
     /// What was asked for is not in this record.
     NotHere,
+    /// The disk would have to be waited for.
+    Waits,
+}
+
+/// Whether a read may wait for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    May,
+    /// For threads that must not stand still: what is in the page cache is read, else nothing is.
+    MustNot,
+}
+
+/// A read that was not to wait for the disk would have had to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WouldWait;
+
+/// Reads as `wait` says.
+fn read_append(segment: &Segment, wait: Wait, out: &mut Vec<u8>, len: usize, offset: u64) -> Result<(), Miss> {
+    match wait {
+        Wait::May => segment.file.read_append(out, len, offset)?,
+        Wait::MustNot if segment.file.read_append_now(out, len, offset)? => {}
+        Wait::MustNot => return Err(Miss::Waits),
+    }
+    Ok(())
 }
 
 impl From<std::io::Error> for Miss {
@@ -44,6 +68,7 @@ pub struct Record<'a> {
     bytes: &'a [u8],
     segment: &'a Segment,
     offset: u64,
+    wait: Wait,
 }
 
 impl<'a> Record<'a> {
@@ -75,7 +100,7 @@ impl<'a> Record<'a> {
             return Ok(());
         }
         let begin = out.len();
-        let result = self.segment.file.read_append(out, span.len(), self.offset + (data_start + span.start) as u64);
+        let result = read_append(self.segment, self.wait, out, span.len(), self.offset + (data_start + span.start) as u64);
         let whole = result.is_ok() && self.header.blocks_are_whole(self.bytes, &blocks, &out[begin..]);
         if !whole {
             out.truncate(begin);
@@ -91,18 +116,18 @@ impl<'a> Record<'a> {
 }
 
 /// Reads and checks the beginning of a record into `buffer`.
-fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
+fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, wait: Wait, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
     let len = entry.len as usize;
     let first = if len <= SINGLE_READ_BYTES { len } else { PREFIX_READ_BYTES };
     buffer.clear();
-    segment.file.read_append(buffer, first, entry.offset())?;
+    read_append(segment, wait, buffer, first, entry.offset())?;
     let header = Header::decode(buffer, segment.place(entry.offset())).ok_or(Miss::Damaged(Damage::Checksum))?;
     if header.key != entry.key() || header.len() != entry.len as u64 {
         return Err(Miss::Damaged(Damage::Checksum));
     }
     if header.prefix_len() > buffer.len() {
         let have = buffer.len();
-        segment.file.read_append(buffer, header.prefix_len() - have, entry.offset() + have as u64)?;
+        read_append(segment, wait, buffer, header.prefix_len() - have, entry.offset() + have as u64)?;
     }
     if !header.body_is_whole(buffer) {
         return Err(Miss::Damaged(Damage::Checksum));
@@ -110,26 +135,40 @@ fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, buffer: &'a 
     if !name_is(&buffer[header.name_range()], name.bucket(), name.key()) {
         return Err(Miss::Collision);
     }
-    Ok(Record { header, bytes: buffer, segment, offset: entry.offset() })
+    Ok(Record { header, bytes: buffer, segment, offset: entry.offset(), wait })
 }
 
 impl Inner {
     /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted and the entry dropped.
     pub fn with_record<T>(&self, key: u128, name: &ObjectName, use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>) -> Option<T> {
-        let (entry, segment): (Entry, Arc<Segment>) = self.index.locate(key, &self.segments)?;
+        self.with_record_waiting(key, name, Wait::May, use_it).unwrap_or_default()
+    }
+
+    /// The same, with or without waiting for the disk.
+    pub fn with_record_waiting<T>(
+        &self,
+        key: u128,
+        name: &ObjectName,
+        wait: Wait,
+        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
+    ) -> Result<Option<T>, WouldWait> {
+        let Some((entry, segment)): Option<(Entry, Arc<Segment>)> = self.index.locate(key, &self.segments) else { return Ok(None) };
         // Taken out, so that what `use_it` calls may read, too.
         let mut buffer = BUFFER.take();
-        let result = open(&entry, &segment, name, &mut buffer).and_then(|record| use_it(&entry, &record));
+        let result = open(&entry, &segment, name, wait, &mut buffer).and_then(|record| use_it(&entry, &record));
         if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
             BUFFER.set(buffer);
         }
         match result {
-            Ok(value) => Some(value),
+            Ok(value) => Ok(Some(value)),
+            // To put it right means to write.
+            Err(Miss::Damaged(_)) if wait == Wait::MustNot => Err(WouldWait),
             Err(Miss::Damaged(what)) => {
                 self.drop_damaged(&entry, name.bucket(), name.key(), what);
-                None
+                Ok(None)
             }
-            Err(Miss::Collision | Miss::NotHere) => None,
+            Err(Miss::Collision | Miss::NotHere) => Ok(None),
+            Err(Miss::Waits) => Err(WouldWait),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     inner::{Inner, Removed, check_sizes},
     key::{Part, part_key},
     pins,
-    read::Miss,
+    read::{Miss, Wait, WouldWait},
     record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
     stats::{DirStats, StoreStats},
     sync::atomic::Ordering::Relaxed,
@@ -90,7 +90,16 @@ impl Store {
 
     /// The meta, and a small object's bytes, with one read.
     pub fn head(&self, name: &ObjectName) -> Option<Head> {
-        self.inner.with_record(name.hash128(), name, |entry, record| {
+        self.head_waiting(name, Wait::May).unwrap_or_default()
+    }
+
+    /// The same without waiting for the disk.
+    pub fn head_now(&self, name: &ObjectName) -> Result<Option<Head>, WouldWait> {
+        self.head_waiting(name, Wait::MustNot)
+    }
+
+    fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
+        self.inner.with_record_waiting(name.hash128(), name, wait, |entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             let data = if record.is_inline() {
                 let mut data = Vec::with_capacity(record.header.data_len as usize);
@@ -139,17 +148,35 @@ impl Store {
         self.append_part(name, version, part, range, &mut out).then(|| Bytes::from(out))
     }
 
+    /// The same without waiting for the disk.
+    pub fn part_now(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>) -> Result<Option<Bytes>, WouldWait> {
+        let mut out = Vec::new();
+        let found = self.append_part_waiting(name, version, part, range, &mut out, Wait::MustNot)?;
+        Ok(found.then(|| Bytes::from(out)))
+    }
+
     /// Appends a range of a part to `out`. `false`, with `out` unchanged: it is not here, shorter, or damaged.
     pub fn append_part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>, out: &mut Vec<u8>) -> bool {
+        self.append_part_waiting(name, version, part, range, out, Wait::May).unwrap_or_default()
+    }
+
+    fn append_part_waiting(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+        wait: Wait,
+    ) -> Result<bool, WouldWait> {
         let key = part_key(name.hash128(), version, part);
-        self.inner
-            .with_record(key, name, |_, record| {
-                if record.header.kind != Kind::Part || record.header.version != version.0 || record.meta() != part.encode() {
-                    return Err(Miss::Collision);
-                }
-                record.append(range, out)
-            })
-            .is_some()
+        let appended = self.inner.with_record_waiting(key, name, wait, |_, record| {
+            if record.header.kind != Kind::Part || record.header.version != version.0 || record.meta() != part.encode() {
+                return Err(Miss::Collision);
+            }
+            record.append(range, out)
+        })?;
+        Ok(appended.is_some())
     }
 
     /// Bytes of a part that is here, without reading.

@@ -1,5 +1,6 @@
 //! One command per file. Each has a clap `Args` struct and `pub async fn run`.
 
+pub mod bench;
 pub mod config;
 pub mod get;
 pub mod keep;

@@ -1,6 +1,7 @@
 //! The real binary against a real node: `forebay serve` over a local directory, in temporary directories, on ports that the system gives.
 
 mod bad_input;
+mod bench;
 mod cache;
 mod objects;
 mod serve;

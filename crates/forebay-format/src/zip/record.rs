@@ -30,11 +30,12 @@ pub(super) fn parse(record: &[u8], at: u64) -> Result<Entry<'_>> {
     let (raw_name, rest) = rest.split_at_checked(usize::from(u16_at(fixed, 28))).ok_or_else(|| corrupt("it is cut off"))?;
     let extra = rest.get(..usize::from(u16_at(fixed, 30))).ok_or_else(|| corrupt("it is cut off"))?;
     let (made_by, flags, method) = (u16_at(fixed, 4) >> 8, u16_at(fixed, 8), u16_at(fixed, 10));
+    let dos_mtime = dos_time(u16_at(fixed, 14), u16_at(fixed, 12));
     let mut entry = Entry {
         name: decode_name(raw_name, flags),
         raw_name_len: raw_name.len() as u64,
         storage: Storage::Stored,
-        mtime_secs: dos_time(u16_at(fixed, 14), u16_at(fixed, 12)),
+        mtime_secs: dos_mtime,
         crc32: u32_at(fixed, 16),
         stored_size: u64::from(u32_at(fixed, 20)),
         size: u64::from(u32_at(fixed, 24)),
@@ -48,7 +49,7 @@ pub(super) fn parse(record: &[u8], at: u64) -> Result<Entry<'_>> {
                 read_zip64(data, &mut entry, &mut disk).ok_or_else(|| corrupt("its zip64 field is too short"))?;
                 missing64 = false;
             }
-            EXTRA_TIMESTAMP if data.len() >= 5 && data[0] & 1 != 0 => entry.mtime_secs = i64::from(u32_at(data, 1) as i32),
+            EXTRA_TIMESTAMP if data.len() >= 5 && data[0] & 1 != 0 => entry.mtime_secs = unix_time(u32_at(data, 1), dos_mtime),
             EXTRA_UNICODE_PATH if data.len() >= 5 && data[0] == 1 && u32_at(data, 1) == crc32fast::hash(raw_name) => {
                 if let Ok(name) = std::str::from_utf8(&data[5..]) {
                     entry.name = Cow::Borrowed(name);
@@ -133,6 +134,11 @@ fn dos_time(date: u16, time: u16) -> i64 {
     days_from_civil(year, month.clamp(1, 12), day.max(1)) * 86_400 + seconds
 }
 
+/// A time of 32 bits: signed, as Info-ZIP has it, or unsigned, as Go has it. Past 2038 the MS-DOS time, which is always there, tells which.
+fn unix_time(secs: u32, dos_mtime: i64) -> i64 {
+    if dos_mtime > i64::from(i32::MAX) { i64::from(secs) } else { i64::from(secs as i32) }
+}
+
 /// Days since 1970-01-01 in the Gregorian calendar; years count from March so that the leap day is the last.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let y = if month <= 2 { year - 1 } else { year };
@@ -151,6 +157,9 @@ mod tests {
         assert_eq!(decode_name(b"a\x81", 0), "aü");
         assert_eq!(decode_name("ü".as_bytes(), 0), "ü");
         assert_eq!(dos_time(0x21, 0), 315_532_800);
+        assert_eq!(unix_time(4_000_000_000, 4_000_000_000), 4_000_000_000);
+        assert_eq!(unix_time(-5i32 as u32, 315_532_800), -5);
+        assert_eq!(unix_time(1_700_000_000, 1_700_003_600), 1_700_000_000);
         // 2024-02-29 12:34:56
         assert_eq!(dos_time((44 << 9) | (2 << 5) | 29, (12 << 11) | (34 << 5) | 28), 1_709_210_096);
     }

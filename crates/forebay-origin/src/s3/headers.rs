@@ -164,7 +164,7 @@ pub(crate) fn meta_and_range(dialect: Dialect, site: Site<'_>, status: StatusCod
 }
 
 /// `bytes 0-9/100`. A range that lies wholly past the end is returned as an empty one.
-fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
+pub(crate) fn parse_content_range(value: &str) -> Option<(Range<u64>, u64)> {
     let (range, size) = value.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let (first, size): (u64, u64) = (first.parse().ok()?, size.parse().ok()?);

@@ -4,7 +4,7 @@
 //! `EncodingType` decides whether names are decoded.
 
 use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, name::shorten};
 use quick_xml::{Reader, events::Event};
 
 /// What [`walk`] meets, with the path of the element: `ListBucketResult/Contents/Key`.
@@ -14,16 +14,23 @@ enum Meet<'a> {
     Text(&'a str, String),
 }
 
+/// The documents that are read here are at most this deep; the work is proportional to it.
+const DEPTH_MAX: usize = 32;
+
 /// Goes through a document once, in order. Namespaces are ignored; text is kept as it is, spaces included.
 fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
-    let bad = |e: String| Error::corrupt(format!("the origin's answer is not XML: {e}"));
+    let bad = |e: String| Error::corrupt(format!("the origin's answer is not XML: {}", shorten(&e)));
     let mut reader = Reader::from_str(text);
     let mut path = String::new();
     let mut current = String::new();
-    let mut leaf = false;
+    let (mut leaf, mut depth) = (false, 0);
     loop {
         match reader.read_event().map_err(|e| bad(e.to_string()))? {
             Event::Start(e) => {
+                depth += 1;
+                if depth > DEPTH_MAX {
+                    return Err(bad(format!("it has elements more than {DEPTH_MAX} deep")));
+                }
                 if !path.is_empty() {
                     path.push('/');
                 }
@@ -46,6 +53,7 @@ fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
                 current.push_str(&resolved);
             }
             Event::End(_) => {
+                depth -= 1;
                 if leaf {
                     meet(Meet::Text(&path, std::mem::take(&mut current)));
                 }
@@ -65,7 +73,7 @@ fn url_decode(text: &str) -> Result<String> {
     percent_encoding::percent_decode_str(&spaced)
         .decode_utf8()
         .map(|s| s.into_owned())
-        .map_err(|_| Error::corrupt(format!("the origin lists a name that is not UTF-8: {text:?}")))
+        .map_err(|_| Error::corrupt(format!("the origin lists a name that is not UTF-8: {:?}", shorten(text))))
 }
 
 /// A `ListBucketResult` of ListObjectsV2.
@@ -102,8 +110,9 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
     let decode = |s: String| if encoded { url_decode(&s) } else { Ok(s) };
     let mut page = ListPage::default();
     for raw in entries {
+        let size = raw.size.trim().parse();
         let size =
-            raw.size.trim().parse().map_err(|_| Error::corrupt(format!("the origin lists {:?} with the size {:?}", raw.key, raw.size)))?;
+            size.map_err(|_| Error::corrupt(format!("the origin lists {:?} with the size {:?}", shorten(&raw.key), shorten(&raw.size))))?;
         let last_modified_ms = chrono::DateTime::parse_from_rfc3339(raw.modified.trim()).map(|t| t.timestamp_millis()).unwrap_or(0);
         page.entries.push(ListEntry { key: decode(raw.key)?, size, etag: Some(raw.etag).filter(|e| !e.is_empty()), last_modified_ms });
     }
@@ -139,7 +148,7 @@ pub(crate) fn parse_azure_list(text: &str) -> Result<(Vec<ListEntry>, Vec<String
         },
     })?;
     match bad {
-        Some(size) => Err(Error::corrupt(format!("the origin lists a size of {size:?}"))),
+        Some(size) => Err(Error::corrupt(format!("the origin lists a size of {:?}", shorten(&size)))),
         None if seen => Ok((entries, prefixes, marker)),
         None => Err(not_expected("an EnumerationResults", text)),
     }
@@ -238,7 +247,7 @@ fn not_expected(what: &str, text: &str) -> Error {
         let start: String = text.chars().take(80).filter(|c| !c.is_control()).collect();
         Error::corrupt(format!("the origin's answer is not {what}: {start:?}")).hint("check that the endpoint is an S3 service")
     } else {
-        Error::origin_unavailable(format!("the origin failed late: {} {}", doc.code, doc.message))
+        Error::origin_unavailable(format!("the origin failed late: {} {}", shorten(&doc.code), shorten(&doc.message)))
     }
 }
 
@@ -283,6 +292,8 @@ mod tests {
                 .unwrap();
         assert_eq!(page.entries[0].key, " a+%41 <&&amp; ");
         assert!(parse_list("<html><body>hello</body></html>").is_err());
+        let deep = format!("<ListBucketResult>{}", "<a>".repeat(100_000));
+        assert!(parse_list(&deep).unwrap_err().to_string().contains("deep"));
         assert!(parse_list("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>").is_err());
         assert!(parse_list("<ListBucketResult><Contents><Key>a</Key><Size>x</Size></Contents></ListBucketResult>").is_err());
     }

@@ -3,12 +3,15 @@
 //! Any crate's tests can use them: `let s3 = testing::VersityGw::start().await; let config = s3.bucket("data").await;`. They are installed by
 //! `tests/servers/install.sh`; a server that is missing or does not start panics with what to do, because a test that did not run must not pass.
 
+mod aws_services;
 mod azurite;
 mod fake_gcs;
 mod nginx;
 mod process;
 mod versitygw;
 
+pub use crate::{aws::Environment, origins::open_in};
+pub use aws_services::{AwsServices, Issued, Recorded, Trouble};
 pub use azurite::Azurite;
 pub use fake_gcs::FakeGcs;
 pub use nginx::Nginx;

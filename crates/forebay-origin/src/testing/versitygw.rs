@@ -3,6 +3,7 @@
 use super::process::{Server, cache, installed};
 use crate::{
     OriginConfig, Secret,
+    aws::Environment,
     failure::Site,
     s3::{Address, Call, S3Endpoint},
 };
@@ -57,7 +58,9 @@ impl VersityGw {
     /// Makes a bucket, and gives the configuration for it.
     pub async fn bucket(&self, name: &str) -> OriginConfig {
         let config = self.config(&format!("s3://{name}"));
-        let client = S3Endpoint::new(&config).and_then(|e| e.client(Address::Bucket(name.to_owned()))).expect("a client");
+        let client = S3Endpoint::new(&config, &Environment::of_process())
+            .and_then(|e| e.client(Address::Bucket(name.to_owned())))
+            .expect("a client");
         let description = client.describe();
         let site = Site { origin: &description, operation: "create the bucket", key: "" };
         if let Err(e) = client.send(Call::new(Method::PUT, site)).await {

@@ -109,6 +109,13 @@ impl Config {
         toml::from_str::<Config>(text).map_err(at)?;
         toml::from_str::<Table>(text).map_err(at)
     }
+
+    /// The text of a file, read as [`Config::load`] reads it.
+    #[cfg(test)]
+    pub(crate) fn of_text(text: &str) -> Result<Config> {
+        let table = Self::parse_file(text, "forebay.toml")?;
+        Config::deserialize(Value::Table(table)).map_err(|e| explain("the configuration", e.message()))
+    }
 }
 
 /// Puts a value under a dotted key, making tables on the way.

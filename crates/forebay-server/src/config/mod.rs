@@ -111,12 +111,12 @@ section! {
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
         /// Attempts for one entry, the first included.
         attempts: u32 = BatchConfig::default().attempts,
-        /// Batches are slowed down while work waited for a CPU for more than this share of the last 10 s, in percent. 0: never.
-        throttle_cpu_percent: u32 = BatchConfig::default().throttle_cpu_percent,
-        /// The same for work that waits for disks.
+        /// Batches are slowed down while this many threads, for each core of the machine, are ready to run (a running average). 0: never.
+        throttle_ready_per_core: u32 = BatchConfig::default().throttle_ready_per_core,
+        /// They are, too, if everything waited for disks for more than this share of the last 10 s, in percent. 0: never.
         throttle_disk_percent: u32 = BatchConfig::default().throttle_disk_percent,
-        /// The pause before each buffer of an answer while batches are slowed down.
-        throttle_pause: Span = Span(BatchConfig::default().throttle_pause),
+        /// The share of its time that a batch then pauses, in percent; at most 90.
+        throttle_percent: u32 = BatchConfig::default().throttle_percent,
     }
 }
 
@@ -202,9 +202,9 @@ impl Config {
             window_frames: b.window_frames,
             entry_timeout: b.entry_timeout.0,
             attempts: b.attempts,
-            throttle_cpu_percent: b.throttle_cpu_percent,
+            throttle_ready_per_core: b.throttle_ready_per_core,
             throttle_disk_percent: b.throttle_disk_percent,
-            throttle_pause: b.throttle_pause.0,
+            throttle_percent: b.throttle_percent,
         }
     }
 

@@ -107,7 +107,12 @@ impl Described for OriginSection {
         ("path_style", &[" S3: the bucket in the path (`true`) or in the host name. Default: in the path where `endpoint` is given."]),
         ("allow_http", &[" `false` refuses an endpoint that is plain HTTP. Default: accepted where the endpoint says `http://`."]),
         ("anonymous", &[" S3, GCS, Azure: requests are not signed, no credentials are looked for. Default: `false`."]),
-        ("profile", &[" S3: the profile in `~/.aws/credentials` and `~/.aws/config`. Default: `AWS_PROFILE`, `default`."]),
+        (
+            "profile",
+            &[
+                " S3: the profile in `~/.aws/credentials` and `~/.aws/config`: keys, a role, or `credential_process`. Default: `AWS_PROFILE`, `default`.",
+            ],
+        ),
         (
             "access_key_id",
             &[" S3: keys, instead of the usual places (environment, profile, web identity, container and instance metadata)."],

@@ -7,7 +7,7 @@
 //!
 //! Invariant: nothing reaches an operation unless its sender may come in, and what an operation does not do is refused, not ignored.
 
-mod chunked;
+pub(crate) mod chunked;
 mod convert;
 pub mod error;
 mod guard;

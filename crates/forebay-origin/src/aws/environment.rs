@@ -1,0 +1,51 @@
+//! The environment variables that credentials are looked for in: those of the process, or, in tests, a set of their own.
+//!
+//! Variables are read through this alone, so that tests of one process can have different ones at the same time.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Where containers of ECS ask.
+const CONTAINER_ADDRESS: &str = "http://169.254.170.2";
+
+/// Never shown: it holds keys.
+#[derive(Clone)]
+pub struct Environment {
+    /// `None`: the process's.
+    variables: Option<Arc<BTreeMap<String, String>>>,
+    container_address: String,
+}
+
+impl Environment {
+    pub(crate) fn of_process() -> Self {
+        Self { variables: None, container_address: CONTAINER_ADDRESS.to_owned() }
+    }
+
+    /// These variables and no others.
+    pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Self {
+        let variables = variables.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
+        Self { variables: Some(Arc::new(variables)), ..Self::of_process() }
+    }
+
+    /// Another host for `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`, for which there is no variable.
+    pub fn with_container_address(mut self, address: impl Into<String>) -> Self {
+        self.container_address = address.into();
+        self
+    }
+
+    pub(crate) fn container_address(&self) -> &str {
+        &self.container_address
+    }
+
+    /// A variable that is empty counts as not set.
+    pub(crate) fn get(&self, name: &str) -> Option<String> {
+        match &self.variables {
+            None => std::env::var(name).ok(),
+            Some(own) => own.get(name).cloned(),
+        }
+        .filter(|v| !v.is_empty())
+    }
+
+    pub(crate) fn is_true(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|v| v.eq_ignore_ascii_case("true") || v == "1")
+    }
+}

@@ -1,0 +1,3 @@
+module forebay.test/archives
+
+go 1.26
