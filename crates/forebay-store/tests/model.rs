@@ -469,7 +469,7 @@ impl World {
                     self.crash(false);
                     self.check_all();
                 }
-                993..998 => {
+                993..999 => {
                     self.note("kill in the middle of a write".into());
                     self.crash(true);
                     self.check_all();
@@ -526,7 +526,7 @@ fn one_directory_agrees_with_the_model() {
 
 #[test]
 fn several_directories_agree_with_the_model() {
-    run(3, false, seeds(10_000, 2));
+    run(3, false, seeds(10_000, 3));
 }
 
 #[test]
