@@ -52,7 +52,11 @@ impl Decoder {
                 State::Size => {
                     let line = self.line().await?;
                     let size = line.split(';').next().unwrap_or_default().trim();
-                    self.left = u64::from_str_radix(size, 16).map_err(|_| malformed("a chunk's size is not a hexadecimal number"))?;
+                    // Parsing alone would take a sign.
+                    let digits = Some(size).filter(|s| s.bytes().all(|b| b.is_ascii_hexdigit()));
+                    self.left = digits
+                        .and_then(|s| u64::from_str_radix(s, 16).ok())
+                        .ok_or_else(|| malformed("a chunk's size is not a hexadecimal number"))?;
                     self.state = if self.left == 0 { State::Trailers } else { State::Data };
                 }
                 State::Data => {
@@ -180,7 +184,14 @@ mod tests {
         for end in 0..whole.len() - 4 {
             assert!(read(&whole[..end], 3).await.is_err(), "{end}");
         }
-        for bad in ["x\r\n", "3\r\nhello\r\n0\r\n\r\n", "5\r\nhello\r\n0\r\nno colon\r\n\r\n"] {
+        for bad in [
+            "x\r\n",
+            "+5\r\nhello\r\n0\r\n\r\n",
+            "-0\r\n\r\n",
+            "10000000000000005\r\nhello\r\n0\r\n\r\n",
+            "3\r\nhello\r\n0\r\n\r\n",
+            "5\r\nhello\r\n0\r\nno colon\r\n\r\n",
+        ] {
             assert!(read(bad, 100).await.is_err(), "{bad:?}");
         }
         assert!(read(&"f".repeat(5000), 100).await.is_err());
