@@ -27,7 +27,9 @@ pub mod metrics;
 mod node;
 mod note;
 mod object;
+mod pace;
 mod process;
+mod refuse;
 mod request_id;
 mod s3;
 mod service;
@@ -38,6 +40,7 @@ mod v1;
 pub use config::Config;
 pub use logging::init as init_logging;
 pub use node::{Embedded, Node, embedded};
+pub use process::raise_open_files;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -23,21 +23,25 @@ pub use path::{Target, decode, parse_query};
 pub use uploads::{Part as StoredPart, Uploads};
 
 use crate::{body::AnswerBody, config::Config, note::Note, note::Peer, upload::UploadBody};
-use forebay_core::{Error, ErrorKind, name::validate_bucket};
+use forebay_core::{Error, name::validate_bucket};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, TryStreamExt};
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body::Frame;
-use http_body_util::{BodyDataStream, StreamBody};
+use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
     Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     auth::{S3Auth, SecretKey, SimpleAuth},
+    config::{S3Config, StaticConfigProvider},
     dto::*,
     host::{S3Host, VirtualHost},
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
 use std::sync::Arc;
+
+/// More than any error answer has: resource and message are bounded by the head of the request.
+const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
 
 /// The configured keys. The library's own table calls an unknown key `NotSignedUp`, which S3 does not.
 struct Keys(SimpleAuth);
@@ -76,6 +80,9 @@ impl Front {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
             builder.set_validation(Names);
+            let mut limits = S3Config::default();
+            limits.xml_max_body_size = guard::XML_MAX_BYTES;
+            builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
             builder
         };
         let mut signed = builder();
@@ -107,6 +114,14 @@ impl Front {
             Err(e) => return refuse(e),
         };
         note.set_name(&target.bucket, &target.key);
+        if let Err((code, e)) = guard::check_name(&target) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
+        }
+        if let Err((code, status, e)) = guard::check_document(request.method(), &target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, status, &e, &resource, &note.id);
+        }
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
         }
@@ -121,6 +136,10 @@ impl Front {
         }
         if let Err(e) = guard::check_signature(&target, request.headers()) {
             return refuse(e);
+        }
+        if let Err((code, e)) = guard::check_scope(&target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
         }
         let (mut head, body) = request.into_parts();
         head.extensions.insert(note.clone());
@@ -155,6 +174,9 @@ impl Front {
     async fn library(&self, service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
         match service.call(request).await {
+            Ok(response) if response.status().is_client_error() || response.status().is_server_error() => {
+                complete_error(response, &resource, note).await
+            }
             Ok(response) => response.map(AnswerBody::S3),
             Err(e) => {
                 let cause: crate::body::BoxError = e.into();
@@ -164,6 +186,28 @@ impl Front {
             }
         }
     }
+}
+
+/// The library's own errors have a code and often nothing else.
+async fn complete_error(response: Response<Body>, resource: &str, note: &Note) -> Response<AnswerBody> {
+    let (mut head, body) = response.into_parts();
+    let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await.map(|b| b.to_bytes()) else {
+        let e = Error::internal("the error of the S3 library could not be read");
+        note.set_error(e.describe());
+        return error::response(&e, resource, &note.id);
+    };
+    let completed = std::str::from_utf8(&body).ok().and_then(|xml| error::completed(xml, resource, &note.id));
+    let body = match completed {
+        None => AnswerBody::full(body),
+        Some((xml, log)) => {
+            if note.learned().error.is_empty() {
+                note.set_error(log);
+            }
+            head.headers.remove(header::CONTENT_LENGTH);
+            AnswerBody::full(xml)
+        }
+    };
+    Response::from_parts(head, body)
 }
 
 fn upload_error(e: crate::body::BoxError) -> Error {
@@ -243,9 +287,9 @@ operations! {
     list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = uploads,
 }
 
-/// 503 for S3 clients, before anything is looked at.
-pub fn overloaded(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
-    debug_assert!(matches!(e.kind(), ErrorKind::Busy | ErrorKind::ShuttingDown));
+/// For a request that is refused before it is looked at.
+pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
+    note.set_error(e.describe());
     let mut response = error::response(e, resource, &note.id);
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
