@@ -1,6 +1,7 @@
 //! What every request can reach.
 
 use crate::{
+    auth::Access,
     config::Config,
     metrics::{Metrics, Scrape},
     s3::{Front, Uploads},
@@ -18,6 +19,7 @@ use tokio::sync::Semaphore;
 
 pub struct App {
     pub config: Arc<Config>,
+    pub access: Arc<Access>,
     pub engine: Engine,
     pub batcher: Batcher,
     pub origins: Arc<Origins>,

@@ -7,6 +7,7 @@
 //! Invariants:
 //! - an answer that cannot be finished ends in an error of its body, and its connection with it: a cut answer looks cut;
 //! - `X-Cache` and its counter are set at one place;
+//! - what a request's key may not do is refused before anything is looked up;
 //! - what is not offered is answered 501, never mistaken for something else;
 //! - connections, requests in flight, bodies of control requests, remembered uploads and waits are bounded by the configuration.
 

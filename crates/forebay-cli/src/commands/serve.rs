@@ -7,7 +7,7 @@ use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
     out::{Out, pairs},
-    signals::Signals,
+    signals::{self, Signals},
     style::Style,
 };
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
@@ -136,8 +136,12 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     };
     announce(&node, common.json)?;
     let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
+    let reloading = node.reloads_files().then(|| reload_on_hangup(node.clone())).transpose().map_err(Failure::Failed)?;
     signals.next().await;
     looking.abort();
+    if let Some(reloading) = reloading {
+        reloading.abort();
+    }
     if !common.json {
         eprintln!("stopping: answers in flight have {} s to finish; once more to stop at once", drain.as_secs());
     }
@@ -146,6 +150,17 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         // The store is sound however it is left: it is made for kill -9.
         _ = signals.next() => Err(Failure::Reported),
     }
+}
+
+/// SIGHUP: read the files again. Without such files it ends the node, as it ends any program whose terminal is closed.
+fn reload_on_hangup(node: Arc<Node>) -> Result<tokio::task::JoinHandle<()>> {
+    let mut hangups = signals::hangups()?;
+    Ok(tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tracing::info!("SIGHUP: reading keys and certificates again");
+            node.reload();
+        }
+    }))
 }
 
 /// What to try, for what goes wrong at the start and does not say so itself.

@@ -133,10 +133,10 @@ impl Config {
 
     fn check_auth(&self, problems: &mut Problems) {
         let mut names = BTreeSet::new();
-        for pair in &self.auth.keys {
-            if pair.access_key.is_empty() || pair.secret_key.reveal().is_empty() {
-                problems.error("auth.keys", "a key pair lacks access_key or secret_key".into(), "both are needed");
-            } else if !names.insert(&pair.access_key) {
+        for (i, pair) in self.auth.keys.iter().enumerate() {
+            if let Err(e) = pair.check().and_then(|()| crate::auth::Policy::of(pair.allow.as_deref())) {
+                problems.error(&format!("auth.keys[{i}]"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+            } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
                 problems.error("auth.keys", format!("the access key {:?} is there twice", pair.access_key), "");
             }
         }
@@ -147,14 +147,15 @@ impl Config {
             if self.auth.anonymous {
                 problems.error("auth.anonymous", "it is set beside keys or tokens".into(), "remove one of them");
             }
-            if self.auth.tokens.is_empty() {
+            let elsewhere = self.auth.keys_file.is_some();
+            if self.auth.tokens.is_empty() && !elsewhere && self.auth.keys.iter().all(|k| k.token.is_none()) {
                 problems.warning(
-                    "auth.tokens",
+                    "auth.keys",
                     "keys without tokens: requests under /v1/ are refused over TCP".into(),
-                    "set auth.tokens too",
+                    "give a key a token, or set auth.tokens",
                 );
             }
-            if self.auth.keys.is_empty() {
+            if self.auth.keys.iter().all(|k| k.access_key.is_empty()) && !elsewhere {
                 problems.warning("auth.keys", "tokens without keys: S3 requests are refused over TCP".into(), "set auth.keys too");
             }
         } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
