@@ -12,7 +12,11 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use std::{convert::Infallible, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::Semaphore,
+};
 
 /// Open connections; monitoring needs few.
 const CONNECTIONS_MAX: usize = 256;
@@ -33,21 +37,35 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
             continue;
         };
         let (app, abort) = (app.clone(), stop.abort.clone());
+        let tls = app.tls.clone().filter(|_| app.config.tls.admin);
         tokio::spawn(async move {
             let _place = place;
-            let service = service_fn(move |request| {
-                let answer = answer(&app, &request);
-                async move { Ok::<_, Infallible>(answer) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(IDLE_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
+            let serving = async {
+                match tls {
+                    None => converse(app, stream).await,
+                    Some(tls) => match tls.accept(stream).await {
+                        Ok(stream) => converse(app, stream).await,
+                        Err(e) => tracing::debug!(error = %e, "the TLS handshake on the admin port failed"),
+                    },
+                }
+            };
             tokio::select! {
-                result = connection => if let Err(e) = result { tracing::debug!(error = %e, "the admin connection ended") },
+                () = serving => {}
                 () = abort.cancelled() => {}
             }
         });
+    }
+}
+
+async fn converse(app: Arc<App>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    let service = service_fn(move |request| {
+        let answer = answer(&app, &request);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let connection =
+        http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).serve_connection(TokioIo::new(stream), service);
+    if let Err(e) = connection.await {
+        tracing::debug!(error = %e, "the admin connection ended");
     }
 }
 

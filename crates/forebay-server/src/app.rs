@@ -5,6 +5,7 @@ use crate::{
     config::Config,
     metrics::{Metrics, Scrape},
     s3::{Front, Uploads},
+    tls::Tls,
 };
 use forebay_batch::Batcher;
 use forebay_engine::Engine;
@@ -20,6 +21,8 @@ use tokio::sync::Semaphore;
 pub struct App {
     pub config: Arc<Config>,
     pub access: Arc<Access>,
+    /// What the TCP listeners speak; `None`: plain HTTP.
+    pub tls: Option<Arc<Tls>>,
     pub engine: Engine,
     pub batcher: Batcher,
     pub origins: Arc<Origins>,
@@ -38,4 +41,16 @@ pub struct App {
     pub s3_addr: Option<SocketAddr>,
     pub admin_addr: Option<SocketAddr>,
     pub unix_path: Option<PathBuf>,
+}
+
+impl App {
+    /// What URLs of the data port begin with.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// The same for the admin port.
+    pub fn admin_scheme(&self) -> &'static str {
+        if self.tls.is_some() && self.config.tls.admin { "https" } else { "http" }
+    }
 }

@@ -33,6 +33,7 @@ mod request_id;
 mod s3;
 mod service;
 mod socket;
+mod tls;
 mod upload;
 mod v1;
 

@@ -18,6 +18,7 @@ use crate::{
     request_id::RequestId,
     s3::{Front, Uploads},
     socket,
+    tls::Tls,
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
@@ -68,6 +69,7 @@ impl Node {
     pub async fn start_with(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
         config.checked()?;
         let access = Arc::new(Access::new(&config.auth)?);
+        let tls = Tls::open(&config.tls)?.map(Arc::new);
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let origins = Arc::new(open_origins(&config)?);
@@ -93,6 +95,9 @@ impl Node {
         if config.auth.keys_file.is_some() {
             reloads.push(access.clone());
         }
+        if let Some(tls) = &tls {
+            reloads.push(tls.clone());
+        }
         let scrape = Arc::new(Scrape {
             metrics: metrics.clone(),
             engine: engine.clone(),
@@ -105,6 +110,7 @@ impl Node {
             started_secs,
             reloads: reloads.clone(),
             access: access.clone(),
+            tls: tls.clone(),
         });
         let app = Arc::new(App {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
@@ -122,7 +128,8 @@ impl Node {
             s3_addr: local_addr(s3.as_ref()),
             admin_addr: local_addr(admin.as_ref()),
             unix_path,
-            access: access.clone(),
+            access,
+            tls,
             config,
         });
         let stop = Stop::default();
@@ -157,6 +164,16 @@ impl Node {
         self.app.s3_addr
     }
 
+    /// The data port as a URL.
+    pub fn url(&self) -> Option<String> {
+        self.app.s3_addr.map(|a| format!("{}://{a}", self.app.scheme()))
+    }
+
+    /// The admin port as a URL.
+    pub fn admin_url(&self) -> Option<String> {
+        self.app.admin_addr.map(|a| format!("{}://{a}", self.app.admin_scheme()))
+    }
+
     pub fn admin_addr(&self) -> Option<SocketAddr> {
         self.app.admin_addr
     }
@@ -178,7 +195,7 @@ impl Node {
         &self.app.config
     }
 
-    /// Whether there are files that are read again while the node runs: keys.
+    /// Whether there are files that are read again while the node runs: keys, a certificate.
     pub fn reloads_files(&self) -> bool {
         self.reloads_files
     }

@@ -224,7 +224,7 @@ fn announce(node: &Node, json: bool) -> Outcome {
         config.origins.iter().map(|o| (o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), o.config.url.as_str())).collect();
     if json {
         out.json_line(&serde_json::json!({
-            "event": "ready", "node_id": node.node_id(), "url": node.addr().map(|a| format!("http://{a}")), "s3": node.addr(),
+            "event": "ready", "node_id": node.node_id(), "url": node.url(), "s3": node.addr(),
             "unix_socket": node.unix_path(), "admin": node.admin_addr(), "buckets": buckets.iter().map(|b| &b.0).collect::<Vec<_>>(),
             "cache": config.cache.dirs.iter().map(ToString::to_string).collect::<Vec<_>>(), "pid": std::process::id(),
         }))?;
@@ -232,14 +232,14 @@ fn announce(node: &Node, json: bool) -> Outcome {
     }
     let style = out.style;
     let mut rows: Vec<(&str, String)> = Vec::new();
-    if let Some(addr) = node.addr() {
-        rows.push(("endpoint", style.bold(&format!("http://{addr}"))));
+    if let Some(url) = node.url() {
+        rows.push(("endpoint", style.bold(&url)));
     }
     if let Some(path) = node.unix_path() {
         rows.push(("socket", format!("unix:{}   (clients on this machine find it by themselves)", path.display())));
     }
-    if let Some(addr) = node.admin_addr() {
-        rows.push(("admin", format!("http://{addr}/metrics   /healthz   /readyz")));
+    if let Some(url) = node.admin_url() {
+        rows.push(("admin", format!("{url}/metrics   /healthz   /readyz")));
     }
     for (bucket, url) in &buckets {
         let bucket = if bucket == "*" { "every bucket" } else { bucket };
@@ -252,9 +252,9 @@ fn announce(node: &Node, json: bool) -> Outcome {
         rows.push(("cache", "none: every read goes to the origin".to_owned()));
     }
     let name = buckets.first().map(|b| b.0.as_str()).filter(|b| *b != "*").unwrap_or("BUCKET");
-    if let Some(addr) = node.addr() {
-        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"http://{addr}\")")));
-        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"http://{addr}\"), \"{name}/\")")));
+    if let Some(url) = node.url() {
+        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"{url}\")")));
+        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"{url}\"), \"{name}/\")")));
     }
     rows.push(("stop", "Ctrl-C".to_owned()));
     out.line(format!("{} {} is ready", style.bold("forebay"), forebay_server::VERSION))?;

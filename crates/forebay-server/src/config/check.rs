@@ -46,6 +46,7 @@ impl Config {
         self.check_origins(&mut problems);
         self.check_cache(&mut problems);
         self.check_auth(&mut problems);
+        self.check_tls(&mut problems);
         self.check_numbers(&mut problems);
         problems.0.sort_by_key(|p| p.severity == Severity::Warning);
         problems.0
@@ -163,6 +164,31 @@ impl Config {
                 "listen.s3",
                 format!("{} is reached by other machines, and no keys are configured", self.listen.s3),
                 "set auth.keys and auth.tokens, or listen on 127.0.0.1, or set auth.anonymous = true if the network is trusted",
+            );
+        }
+    }
+
+    fn check_tls(&self, problems: &mut Problems) {
+        match (&self.tls.cert, &self.tls.key) {
+            (Some(_), None) => {
+                problems.error("tls.key", "there is a certificate without its key".into(), "set tls.key to the file with it")
+            }
+            (None, Some(_)) => {
+                problems.error("tls.cert", "there is a key without its certificate".into(), "set tls.cert to the file with it")
+            }
+            (None, None) if self.tls.admin => problems.error("tls.admin", "there is no certificate".into(), "set tls.cert and tls.key"),
+            (Some(_), Some(_)) if self.listen.s3 == "off" && !self.tls.admin => {
+                problems.warning("tls.cert", "no listener speaks TLS: the Unix socket never does".into(), "set listen.s3");
+            }
+            _ => {}
+        }
+        let tokens_in_the_clear =
+            self.needs_credentials() && self.tls.cert.is_none() && self.listen.s3 != "off" && !is_loopback(&self.listen.s3);
+        if tokens_in_the_clear {
+            problems.warning(
+                "tls.cert",
+                "tokens and data cross the network in the clear".into(),
+                "set tls.cert and tls.key, or trust the network",
             );
         }
     }

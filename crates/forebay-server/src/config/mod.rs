@@ -37,6 +37,7 @@ pub struct Config {
     pub memory: Memory,
     pub batch: Batch,
     pub auth: Auth,
+    pub tls: Tls,
     pub limits: Limits,
     pub log: Log,
     /// Where each value that is not a default came from, by its dotted key.
@@ -119,6 +120,19 @@ section! {
         throttle_disk_percent: u32 = BatchConfig::default().throttle_disk_percent,
         /// The share of its time that a batch then pauses, in percent; at most 90.
         throttle_percent: u32 = BatchConfig::default().throttle_percent,
+    }
+}
+
+section! {
+    /// TLS on the data port. The files are read again within a second when they change, and on SIGHUP: new connections are made with the new certificate, open ones go
+    /// on. Files that cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
+    Tls {
+        /// The certificate, in PEM: the node's own first, then those between it and its CA. With it the data port speaks TLS (1.2, 1.3) and nothing else.
+        cert: Option<PathBuf> = None,
+        /// Its private key, in PEM, not encrypted.
+        key: Option<PathBuf> = None,
+        /// Whether the admin port speaks TLS too.
+        admin: bool = false,
     }
 }
 

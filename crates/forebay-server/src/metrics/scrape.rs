@@ -6,6 +6,7 @@ use crate::{
     note::Api,
     process,
     s3::Uploads,
+    tls::Tls,
 };
 use forebay_batch::Batcher;
 use forebay_engine::Engine;
@@ -37,6 +38,7 @@ pub struct Scrape {
     pub node_id: String,
     pub started_secs: u64,
     pub access: Arc<Access>,
+    pub tls: Option<Arc<Tls>>,
     /// What is read again while the node runs.
     pub reloads: Vec<Arc<dyn Reload>>,
 }
@@ -274,6 +276,9 @@ impl Page {
         out.samples("forebay_reloads", reloads.iter().map(|r| (vec![r.name()], r.stats().done().number())))?;
         out.samples("forebay_reloads_failed", reloads.iter().map(|r| (vec![r.name()], r.stats().failures().number())))?;
         out.samples("forebay_reload_stale", reloads.iter().map(|r| (vec![r.name()], u64::from(r.stats().is_stale()).number())))?;
+        out.one("forebay_tls_handshakes_failed", self.0.metrics.tls_failed.load(Relaxed))?;
+        let expiry = self.0.tls.as_ref().and_then(|t| t.not_after_secs()).map(|end| end - chrono::Utc::now().timestamp());
+        out.samples("forebay_tls_certificate_expiry_seconds", expiry.map(|left| (Vec::new(), left.number())))?;
         out.one("forebay_ready", u64::from(self.0.ready.load(Relaxed)))?;
         out.info("forebay_build", &[self.0.version, &self.0.node_id])?;
         out.one("process_cpu_seconds", process::cpu_time().as_secs_f64())?;

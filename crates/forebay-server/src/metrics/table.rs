@@ -207,6 +207,8 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             ),
             metric("forebay_reloads_failed", Counter, &["what"], "Times that a changed file could not be used; what was in force stayed."),
             metric("forebay_reload_stale", Gauge, &["what"], "1 while what is in force is older than its file, which cannot be used."),
+            metric("forebay_tls_handshakes_failed", Counter, &[], "TLS handshakes on the data port that came to nothing."),
+            metric("forebay_tls_certificate_expiry_seconds", Gauge, &[], "Seconds until the certificate in force ends; none without TLS."),
             metric("forebay_ready", Gauge, &[], "1 while the node takes new requests."),
             metric("forebay_build", Info, &["version", "node_id"], "The version that runs."),
             metric("process_cpu_seconds", Counter, &[], "User and system time of the process."),

@@ -76,7 +76,9 @@ impl Call {
     /// The URL that the client reached the node by.
     pub fn base_url(&self) -> String {
         let host = self.headers.get(http::header::HOST).and_then(|h| h.to_str().ok()).unwrap_or("localhost");
-        format!("http://{host}")
+        // The Unix socket speaks no TLS.
+        let scheme = if is_local(self) { "http" } else { self.app.scheme() };
+        format!("{scheme}://{host}")
     }
 }
 

@@ -34,8 +34,8 @@ fn info(call: &Call) -> Value {
         "node_id": app.node_id,
         "unix_socket": app.unix_path.as_ref().map(|p| p.display().to_string()),
         "host_id": process::host_id(),
-        "admin": app.admin_addr.map(|a| format!("http://{a}")),
-        "s3": app.s3_addr.map(|a| format!("http://{a}")),
+        "admin": app.admin_addr.map(|a| format!("{}://{a}", app.admin_scheme())),
+        "s3": app.s3_addr.map(|a| format!("{}://{a}", app.scheme())),
         "local": is_local(call),
     })
 }
