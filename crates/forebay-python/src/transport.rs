@@ -8,10 +8,11 @@
 use crate::{
     address::{Address, NodeInfo},
     embedded::Engine,
-    failure::{Failure, Result},
+    failure::{Class, Failure, Result},
     sync::Mutex,
 };
 use bytes::Bytes;
+use forebay_core::ErrorKind;
 use forebay_tls::ClientTls;
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -260,7 +261,9 @@ impl Transport {
                 }
                 let tls = self.tls.get_or_try_init(|| async { ClientTls::new(self.ca.as_deref().map(Path::new)) }).await?;
                 match timeout(self.timeout, tls.connect(self.address.host(), stream)).await {
-                    Ok(stream) => handshake(stream?).await,
+                    Ok(Ok(stream)) => handshake(stream).await,
+                    Ok(Err(e)) if e.kind() == ErrorKind::OriginUnavailable => Err(Failure { class: Class::ConnectionFailed, ..e.into() }),
+                    Ok(Err(e)) => Err(e.into()),
                     Err(_) => Err(self.no_answer()),
                 }
             }
