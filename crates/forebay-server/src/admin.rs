@@ -4,6 +4,7 @@ use crate::{
     app::App,
     listener::Stop,
     metrics::{Metric, SECTIONS},
+    wire::Wire,
 };
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -12,11 +13,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use std::{convert::Infallible, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
-    sync::Semaphore,
-};
+use tokio::{net::TcpListener, sync::Semaphore};
 
 /// Open connections; monitoring needs few.
 const CONNECTIONS_MAX: usize = 256;
@@ -37,27 +34,18 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
             continue;
         };
         let (app, abort) = (app.clone(), stop.abort.clone());
-        let tls = app.tls.clone().filter(|_| app.config.tls.admin);
+        let stream = Wire::new(stream, app.tls.clone().filter(|_| app.config.tls.admin), &app.metrics);
         tokio::spawn(async move {
             let _place = place;
-            let serving = async {
-                match tls {
-                    None => converse(app, stream).await,
-                    Some(tls) => match tls.accept(stream).await {
-                        Ok(stream) => converse(app, stream).await,
-                        Err(e) => tracing::debug!(error = %e, "the TLS handshake on the admin port failed"),
-                    },
-                }
-            };
             tokio::select! {
-                () = serving => {}
+                () = converse(app, stream) => {}
                 () = abort.cancelled() => {}
             }
         });
     }
 }
 
-async fn converse(app: Arc<App>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+async fn converse(app: Arc<App>, stream: Wire) {
     let service = service_fn(move |request| {
         let answer = answer(&app, &request);
         async move { Ok::<_, Infallible>(answer) }

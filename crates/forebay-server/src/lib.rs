@@ -22,6 +22,7 @@ mod docs;
 #[cfg(test)]
 mod fuzz;
 mod io;
+mod linger;
 mod listener;
 mod logging;
 pub mod metrics;
@@ -36,6 +37,7 @@ mod socket;
 mod tls;
 mod upload;
 mod v1;
+mod wire;
 
 pub use config::Config;
 pub use logging::init as init_logging;

@@ -3,7 +3,7 @@
 //! A place among the open connections is taken before one is accepted: past the limit, clients wait in the kernel's queue. Stopping: no connection is
 //! accepted any more, idle ones are closed, busy ones after their answer.
 
-use crate::{app::App, io::Watched, metrics::Connections, note::Peer, service, tls::Tls};
+use crate::{app::App, io::Watched, metrics::Connections, note::Peer, service, wire::Wire};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener},
+    net::{TcpListener, UnixListener},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -54,10 +54,8 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
                 if let Err(e) = stream.set_nodelay(true) {
                     tracing::debug!(%peer, error = %e, "TCP_NODELAY");
                 }
-                match gate.app.tls.clone() {
-                    None => gate.spawn(stream, Peer::Tcp(peer), place),
-                    Some(tls) => gate.spawn_tls(stream, Peer::Tcp(peer), place, tls),
-                }
+                let stream = Wire::new(stream, gate.app.tls.clone(), &gate.app.metrics);
+                gate.spawn(stream, Peer::Tcp(peer), place);
             }
             Err(e) => accept_failed(&e).await,
         }
@@ -101,25 +99,6 @@ impl Gate {
             let _place = place;
             let _open = Open::new(&gate.app, peer);
             gate.serve(stream, peer).await;
-        });
-    }
-
-    fn spawn_tls(&self, stream: TcpStream, peer: Peer, place: OwnedSemaphorePermit, tls: Arc<Tls>) {
-        let gate = self.clone();
-        self.stop.tasks.spawn(async move {
-            let _place = place;
-            let _open = Open::new(&gate.app, peer);
-            let accepted = tokio::select! {
-                accepted = tls.accept(stream) => accepted,
-                () = gate.stop.stop.cancelled() => return,
-            };
-            match accepted {
-                Ok(stream) => gate.serve(stream, peer).await,
-                Err(e) => {
-                    gate.app.metrics.tls_failed.fetch_add(1, Relaxed);
-                    tracing::debug!(%peer, error = %e, "the TLS handshake failed");
-                }
-            }
         });
     }
 

@@ -6,6 +6,7 @@
 use crate::{
     app::App,
     body::{AnswerBody, BoxError},
+    linger::Lingering,
     note::{Api, Note, Peer},
     request_id::{self, RequestId},
     s3,
@@ -31,6 +32,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
+    let request = Lingering::of(request);
     let (permit, refusal) = admit(&app);
     let mut flight = Flight::begin(note.clone(), path.clone(), permit);
     let mut response = match refusal {
@@ -82,7 +84,7 @@ fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
 }
 
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
-    // The body of a request that is refused stays unread, so its connection cannot go on; hyper closes it.
+    // The body of a request that is refused is not taken, so its connection cannot go on; hyper closes it when the client has read why (`linger.rs`).
     if is_v1 { v1::refused(app, note, path, e) } else { s3::overloaded(e, path, note) }
 }
 

@@ -1,10 +1,9 @@
 //! The body of a request, given up when it is silent for too long.
 
-use crate::body::BoxError;
+use crate::{body::BoxError, linger::Lingering};
 use bytes::Bytes;
 use forebay_core::Error;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use std::{
     future::Future,
     pin::Pin,
@@ -14,7 +13,7 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep};
 
 pub struct UploadBody {
-    inner: Incoming,
+    inner: Lingering,
     timeout: Duration,
     /// Armed while a piece is waited for.
     timer: Option<Pin<Box<Sleep>>>,
@@ -22,7 +21,7 @@ pub struct UploadBody {
 }
 
 impl UploadBody {
-    pub fn new(inner: Incoming, timeout: Duration) -> Self {
+    pub fn new(inner: Lingering, timeout: Duration) -> Self {
         UploadBody { inner, timeout, timer: None, armed: false }
     }
 }

@@ -10,7 +10,7 @@ mod expiry;
 mod server;
 
 pub use client::{ClientStream, ClientTls};
-pub use server::{Identity, ServerStream, ServerTls};
+pub use server::{Accept, Identity, ServerStream, ServerTls};
 
 use forebay_core::{Error, Result};
 use rustls::crypto::CryptoProvider;

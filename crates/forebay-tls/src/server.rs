@@ -11,11 +11,13 @@ use rustls::{
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use std::{fmt, io, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 pub type ServerStream = tokio_rustls::server::TlsStream<TcpStream>;
+/// A future that becomes one, or an error for the log.
+pub type Accept = tokio_rustls::Accept<TcpStream>;
 
 /// A certificate with its chain and its key, found to belong together.
 #[derive(Clone)]
@@ -97,10 +99,7 @@ impl ServerTls {
     }
 
     /// The handshake with a client that has connected.
-    ///
-    /// # Errors
-    /// What went wrong, for the log.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<ServerStream> {
-        self.acceptor.accept(stream).await
+    pub fn accept(&self, stream: TcpStream) -> Accept {
+        self.acceptor.accept(stream)
     }
 }
