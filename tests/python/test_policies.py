@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from servers import REGION, Node
+from servers import REGION, Node, forebay_program
 
 #: Each key's grants; None: everything.
 POLICIES = {
@@ -427,6 +428,21 @@ def test_policies_change_while_the_node_runs(origin, tmp_path):
         assert may("root", "one") == 200
     finally:
         assert node.stop() == 0
+
+
+def test_a_keys_file_can_be_tried_before_it_is_in_force(tmp_path):
+    keys = tmp_path / "keys.toml"
+    command = [forebay_program(), "config", "check", "--origin", str(tmp_path), "--set", f"auth.keys_file={keys}"]
+    for text, wrong in [
+        (keys_toml(), None),
+        ('[[keys]]\naccess_key = "a"\n', "secret"),
+        ('[[keys]]\ntoken = "very-secret"\nallow = [{ bucket = "b" }]\n', "actions"),
+        ('[[keys]]\ntoken = "very-secret"\nalow = []\n', '"allow"'),
+    ]:
+        keys.write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) == (wrong is None), done.stdout + done.stderr
+        assert (wrong or "ok") in done.stdout and "very-secret" not in done.stdout + done.stderr
 
 
 def test_keys_change_under_load_without_a_wrong_answer(origin, tmp_path, objects):

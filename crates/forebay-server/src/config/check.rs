@@ -52,6 +52,22 @@ impl Config {
         problems.0
     }
 
+    /// What is wrong with the files that the settings name: keys, certificate and its key. As the node itself would read them, so a file can be tried before it
+    /// is put in place.
+    pub fn check_files(&self) -> Vec<Problem> {
+        let mut problems = Problems(Vec::new());
+        let mut tried = |key: &str, error: Option<Error>| {
+            if let Some(e) = error {
+                problems.error(key, e.message().to_owned(), e.hint_text().unwrap_or_default());
+            }
+        };
+        if self.auth.keys_file.is_some() {
+            tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
+        }
+        tried("tls", crate::tls::Tls::open(&self.tls).err());
+        problems.0
+    }
+
     /// The first error of [`Config::check`], as an error.
     pub fn checked(&self) -> forebay_core::Result<()> {
         match self.check().into_iter().find(|p| p.severity == Severity::Error) {
