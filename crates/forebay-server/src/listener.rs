@@ -10,6 +10,7 @@ use crate::{
     note::Peer,
     refuse::{self, refuse},
     service,
+    wire::Wire,
 };
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -62,6 +63,7 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
                 if let Err(e) = stream.set_nodelay(true) {
                     tracing::debug!(%peer, error = %e, "TCP_NODELAY");
                 }
+                let stream = Wire::new(stream, gate.app.tls.clone(), &gate.app.metrics);
                 gate.spawn(stream, Peer::Tcp(peer), seat);
             }
             Err(e) => accept_failed(&e).await,

@@ -6,6 +6,7 @@
 use crate::{
     app::App,
     body::{AnswerBody, BoxError},
+    linger::Lingering,
     note::{Api, Note, Peer},
     request_id::{self, RequestId},
     s3,
@@ -32,6 +33,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
     let limits = &app.config.limits;
+    let request = Lingering::of(request);
     let (permit, refusal) = admit(&app);
     let refusal = refusal.or_else(|| check_host(&request).err());
     let mut flight = Flight::begin(note.clone(), path.clone(), permit);
@@ -84,7 +86,7 @@ fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
 }
 
 /// HTTP/1.1 wants one `Host` that is one: two machines on the way that read different ones would not agree on what is asked for.
-fn check_host(request: &Request<Incoming>) -> Result<(), Error> {
+fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
     let mut hosts = request.headers().get_all(http::header::HOST).iter();
     let bad = |what: &str| Err(Error::invalid(format!("the header Host {what}")).hint("send one Host header, as in Host: 127.0.0.1:8080"));
     match (hosts.next(), hosts.next()) {
@@ -100,7 +102,7 @@ fn check_host(request: &Request<Incoming>) -> Result<(), Error> {
 }
 
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
-    // The body of a request that is refused stays unread, so its connection cannot go on; hyper closes it.
+    // The body of a request that is refused is not taken, so its connection cannot go on; hyper closes it when the client has read why (`linger.rs`).
     if is_v1 { v1::refused(app, note, path, e) } else { s3::refused(e, path, note) }
 }
 

@@ -1,10 +1,9 @@
 //! The body of a request, given up when it is silent, or all but silent, for too long.
 
-use crate::{body::BoxError, pace::Pace};
+use crate::{body::BoxError, linger::Lingering, pace::Pace};
 use bytes::Bytes;
 use forebay_core::{Error, MemoryBudget, Reservation};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use std::{
     future::Future,
     pin::Pin,
@@ -14,7 +13,7 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep};
 
 pub struct UploadBody {
-    inner: Incoming,
+    inner: Lingering,
     timeout: Duration,
     /// Armed while a piece is waited for.
     timer: Option<Pin<Box<Sleep>>>,
@@ -24,7 +23,7 @@ pub struct UploadBody {
 
 impl UploadBody {
     /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of waiting.
-    pub fn new(inner: Incoming, timeout: Duration, bytes_per_second: u64) -> Self {
+    pub fn new(inner: Lingering, timeout: Duration, bytes_per_second: u64) -> Self {
         UploadBody { inner, timeout, timer: None, armed: false, pace: Pace::new(timeout, bytes_per_second) }
     }
 }

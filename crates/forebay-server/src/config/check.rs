@@ -51,8 +51,25 @@ impl Config {
         self.check_origins(&mut problems);
         self.check_cache(&mut problems);
         self.check_auth(&mut problems);
+        self.check_tls(&mut problems);
         self.check_numbers(&mut problems);
         problems.0.sort_by_key(|p| p.severity == Severity::Warning);
+        problems.0
+    }
+
+    /// What is wrong with the files that the settings name: keys, certificate and its key. As the node itself would read them, so a file can be tried before it
+    /// is put in place.
+    pub fn check_files(&self) -> Vec<Problem> {
+        let mut problems = Problems(Vec::new());
+        let mut tried = |key: &str, error: Option<Error>| {
+            if let Some(e) = error {
+                problems.error(key, e.message().to_owned(), e.hint_text().unwrap_or_default());
+            }
+        };
+        if self.auth.keys_file.is_some() {
+            tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
+        }
+        tried("tls", crate::tls::Tls::open(&self.tls).err());
         problems.0
     }
 
@@ -138,10 +155,10 @@ impl Config {
 
     fn check_auth(&self, problems: &mut Problems) {
         let mut names = BTreeSet::new();
-        for pair in &self.auth.keys {
-            if pair.access_key.is_empty() || pair.secret_key.reveal().is_empty() {
-                problems.error("auth.keys", "a key pair lacks access_key or secret_key".into(), "both are needed");
-            } else if !names.insert(&pair.access_key) {
+        for (i, pair) in self.auth.keys.iter().enumerate() {
+            if let Err(e) = pair.check().and_then(|()| crate::auth::Policy::of(pair.allow.as_deref())) {
+                problems.error(&format!("auth.keys[{i}]"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+            } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
                 problems.error("auth.keys", format!("the access key {:?} is there twice", pair.access_key), "");
             }
         }
@@ -152,14 +169,15 @@ impl Config {
             if self.auth.anonymous {
                 problems.error("auth.anonymous", "it is set beside keys or tokens".into(), "remove one of them");
             }
-            if self.auth.tokens.is_empty() {
+            let elsewhere = self.auth.keys_file.is_some();
+            if self.auth.tokens.is_empty() && !elsewhere && self.auth.keys.iter().all(|k| k.token.is_none()) {
                 problems.warning(
-                    "auth.tokens",
+                    "auth.keys",
                     "keys without tokens: requests under /v1/ are refused over TCP".into(),
-                    "set auth.tokens too",
+                    "give a key a token, or set auth.tokens",
                 );
             }
-            if self.auth.keys.is_empty() {
+            if self.auth.keys.iter().all(|k| k.access_key.is_empty()) && !elsewhere {
                 problems.warning("auth.keys", "tokens without keys: S3 requests are refused over TCP".into(), "set auth.keys too");
             }
         } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
@@ -167,6 +185,31 @@ impl Config {
                 "listen.s3",
                 format!("{} is reached by other machines, and no keys are configured", self.listen.s3),
                 "set auth.keys and auth.tokens, or listen on 127.0.0.1, or set auth.anonymous = true if the network is trusted",
+            );
+        }
+    }
+
+    fn check_tls(&self, problems: &mut Problems) {
+        match (&self.tls.cert, &self.tls.key) {
+            (Some(_), None) => {
+                problems.error("tls.key", "there is a certificate without its key".into(), "set tls.key to the file with it")
+            }
+            (None, Some(_)) => {
+                problems.error("tls.cert", "there is a key without its certificate".into(), "set tls.cert to the file with it")
+            }
+            (None, None) if self.tls.admin => problems.error("tls.admin", "there is no certificate".into(), "set tls.cert and tls.key"),
+            (Some(_), Some(_)) if self.listen.s3 == "off" && !self.tls.admin => {
+                problems.warning("tls.cert", "no listener speaks TLS: the Unix socket never does".into(), "set listen.s3");
+            }
+            _ => {}
+        }
+        let tokens_in_the_clear =
+            self.needs_credentials() && self.tls.cert.is_none() && self.listen.s3 != "off" && !is_loopback(&self.listen.s3);
+        if tokens_in_the_clear {
+            problems.warning(
+                "tls.cert",
+                "tokens and data cross the network in the clear".into(),
+                "set tls.cert and tls.key, or trust the network",
             );
         }
     }

@@ -153,7 +153,7 @@ fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMa
 }
 
 /// Makes serde's words into ours: for an unknown key, the nearest known one.
-fn explain(place: &str, message: &str) -> Error {
+pub(super) fn explain(place: &str, message: &str) -> Error {
     let message = message.trim();
     if let Some(rest) = message.strip_prefix("unknown field `")
         && let Some((unknown, rest)) = rest.split_once('`')

@@ -75,6 +75,8 @@ pub struct Metrics {
     pub refused_stopping: AtomicU64,
     /// Connections, not requests: what they would have asked for is not known.
     pub refused_connections: AtomicU64,
+    /// Handshakes that came to nothing.
+    pub tls_failed: AtomicU64,
     pub cut: ByApi,
     pub abandoned: ByApi,
     pub sent_bytes: ByApi,
@@ -98,6 +100,7 @@ impl Default for Metrics {
             refused_overload: AtomicU64::new(0),
             refused_stopping: AtomicU64::new(0),
             refused_connections: AtomicU64::new(0),
+            tls_failed: AtomicU64::new(0),
             cut: ByApi::default(),
             abandoned: ByApi::default(),
             sent_bytes: ByApi::default(),

@@ -5,8 +5,9 @@
 //! uploads (`chunked.rs`). Signed requests are checked by the `s3s` library. Reads of objects never take the library's own form (`read.rs`); the
 //! other operations do (`list.rs`, `write.rs`, `multipart.rs`).
 //!
-//! Invariant: nothing reaches an operation unless its sender may come in, and what an operation does not do is refused, not ignored.
+//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`), and what an operation does not do is refused, not ignored.
 
+mod access;
 pub(crate) mod chunked;
 mod convert;
 pub mod error;
@@ -22,7 +23,13 @@ mod write;
 pub use path::{Target, decode, parse_query};
 pub use uploads::{Part as StoredPart, Uploads};
 
-use crate::{body::AnswerBody, config::Config, note::Note, note::Peer, upload::UploadBody};
+use crate::{
+    auth::{Access, Policy},
+    body::AnswerBody,
+    config::Config,
+    note::Note,
+    upload::UploadBody,
+};
 use forebay_core::{Error, name::validate_bucket};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, TryStreamExt};
@@ -31,7 +38,7 @@ use http_body::Frame;
 use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
     Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
-    auth::{S3Auth, SecretKey, SimpleAuth},
+    auth::{S3Auth, SecretKey},
     config::{S3Config, StaticConfigProvider},
     dto::*,
     host::{S3Host, VirtualHost},
@@ -43,14 +50,14 @@ use std::sync::Arc;
 /// More than any error answer has: resource and message are bounded by the head of the request.
 const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
 
-/// The configured keys. The library's own table calls an unknown key `NotSignedUp`, which S3 does not.
-struct Keys(SimpleAuth);
+/// The keys in force.
+struct Keys(Arc<Access>);
 
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
         let unknown = || S3Error::with_message(S3ErrorCode::InvalidAccessKeyId, "the access key is not one of this node's (see auth.keys)");
-        self.0.lookup(access_key).cloned().ok_or_else(unknown)
+        self.0.secret(access_key).map(|secret| secret.reveal().into()).ok_or_else(unknown)
     }
 }
 
@@ -65,8 +72,7 @@ pub(crate) struct Ops {
 pub struct Front {
     engine: Engine,
     hostnames: Vec<String>,
-    needs_credentials: bool,
-    has_keys: bool,
+    access: Arc<Access>,
     /// Checks signatures.
     signed: S3Service,
     /// Does not.
@@ -74,7 +80,7 @@ pub struct Front {
 }
 
 impl Front {
-    pub fn new(config: &Config, engine: Engine, uploads: Arc<Uploads>) -> Self {
+    pub fn new(config: &Config, engine: Engine, uploads: Arc<Uploads>, access: Arc<Access>) -> Self {
         let ops = Ops { engine: engine.clone(), uploads };
         let builder = || {
             let mut builder = S3ServiceBuilder::new(ops.clone());
@@ -86,20 +92,10 @@ impl Front {
             builder
         };
         let mut signed = builder();
-        let mut auth = SimpleAuth::new();
-        for pair in &config.auth.keys {
-            auth.register(pair.access_key.clone(), pair.secret_key.reveal().into());
-        }
-        signed.set_auth(Keys(auth));
-        signed.set_route(read::ReadRoute(engine.clone()));
-        Front {
-            engine,
-            hostnames: config.listen.hostnames.clone(),
-            needs_credentials: config.needs_credentials(),
-            has_keys: !config.auth.keys.is_empty(),
-            signed: signed.build(),
-            open: builder().build(),
-        }
+        signed.set_auth(Keys(access.clone()));
+        signed.set_access(access::Gate(access.clone()));
+        signed.set_route(read::ReadRoute(engine.clone(), access.clone()));
+        Front { engine, hostnames: config.listen.hostnames.clone(), access, signed: signed.build(), open: builder().build() }
     }
 
     /// Answers one request.
@@ -125,10 +121,10 @@ impl Front {
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
         }
-        if note.peer == Peer::Unix || !self.needs_credentials {
+        if self.access.is_open(note.peer) {
             return self.call_open(request, target, note).await;
         }
-        if !self.has_keys {
+        if !self.access.has_keys() {
             return refuse(
                 Error::permission_denied("this node has tokens for /v1/, but no keys for S3")
                     .hint("ask the operator to set auth.keys, or use the Unix socket"),
@@ -168,6 +164,7 @@ impl Front {
             Body::http_body_unsync(body)
         };
         head.extensions.insert(note.clone());
+        head.extensions.insert(Policy::full());
         self.library(&self.open, Request::from_parts(head, body), &note).await
     }
 

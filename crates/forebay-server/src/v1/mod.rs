@@ -14,8 +14,9 @@ mod warm;
 
 use crate::{
     app::App,
-    auth,
+    auth::Policy,
     body::AnswerBody,
+    config::Action,
     note::{Api, Note, Peer},
     s3::{decode, parse_query},
     upload::UploadBody,
@@ -38,6 +39,8 @@ pub(crate) struct Call {
     pub query: Vec<(String, String)>,
     pub headers: http::HeaderMap,
     pub http_10: bool,
+    /// What the sender may do.
+    pub policy: Arc<Policy>,
     body: parking_lot::Mutex<Option<UploadBody>>,
     /// Of the memory budget, for a large body; until there is an answer.
     held: parking_lot::Mutex<Vec<Reservation>>,
@@ -51,6 +54,11 @@ impl Call {
     /// As the client names it; `ais` where it does not.
     pub fn provider(&self) -> &str {
         self.query("provider").filter(|p| !p.is_empty()).unwrap_or("ais")
+    }
+
+    /// Whether the sender may do this; asked before anything is looked up.
+    pub fn permit(&self, action: Action, bucket: &str, name: &str) -> Result<()> {
+        self.policy.check(action, bucket, name)
     }
 
     pub fn take_body(&self) -> Result<UploadBody> {
@@ -80,7 +88,9 @@ impl Call {
     /// The URL that the client reached the node by.
     pub fn base_url(&self) -> String {
         let host = self.headers.get(http::header::HOST).and_then(|h| h.to_str().ok()).unwrap_or("localhost");
-        format!("http://{host}")
+        // The Unix socket speaks no TLS.
+        let scheme = if is_local(self) { "http" } else { self.app.scheme() };
+        format!("{scheme}://{host}")
     }
 }
 
@@ -94,7 +104,12 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
     };
+    let policy = match app.access.of_request(note.peer, &head.headers) {
+        Ok(policy) => policy,
+        Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
+    };
     let call = Call {
+        policy,
         app: app.clone(),
         note: note.clone(),
         path: raw,
@@ -104,11 +119,7 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         body: parking_lot::Mutex::new(Some(body)),
         held: parking_lot::Mutex::default(),
     };
-    let routed = match auth::check_token(&app.config, note.peer, &call.headers) {
-        Ok(()) => route(&call, &segments).await,
-        Err(e) => Err(e),
-    };
-    match routed {
+    match route(&call, &segments).await {
         Ok(response) => response,
         Err(e) => {
             let learned = note.learned();
