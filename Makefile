@@ -4,7 +4,7 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint wheel clean-cache
+.PHONY: help demo test test-slow bench lint wheel clean-cache
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: ## Build, then train from a bucket far away: direct, and through Forebay
 
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)
+
+test-slow: ## Randomized tests for longer, kill -9 and load for minutes: 25 minutes on two cores
+	@tools/test-slow.sh $(ARGS)
 
 bench: ## Build, and measure the node beside the ceilings of this machine; ARGS="batch --size 1MiB" for one
 	@tools/bench.sh $(ARGS)

@@ -20,7 +20,7 @@ from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw  # noqa: E40
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Whatever this machine is set up for must not reach the tests.
 for name in list(os.environ):
-    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN", "FOREBAY_TEST_CASES", "FOREBAY_TEST_SEED"):
+    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN") and not name.startswith("FOREBAY_TEST_"):
         del os.environ[name]
 os.environ.update(
     AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION, AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true"

@@ -101,6 +101,8 @@ struct Producer {
     soft_errors: u32,
     planned: Option<Planned>,
     sent_any: bool,
+    /// An entry that is being streamed: its size, and how much of it was put out.
+    streaming: Option<(u64, u64)>,
 }
 
 /// Begins to produce; the receiver gets the archive's bytes and, if the batch must be cut, an error as the last item.
@@ -117,6 +119,7 @@ pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver
             soft_errors: 0,
             planned,
             sent_any: false,
+            streaming: None,
             work,
         };
         let closed = sender.clone();
@@ -159,14 +162,26 @@ impl Producer {
                 break e;
             }
         };
-        // A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made
-        // to end inside an entry.
-        let mut torn = Vec::new();
-        let header = EntryHeader { size: 512, mtime_secs: 0 };
-        if self.sent_any && matches!(self.output, Output::Tar) && self.output.begin("__cut__", &header, &mut torn).is_ok() {
-            let _ = to.sender.send(Ok(torn.into())).await;
+        if self.sent_any && self.tear().is_ok() && !self.out.is_empty() {
+            let _ = to.sender.send(Ok(std::mem::take(&mut self.out).into())).await;
         }
         to.fail(error).await;
+    }
+
+    /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made to end inside
+    /// an entry. What is ready goes out before that, so that no entry ends in bytes of something else.
+    fn tear(&mut self) -> Result<()> {
+        if !matches!(self.output, Output::Tar) {
+            self.out.clear();
+            return Ok(());
+        }
+        if let Some((size, passed)) = self.streaming {
+            if passed < size {
+                return Ok(());
+            }
+            self.output.end(size, &mut self.out)?;
+        }
+        self.output.begin("__cut__", &EntryHeader { size: 512, mtime_secs: 0 }, &mut self.out)
     }
 
     async fn finish(&mut self, to: &mut Outlet) -> Result<()> {
@@ -192,20 +207,25 @@ impl Producer {
             if self.planned_error(self.next).is_some() || work.denied.contains_key(&self.next) {
                 return Ok(Stop::Cold);
             }
-            let entry = work.entry(self.next);
-            let at = self.out.len();
-            match self.append(&entry)? {
+            match self.append(&work.entry(self.next))? {
                 Some(header) => self.delivered(&header),
-                None => {
-                    self.out.truncate(at);
-                    return Ok(Stop::Cold);
-                }
+                None => return Ok(Stop::Cold),
             }
         }
         Ok(Stop::End)
     }
 
+    /// Appends an entry as a whole, or nothing.
     fn append(&mut self, entry: &WarmEntry<'_>) -> Result<Option<EntryHeader>> {
+        let at = self.out.len();
+        let appended = self.append_some(entry);
+        if !matches!(appended, Ok(Some(_))) {
+            self.out.truncate(at);
+        }
+        appended
+    }
+
+    fn append_some(&mut self, entry: &WarmEntry<'_>) -> Result<Option<EntryHeader>> {
         let work = self.work.clone();
         let engine = &work.batcher.engine;
         let max = work.batcher.config.frame_bytes as u64 * 2;
@@ -292,12 +312,10 @@ impl Producer {
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
-        let at = self.out.len();
         if let Some(header) = self.append(&work.entry(self.next)).map_err(Failed::Batch)? {
             self.delivered(&header);
             return Ok(());
         }
-        self.out.truncate(at);
         self.stream_entry(None, to).await
     }
 
@@ -315,11 +333,18 @@ impl Producer {
         }
         work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
         self.output.begin(&self.name, &header, &mut self.out).map_err(Failed::Batch)?;
-        let mut passed = 0;
+        let (mut passed, index) = (0, self.next);
+        let differs =
+            |passed| Failed::Batch(Error::internal(format!("in[{index}]: {passed} bytes came where {} were announced", header.size)));
+        self.streaming = Some((header.size, 0));
         while let Some(piece) = body.next().await {
             // From here on the entry's header is out: its failure is the batch's.
             let piece = piece.map_err(|e| Failed::Batch(e.context(format_args!("in[{}]", self.next))))?;
             passed += piece.len() as u64;
+            if passed > header.size {
+                return Err(differs(passed));
+            }
+            self.streaming = Some((header.size, passed));
             if matches!(self.output, Output::Tar) && piece.len() >= work.batcher.config.frame_bytes / 2 {
                 self.flush(to).await.map_err(Failed::Batch)?;
                 to.send(piece).await.map_err(Failed::Batch)?;
@@ -331,11 +356,9 @@ impl Producer {
             }
         }
         if passed != header.size {
-            return Err(Failed::Batch(Error::internal(format!(
-                "in[{}]: {passed} bytes came where {} were announced",
-                self.next, header.size
-            ))));
+            return Err(differs(passed));
         }
+        self.streaming = None;
         self.output.end(header.size, &mut self.out).map_err(Failed::Batch)?;
         self.delivered(&header);
         Ok(())

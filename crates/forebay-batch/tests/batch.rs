@@ -247,6 +247,20 @@ async fn an_error_after_the_first_byte_cuts_the_stream() {
     assert_eq!(batcher.stats().snapshot().cut, 1);
 }
 
+/// The end of the entry before the one that fails may still be in the buffer: it goes out before the header that makes the tar end in an entry.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_before_a_cut_is_what_was_asked_for() {
+    let b = Bench::with(MINUTE, None, 64 << 20);
+    let data = noise(3 * MIB + 7, 1);
+    b.origin.set("long", data.clone());
+    let answer = run(&batcher(&b), &[object("long"), object("missing")], r#","strm":true"#).await.unwrap();
+    let pieces: Vec<_> = answer.body.collect().await;
+    assert!(pieces.last().unwrap().is_err());
+    let got = pieces.iter().flatten().flatten().copied().collect::<Vec<u8>>();
+    assert!(got[512..512 + data.len()] == data, "the entry before the cut is right to its last byte");
+    assert!(index_of(ArchiveKind::Tar, &got).is_err(), "what came is not a whole tar");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn placeholders_keep_their_place_and_their_limit() {
     let b = Bench::new(MINUTE);

@@ -189,15 +189,10 @@ impl Engine {
         add(&self.stats().fills, 1);
         let last = first + leaders.len() as u32 - 1;
         let range = chunk_range(first, meta.size).start..chunk_range(last, meta.size).end;
-        let generation = self.inner.generations.current(name.hash128());
         match self.open_run(&name, &meta, range).await {
             Ok(body) => self.fill_from(ChunkRun { name, meta, first, leaders, body }).await,
             Err(e) => {
                 add(&self.stats().fills_failed, 1);
-                if e.kind() == ErrorKind::VersionChanged {
-                    add(&self.stats().version_changes, 1);
-                    self.forget(&name, Some(generation));
-                }
                 for leader in leaders.into_iter().flatten() {
                     leader.publish(Err(e.clone()));
                 }
@@ -205,7 +200,18 @@ impl Engine {
         }
     }
 
+    /// Asks for bytes of one version. If the origin has another one, what is known of the name is forgotten: it is not current.
     pub(crate) async fn open_run(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
+        let generation = self.inner.generations.current(name.hash128());
+        let opened = self.open_run_of(name, meta, range).await;
+        if opened.as_ref().is_err_and(|e| e.kind() == ErrorKind::VersionChanged) {
+            add(&self.stats().version_changes, 1);
+            self.forget(name, Some(generation));
+        }
+        opened
+    }
+
+    async fn open_run_of(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
         let changed = || {
@@ -270,12 +276,14 @@ impl Engine {
         let Some(store) = self.store_for(name).cloned() else { return };
         let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
         let kept = blocking(move || {
-            // A small object whose bytes were lost is kept with its head, as small objects are.
+            // A small object whose bytes were lost is kept with its head, as small objects are; not in place of another version.
             if meta.size <= CHUNK_BYTES {
                 let hash = name.hash128();
                 let generation = engine.inner.generations.current(hash);
-                let validated = store.peek(&name).map_or(0, |p| p.validated_at_secs);
-                let kept = engine.inner.generations.publish(hash, generation, || store.put_head(&name, &meta, validated, Some(&bytes)));
+                let kept = engine.inner.generations.publish(hash, generation, || match store.head(&name) {
+                    Some(head) if head.meta.version() != version => Ok(()),
+                    head => store.put_head(&name, &meta, head.map_or(0, |h| h.validated_at_secs), Some(&bytes)),
+                });
                 engine.note_write(&name, kept);
             } else {
                 engine.note_write(&name, Some(store.put_part(&name, version, Part::Chunk(index), &bytes)));

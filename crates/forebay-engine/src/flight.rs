@@ -6,9 +6,9 @@
 //! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a panic, a runtime that stops) publishes
 //! an error, so no follower waits for ever.
 
+use crate::sync::Mutex;
 use forebay_core::{Error, Result};
 use hashbrown::HashMap;
-use parking_lot::Mutex;
 use std::{hash::Hash, sync::Arc};
 use tokio::sync::watch;
 
@@ -121,25 +121,89 @@ impl<V: Clone> Follower<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::explore;
+    use shuttle::{
+        future::{block_on, spawn},
+        sync::atomic::{AtomicU32, Ordering::SeqCst},
+    };
 
-    #[tokio::test]
-    async fn followers_get_what_the_leader_publishes() {
-        let flights: Flights<u32, String> = Flights::default();
-        let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
-        let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
-        assert!(flights.try_lead(1).is_none());
-        leader.publish(Ok("done".into()));
-        assert_eq!(follower.wait().await.unwrap(), "done");
-        assert!(flights.is_empty());
+    #[test]
+    fn followers_get_what_the_leader_publishes() {
+        explore(100, || {
+            let flights: Flights<u32, String> = Flights::default();
+            let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
+            let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
+            assert!(flights.try_lead(1).is_none());
+            leader.publish(Ok("done".into()));
+            assert_eq!(block_on(follower.wait()).unwrap(), "done");
+            assert!(flights.is_empty());
+        });
     }
 
-    #[tokio::test]
-    async fn a_lost_leader_does_not_leave_followers_waiting() {
-        let flights: Flights<u32, ()> = Flights::default();
-        let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
-        let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
-        drop(leader);
-        assert!(follower.wait().await.is_err());
-        assert!(flights.try_lead(1).is_some());
+    #[test]
+    fn a_lost_leader_does_not_leave_followers_waiting() {
+        explore(100, || {
+            let flights: Flights<u32, ()> = Flights::default();
+            let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
+            let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
+            drop(leader);
+            assert!(block_on(follower.wait()).is_err());
+            assert!(flights.try_lead(1).is_some());
+        });
+    }
+
+    /// Readers as the engine's are: look into the store, join, lead in a task of its own after looking again; some leave, some leaders are lost.
+    #[test]
+    fn what_is_kept_is_fetched_once_in_every_schedule() {
+        explore(1500, || {
+            let flights: Flights<u32, u32> = Flights::default();
+            let store = Arc::new(Mutex::new(None::<u32>));
+            let (fetches, lost) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+            let readers: Vec<_> = (0..4)
+                .map(|reader| {
+                    let (flights, store, fetches, lost) = (flights.clone(), store.clone(), fetches.clone(), lost.clone());
+                    spawn(async move {
+                        if let Some(found) = *store.lock() {
+                            return Ok(found);
+                        }
+                        let follower = match flights.join(7) {
+                            Joined::Follower(follower) => follower,
+                            Joined::Leader(leader) => {
+                                let found = *store.lock();
+                                if let Some(found) = found {
+                                    leader.publish(Ok(found));
+                                    return Ok(found);
+                                }
+                                let follower = leader.follower();
+                                drop(spawn(async move {
+                                    fetches.fetch_add(1, SeqCst);
+                                    shuttle::future::yield_now().await;
+                                    if reader == 1 {
+                                        lost.fetch_add(1, SeqCst);
+                                        return;
+                                    }
+                                    *store.lock() = Some(42);
+                                    leader.publish(Ok(42));
+                                }));
+                                // This reader leaves; who follows it does not notice.
+                                if reader == 2 {
+                                    return Ok(42);
+                                }
+                                follower
+                            }
+                        };
+                        follower.wait().await
+                    })
+                })
+                .collect();
+            for reader in readers {
+                match block_on(reader).unwrap() {
+                    Ok(value) => assert_eq!(value, 42),
+                    Err(e) => assert!(lost.load(SeqCst) > 0, "{e}"),
+                }
+            }
+            // One that was lost fetched in vain; nobody else did. The task of a reader that left may be under way still.
+            assert!(fetches.load(SeqCst) <= 1 + lost.load(SeqCst), "fetched {} times", fetches.load(SeqCst));
+        });
     }
 }

@@ -29,6 +29,7 @@ mod resolve;
 mod rules;
 mod sequential;
 mod stats;
+mod sync;
 mod unpack;
 mod warm;
 mod warmup;

@@ -122,7 +122,7 @@ impl Engine {
         {
             return Ok(Head { meta: c.meta.clone(), cache: CacheStatus::Hit });
         }
-        let generation = self.inner.generations.current(name.hash128());
+        let asked = self.asks(name);
         if cached.is_some() {
             add(&self.stats().revalidations, 1);
         }
@@ -130,14 +130,14 @@ impl Engine {
             Ok(meta) => Arc::new(meta),
             Err(e) => {
                 if e.kind() == ErrorKind::NotFound {
-                    self.forget(name, Some(generation));
+                    self.forget(name, Some(asked.generation));
                 }
                 return Err(e);
             }
         };
         match cached {
             Some(c) if c.meta.version() == meta.version() => {
-                self.revalidated(name, generation, &c.meta);
+                self.revalidated(name, asked, &c.meta);
                 Ok(Head { meta: c.meta, cache: CacheStatus::Revalidated })
             }
             old => {
@@ -145,9 +145,9 @@ impl Engine {
                     add(&self.stats().revalidations_changed, 1);
                 }
                 if meta.size > CHUNK_BYTES {
-                    self.keep_head(name, generation, &meta).await?;
+                    self.keep_head(name, asked, &meta).await?;
                 } else if old.is_some() {
-                    self.forget(name, Some(generation));
+                    self.forget(name, Some(asked.generation));
                 }
                 Ok(Head { meta, cache: CacheStatus::Miss })
             }
@@ -247,7 +247,14 @@ impl Engine {
                 }
             });
         }
-        let response = origin.get(name.key(), request).await?;
+        let response = match origin.get(name.key(), request).await {
+            // Conditions come before ranges (RFC 9110, section 13.2.1), but the origin was not told of them.
+            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && options.conditions != Conditions::default() => {
+                options.conditions.check(&origin.head(name.key()).await?)?;
+                return Err(e);
+            }
+            response => response?,
+        };
         options.conditions.check(&response.meta)?;
         let bytes = resolve_range(range, response.meta.size).map_err(|e| e.context(name))?;
         if bytes != response.range {

@@ -4,7 +4,8 @@
 //! at the same time brings the first bytes wanted, so that a cold small object costs one round trip; `If-None-Match` makes it a
 //! revalidation where an older version is here.
 //!
-//! Invariant: what is returned was current at the origin at some moment not before the bucket's freshness rule allows.
+//! Invariant: what is returned was current at the origin at some moment not before the bucket's freshness rule allows. What an answer says holds
+//! for the moment of the question: that is the time that is kept with it.
 
 use crate::{Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache, fill::ChunkRun, stats::add};
 use bytes::Bytes;
@@ -63,10 +64,22 @@ impl HeadCache {
     }
 }
 
+/// When a question to the origin was asked: what it learns is as old as that, however long the answer takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    pub generation: u64,
+    pub at_secs: u32,
+}
+
 /// Tells flights apart that nobody may join.
 static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 
 impl Engine {
+    /// To be called before the origin is asked about `name`.
+    pub(crate) fn asks(&self, name: &ObjectName) -> Asked {
+        Asked { generation: self.inner.generations.current(name.hash128()), at_secs: self.inner.clock.now_secs() }
+    }
+
     /// What is here of `name`, of any age. One disk read at most.
     pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
         // Small objects are in the head cache only as archives whose members are read; their bytes are on disk.
@@ -79,6 +92,7 @@ impl Engine {
         if store.peek(name).is_none() {
             return Ok(None);
         }
+        let generation = self.inner.generations.current(name.hash128());
         // Mostly in the page cache: to hand that to another thread would take longer than to read it.
         let head = match store.head_now(name) {
             Ok(head) => head,
@@ -89,11 +103,17 @@ impl Engine {
         };
         let Some(head) = head else { return Ok(None) };
         if head.meta.size > CHUNK_BYTES {
-            self.inner.heads.insert(name, head.meta.clone(), head.validated_at_secs);
+            self.remember_head(name, generation, &head.meta, head.validated_at_secs);
         } else if head.data.is_none() {
             return Ok(None);
         }
         Ok(Some(Cached { meta: head.meta, validated_at_secs: head.validated_at_secs, data: head.data }))
+    }
+
+    /// Keeps a head that was read from the store in RAM, unless the name was written since `generation` was noted.
+    pub(crate) fn remember_head(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>, validated_at_secs: u32) {
+        let insert = || self.inner.heads.insert(name, meta.clone(), validated_at_secs);
+        self.inner.generations.publish(name.hash128(), generation, insert);
     }
 
     pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
@@ -110,10 +130,10 @@ impl Engine {
         }
         let hash = name.hash128();
         // Under `Always` an answer must be asked for after the read began, so nobody joins a request that is under way.
-        let generation = self.inner.generations.current(hash);
+        let asked = self.asks(name);
         let key = match self.rule(name.bucket()).freshness {
             Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
-            _ => (hash, generation),
+            _ => (hash, asked.generation),
         };
         match self.inner.resolving.join(key) {
             Joined::Follower(follower) => {
@@ -133,7 +153,7 @@ impl Engine {
                 let follower = leader.follower();
                 let (engine, name) = (self.clone(), name.clone());
                 tokio::spawn(async move {
-                    match engine.ask_origin(&name, generation, cached, want).await {
+                    match engine.ask_origin(&name, asked, cached, want).await {
                         Ok((resolved, run)) => {
                             leader.publish(Ok(resolved));
                             if let Some(run) = run {
@@ -152,7 +172,7 @@ impl Engine {
     async fn ask_origin(
         &self,
         name: &ObjectName,
-        generation: u64,
+        asked: Asked,
         cached: Option<Cached>,
         want: Range<u64>,
     ) -> Result<(Resolved, Option<ChunkRun>)> {
@@ -162,9 +182,9 @@ impl Engine {
         {
             // Without ETags there is no If-None-Match: ask for the head and compare.
             add(&self.stats().revalidations, 1);
-            let meta = origin.head(name.key()).await.inspect_err(|e| self.forget_missing(name, generation, e))?;
+            let meta = origin.head(name.key()).await.inspect_err(|e| self.forget_missing(name, asked.generation, e))?;
             if meta.version() == c.meta.version() {
-                self.revalidated(name, generation, &c.meta);
+                self.revalidated(name, asked, &c.meta);
                 return Ok((Resolved { meta: c.meta.clone(), status: CacheStatus::Revalidated, data: c.data.clone() }, None));
             }
             add(&self.stats().revalidations_changed, 1);
@@ -186,11 +206,11 @@ impl Engine {
                 if asked_for_change {
                     add(&self.stats().revalidations_changed, 1);
                 }
-                self.take_response(name, generation, response).await
+                self.take_response(name, asked, response).await
             }
             Err(e) if e.kind() == ErrorKind::NotModified && cached.is_some() => {
                 let Some(c) = cached else { return Err(e) };
-                self.revalidated(name, generation, &c.meta);
+                self.revalidated(name, asked, &c.meta);
                 Ok((Resolved { meta: c.meta, status: CacheStatus::Revalidated, data: c.data }, None))
             }
             Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && start > 0 => {
@@ -200,7 +220,7 @@ impl Engine {
             }
             Err(e) => {
                 if !e.kind().is_transient() {
-                    self.forget_missing(name, generation, &e);
+                    self.forget_missing(name, asked.generation, &e);
                 }
                 if asked_for_change && e.kind() != ErrorKind::NotFound {
                     return Err(e.context(format!("{name}: the cached version could not be revalidated")));
@@ -211,7 +231,7 @@ impl Engine {
         }
     }
 
-    async fn take_response(&self, name: &ObjectName, generation: u64, response: GetResponse) -> Result<(Resolved, Option<ChunkRun>)> {
+    async fn take_response(&self, name: &ObjectName, asked: Asked, response: GetResponse) -> Result<(Resolved, Option<ChunkRun>)> {
         let meta = Arc::new(response.meta);
         if meta.size <= CHUNK_BYTES {
             let reservation = self.inner.budget.reserve(meta.size).await?;
@@ -220,23 +240,22 @@ impl Engine {
             })?;
             add(&self.stats().bytes_from_origin, meta.size);
             let data = reserved(data, reservation);
-            self.keep_whole(name, generation, &meta, &data).await?;
+            self.keep_whole(name, asked, &meta, &data).await?;
             return Ok((Resolved { meta, status: CacheStatus::Miss, data: Some(data) }, None));
         }
-        self.keep_head(name, generation, &meta).await?;
+        self.keep_head(name, asked, &meta).await?;
         let run = self.lead_run(name, &meta, response.range, response.body);
         Ok((Resolved { meta, status: CacheStatus::Miss, data: None }, run))
     }
 
     /// Keeps a small object, unless it was written meanwhile. A disk that refuses is counted, and no error.
-    pub(crate) async fn keep_whole(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>, data: &Bytes) -> Result<()> {
+    pub(crate) async fn keep_whole(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>, data: &Bytes) -> Result<()> {
         let Some(store) = self.store_for(name).cloned() else { return Ok(()) };
         let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.clone());
         blocking(move || {
-            let now = engine.inner.clock.now_secs();
-            let kept = engine.inner.generations.publish(name.hash128(), generation, || {
+            let kept = engine.inner.generations.publish(name.hash128(), asked.generation, || {
                 engine.inner.heads.remove(name.hash128());
-                store.put_head(&name, &meta, now, Some(&data))
+                store.put_head(&name, &meta, asked.at_secs, Some(&data))
             });
             engine.note_write(&name, kept);
         })
@@ -244,16 +263,15 @@ impl Engine {
     }
 
     /// Keeps the head of a large object, unless it was written meanwhile.
-    pub(crate) async fn keep_head(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>) -> Result<()> {
+    pub(crate) async fn keep_head(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>) -> Result<()> {
         if !self.rule(name.bucket()).cache {
             return Ok(());
         }
         let (engine, name, meta, store) = (self.clone(), name.clone(), meta.clone(), self.store_for(name).cloned());
         blocking(move || {
-            let now = engine.inner.clock.now_secs();
-            let kept = engine.inner.generations.publish(name.hash128(), generation, || {
-                engine.inner.heads.insert(&name, meta.clone(), now);
-                store.map_or(Ok(()), |s| s.put_head(&name, &meta, now, None))
+            let kept = engine.inner.generations.publish(name.hash128(), asked.generation, || {
+                engine.inner.heads.insert(&name, meta.clone(), asked.at_secs);
+                store.map_or(Ok(()), |s| s.put_head(&name, &meta, asked.at_secs, None))
             });
             engine.note_write(&name, kept);
         })
@@ -269,14 +287,13 @@ impl Engine {
         }
     }
 
-    pub(crate) fn revalidated(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>) {
-        let now = self.inner.clock.now_secs();
-        self.inner.generations.publish(name.hash128(), generation, || {
+    pub(crate) fn revalidated(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>) {
+        self.inner.generations.publish(name.hash128(), asked.generation, || {
             if meta.size > CHUNK_BYTES || self.inner.heads.get(name).is_some() {
-                self.inner.heads.insert(name, meta.clone(), now);
+                self.inner.heads.insert(name, meta.clone(), asked.at_secs);
             }
             if let Some(store) = self.store_for(name) {
-                store.touch(name, meta.version(), now);
+                store.touch(name, meta.version(), asked.at_secs);
             }
         });
     }

@@ -277,8 +277,9 @@ impl Engine {
         let (meta, validated_at_secs) = match self.inner.heads.get(entry.name) {
             Some(held) => held,
             None => {
+                let generation = self.inner.generations.current(entry.name.hash128());
                 let head = store.head(entry.name)?;
-                self.inner.heads.insert(entry.name, head.meta.clone(), head.validated_at_secs);
+                self.remember_head(entry.name, generation, &head.meta, head.validated_at_secs);
                 (head.meta, head.validated_at_secs)
             }
         };

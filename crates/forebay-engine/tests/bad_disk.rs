@@ -72,3 +72,18 @@ async fn damaged_bytes_are_a_miss_and_never_an_answer() {
     read_all(&b).await;
     assert!(faults.happened() >= 20);
 }
+
+/// The head is on disk, the chunks are not, the disk is full by now, and the object has changed: the next read must learn that.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_changes_while_the_disk_is_full_is_read_anew() {
+    let (b, faults) = bench();
+    b.origin.set("big", noise(3 * MIB, 1));
+    b.get_range("big", Some(forebay_core::ByteRange::Inclusive(0, 9))).await.unwrap();
+    support::settled(&b.engine).await;
+    faults.full("seg-");
+    b.origin.set("small", noise(10, 2));
+    b.get("small").await.unwrap();
+    b.origin.set("big", noise(3 * MIB, 3));
+    let tail = Some(forebay_core::ByteRange::From(2 * MIB as u64));
+    assert_eq!(b.get_range("big", tail).await.unwrap().0, noise(3 * MIB, 3)[2 * MIB..]);
+}

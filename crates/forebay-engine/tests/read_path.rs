@@ -223,6 +223,43 @@ async fn a_fill_that_began_before_a_write_does_not_bring_the_old_version_back() 
     }
 }
 
+/// The object changes, and time passes, while the node waits for memory to take the body of the old version into.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_is_as_old_as_its_question() {
+    let b = Bench::with(MINUTE, Some(64 << 20), 8 << 20);
+    b.origin.set("a", "one");
+    let memory = b.engine.budget().reserve(b.engine.budget().total_bytes()).await.unwrap();
+    let engine = b.engine.clone();
+    let reader = tokio::spawn(async move { collect(engine.read(&name("a"), None, &ReadOptions::default()).await?.body).await });
+    while b.origin.requests() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    b.clock.advance(Duration::from_secs(50));
+    b.origin.set("a", "two");
+    drop(memory);
+    assert_eq!(reader.await.unwrap().unwrap(), b"one");
+    assert_eq!(b.get("a").await.unwrap(), (b"one".to_vec(), "HIT"));
+    b.clock.advance(Duration::from_secs(10));
+    assert_eq!(b.get("a").await.unwrap().0, b"two", "the origin spoke of the old version a minute ago");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditions_come_before_ranges() {
+    for cache in [Some(64 << 20), None] {
+        let b = Bench::with(MINUTE, cache, 64 << 20);
+        b.origin.set("a", noise(1000, 1));
+        let same = Conditions { if_none_match: Some("\"v1\"".into()), ..Default::default() };
+        let options = ReadOptions { conditions: same, ..Default::default() };
+        for start in [5000, 3 << 20] {
+            let outside = Some(forebay_core::ByteRange::From(start));
+            let e = b.engine.read(&name("a"), outside, &options).await.err().unwrap();
+            assert_eq!(e.kind(), ErrorKind::NotModified, "cache {cache:?}, from {start}: {e}");
+            let e = b.engine.read(&name("a"), outside, &ReadOptions::default()).await.err().unwrap();
+            assert_eq!(e.kind(), ErrorKind::RangeNotSatisfiable, "cache {cache:?}, from {start}: {e}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn conditions_are_checked_on_hits_and_misses() {
     let b = Bench::new(MINUTE);

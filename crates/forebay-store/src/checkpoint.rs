@@ -16,15 +16,11 @@ use crate::{
     index::{Entry, HEAD, INLINE, PIN, PINNED, SLOTS_MAX, VISITED},
     inner::Inner,
     segment::Segment,
+    sync::atomic::Ordering::Relaxed,
 };
 use bytes::{Buf, BufMut};
 use forebay_core::Result;
-use std::{
-    collections::HashMap,
-    io,
-    path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{collections::HashMap, io, path::Path, sync::Arc};
 use xxhash_rust::xxh3::Xxh3;
 
 pub const FILE: &str = "checkpoint";

@@ -9,19 +9,13 @@ use crate::{
     identity::Identity,
     segment::{Segment, Segments},
     stats::DirState,
-};
-use forebay_core::{Error, Result, units::format_bytes};
-use parking_lot::Mutex;
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io,
-    path::PathBuf,
     sync::{
-        Arc,
+        Mutex,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
+use forebay_core::{Error, Result, units::format_bytes};
+use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
 
 /// What space is asked for; later classes may go further into the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

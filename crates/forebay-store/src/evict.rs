@@ -15,13 +15,10 @@ use crate::{
     inner::Inner,
     record::{FLAG_DERIVED, Header, Kind, padded, split_name},
     segment::Segment,
+    sync::{atomic::Ordering::Relaxed, sleep},
 };
 use forebay_core::{Error, Result};
-use std::{
-    ops::ControlFlow,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 /// How long the evictor waits for a slow writer whose record lies in the segment that must go.
 const PENDING_WAIT: Duration = Duration::from_secs(5);
@@ -113,7 +110,7 @@ impl Inner {
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
             }
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
             waited += Duration::from_millis(1);
         }
         // From the first dropped entry until the file is gone, its records are in no index but would be found by a restart.
@@ -187,7 +184,7 @@ impl Inner {
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
             }
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
             waited += Duration::from_millis(1);
             match at_victim() {
                 Some(e) => entry = e,

@@ -6,9 +6,11 @@
 //! Invariant: while an entry is in the table, its segment is in [`Segments`]: the evictor takes a segment's entries out before it frees the
 //! slot. So [`Index::locate`], which takes the segment under the shard's lock, always finds the right file.
 
-use crate::segment::{Segment, Segments};
+use crate::{
+    segment::{Segment, Segments},
+    sync::{Mutex, MutexGuard},
+};
 use hashbrown::HashTable;
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 const SHARDS: usize = 256;

@@ -16,13 +16,13 @@ use crate::{
     pins::Pins,
     record::{self, HEADER_BYTES, Header, Kind, NewRecord, padded},
     segment::Segments,
+    sync::{
+        Mutex, RwLock, RwLockReadGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 use forebay_core::{Clock, Error, ErrorKind, Result};
-use parking_lot::{Mutex, RwLock};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
 pub struct Inner {
     pub config: StoreConfig,
@@ -55,7 +55,7 @@ impl Inner {
         self.config.retry_after.as_secs().min(u32::MAX as u64) as u32
     }
 
-    pub fn open_for_writes(&self) -> Result<parking_lot::RwLockReadGuard<'_, bool>> {
+    pub fn open_for_writes(&self) -> Result<RwLockReadGuard<'_, bool>> {
         let guard = self.closed.read();
         if *guard {
             return Err(Error::new(ErrorKind::ShuttingDown, "the cache is closed"));

@@ -42,9 +42,12 @@ mod pins;
 mod read;
 mod record;
 mod recover;
+#[cfg(test)]
+mod schedules;
 mod segment;
 mod stats;
 mod store;
+mod sync;
 mod worker;
 
 pub use config::{DirConfig, StoreConfig};

@@ -14,13 +14,13 @@ use crate::{
     key::pin_key,
     read::Miss,
     record::{Header, Kind, NewRecord, padded, record_len, split_name},
+    sync::{
+        RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, units::format_bytes};
-use parking_lot::RwLock;
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-};
+use std::collections::{BTreeSet, HashMap};
 
 struct Pin {
     name: ObjectName,

@@ -20,19 +20,19 @@ use crate::{
     record::{FLAG_INLINE, HEADER_BYTES, Header, Kind, blocks, padded},
     segment::{Segment, Segments},
     stats::DirState,
+    sync::{
+        Mutex, RwLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
 use forebay_core::{Clock, Error, Result};
-use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
     ops::ControlFlow,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
 const SCAN_THREADS_MAX: usize = 16;
@@ -269,7 +269,7 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
     }
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(2, |n| 2 * n.get()).min(SCAN_THREADS_MAX).min(scans.len());
-    std::thread::scope(|scope| {
+    crate::sync::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(scan) = scans.get(next.fetch_add(1, Relaxed)) {

@@ -7,17 +7,12 @@ use crate::{
     disk::DiskFile,
     index::SLOTS_MAX,
     record::{ALIGN_BYTES, HEADER_BYTES, Header, Place, padded},
-};
-use parking_lot::{Mutex, RwLock};
-use std::{
-    io,
-    ops::ControlFlow,
-    path::PathBuf,
     sync::{
-        Arc,
+        Mutex, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
+use std::{io, ops::ControlFlow, path::PathBuf, sync::Arc};
 
 pub struct Segment {
     /// Index of its directory in the store.
@@ -161,8 +156,8 @@ impl Segments {
 
     pub fn get(&self, slot: u32) -> Option<Arc<Segment>> {
         thread_local!(static STRIPE: usize = {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            NEXT.fetch_add(1, Relaxed) as usize % STRIPES
+            static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+            NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) as usize % STRIPES
         });
         self.stripes[STRIPE.with(|s| *s)].read().get(slot as usize)?.clone()
     }

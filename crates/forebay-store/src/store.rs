@@ -12,14 +12,12 @@ use crate::{
     read::{Miss, Wait, WouldWait},
     record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
     stats::{DirStats, StoreStats},
+    sync::atomic::Ordering::Relaxed,
     worker::Worker,
 };
 use bytes::Bytes;
 use forebay_core::{ByteRange, Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use std::{
-    ops::Range,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{ops::Range, sync::Arc};
 
 /// The local cache. Synchronous and safe to share between threads.
 pub struct Store {

@@ -1,6 +1,8 @@
 //! What the tests of the store share.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+pub mod seeded;
+
 use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName};
 use forebay_store::{
     DirConfig, Store, StoreConfig,

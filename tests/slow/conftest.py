@@ -1,0 +1,16 @@
+"""The slow suites start their own servers, with the tools of tests/python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
+
+# As in tests/python: Ctrl-C reaches what is started, and nothing that this machine is set up for does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in list(os.environ):
+    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN") and not name.startswith("FOREBAY_TEST_"):
+        del os.environ[name]

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# tools/test-slow.sh [PYTEST ARGUMENT…]: the randomized tests for longer, and the suites in tests/slow/. With arguments, only the chosen slow suites.
+#
+# Within 25 minutes on two cores, once `make test` has built everything. Each randomized test prints its seed; FOREBAY_TEST_SEED=n replays it.
+#   FOREBAY_TEST_CASES    how many times as many cases as in `make test` (20)
+#   FOREBAY_FUZZ_SECONDS  how long each fuzz loop runs (20)
+steps=6
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "$ROOT"
+mkdir -p "$CACHE"
+
+log=$CACHE/test-slow.log
+rust='Rust: not run' python='Python: not run' status=0
+export FOREBAY_TEST_CASES=${FOREBAY_TEST_CASES:-20} FOREBAY_FUZZ_SECONDS=${FOREBAY_FUZZ_SECONDS:-20}
+source tools/prepare-tests.sh
+
+if (($# == 0)); then
+    step "Rust tests, $FOREBAY_TEST_CASES times the cases, $FOREBAY_FUZZ_SECONDS s for each fuzz loop" "replay a failure: FOREBAY_TEST_SEED=n cargo test --release -p CRATE NAME"
+    run_rust
+fi
+
+step "Slow suites: kill -9 under load, mixed load for minutes" "run one by itself: make test-slow ARGS='-k NAME'"
+run_python tests/slow "$@"
+closing
