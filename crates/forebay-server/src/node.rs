@@ -108,7 +108,7 @@ impl Node {
             config,
         });
         let stop = Stop::default();
-        let gate = Gate { app: app.clone(), places: Arc::new(Semaphore::new(app.config.limits.connections)), stop: stop.clone() };
+        let gate = Gate::new(app.clone(), stop.clone());
         if let Some(listener) = s3 {
             stop.tasks.spawn(listener::serve_tcp(listener, gate.clone()));
         }

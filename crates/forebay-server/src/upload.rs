@@ -1,6 +1,6 @@
-//! The body of a request, given up when it is silent for too long.
+//! The body of a request, given up when it is silent, or all but silent, for too long.
 
-use crate::body::BoxError;
+use crate::{body::BoxError, pace::Pace};
 use bytes::Bytes;
 use forebay_core::Error;
 use http_body::{Body, Frame, SizeHint};
@@ -19,11 +19,13 @@ pub struct UploadBody {
     /// Armed while a piece is waited for.
     timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
+    pace: Pace,
 }
 
 impl UploadBody {
-    pub fn new(inner: Incoming, timeout: Duration) -> Self {
-        UploadBody { inner, timeout, timer: None, armed: false }
+    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of waiting.
+    pub fn new(inner: Incoming, timeout: Duration, bytes_per_second: u64) -> Self {
+        UploadBody { inner, timeout, timer: None, armed: false, pace: Pace::new(timeout, bytes_per_second) }
     }
 }
 
@@ -35,10 +37,16 @@ impl Body for UploadBody {
         let this = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
             this.armed = false;
+            let bytes = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(|f| f.data_ref()).map_or(0, Bytes::len);
+            if frame.is_some() && !this.pace.moved(bytes as u64) {
+                let e = Error::invalid(format!("the upload brought too little in {:?}", this.timeout));
+                return Poll::Ready(Some(Err(e.hint("limits.slowest_client is the limit").into())));
+            }
             return Poll::Ready(
                 frame.map(|f| f.map_err(|e| Error::invalid(format!("the upload broke off: {e}")).hint("send it again").into())),
             );
         }
+        this.pace.wait();
         let timeout = this.timeout;
         let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if !this.armed {

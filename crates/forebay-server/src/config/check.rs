@@ -170,6 +170,8 @@ impl Config {
         let least = [
             ("limits.requests_in_flight", self.limits.requests_in_flight as u64, 1),
             ("limits.connections", self.limits.connections as u64, 1),
+            ("limits.head", self.limits.head.0, 8192),
+            ("limits.headers", self.limits.headers as u64, 32),
             ("limits.warm_concurrency", self.limits.warm_concurrency as u64, 1),
             ("limits.uploads", self.limits.uploads as u64, 1),
             ("limits.idle_timeout", self.limits.idle_timeout.0.as_millis() as u64, 1),

@@ -147,14 +147,20 @@ section! {
     Limits {
         /// Requests worked on at the same time; the next one is answered 503 with Retry-After.
         requests_in_flight: usize = limits::REQUESTS_IN_FLIGHT_DEFAULT,
-        /// Open client connections; the next one waits to be accepted.
+        /// Open client connections; the next one is answered 503 with Retry-After and closed.
         connections: usize = limits::CONNECTIONS_DEFAULT,
+        /// Largest head of a request: its first line and its headers.
+        head: Bytes = Bytes(64 << 10),
+        /// Most headers in one request.
+        headers: usize = 100,
         /// A connection on which no complete request head arrives for this long is closed.
         idle_timeout: Span = Span(Duration::from_secs(75)),
         /// An upload that is silent for this long is given up.
         body_timeout: Span = Span(Duration::from_secs(60)),
         /// A client that takes nothing of its answer for this long is cut off.
         write_timeout: Span = Span(Duration::from_secs(60)),
+        /// A client that sends or takes less than this per second, over `body_timeout` or `write_timeout` of waiting for it, is cut off too. 0: never.
+        slowest_client: Bytes = Bytes(1 << 10),
         /// Multipart uploads under way that the node remembers the parts of.
         uploads: usize = 10_000,
         /// Objects that one warm-up reads at the same time.

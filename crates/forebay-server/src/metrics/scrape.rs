@@ -144,7 +144,7 @@ impl Page {
             "forebay_requests",
             requests.iter().map(|(api, method, status, n)| (vec![api.as_str(), method, status.as_str()], n.number())),
         )?;
-        let refused = [("overload", &m.refused_overload), ("stopping", &m.refused_stopping)];
+        let refused = [("connections", &m.refused_connections), ("overload", &m.refused_overload), ("stopping", &m.refused_stopping)];
         out.samples("forebay_requests_refused", refused.map(|(reason, n)| (vec![reason], n.load(Relaxed).number())))?;
         out.samples("forebay_answers_cut", Api::ALL.map(|a| (vec![a.as_str()], m.cut.get(a).number())))?;
         out.samples("forebay_answers_abandoned", Api::ALL.map(|a| (vec![a.as_str()], m.abandoned.get(a).number())))?;

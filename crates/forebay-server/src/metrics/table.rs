@@ -56,7 +56,12 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
                 "Answers by the X-Cache header that they carried, counted where the header is set.",
             ),
             metric("forebay_requests", Counter, &["api", "method", "status"], "Requests by interface, method and HTTP status."),
-            metric("forebay_requests_refused", Counter, &["reason"], "Requests refused before work began: overload, stopping."),
+            metric(
+                "forebay_requests_refused",
+                Counter,
+                &["reason"],
+                "Requests refused before work began: connections (too many are open), overload, stopping.",
+            ),
             metric("forebay_answers_cut", Counter, &["api"], "Answers that were broken off after their first byte because of an error."),
             metric("forebay_answers_abandoned", Counter, &["api"], "Answers that the client did not wait for."),
             metric("forebay_sent_bytes", Counter, &["api"], "Bytes of answers' bodies that were handed to connections."),

@@ -23,12 +23,12 @@ pub use path::{Target, decode, parse_query};
 pub use uploads::{Part as StoredPart, Uploads};
 
 use crate::{body::AnswerBody, config::Config, note::Note, note::Peer, upload::UploadBody};
-use forebay_core::{Error, ErrorKind, name::validate_bucket};
+use forebay_core::{Error, name::validate_bucket};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, TryStreamExt};
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body::Frame;
-use http_body_util::{BodyDataStream, StreamBody};
+use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
     Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     auth::{S3Auth, SecretKey, SimpleAuth},
@@ -38,6 +38,9 @@ use s3s::{
     validation::NameValidation,
 };
 use std::sync::Arc;
+
+/// More than any error answer has: resource and message are bounded by the head of the request.
+const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
 
 /// The configured keys. The library's own table calls an unknown key `NotSignedUp`, which S3 does not.
 struct Keys(SimpleAuth);
@@ -107,6 +110,10 @@ impl Front {
             Err(e) => return refuse(e),
         };
         note.set_name(&target.bucket, &target.key);
+        if let Err((code, e)) = guard::check_name(&target) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
+        }
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
         }
@@ -121,6 +128,10 @@ impl Front {
         }
         if let Err(e) = guard::check_signature(&target, request.headers()) {
             return refuse(e);
+        }
+        if let Err((code, e)) = guard::check_scope(&target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
         }
         let (mut head, body) = request.into_parts();
         head.extensions.insert(note.clone());
@@ -155,6 +166,9 @@ impl Front {
     async fn library(&self, service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
         match service.call(request).await {
+            Ok(response) if response.status().is_client_error() || response.status().is_server_error() => {
+                complete_error(response, &resource, note).await
+            }
             Ok(response) => response.map(AnswerBody::S3),
             Err(e) => {
                 let cause: crate::body::BoxError = e.into();
@@ -164,6 +178,28 @@ impl Front {
             }
         }
     }
+}
+
+/// The library's own errors have a code and often nothing else.
+async fn complete_error(response: Response<Body>, resource: &str, note: &Note) -> Response<AnswerBody> {
+    let (mut head, body) = response.into_parts();
+    let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await.map(|b| b.to_bytes()) else {
+        let e = Error::internal("the error of the S3 library could not be read");
+        note.set_error(e.describe());
+        return error::response(&e, resource, &note.id);
+    };
+    let completed = std::str::from_utf8(&body).ok().and_then(|xml| error::completed(xml, resource, &note.id));
+    let body = match completed {
+        None => AnswerBody::full(body),
+        Some((xml, log)) => {
+            if note.learned().error.is_empty() {
+                note.set_error(log);
+            }
+            head.headers.remove(header::CONTENT_LENGTH);
+            AnswerBody::full(xml)
+        }
+    };
+    Response::from_parts(head, body)
 }
 
 fn upload_error(e: crate::body::BoxError) -> Error {
@@ -243,9 +279,9 @@ operations! {
     list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = uploads,
 }
 
-/// 503 for S3 clients, before anything is looked at.
-pub fn overloaded(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
-    debug_assert!(matches!(e.kind(), ErrorKind::Busy | ErrorKind::ShuttingDown));
+/// For a request that is refused before it is looked at.
+pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
+    note.set_error(e.describe());
     let mut response = error::response(e, resource, &note.id);
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

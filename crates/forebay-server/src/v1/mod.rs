@@ -54,6 +54,12 @@ impl Call {
     }
 
     pub async fn read_body(&self, limit: usize) -> Result<bytes::Bytes> {
+        if let Some(encoding) = self.headers.get(http::header::CONTENT_ENCODING).filter(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
+        {
+            let encoding = String::from_utf8_lossy(encoding.as_bytes());
+            return Err(Error::invalid(format!("Content-Encoding: {} is not taken here", forebay_core::name::shorten(&encoding)))
+                .hint("send the body as it is"));
+        }
         crate::upload::read_all(self.take_body()?, limit).await
     }
 
