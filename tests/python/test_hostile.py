@@ -6,19 +6,28 @@ they were; nothing panicked; and no secret is in anything that the node wrote. E
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import select
+import socket
+import struct
+import subprocess
+import tarfile
 import time
-from email.utils import format_datetime, parsedate_to_datetime
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from pathlib import Path
 
 import hostile
 import pytest
 from conftest import s3_client
 from hostile import CANARY, Answer, Exchange
-from servers import REGION, Node
+from hostile_archives import ARCHIVES
+from servers import REGION, Node, forebay_program
 
 TOKEN = "CANARY-token-77ab"
 ORIGIN_SECRET = "CANARY-origin-secret-90d1"
@@ -28,6 +37,11 @@ FDS_GROWTH_MAX = 32
 GOOD_ANSWER_SECONDS = 5
 
 REQUESTS = hostile.tables("http", "names", "ranges", "conditions", "writes", "batch", "auth")
+MEMBERS = hostile.tables("archives")
+CLIENTS = hostile.tables("clients")
+CONFIGS = hostile.tables("config")
+# Larger than all the buffers between a node and a client that reads nothing.
+LARGE_BYTES = 24 << 20
 
 
 class Target:
@@ -84,7 +98,7 @@ def variables(origin, origin_s3) -> dict[str, str]:
     for bucket in ("hostile", "unlisted"):
         origin_s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
     origin_s3.put_object(Bucket="unlisted", Key="x", Body=b"nobody may see this")
-    for key, body in (("hello", b"hello, world"), ("empty", b""), ("big", bytes(range(256)) * (3 << 12)), ("w/there", b"x")):
+    for key, body in (("hello", b"hello, world"), ("empty", b""), ("big", bytes(range(256)) * (3 << 12)), ("large", bytes(LARGE_BYTES))):
         origin_s3.put_object(Bucket="hostile", Key=key, Body=body)
     head = origin_s3.head_object(Bucket="hostile", Key="hello")
     modified = parsedate_to_datetime(head["ResponseMetadata"]["HTTPHeaders"]["last-modified"])
@@ -111,6 +125,29 @@ def keyed_node(origin, variables, tmp_path_factory):
     node = Node(origin.url, ["hostile", "other"], directory, options=["--log", "debug", "--config", str(config)])
     yield Target(node, variables, signed=True)
     node.stop()
+
+
+def limited_node(origin, variables, directory, settings: list[str]):
+    options = [part for setting in settings for part in ("--set", setting)]
+    node = Node(origin.url, ["hostile"], directory, options=["--log", "debug", *options])
+    return Target(node, variables, signed=False)
+
+
+@pytest.fixture(scope="module")
+def tight_node(origin, variables, tmp_path_factory):
+    """Impatient."""
+    times = [f"limits.{which}_timeout=1s" for which in ("idle", "body", "write")]
+    target = limited_node(origin, variables, tmp_path_factory.mktemp("tight"), [*times, "limits.slowest_client=1KiB"])
+    yield target
+    target.node.stop()
+
+
+@pytest.fixture(scope="module")
+def few_node(origin, variables, tmp_path_factory):
+    """Takes a hundred connections."""
+    target = limited_node(origin, variables, tmp_path_factory.mktemp("few"), ["limits.connections=100"])
+    yield target
+    target.node.stop()
 
 
 def groups(cases: list[tuple[str, dict]]):
@@ -186,3 +223,215 @@ def check_error(case: dict, answer: Answer) -> None:
     if "code" in case:
         codes = case["code"] if isinstance(case["code"], list) else [case["code"]]
         assert found.group(1).decode() in codes, answer
+
+
+@pytest.fixture(scope="module")
+def archives(origin_s3, variables):
+    """The archives of the table, at the origin."""
+    for key in {case["archive"] for _, case in MEMBERS}:
+        origin_s3.put_object(Bucket="hostile", Key=key, Body=ARCHIVES[key]())
+
+
+@pytest.mark.parametrize(("group", "case"), groups(MEMBERS))
+def test_a_member(group, case, open_node, archives):
+    """By the object API, cold and again, and by a batch: the same answer."""
+    if case is None:
+        open_node.check_well()
+        return
+    member = hostile.expand(case["member"], open_node.variables).decode()
+    query = urllib.parse.quote(member, safe="")
+    get = {"request": f"GET /v1/objects/hostile/{case['archive']}?archpath={query}", "headers": [f"Range: {case['range']}"] if "range" in case else []}
+    for _ in range(2):
+        exchange = open_node.keep(hostile.send(open_node.node.port, hostile.request_bytes(get, open_node.variables)))
+        if case["status"] == "cut":
+            (answer,) = exchange.answers
+            assert answer.status == 502 or not answer.whole, answer
+        else:
+            check(case, [case["status"]], exchange, open_node)
+    entry = {"objname": case["archive"], "archpath": member} | ({"start": 1_000_000, "length": 1} if "range" in case else {})
+    post = {"request": "POST /v1/ml/moss/hostile", "body": json.dumps({"in": [entry], "strm": True})}
+    exchange = open_node.keep(hostile.send(open_node.node.port, hostile.request_bytes(post, open_node.variables)))
+    (answer,) = exchange.answers
+    statuses = case["status"] if isinstance(case["status"], list) else [case["status"]]
+    if answer.status == 200 and answer.whole:
+        assert 200 in statuses or 206 in statuses, answer
+        with tarfile.open(fileobj=io.BytesIO(answer.body)) as tar:
+            content = tar.extractfile(tar.next()).read()
+        assert case.get("body_is", content.decode("latin-1")).encode() == content
+    else:
+        assert "cut" in statuses or answer.status in [*statuses, 400], answer
+
+
+def send_and_wait(target: Target, case: dict) -> str:
+    data = hostile.expand(case["sends"], target.variables)
+    return how_it_ended(hostile.send(target.node.port, data))
+
+
+def drip(target: Target, case: dict) -> str:
+    """Sends a byte every 50 ms until the node has had enough."""
+    with hostile.connect(target.node.port) as connection:
+        connection.sendall(hostile.expand(case.get("at_once", ""), target.variables))
+        for byte in hostile.expand(case["sends"], target.variables):
+            try:
+                connection.sendall(bytes([byte]))
+            except OSError:
+                break
+            if select.select([connection], [], [], 0.05)[0]:
+                break
+        return how_it_ended(target.keep(hostile.receive(connection)))
+
+
+def how_it_ended(exchange: Exchange) -> str:
+    return str(exchange.answers[0].status) if exchange.answers else "closed"
+
+
+def read_slowly(target: Target, case: dict) -> None:
+    """Reads `bytes` every 20 ms, until the log says that the node has given the connection up. (What it has sent before that is still in the
+    kernel's buffers, so that the client does not see it for long.)"""
+    data = hostile.expand(case["request"], target.variables)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(hostile.PATIENCE)
+        connection.connect(("127.0.0.1", target.node.port))
+        connection.setblocking(False)
+        peer = b'"peer":"127.0.0.1:%d"' % connection.getsockname()[1]
+        given_up = re.compile(rb'[^\n]*"the connection ended"[^\n]*')
+        deadline = time.monotonic() + hostile.PATIENCE
+        while not any(peer in line for line in given_up.findall(target.node.log.read_bytes())):
+            assert time.monotonic() < deadline, "the node still serves a client that takes next to nothing"
+            try:
+                data = data[connection.send(data) :] if data else data
+                if case["bytes"]:
+                    connection.recv(case["bytes"])
+            except OSError:
+                pass  # Nothing to send or to read just now, or never again.
+            time.sleep(0.02)
+
+
+def leave(target: Target, case: dict) -> None:
+    """Reads a part of the answer and resets the connection."""
+    data = hostile.expand(case["request"], target.variables)
+
+    def once(_) -> None:
+        with hostile.connect(target.node.port) as connection:
+            connection.sendall(data)
+            got = 0
+            while got < case["after"] and (piece := connection.recv(65536)):
+                got += len(piece)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(once, range(case["times"])))
+
+
+def after_the_others(target: Target, case: dict) -> None:
+    """Asks again until the node has noticed what was left."""
+    answer = hostile.send(target.node.port, hostile.request_bytes(case, target.variables)).answers[0]
+    assert answer.status == case["status"], answer
+
+
+def thousand(target: Target, case: dict) -> None:
+    connections = [hostile.connect(target.node.port) for _ in range(case["count"])]
+    try:
+        data = hostile.expand(r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables)
+        for connection in connections:
+            connection.sendall(data)
+        for connection in connections:
+            (answer,) = hostile.receive(connection, want=1).answers
+            assert (answer.status, answer.body) == (200, b"hello, world"), answer
+        target.check_good()
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def too_many(target: Target, case: dict) -> None:
+    """Those that have a place keep it; the others are told so at once, and later there is room again."""
+    data = hostile.expand(r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables)
+    kept, refused = [], 0
+    try:
+        for _ in range(case["count"]):
+            connection = hostile.connect(target.node.port)
+            began = time.monotonic()
+            connection.sendall(data)
+            (answer,) = target.keep(hostile.receive(connection, want=1)).answers
+            if answer.status == 200:
+                kept.append(connection)
+                continue
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1") and b"limits.connections" in answer.body, answer
+            assert time.monotonic() - began < GOOD_ANSWER_SECONDS
+            refused += 1
+            connection.close()
+        assert (len(kept), refused) == (100, case["count"] - 100)
+        assert target.node.metrics()['forebay_requests_refused_total{reason="connections"}'] == refused
+    finally:
+        for connection in kept:
+            connection.close()
+    deadline = time.monotonic() + 5
+    while hostile.send(target.node.port, data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).answers[0].status != 200:
+        assert time.monotonic() < deadline, "the places of connections that ended were not given back"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def clients(open_node, tight_node, few_node):
+    """Every client of the table at work; their outcomes by name."""
+    nodes = {"open": open_node, "tight": tight_node, "few": few_node}
+    with ThreadPoolExecutor(len(CLIENTS)) as pool:
+        run = lambda case: pool.submit(globals()[case["how"]], nodes[case["node"]], case)  # noqa: E731
+        outcomes = {case["name"]: run(case) for _, case in CLIENTS if case["how"] != "after_the_others"}
+        wait(outcomes.values())
+        yield outcomes | {case["name"]: run(case) for _, case in CLIENTS if case["how"] == "after_the_others"}
+
+
+@pytest.mark.parametrize(("group", "case"), groups(CLIENTS))
+def test_a_client(group, case, clients, open_node, tight_node, few_node):
+    if case is None:
+        for target in (open_node, tight_node, few_node):
+            target.check_well()
+            # Whoever was cut off, left or refused holds nothing any more, but the connection that asks.
+            deadline = time.monotonic() + 10
+            while (busy := sum(v for n, v in target.node.metrics().items() if n.startswith(("forebay_requests_in_flight", "forebay_connections_open")))) > 0:
+                assert time.monotonic() < deadline, f"{busy} requests and connections are still open"
+                time.sleep(0.05)
+        return
+    outcome = clients[case["name"]].result(timeout=60)
+    assert outcome == case.get("ends"), outcome
+
+
+@pytest.mark.parametrize("case", [case for _, case in CONFIGS], ids=lambda case: case["name"])
+def test_a_configuration(case, tmp_path):
+    file = tmp_path / "forebay.toml"
+    file.write_bytes(hostile.expand(case["file"], {"CANARY": CANARY}))
+    run = subprocess.run([forebay_program(), "config", "check", "--config", str(file)], capture_output=True, timeout=30)
+    said = (run.stdout + run.stderr).decode()
+    assert (run.returncode == 0) == case.get("ok", False), said
+    assert case.get("says", "ok") in said, said
+    assert CANARY not in said and "panicked" not in said, said
+
+
+def test_a_second_process_on_the_same_cache_is_refused_and_the_first_goes_on(origin, open_node):
+    cache = open_node.node.directory / "cache"
+    command = [forebay_program(), "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--cache", f"{cache}:2GiB"]
+    run = subprocess.run([*command, "--origin", f"s3://hostile?endpoint={origin.url}&region={REGION}"], capture_output=True, timeout=30)
+    said = run.stderr.decode()
+    assert run.returncode == 1 and str(cache) in said and "another process" in said, said
+    assert "panicked" not in said and CANARY not in said, said
+    open_node.check_well()
+
+
+def test_the_secret_of_an_origin_is_nowhere(origin, variables, tmp_path):
+    """A node whose key for the origin is wrong: every read fails, and no failure shows the key."""
+    env = {"AWS_ACCESS_KEY_ID": "AKORIGIN", "AWS_SECRET_ACCESS_KEY": ORIGIN_SECRET, "AWS_SESSION_TOKEN": "CANARY-session-token"}
+    node = Node(origin.url, ["hostile"], tmp_path, options=["--log", "trace"], env=env)
+    try:
+        answers = [
+            hostile.send(node.port, f"{line} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode())
+            for line in ("GET /hostile/hello", "PUT /hostile/w/x", "GET /hostile?list-type=2", "GET /v1/objects/hostile/hello", "GET /v1/forebay/node")
+        ]
+        assert [a.answers[0].status for a in answers][:4] == [403, 403, 403, 403], answers
+        metrics = hostile.send(node.admin_port, b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").received
+        written = b"".join([metrics, node.log.read_bytes(), "".join(node.lines).encode(), *(a.received for a in answers)])
+        assert CANARY.encode() not in written, written[max(0, written.find(CANARY.encode()) - 300) :][:400]
+    finally:
+        node.stop()

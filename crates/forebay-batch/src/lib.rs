@@ -31,13 +31,18 @@ pub use request::{BatchRequest, Entry};
 pub use stats::{BatchSnapshot, BatchStats};
 
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Reservation, Result};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, stream};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
+
+/// Requests from this size on take their memory from the budget; smaller ones are no more than their connection.
+const LARGE_REQUEST_BYTES: usize = 256 << 10;
+/// An entry with its name, in memory.
+const ENTRY_BYTES: u64 = size_of::<Entry>() as u64 + 64;
 
 /// What comes with a request besides its body.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +116,7 @@ impl Batcher {
                 format!("the request is {} bytes, more than batch.max_body = {}", body.len(), self.config.max_body_bytes),
             ));
         }
+        let held = self.reserve_for(&body)?;
         let request = BatchRequest::parse(&body, default_bucket, options.coloc.as_deref(), self.config.max_entries)?;
         self.check_buckets(&request).await?;
 
@@ -125,6 +131,7 @@ impl Batcher {
             brought: Default::default(),
             _in_flight: InFlight(self.stats.clone()),
             _window: reservation,
+            _request: held,
         });
         if work.request.streaming {
             self.stream(work, None).await
@@ -139,6 +146,16 @@ impl Batcher {
             answer.body = until_error(answer.body);
             Ok(answer)
         }
+    }
+
+    /// Memory for what a large request is parsed into. Each entry of it begins with a brace.
+    fn reserve_for(&self, body: &[u8]) -> Result<Option<Reservation>> {
+        if body.len() < LARGE_REQUEST_BYTES {
+            return Ok(None);
+        }
+        let entries = body.iter().filter(|b| **b == b'{').count().min(self.config.max_entries) as u64;
+        let reserved = self.engine.budget().try_reserve(entries * ENTRY_BYTES + body.len() as u64);
+        reserved.map(Some).map_err(|e| e.context("the batch was refused before it was parsed"))
     }
 
     /// An unknown bucket is an error before any data, whatever `coer` says.

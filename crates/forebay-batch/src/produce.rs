@@ -39,6 +39,8 @@ pub(crate) struct Work {
     pub brought: Mutex<HashMap<usize, CacheStatus>>,
     pub(crate) _in_flight: InFlight,
     pub(crate) _window: Reservation,
+    /// For the request itself, if it is large.
+    pub(crate) _request: Option<Reservation>,
 }
 
 impl Work {

@@ -2,7 +2,7 @@
 
 use crate::{body::BoxError, pace::Pace};
 use bytes::Bytes;
-use forebay_core::Error;
+use forebay_core::{Error, MemoryBudget, Reservation};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use std::{
@@ -70,17 +70,31 @@ impl Body for UploadBody {
     }
 }
 
-/// Reads a whole body of at most `limit` bytes.
+/// What a body may have before its memory is taken from the budget.
+const UNRESERVED_BYTES: u64 = 256 << 10;
+
+/// Reads a whole body of at most `limit` bytes. Large ones come with their share of the memory budget.
 ///
 /// # Errors
-/// `TooLarge` over the limit, or what broke the upload off.
-pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Result<Bytes> {
+/// `TooLarge` over the limit, `Busy` if the budget is used up, or what broke the upload off.
+pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget) -> forebay_core::Result<(Bytes, Vec<Reservation>)> {
     use http_body_util::BodyExt;
     let too_large = || Error::new(forebay_core::ErrorKind::TooLarge, format!("the body of the request is larger than {limit} bytes"));
     let announced = body.size_hint().exact();
     if announced.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
     }
+    let (mut held, mut allowed) = (Vec::new(), UNRESERVED_BYTES);
+    let mut reserve = |total: u64| -> forebay_core::Result<()> {
+        if total > allowed {
+            // As a buffer grows: at least doubled, so that there are few reservations.
+            let more = (total - allowed).max(if announced.is_none() { allowed } else { 0 });
+            held.push(budget.try_reserve(more).map_err(|e| e.context("the body of the request"))?);
+            allowed += more;
+        }
+        Ok(())
+    };
+    reserve(announced.unwrap_or(0))?;
     let mut first: Option<Bytes> = None;
     let mut all = bytes::BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -89,9 +103,11 @@ pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Resul
             Err(e) => Error::invalid(e.to_string()),
         })?;
         let Ok(piece) = frame.into_data() else { continue };
-        if all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len() > limit {
+        let total = all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len();
+        if total > limit {
             return Err(too_large());
         }
+        reserve(total as u64)?;
         // One piece, the usual case for small bodies, is not copied.
         match (first.take(), all.is_empty()) {
             (None, true) => first = Some(piece),
@@ -103,5 +119,5 @@ pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Resul
             (None, false) => all.extend_from_slice(&piece),
         }
     }
-    Ok(first.unwrap_or_else(|| all.freeze()))
+    Ok((first.unwrap_or_else(|| all.freeze()), held))
 }

@@ -8,6 +8,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+/// Far more connections, requests or buffers than any node has, and far less than what cannot be counted any more.
+const COUNT_MAX: u64 = 1 << 30;
+/// A year: a longer time is a mistake, and times that overflow the clock end a process.
+const TIME_MAX_SECS: u64 = 366 * 86_400;
+
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
@@ -190,12 +195,38 @@ impl Config {
                 problems.error(key, format!("{value} is too little"), &format!("{minimum} at least"));
             }
         }
-        if self.batch.max_entries > limits::BATCH_ENTRIES_MAX {
+        let most = [
+            ("limits.requests_in_flight", self.limits.requests_in_flight as u64, COUNT_MAX),
+            ("limits.connections", self.limits.connections as u64, COUNT_MAX),
+            ("limits.warm_concurrency", self.limits.warm_concurrency as u64, COUNT_MAX),
+            ("limits.headers", self.limits.headers as u64, 10_000),
+            ("limits.head", self.limits.head.0, 16 << 20),
+            ("limits.idle_timeout", self.limits.idle_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.body_timeout", self.limits.body_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.write_timeout", self.limits.write_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.drain_timeout", self.limits.drain_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("batch.max_entries", self.batch.max_entries as u64, limits::BATCH_ENTRIES_MAX as u64),
+            ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, COUNT_MAX),
+            ("batch.window_frames", self.batch.window_frames as u64, COUNT_MAX),
+            ("batch.entry_timeout", self.batch.entry_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("batch.throttle_cpu_percent", u64::from(self.batch.throttle_cpu_percent), 100),
+            ("batch.throttle_disk_percent", u64::from(self.batch.throttle_disk_percent), 100),
+        ];
+        for (key, value, maximum) in most {
+            if value > maximum {
+                problems.error(key, format!("{value} is too much"), &format!("{maximum} at most"));
+            }
+        }
+        let window = self.batch.frame.0.saturating_mul(self.batch.window_frames as u64);
+        if window > self.memory_budget_bytes() {
             problems.error(
-                "batch.max_entries",
-                format!("{} is too much", self.batch.max_entries),
-                &format!("{} at most", limits::BATCH_ENTRIES_MAX),
+                "batch.frame",
+                format!("the {window} bytes of one batch's window are more than memory.budget, {}", self.memory_budget_bytes()),
+                "no batch could be answered: lower batch.frame or batch.window_frames, or raise memory.budget",
             );
+        }
+        if let Err(e) = crate::logging::filter(&self.log) {
+            problems.error("log.level", e.message().to_owned(), e.hint_text().unwrap_or_default());
         }
     }
 }
@@ -261,10 +292,19 @@ mod tests {
         config.origins.push(NamedOrigin::parse("s3://photos/other").unwrap());
         config.cache.dirs = vec!["/c:1GiB".parse().unwrap(), "/c:2GiB".parse().unwrap()];
         config.batch.window_frames = 0;
+        config.limits.connections = usize::MAX;
+        config.limits.idle_timeout.0 = std::time::Duration::MAX;
+        config.batch.throttle_cpu_percent = 101;
+        config.log.level = "[[[".into();
         let found = errors(&config).join("\n");
-        for part in ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames"] {
+        let parts =
+            ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames", "limits.connections", "limits.idle_timeout", "throttle_cpu"];
+        for part in parts.into_iter().chain(["log.level"]) {
             assert!(found.contains(part), "{part} in {found}");
         }
         assert!(config.checked().is_err());
+        let mut config = sound();
+        config.batch.frame.0 = 1 << 40;
+        assert!(errors(&config).join("\n").contains("memory.budget"));
     }
 }

@@ -21,12 +21,14 @@ use crate::{
     upload::UploadBody,
 };
 use error::Place;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Reservation, Result};
 use http::{Request, Response, StatusCode};
 use std::sync::Arc;
 
-/// The largest body of a request that is not an upload or a batch.
+/// The largest list of names.
 const CONTROL_BODY_MAX_BYTES: usize = 64 << 20;
+/// The largest other body that is JSON: ten thousand parts of an upload. As values it takes many times its size in memory.
+const JSON_BODY_MAX_BYTES: usize = 2 << 20;
 
 /// One request on its way through the handlers.
 pub(crate) struct Call {
@@ -37,6 +39,8 @@ pub(crate) struct Call {
     pub headers: http::HeaderMap,
     pub http_10: bool,
     body: parking_lot::Mutex<Option<UploadBody>>,
+    /// Of the memory budget, for a large body; until there is an answer.
+    held: parking_lot::Mutex<Vec<Reservation>>,
 }
 
 impl Call {
@@ -60,11 +64,13 @@ impl Call {
             return Err(Error::invalid(format!("Content-Encoding: {} is not taken here", forebay_core::name::shorten(&encoding)))
                 .hint("send the body as it is"));
         }
-        crate::upload::read_all(self.take_body()?, limit).await
+        let (body, held) = crate::upload::read_all(self.take_body()?, limit, self.app.engine.budget()).await?;
+        self.held.lock().extend(held);
+        Ok(body)
     }
 
     pub async fn json(&self) -> Result<serde_json::Value> {
-        let body = self.read_body(CONTROL_BODY_MAX_BYTES).await?;
+        let body = self.read_body(JSON_BODY_MAX_BYTES).await?;
         if body.is_empty() {
             return Ok(serde_json::Value::Null);
         }
@@ -96,6 +102,7 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         headers: head.headers,
         http_10: head.version < http::Version::HTTP_11,
         body: parking_lot::Mutex::new(Some(body)),
+        held: parking_lot::Mutex::default(),
     };
     let routed = match auth::check_token(&app.config, note.peer, &call.headers) {
         Ok(()) => route(&call, &segments).await,
