@@ -164,8 +164,10 @@ def is_head(case: dict) -> list[bool]:
 
 def bytes_of(case: dict, variables: dict[str, str]) -> bytes:
     if "raw_of" in case:
+        data = hostile.request_bytes(case["raw_of"], variables) * case["raw_of"].get("times", 1)
+        if "replace" not in case["raw_of"]:
+            return data
         old, new = (hostile.expand(part, variables) for part in case["raw_of"]["replace"])
-        data = hostile.request_bytes(case["raw_of"], variables)
         assert data.count(old) == 1, f"{old!r} in {data!r}"
         return data.replace(old, new)
     return hostile.request_bytes(case, variables)
@@ -179,8 +181,8 @@ def test_a_request(group, case, request):
         return
     data = bytes_of(case, target.variables)
     wanted = case.get("each_status") or [case["status"]] * case.get("answers", 1)
-    exchange = hostile.send(target.node.port, data, heads=is_head(case), then_close=case.get("half_close", False))
-    target.keep(exchange)
+    port = target.node.admin_port if case.get("port") == "admin" else target.node.port
+    exchange = target.keep(hostile.send(port, data, heads=is_head(case), then_close=case.get("half_close", False), want=case.get("want")))
     check(case, wanted, exchange, target)
 
 
@@ -210,6 +212,9 @@ def check_error(case: dict, answer: Answer) -> None:
     """An error has a code and says what is wrong, in the form of its protocol."""
     if case.get("bare") or (case.get("may_be_bare") and not answer.body):
         assert not answer.body, answer
+        return
+    if case.get("plain"):
+        assert answer.headers["content-type"] == "text/plain" and answer.body, answer
         return
     if answer.headers.get("content-type") == "application/json":
         body = json.loads(answer.body)

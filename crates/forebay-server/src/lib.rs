@@ -40,6 +40,7 @@ mod v1;
 pub use config::Config;
 pub use logging::init as init_logging;
 pub use node::{Embedded, Node, embedded};
+pub use process::raise_open_files;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -15,10 +15,13 @@ use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
     config::{Config, Log, Override, Severity},
-    init_logging,
+    init_logging, raise_open_files,
 };
 use futures::StreamExt;
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+
+/// What a node has open beside its clients: segments of the cache, connections to origins.
+const FILES_BESIDE_CONNECTIONS: u64 = 512;
 
 /// How long an origin may take to answer at the start before that is told.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -126,6 +129,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     init_logging(&config.log).map_err(Failure::Usage)?;
     for problem in config.check().iter().filter(|p| p.severity == Severity::Warning) {
         warn(common.json, &format!("{}: {}", problem.key, problem.message), &problem.hint);
+    }
+    let (files, connections) = (raise_open_files(), config.limits.connections as u64);
+    if files < connections + FILES_BESIDE_CONNECTIONS {
+        let text = format!("{files} files may be open, too few for limits.connections = {connections}");
+        warn(common.json, &text, "raise the limit (ulimit -Hn, LimitNOFILE), or lower limits.connections");
     }
     // Before anything is opened, so that a signal during the start is not lost.
     let mut signals = Signals::listen()?;

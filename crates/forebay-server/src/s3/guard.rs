@@ -11,8 +11,8 @@ use forebay_core::{
     name::{shorten, validate_bucket},
 };
 use http::{
-    HeaderMap, Method,
-    header::{AUTHORIZATION, CONTENT_TYPE},
+    HeaderMap, Method, StatusCode,
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING},
 };
 
 /// Query parameters that operations here know, besides `response-*` and `X-Amz-*`.
@@ -82,6 +82,9 @@ const HEADERS: &[&str] = &[
 /// Headers whose values may be shown. Of the others some hold secrets: keys of encryption, tokens.
 const SHOWN: &[&str] = &["x-amz-acl", "x-amz-tagging-directive"];
 
+/// A thousand keys to remove, each of the longest and with every byte escaped, or ten thousand parts.
+pub const XML_MAX_BYTES: usize = 8 << 20;
+
 /// The longest time that a presigned request may be for: S3's limit of a week.
 const EXPIRES_MAX_SECS: u64 = 604_800;
 
@@ -98,6 +101,26 @@ pub fn check_name(target: &Target) -> Result<(), (&'static str, Error)> {
         let (len, max) = (target.key.len(), limits::OBJECT_KEY_MAX_BYTES);
         let e = Error::invalid(format!("{:?} is {len} bytes long", shorten(&target.key)));
         return Err(("KeyTooLongError", e.hint(format!("a key has at most {max} bytes of UTF-8"))));
+    }
+    Ok(())
+}
+
+/// Refuses documents (all bodies that are not objects) which are too large, or of a length that is not known: they are held in memory.
+///
+/// # Errors
+/// The code and status that S3 has for it, and why.
+pub fn check_document(method: &Method, target: &Target, headers: &HeaderMap) -> Result<(), (&'static str, StatusCode, Error)> {
+    if !(*method == Method::POST || *method == Method::PUT && target.key.is_empty()) {
+        return Ok(());
+    }
+    if headers.contains_key(TRANSFER_ENCODING) {
+        let e = Error::invalid("the length of the body is not known").hint("send Content-Length");
+        return Err(("MissingContentLength", StatusCode::LENGTH_REQUIRED, e));
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    if length > XML_MAX_BYTES as u64 {
+        let e = Error::new(ErrorKind::TooLarge, format!("{length} bytes in the body of this operation"));
+        return Err(("MaxMessageLengthExceeded", StatusCode::BAD_REQUEST, e.hint(format!("{XML_MAX_BYTES} at most"))));
     }
     Ok(())
 }
@@ -279,6 +302,19 @@ mod tests {
         assert_eq!(code("bucket", &"k".repeat(1025)), Some("KeyTooLongError"));
         assert_eq!(code("bucket", &"k".repeat(1024)), None);
         assert_eq!(code("", ""), None, "the service itself");
+    }
+
+    #[test]
+    fn documents_have_a_length_and_not_a_large_one() {
+        let code = |method: Method, uri: &str, header: (&'static str, &str)| {
+            check_document(&method, &target(uri), &headers(&[header])).err().map(|(code, ..)| code)
+        };
+        let (most, more) = (XML_MAX_BYTES.to_string(), (XML_MAX_BYTES + 1).to_string());
+        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &most)), None);
+        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
+        assert_eq!(code(Method::POST, "/b/k?uploadId=1", ("transfer-encoding", "chunked")), Some("MissingContentLength"));
+        assert_eq!(code(Method::PUT, "/b", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
+        assert_eq!(code(Method::PUT, "/b/k", ("content-length", &more)), None, "an object");
     }
 
     #[test]

@@ -32,6 +32,7 @@ use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
     Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     auth::{S3Auth, SecretKey, SimpleAuth},
+    config::{S3Config, StaticConfigProvider},
     dto::*,
     host::{S3Host, VirtualHost},
     service::{S3Service, S3ServiceBuilder},
@@ -79,6 +80,9 @@ impl Front {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
             builder.set_validation(Names);
+            let mut limits = S3Config::default();
+            limits.xml_max_body_size = guard::XML_MAX_BYTES;
+            builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
             builder
         };
         let mut signed = builder();
@@ -113,6 +117,10 @@ impl Front {
         if let Err((code, e)) = guard::check_name(&target) {
             note.set_error(e.describe());
             return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
+        }
+        if let Err((code, status, e)) = guard::check_document(request.method(), &target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, status, &e, &resource, &note.id);
         }
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
