@@ -23,16 +23,16 @@ impl Pace {
         Pace { timeout, min_bytes, waited: Duration::ZERO, moved: 0, since: None }
     }
 
-    /// The client is waited for. Returns since when.
-    pub fn wait(&mut self) -> Instant {
-        *self.since.get_or_insert_with(Instant::now)
+    /// The client is waited for from `now` on.
+    pub fn wait(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
     }
 
     /// `bytes` moved. Whether that is fast enough.
-    pub fn moved(&mut self, bytes: u64) -> bool {
+    pub fn moved(&mut self, now: Instant, bytes: u64) -> bool {
         self.moved = self.moved.saturating_add(bytes);
         let Some(since) = self.since.take() else { return true };
-        self.waited += since.elapsed();
+        self.waited += now.saturating_duration_since(since);
         if self.waited < self.timeout {
             return true;
         }
@@ -46,36 +46,36 @@ impl Pace {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_dripping_client_is_too_slow_and_one_that_comes_in_bursts_is_not() {
-        let drip = |bytes: u64, seconds: u64| async move {
-            let mut pace = Pace::new(Duration::from_secs(60), 1000);
-            for n in 0..100 {
-                pace.wait();
-                tokio::time::sleep(Duration::from_secs(seconds)).await;
-                if !pace.moved(bytes) {
-                    return Some(n * seconds);
-                }
+    /// When a client that moves `bytes` after each `waited`, and lets this node work for `worked` in between, is too slow.
+    fn too_slow_after(bytes: u64, waited: Duration, worked: Duration, bytes_per_second: u64) -> Option<Duration> {
+        let mut pace = Pace::new(Duration::from_secs(60), bytes_per_second);
+        let began = Instant::now();
+        let mut now = began;
+        for _ in 0..1000 {
+            pace.wait(now);
+            now += waited;
+            if !pace.moved(now, bytes) {
+                return Some(now - began);
             }
-            None
-        };
-        assert_eq!(drip(1, 1).await, Some(59));
-        assert_eq!(drip(999, 1).await, Some(59));
-        assert_eq!(drip(1000, 1).await, None);
-        assert_eq!(drip(60_000, 59).await, None, "nothing for a minute, then all at once");
+            now += worked;
+        }
+        None
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn time_that_this_node_takes_is_not_the_clients() {
-        let mut pace = Pace::new(Duration::from_secs(60), 1000);
-        for _ in 0..100 {
-            pace.wait();
-            assert!(pace.moved(1));
-            tokio::time::sleep(Duration::from_secs(60)).await;
-        }
-        let mut any = Pace::new(Duration::from_secs(1), 0);
-        any.wait();
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(any.moved(0));
+    #[test]
+    fn a_dripping_client_is_too_slow_and_one_that_comes_in_bursts_is_not() {
+        let (second, none, minute) = (Duration::from_secs(1), Duration::ZERO, Duration::from_secs(60));
+        assert_eq!(too_slow_after(1, second, none, 1000), Some(minute));
+        assert_eq!(too_slow_after(999, second, none, 1000), Some(minute));
+        assert_eq!(too_slow_after(1000, second, none, 1000), None);
+        assert_eq!(too_slow_after(60_000, minute - second, none, 1000), None, "nothing for a minute, then all at once");
+        assert_eq!(too_slow_after(1, second, none, 0), None, "no rate is asked for");
+    }
+
+    #[test]
+    fn time_that_this_node_takes_is_not_the_clients() {
+        let (none, minute) = (Duration::ZERO, Duration::from_secs(60));
+        assert_eq!(too_slow_after(1, none, minute, 1000), None);
+        assert_eq!(too_slow_after(1, minute / 10, minute, 1000), Some(minute * 10));
     }
 }

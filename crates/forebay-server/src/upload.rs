@@ -38,7 +38,7 @@ impl Body for UploadBody {
         if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
             this.armed = false;
             let bytes = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(|f| f.data_ref()).map_or(0, Bytes::len);
-            if frame.is_some() && !this.pace.moved(bytes as u64) {
+            if frame.is_some() && !this.pace.moved(Instant::now(), bytes as u64) {
                 let e = Error::invalid(format!("the upload brought too little in {:?}", this.timeout));
                 return Poll::Ready(Some(Err(e.hint("limits.slowest_client is the limit").into())));
             }
@@ -46,7 +46,7 @@ impl Body for UploadBody {
                 frame.map(|f| f.map_err(|e| Error::invalid(format!("the upload broke off: {e}")).hint("send it again").into())),
             );
         }
-        this.pace.wait();
+        this.pace.wait(Instant::now());
         let timeout = this.timeout;
         let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if !this.armed {
