@@ -102,7 +102,7 @@ def request_bytes(case: dict, variables: dict[str, str]) -> bytes:
     lines = [expand(h, variables) for h in case.get("headers", [])]
     names = {line.split(b":", 1)[0].lower() for line in lines}
     if "sign" in case:
-        target, lines = signed(case["sign"], method, target, lines, body, variables, case.get("other_body"))
+        target, lines = signed(case["sign"], method, target, lines, body, variables)
         names = {line.split(b":", 1)[0].lower() for line in lines}
     elif b"host" not in names:
         lines.insert(0, b"Host: " + variables["HOST"].encode())
@@ -113,7 +113,7 @@ def request_bytes(case: dict, variables: dict[str, str]) -> bytes:
     return b"\r\n".join([method + b" " + target + b" HTTP/1.1", *lines, b"", b""]) + body
 
 
-def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body: bytes, variables: dict, _other) -> tuple[bytes, list[bytes]]:
+def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body: bytes, variables: dict) -> tuple[bytes, list[bytes]]:
     """Signs a request with Signature Version 4 and then spoils it as `options` say.
 
     how: "header" or "presigned". secret, access, region, service: instead of the right ones. skew: seconds added to the clock. expires: of a
@@ -136,7 +136,8 @@ def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body
     path, _, query = target.decode("latin-1").partition("?")
     pairs = [tuple((p + "=").split("=")[:2]) for p in query.split("&") if p]
     if presigned:
-        pairs += [("X-Amz-Algorithm", options.get("algorithm", "AWS4-HMAC-SHA256")), ("X-Amz-Credential", urllib.parse.quote(f"{access}/{scope}", safe=""))]
+        pairs += [("X-Amz-Algorithm", options.get("algorithm", "AWS4-HMAC-SHA256"))]
+        pairs += [("X-Amz-Credential", urllib.parse.quote(f"{access}/{scope}", safe=""))]
         pairs += [("X-Amz-Date", stamp), ("X-Amz-Expires", str(options.get("expires", 60)))]
         pairs += [("X-Amz-SignedHeaders", urllib.parse.quote(";".join(names), safe=""))]
     canonical = [method.decode(), path, "&".join(f"{n}={v}" for n, v in sorted(pairs))]

@@ -1,4 +1,7 @@
-"""Archives that are not what they say, byte by byte: Python's tarfile and zipfile would not write them. Each is named in tests/hostile/archives.toml."""
+"""Archives that are not what they say, byte by byte: Python's tarfile and zipfile would not write them.
+
+Each is named in tests/hostile/archives.toml.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ import zipfile
 BLOCK = 512
 
 
-def header(name: bytes, size: int = 0, kind: bytes = b"0", *, link: bytes = b"", size_field: bytes | None = None, prefix: bytes = b"", magic: bytes = b"ustar\x0000", checksum: int | None = None) -> bytes:
+def header(
+    name: bytes, size: int = 0, kind: bytes = b"0", *, link: bytes = b"", size_field: bytes | None = None, checksum: int | None = None
+) -> bytes:
+    """A ustar header; `size_field` and `checksum` instead of the right ones."""
     field = size_field if size_field is not None else b"%011o\0" % size
     block = bytearray(name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind + link.ljust(100, b"\0"))
-    block += magic + b"\0" * 32 * 2 + b"0000000\0" * 2 + prefix.ljust(155, b"\0")
+    block += b"ustar\x0000" + b"\0" * 32 * 2 + b"0000000\0" * 2
     block = bytearray(block.ljust(BLOCK, b"\0"))
     block[148:156] = b"%06o\0 " % (sum(block) if checksum is None else checksum)
     return bytes(block)
@@ -63,7 +69,12 @@ def patched(archive: bytes, signature: bytes, at: int, value: bytes, which: int 
     return archive[: start + at] + value + archive[start + at + len(value) :]
 
 
-LOCAL, CENTRAL, END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+LOCAL, CENTRAL, END, END64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
+
+
+def locator(at: int) -> bytes:
+    """A zip64 locator that points at `at`, and the end record behind it."""
+    return b"PK\x06\x07" + struct.pack("<IQI", 0, at, 1) + STORED[-22:]
 
 
 def lz4_frame(blocks: list[tuple[bytes, bool]], *, end: bool = True) -> bytes:
@@ -108,7 +119,9 @@ ARCHIVES = {
         header(b"null", kind=b"3"), header(b"disk", kind=b"4"), header(b"fifo", kind=b"6"), header(b"odd", kind=b"Z"), member(b"file"),
     ),
     "linkdata.tar": lambda: tar(header(b"soft", 512, b"2", link=b"x"), member(b"after", b"here")),
-    "climbing.tar": lambda: tar(member(b"../../escape"), member(b"/absolute", b"abs"), member(b"a/../b"), member(b"./dot", b"dotted"), member(b"a//b", b"double")),
+    "climbing.tar": lambda: tar(
+        member(b"../../escape"), member(b"/absolute", b"abs"), member(b"a/../b"), member(b"./dot", b"dotted"), member(b"a//b", b"double")
+    ),
     "nul.tar": lambda: tar(member(b"cut\0off", b"nul")),
     "latin.tar": lambda: tar(member(b"caf\xe9", b"latin"), member(b"ok", b"fine")),
     "noname.tar": lambda: tar(member(b"", b"nameless"), member(b"ok", b"fine")),
@@ -144,7 +157,11 @@ ARCHIVES = {
     "longname.tar": lambda: tar(header(b"././@LongLink", 5001, b"L") + data(b"n" * 5000 + b"\0"), member(b"c"), member(b"ok", b"fine")),
     "longgiant.tar": lambda: tar(header(b"././@LongLink", 1 << 40, b"L"), member(b"c")),
     "sparse.tar": lambda: tar(header(b"holes", 512, b"S"), data(b"x" * 512), member(b"ok", b"fine")),
-    "sparsepax.tar": lambda: tar(pax(record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.name", b"holes") + record(b"GNU.sparse.realsize", b"1099511627776")), member(b"c"), member(b"ok", b"fine")),
+    "sparsepax.tar": lambda: tar(
+        pax(record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.name", b"holes") + record(b"GNU.sparse.realsize", b"1099511627776")),
+        member(b"c"),
+        member(b"ok", b"fine"),
+    ),
     # Compressed tars.
     "good.tar.gz": lambda: gzip.compress(tar(GOOD)),
     "cut.tar.gz": lambda: gzip.compress(tar(GOOD))[:-20],
@@ -185,8 +202,10 @@ ARCHIVES = {
     "twice.zip": lambda: STORED.replace(b"b", b"a"),
     "bomb.zip": lambda: zipped(("zeros", b"\0" * BOMB)),
     "junkbefore.zip": lambda: b"#!/bin/sh\n" * 10 + STORED,
-    "zip64.zip": lambda: STORED[:-22] + b"PK\x06\x06" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1 << 60, 1 << 60, 1 << 62, 1 << 62) + b"PK\x06\x07" + struct.pack("<IQI", 0, len(STORED) - 22, 1) + STORED[-22:],
-    "locator64.zip": lambda: STORED[:-22] + b"PK\x06\x07" + struct.pack("<IQI", 0, (1 << 64) - 1, 1) + STORED[-22:],
+    "zip64.zip": lambda: (
+        STORED[:-22] + END64 + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1 << 60, 1 << 60, 1 << 62, 1 << 62) + locator(len(STORED) - 22)
+    ),
+    "locator64.zip": lambda: STORED[:-22] + locator((1 << 64) - 1),
 }
 
 assert xxh32(b"") == 0x02CC5D05 and xxh32(b"a") == 0x550D7456
