@@ -154,7 +154,7 @@ impl Batcher {
             return Ok(None);
         }
         let entries = body.iter().filter(|b| **b == b'{').count().min(self.config.max_entries) as u64;
-        let reserved = self.engine.budget().try_reserve(entries * ENTRY_BYTES + body.len() as u64);
+        let reserved = self.engine.budget().try_hold(entries * ENTRY_BYTES + body.len() as u64);
         reserved.map(Some).map_err(|e| e.context("the batch was refused before it was parsed"))
     }
 

@@ -89,7 +89,7 @@ pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget)
         if total > allowed {
             // As a buffer grows: at least doubled, so that there are few reservations.
             let more = (total - allowed).max(if announced.is_none() { allowed } else { 0 });
-            held.push(budget.try_reserve(more).map_err(|e| e.context("the body of the request"))?);
+            held.push(budget.try_hold(more).map_err(|e| e.context("the body of the request"))?);
             allowed += more;
         }
         Ok(())

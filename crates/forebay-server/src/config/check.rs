@@ -1,7 +1,7 @@
 //! Whether the settings make sense together.
 
 use super::Config;
-use forebay_core::{Error, limits, name::validate_bucket};
+use forebay_core::{Error, MemoryBudget, limits, name::validate_bucket};
 use std::{
     collections::BTreeSet,
     fmt,
@@ -209,7 +209,6 @@ impl Config {
             ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, COUNT_MAX),
             ("batch.window_frames", self.batch.window_frames as u64, COUNT_MAX),
             ("batch.entry_timeout", self.batch.entry_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("batch.throttle_cpu_percent", u64::from(self.batch.throttle_cpu_percent), 100),
             ("batch.throttle_disk_percent", u64::from(self.batch.throttle_disk_percent), 100),
         ];
         for (key, value, maximum) in most {
@@ -218,10 +217,11 @@ impl Config {
             }
         }
         let window = self.batch.frame.0.saturating_mul(self.batch.window_frames as u64);
-        if window > self.memory_budget_bytes() {
+        let holdable = MemoryBudget::new(self.memory_budget_bytes()).holdable_bytes();
+        if window > holdable {
             problems.error(
                 "batch.frame",
-                format!("the {window} bytes of one batch's window are more than memory.budget, {}", self.memory_budget_bytes()),
+                format!("the {window} bytes of one batch's window are more than what may be held of memory.budget, {holdable}"),
                 "no batch could be answered: lower batch.frame or batch.window_frames, or raise memory.budget",
             );
         }
@@ -294,11 +294,11 @@ mod tests {
         config.batch.window_frames = 0;
         config.limits.connections = usize::MAX;
         config.limits.idle_timeout.0 = std::time::Duration::MAX;
-        config.batch.throttle_cpu_percent = 101;
+        config.batch.throttle_disk_percent = 101;
         config.log.level = "[[[".into();
         let found = errors(&config).join("\n");
         let parts =
-            ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames", "limits.connections", "limits.idle_timeout", "throttle_cpu"];
+            ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames", "limits.connections", "limits.idle_timeout", "throttle_disk"];
         for part in parts.into_iter().chain(["log.level"]) {
             assert!(found.contains(part), "{part} in {found}");
         }
