@@ -151,6 +151,7 @@ class Client:
         url: str | None = None,
         *,
         token: str | None = None,
+        ca: str | PathLike[str] | None = None,
         timeout: float = 60.0,
         max_inflight_bytes: int = 1 << 30,
         origin: str | Sequence[str] | None = None,

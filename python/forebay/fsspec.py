@@ -37,7 +37,7 @@ class ForebayFileSystem(AbstractFileSystem):
     Args:
         url: The node, as for :class:`forebay.Client`.
         client: A client to use instead.
-        **options: Further options of the client: ``token``, ``timeout``, ``origin``, ``cache``.
+        **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``, ``cache``.
 
     Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are the parts of keys before a ``/``: they exist as long
     as something is in them, and making or removing one does nothing.
@@ -53,13 +53,14 @@ class ForebayFileSystem(AbstractFileSystem):
         *,
         client: Client | None = None,
         token: str | None = None,
+        ca: str | None = None,
         timeout: float = 60.0,
         origin: str | None = None,
         cache: str | None = None,
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        self.client = client or Client(url, token=token, timeout=timeout, origin=origin, cache=cache)
+        self.client = client or Client(url, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache)
 
     @property
     def fsid(self) -> str:

@@ -159,7 +159,7 @@ def test_a_pickled_client_wants_its_token_from_the_environment(node, monkeypatch
 
 
 def test_wrong_arguments():
-    for url in ("https://host", "ftp://host", "s3://bucket", "http://user:pw@host", "http://host/path", "", "unix:relative"):
+    for url in ("ftp://host", "https://", "https://host/path", "s3://bucket", "http://user:pw@host", "http://host/path", "", "unix:relative"):
         with pytest.raises(forebay.InvalidRequest):
             forebay.Client(url)
     for options in ({"timeout": 0}, {"timeout": -1}, {"timeout": float("nan")}, {"origin": "s3://x"}, {}):

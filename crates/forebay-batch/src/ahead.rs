@@ -68,6 +68,9 @@ impl Ahead {
         while self.next < horizon {
             let index = self.next;
             self.next += 1;
+            if self.work.denied.contains_key(&index) {
+                continue;
+            }
             if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
                 let work = self.work.clone();
                 // Before it is here: the cursor may deliver it before the task comes to say how it came. The look-up of a buffered batch may

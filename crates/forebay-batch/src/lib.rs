@@ -31,13 +31,36 @@ pub use request::{BatchRequest, Entry};
 pub use stats::{BatchSnapshot, BatchStats};
 
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, stream};
 use std::{
+    collections::HashMap,
+    fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
+
+/// Requests from this size on take their memory from the budget; smaller ones are no more than their connection.
+const LARGE_REQUEST_BYTES: usize = 256 << 10;
+/// An entry with its name, in memory.
+const ENTRY_BYTES: u64 = size_of::<Entry>() as u64 + 64;
+
+/// Whether the sender of a request may read an object; the error is the one to answer with.
+#[derive(Clone)]
+pub struct MayRead(Arc<dyn Fn(&ObjectName) -> Result<()> + Send + Sync>);
+
+impl MayRead {
+    pub fn new(check: impl Fn(&ObjectName) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(check))
+    }
+}
+
+impl fmt::Debug for MayRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MayRead")
+    }
+}
 
 /// What comes with a request besides its body.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +69,8 @@ pub struct RunOptions {
     pub coloc: Option<String>,
     /// Whether placeholders carry their error in a PAX record `FOREBAY.error`.
     pub pax_errors: bool,
+    /// Asked about each entry before anything is looked up. `None`: all may be read.
+    pub may_read: Option<MayRead>,
 }
 
 /// An answer on its way.
@@ -111,8 +136,10 @@ impl Batcher {
                 format!("the request is {} bytes, more than batch.max_body = {}", body.len(), self.config.max_body_bytes),
             ));
         }
+        let held = self.reserve_for(&body)?;
         let request = BatchRequest::parse(&body, default_bucket, options.coloc.as_deref(), self.config.max_entries)?;
-        self.check_buckets(&request).await?;
+        let denied = denied(&request, options.may_read.as_ref())?;
+        self.check_buckets(&request, &denied).await?;
 
         let window = (self.config.window_frames * self.config.frame_bytes) as u64;
         let reservation = self.engine.budget().try_hold(window).map_err(|e| e.context("the batch was refused before it began"))?;
@@ -120,11 +147,13 @@ impl Batcher {
         let work = Arc::new(produce::Work {
             batcher: self.clone(),
             request,
+            denied,
             options,
             began: Instant::now(),
             brought: Default::default(),
             _in_flight: InFlight(self.stats.clone()),
             _window: reservation,
+            _request: held,
         });
         if work.request.streaming {
             self.stream(work, None).await
@@ -141,10 +170,23 @@ impl Batcher {
         }
     }
 
-    /// An unknown bucket is an error before any data, whatever `coer` says.
-    async fn check_buckets(&self, request: &BatchRequest) -> Result<()> {
+    /// Memory for what a large request is parsed into. Each entry of it begins with a brace.
+    fn reserve_for(&self, body: &[u8]) -> Result<Option<Reservation>> {
+        if body.len() < LARGE_REQUEST_BYTES {
+            return Ok(None);
+        }
+        let entries = body.iter().filter(|b| **b == b'{').count().min(self.config.max_entries) as u64;
+        let reserved = self.engine.budget().try_hold(entries * ENTRY_BYTES + body.len() as u64);
+        reserved.map(Some).map_err(|e| e.context("the batch was refused before it was parsed"))
+    }
+
+    /// An unknown bucket is an error before any data, whatever `coer` says. Of what is denied it is not told whether the bucket is there.
+    async fn check_buckets(&self, request: &BatchRequest, denied: &Denied) -> Result<()> {
         let mut seen: Vec<&str> = Vec::new();
-        for entry in &request.entries {
+        for (index, entry) in request.entries.iter().enumerate() {
+            if denied.contains_key(&index) {
+                continue;
+            }
             let bucket = entry.name.bucket();
             if seen.last() != Some(&bucket) && !seen.contains(&bucket) {
                 self.engine.buckets().origin(bucket).await?;
@@ -174,6 +216,26 @@ impl Batcher {
         let body = until_error(stream::iter([Ok(first)]).chain(rest).boxed());
         Ok(BatchAnswer { content_type, content_length, body })
     }
+}
+
+/// Entries that their sender may not read, and why.
+pub(crate) type Denied = HashMap<usize, Error>;
+
+/// # Errors
+/// The first entry that is denied, unless denied entries may become placeholders.
+fn denied(request: &BatchRequest, may_read: Option<&MayRead>) -> Result<Denied> {
+    let mut denied = Denied::new();
+    let Some(MayRead(check)) = may_read else { return Ok(denied) };
+    for (index, entry) in request.entries.iter().enumerate() {
+        match check(&entry.name) {
+            Ok(()) => {}
+            Err(e) if request.continue_on_error => {
+                denied.insert(index, e);
+            }
+            Err(e) => return Err(e.context(format_args!("in[{index}]"))),
+        }
+    }
+    Ok(denied)
 }
 
 /// Ends a stream after its first error: nothing that follows a cut may reach the client.

@@ -56,7 +56,12 @@ struct EntryMetadata<'a> {
 pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();
     let mut looked_up = stream::iter(0..count)
-        .map(|i| async move { with_attempts(work, || work.batcher.engine.stat_entry(work.entry(i))).await })
+        .map(|i| async move {
+            match work.denied.get(&i) {
+                Some(denied) => Err(denied.clone()),
+                None => with_attempts(work, || work.batcher.engine.stat_entry(work.entry(i))).await,
+            }
+        })
         .buffered(work.batcher.config.read_ahead_entries.max(1));
     let mut entries = Vec::with_capacity(count);
     let mut soft_errors = 0;

@@ -5,7 +5,7 @@
 //! and goes on; entries that are too large for a buffer, or that the disk would not keep, are streamed through.
 
 use crate::{
-    Batcher, InFlight, RunOptions,
+    Batcher, Denied, InFlight, RunOptions,
     ahead::{Ahead, with_attempts},
     held::{Opened, open},
     multipart::Planned,
@@ -33,12 +33,15 @@ const FLUSH_AFTER: Duration = Duration::from_millis(10);
 pub(crate) struct Work {
     pub batcher: Batcher,
     pub request: BatchRequest,
+    pub denied: Denied,
     pub options: RunOptions,
     pub began: Instant,
     /// Entries that the look-ahead had to bring, until the cursor has delivered them: they count as misses, not as hits.
     pub brought: Mutex<HashMap<usize, CacheStatus>>,
     pub(crate) _in_flight: InFlight,
     pub(crate) _window: Reservation,
+    /// For the request itself, if it is large.
+    pub(crate) _request: Option<Reservation>,
 }
 
 impl Work {
@@ -201,7 +204,7 @@ impl Producer {
             if self.out.len() >= config.frame_bytes {
                 return Ok(Stop::Full);
             }
-            if self.planned_error(self.next).is_some() {
+            if self.planned_error(self.next).is_some() || work.denied.contains_key(&self.next) {
                 return Ok(Stop::Cold);
             }
             match self.append(&work.entry(self.next))? {
@@ -265,6 +268,11 @@ impl Producer {
         let index = self.next;
         if let Some(error) = self.planned_error(index) {
             return self.placeholder(&error);
+        }
+        if let Some(error) = self.work.denied.get(&index).cloned() {
+            let work = self.work.clone();
+            let tolerated = work.tolerate(index, error, &mut self.soft_errors)?;
+            return self.placeholder(&tolerated);
         }
         let began = Instant::now();
         let brought = {

@@ -7,7 +7,7 @@ use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name
 use forebay_format::ArchiveKind;
 use serde::{
     Deserialize, Deserializer,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 use std::{borrow::Cow, fmt, marker::PhantomData, sync::Arc};
 
@@ -55,21 +55,25 @@ impl Entry {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WireRequest<'a> {
-    #[serde(borrow, default)]
-    mime: Option<Cow<'a, str>>,
-    #[serde(borrow, rename = "in", default)]
-    entries: Option<Vec<MapOnly<WireEntry<'a>>>>,
-    #[serde(default)]
+/// The fields of a request beside its entries, as they come.
+#[derive(Default)]
+struct WireRequest {
+    mime: Option<String>,
     coer: Option<bool>,
-    #[serde(default)]
     onob: Option<bool>,
-    #[serde(default)]
     strm: Option<bool>,
-    #[serde(default)]
     coloc: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Field {
+    Mime,
+    In,
+    Coer,
+    Onob,
+    Strm,
+    Coloc,
 }
 
 #[derive(Deserialize)]
@@ -120,29 +124,22 @@ impl BatchRequest {
     /// # Errors
     /// `Invalid` with the line and column, or the number of the entry, and what was expected there.
     pub fn parse(body: &[u8], default_bucket: Option<&str>, coloc: Option<&str>, max_entries: usize) -> Result<BatchRequest> {
-        let MapOnly(wire): MapOnly<WireRequest<'_>> = serde_json::from_slice(body).map_err(|e| {
-            Error::invalid(format!("the request is not a GetBatch request: {}", in_few_words(&e)))
-                .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}")
+        let mut interned = Interned::default();
+        let default_bucket = default_bucket.map(|b| interned.get(b));
+        let mut checker = Checker { default_bucket, interned, max_entries, entries: Vec::new(), failure: None };
+        let mut json = serde_json::Deserializer::from_slice(body);
+        let parsed = RequestVisitor(&mut checker).deserialize(&mut json).and_then(|wire| json.end().map(|()| wire));
+        let wire = parsed.map_err(|e| match checker.failure.take() {
+            Some(failure) => failure,
+            None => Error::invalid(format!("the request is not a GetBatch request: {}", in_few_words(&e)))
+                .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}"),
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
         check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
         check_coloc(coloc)?;
-        let wire_entries = wire.entries.unwrap_or_default();
-        if wire_entries.is_empty() {
+        let entries = checker.entries;
+        if entries.is_empty() {
             return Err(Error::invalid("\"in\" is empty: the request asks for nothing").hint("name at least one object"));
-        }
-        if wire_entries.len() > max_entries {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                format!("{} entries are more than batch.max_entries = {max_entries}", wire_entries.len()),
-            )
-            .hint("send several requests"));
-        }
-        let mut interned = Interned::default();
-        let default_bucket = default_bucket.map(|b| interned.get(b));
-        let mut entries = Vec::with_capacity(wire_entries.len());
-        for (i, MapOnly(e)) in wire_entries.into_iter().enumerate() {
-            entries.push(check_entry(e, default_bucket.as_ref(), &mut interned).map_err(|e| e.context(format_args!("in[{i}]")))?);
         }
         Ok(BatchRequest {
             entries,
@@ -158,6 +155,110 @@ impl BatchRequest {
 fn in_few_words(e: &serde_json::Error) -> String {
     let text = e.to_string();
     if text.len() > 400 { format!("{} at line {} column {}", shorten(&text), e.line(), e.column()) } else { text }
+}
+
+/// Takes the entries one by one as they are parsed, so that a request of a million is in memory once, in its final form.
+struct Checker {
+    default_bucket: Option<Arc<str>>,
+    interned: Interned,
+    max_entries: usize,
+    entries: Vec<Entry>,
+    /// What was wrong with an entry: the parser's own error has no kind and no hint.
+    failure: Option<Error>,
+}
+
+impl Checker {
+    fn take(&mut self, entry: WireEntry<'_>) -> Result<()> {
+        let n = self.entries.len();
+        if n == self.max_entries {
+            let e = Error::new(ErrorKind::TooLarge, format!("more entries than batch.max_entries = {n}"));
+            return Err(e.hint("send several requests"));
+        }
+        let entry = check_entry(entry, self.default_bucket.as_ref(), &mut self.interned).map_err(|e| e.context(format_args!("in[{n}]")))?;
+        self.entries.push(entry);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for &mut Checker {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Checker {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of entries")
+    }
+
+    fn visit_none<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(MapOnly(entry)) = seq.next_element::<MapOnly<WireEntry<'de>>>()? {
+            if let Err(e) = self.take(entry) {
+                let text = e.message().to_owned();
+                self.failure = Some(e);
+                return Err(de::Error::custom(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The request as a JSON object, its entries handed to the checker.
+struct RequestVisitor<'c>(&'c mut Checker);
+
+impl<'de> DeserializeSeed<'de> for RequestVisitor<'_> {
+    type Value = WireRequest;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<WireRequest, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for RequestVisitor<'_> {
+    type Value = WireRequest;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WireRequest, A::Error> {
+        let mut wire = WireRequest::default();
+        let mut seen = [false; 6];
+        while let Some(field) = map.next_key::<Field>()? {
+            let (at, name) = match field {
+                Field::Mime => (0, "mime"),
+                Field::In => (1, "in"),
+                Field::Coer => (2, "coer"),
+                Field::Onob => (3, "onob"),
+                Field::Strm => (4, "strm"),
+                Field::Coloc => (5, "coloc"),
+            };
+            if std::mem::replace(&mut seen[at], true) {
+                return Err(de::Error::duplicate_field(name));
+            }
+            match field {
+                Field::Mime => wire.mime = map.next_value()?,
+                Field::In => map.next_value_seed(&mut *self.0)?,
+                Field::Coer => wire.coer = map.next_value()?,
+                Field::Onob => wire.onob = map.next_value()?,
+                Field::Strm => wire.strm = map.next_value()?,
+                Field::Coloc => wire.coloc = map.next_value()?,
+            }
+        }
+        Ok(wire)
+    }
 }
 
 fn check_coloc(coloc: Option<&str>) -> Result<()> {
@@ -326,5 +427,16 @@ mod tests {
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
         let e = parse(&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20))).unwrap_err().to_string();
         assert!(e.len() < 400 && e.contains("unknown field `xxx") && e.contains("line 1 column"), "{e}");
+        for (body, expect) in [
+            (r#"{"in":[{"objname":"a"}],"in":[]}"#, "duplicate field `in`"),
+            (r#"{"strm":true,"in":[{"objname":"a"}],"strm":true}"#, "duplicate field `strm`"),
+            (r#"{"in":[{"objname":"a"}]} x"#, "trailing"),
+            (r#"{"in":{"objname":"a"}}"#, "a list of entries"),
+            (r#"{"in":[{"objname":"a"}],"x":1}"#, "unknown field `x`"),
+        ] {
+            let e = parse(body).expect_err(body);
+            assert!(e.to_string().contains(expect), "{body}: {e}");
+        }
+        assert_eq!(parse(r#"{"in":null}"#).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }

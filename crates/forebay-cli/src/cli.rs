@@ -20,6 +20,9 @@ pub struct Common {
     /// The node to talk to: a URL, or unix:PATH
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
+    /// Authorities that the certificate of an https:// node may be from: a PEM file [default: the system's]
+    #[arg(long, global = true, display_order = 900, value_name = "FILE", env = "FOREBAY_CA_FILE", hide_env_values = true)]
+    pub ca: Option<std::path::PathBuf>,
     /// Answer with JSON, for programs
     #[arg(long, global = true, display_order = 901)]
     pub json: bool,
@@ -101,7 +104,7 @@ Examples:
   forebay warm my-bucket/train/
   forebay top
 
-Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one; NO_COLOR turns colours off.
+Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one; FOREBAY_CA_FILE is --ca; NO_COLOR turns colours off.
 Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 130 and 143 interrupted.
 `forebay COMMAND --help` tells the rest of each command.";
 

@@ -1,4 +1,4 @@
-//! HTTP/1.1 to one node, over TCP or a Unix socket.
+//! HTTP/1.1 to one node, over TCP, TLS or a Unix socket.
 //!
 //! A command talks to one node, one request at a time, so one kept-alive connection is enough; it is opened again when the node has closed it.
 //! Each wait has a limit: connecting, the head of an answer, and the silence between two pieces of a body.
@@ -7,6 +7,7 @@
 use crate::node::NodeAddr;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_tls::ClientTls;
 use futures::{Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -15,7 +16,10 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A node may fetch from a distant origin, or read the headers of a large archive, before it answers.
@@ -63,12 +67,22 @@ pub fn stream_body(stream: impl Stream<Item = std::io::Result<Bytes>> + Send + '
 pub struct Client {
     addr: NodeAddr,
     token: Option<String>,
+    /// Whom to trust at an `https://` address; the system's authorities if no file says.
+    ca: Option<PathBuf>,
+    /// Made of it on first use.
+    tls: Option<ClientTls>,
     sender: Option<SendRequest<RequestBody>>,
 }
 
 impl Client {
     pub fn new(addr: NodeAddr, token: Option<String>) -> Self {
-        Self { addr, token, sender: None }
+        Self { addr, token, ca: None, tls: None, sender: None }
+    }
+
+    /// Trusts the authorities in this file instead of the system's.
+    pub fn trusting(mut self, ca: Option<PathBuf>) -> Self {
+        self.ca = ca;
+        self
     }
 
     pub fn addr(&self) -> &NodeAddr {
@@ -97,7 +111,10 @@ impl Client {
             None => false,
         };
         if !alive {
-            let mut sender = connect(&self.addr).await?;
+            if self.tls.is_none() && matches!(self.addr, NodeAddr::Tcp { tls: true, .. }) {
+                self.tls = Some(ClientTls::new(self.ca.as_deref())?);
+            }
+            let mut sender = connect(&self.addr, self.tls.as_ref()).await?;
             sender.ready().await.map_err(|e| broken(&self.addr, "the connection broke", e))?;
             self.sender = Some(sender);
         }
@@ -174,20 +191,26 @@ pub struct NodeInfo {
     pub admin: Option<String>,
 }
 
-async fn connect(addr: &NodeAddr) -> Result<SendRequest<RequestBody>> {
+async fn connect(addr: &NodeAddr, tls: Option<&ClientTls>) -> Result<SendRequest<RequestBody>> {
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, async {
         match addr {
-            NodeAddr::Tcp { host, port } => {
+            NodeAddr::Tcp { host, port, tls: wanted } => {
                 let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
                 stream.set_nodelay(true)?;
-                handshake(stream).await
+                match tls.filter(|_| *wanted) {
+                    Some(tls) => match tls.connect(host, stream).await {
+                        Ok(stream) => handshake(stream).await.map(Ok),
+                        Err(e) => Ok(Err(e)),
+                    },
+                    None => handshake(stream).await.map(Ok),
+                }
             }
-            NodeAddr::Unix(path) => handshake(unix(path).await?).await,
+            NodeAddr::Unix(path) => handshake(unix(path).await?).await.map(Ok),
         }
     })
     .await;
     match opened {
-        Ok(Ok(sender)) => Ok(sender),
+        Ok(Ok(sender)) => sender,
         Ok(Err(e)) => Err(Error::origin_unavailable(format!("no node there: {addr}: {}", io_words(&e)))
             .source(e)
             .hint("start one with `forebay serve`, or name another with --node or FOREBAY_NODE")),

@@ -1,4 +1,4 @@
-//! Where the node is: `http://host:port` or `unix:PATH`.
+//! Where the node is: `http://host:port`, `https://host:port` or `unix:PATH`.
 
 use forebay_core::{Error, Result};
 use std::{fmt, path::PathBuf};
@@ -7,7 +7,7 @@ use url::Url;
 /// The address of a node's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeAddr {
-    Tcp { host: String, port: u16 },
+    Tcp { host: String, port: u16, tls: bool },
     Unix(PathBuf),
 }
 
@@ -25,16 +25,16 @@ impl NodeAddr {
         }
         let with_scheme = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
         let url = Url::parse(&with_scheme).map_err(|e| bad(&e.to_string()))?;
-        match url.scheme() {
-            "http" => {}
-            "https" => return Err(bad("the node speaks plain HTTP").hint("put http:// in front, or reach it over a tunnel")),
+        let tls = match url.scheme() {
+            "http" => false,
+            "https" => true,
             other => return Err(bad(&format!("{other:?} is not a way to reach a node"))),
-        }
+        };
         if url.path() != "/" || url.query().is_some() || !url.username().is_empty() {
             return Err(bad("only a host and a port belong here"));
         }
         let host = url.host_str().ok_or_else(|| bad("no host"))?.trim_matches(['[', ']']).to_owned();
-        Ok(NodeAddr::Tcp { host, port: url.port().unwrap_or(80) })
+        Ok(NodeAddr::Tcp { host, port: url.port().unwrap_or(if tls { 443 } else { 80 }), tls })
     }
 
     /// Whether only this machine can be meant.
@@ -49,8 +49,8 @@ impl NodeAddr {
     pub fn authority(&self) -> String {
         match self {
             NodeAddr::Unix(_) => "localhost".to_owned(),
-            NodeAddr::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-            NodeAddr::Tcp { host, port } => format!("{host}:{port}"),
+            NodeAddr::Tcp { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
+            NodeAddr::Tcp { host, port, .. } => format!("{host}:{port}"),
         }
     }
 }
@@ -59,7 +59,7 @@ impl fmt::Display for NodeAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NodeAddr::Unix(path) => write!(f, "unix:{}", path.display()),
-            NodeAddr::Tcp { .. } => write!(f, "http://{}", self.authority()),
+            NodeAddr::Tcp { tls, .. } => write!(f, "{}://{}", if *tls { "https" } else { "http" }, self.authority()),
         }
     }
 }
@@ -76,12 +76,14 @@ mod tests {
             ("localhost:81", "http://localhost:81"),
             ("http://[::1]:8080", "http://[::1]:8080"),
             ("http://node", "http://node:80"),
+            ("https://node", "https://node:443"),
+            ("https://[::1]:8443", "https://[::1]:8443"),
             ("unix:/run/f.sock", "unix:/run/f.sock"),
             ("unix:///run/f.sock", "unix:/run/f.sock"),
         ] {
             assert_eq!(NodeAddr::parse(text).unwrap().to_string(), shown, "{text}");
         }
-        for bad in ["", "unix:", "https://a", "ftp://a", "http://a/b", "http://a:99999", "http://u:p@a"] {
+        for bad in ["", "unix:", "ftp://a", "http://a/b", "http://a:99999", "http://u:p@a"] {
             assert!(NodeAddr::parse(bad).unwrap_err().hint_text().is_some(), "{bad}");
         }
         assert!(NodeAddr::parse("http://[::1]:1").unwrap().is_local());

@@ -3,6 +3,11 @@
 use forebay_core::{Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// SIGHUP, as it comes.
+pub fn hangups() -> Result<Signal> {
+    signal(SignalKind::hangup()).map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).source(e))
+}
+
 /// The two signals that ask a program to stop.
 pub struct Signals {
     int: Signal,

@@ -21,7 +21,10 @@ impl ByteRange {
     /// # Errors
     /// `Unsupported` for several ranges in one request.
     pub fn parse_header(value: &str) -> Result<Option<ByteRange>> {
-        let Some(spec) = value.trim().strip_prefix("bytes=") else { return Ok(None) };
+        let Some((unit, spec)) = value.trim().split_once('=') else { return Ok(None) };
+        if !unit.eq_ignore_ascii_case("bytes") {
+            return Ok(None);
+        }
         if spec.contains(',') {
             return Err(Error::unsupported("several ranges in one request").hint("send one request for each range"));
         }
@@ -93,6 +96,7 @@ mod tests {
         assert_eq!(get("bytes=0-", 0), Some(None));
         assert_eq!(get("bytes=5-2", 10), None);
         assert_eq!(get("items=0-1", 10), None);
+        assert_eq!(get("Bytes=0-1", 10), Some(Some(0..2)));
         assert!(ByteRange::parse_header("bytes=0-1,3-4").is_err());
         assert!(ByteRange::from_start_length(u64::MAX, 2).is_err());
         assert!(ByteRange::from_start_length(0, 0).is_err());

@@ -18,7 +18,11 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "tb" => 1e12,
         _ => return Err(Error::invalid(format!("{text:?} is not a size")).hint("a number and a unit, as in 512MiB, 10GB or 1TiB")),
     };
-    Ok((number * factor).round() as u64)
+    let bytes = (number * factor).round();
+    if bytes >= u64::MAX as f64 {
+        return Err(Error::invalid(format!("{text:?} is too large for a size")));
+    }
+    Ok(bytes as u64)
 }
 
 /// Parses a duration: a number with ms, s, m, h or d. A bare number is seconds.
@@ -65,6 +69,9 @@ mod tests {
         assert_eq!(parse_bytes("10 GB").unwrap(), 10_000_000_000);
         assert_eq!(parse_bytes("42").unwrap(), 42);
         assert!(parse_bytes("-1").is_err() && parse_bytes("1x").is_err() && parse_bytes("").is_err());
+        for large in ["18446744073709551616", "99999999999999999999", "9999999999TiB"] {
+            assert!(parse_bytes(large).is_err(), "{large}");
+        }
         assert_eq!(parse_duration("30ms").unwrap(), Duration::from_millis(30));
         assert_eq!(parse_duration("1.5m").unwrap(), Duration::from_secs(90));
         assert_eq!(format_bytes(1536), "1.5 KiB");

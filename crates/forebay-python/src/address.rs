@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 pub struct Address {
     /// `host:port`, if the node is reached over TCP.
     pub tcp: Option<String>,
+    /// Whether TLS is spoken there.
+    pub tls: bool,
     /// The node's Unix socket, if the URL names it.
     pub unix: Option<PathBuf>,
 }
 
 const DEFAULT_PORT: u16 = 8080;
+const DEFAULT_TLS_PORT: u16 = 443;
 
 impl Address {
-    /// `http://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
+    /// `http://host[:port]`, `https://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
     pub fn parse(url: &str) -> Result<Address> {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') {
                 return Err(Failure::invalid("a unix: URL needs an absolute path").hint("unix:/run/forebay/forebay.sock"));
             }
-            return Ok(Address { tcp: None, unix: Some(PathBuf::from(path)) });
+            return Ok(Address { tcp: None, tls: false, unix: Some(PathBuf::from(path)) });
         }
-        let rest = match url.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some(("https", _)) => {
-                return Err(Failure::invalid("https:// is not spoken by this client")
-                    .hint("use http:// to a node on a trusted network, unix:/path on the same machine, or a TLS proxy beside the job"));
-            }
+        let (tls, rest) = match url.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
             Some((scheme, _)) => {
                 return Err(Failure::invalid(format!("{scheme}:// is not a node's URL"))
                     .hint("http://host:port or unix:/path; a bucket goes into origin=, as in Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\")"));
             }
-            None => url,
+            None => (false, url),
         };
         let authority = rest.trim_end_matches('/');
         if authority.contains('@') {
@@ -44,8 +44,19 @@ impl Address {
             return Err(Failure::invalid("the URL is not http://host:port").hint("for example http://127.0.0.1:8080"));
         }
         let port_follows = authority.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
-        let tcp = if port_follows { authority.to_owned() } else { format!("{authority}:{DEFAULT_PORT}") };
-        Ok(Address { tcp: Some(tcp), unix: None })
+        let tcp =
+            if port_follows { authority.to_owned() } else { format!("{authority}:{}", if tls { DEFAULT_TLS_PORT } else { DEFAULT_PORT }) };
+        Ok(Address { tcp: Some(tcp), tls, unix: None })
+    }
+
+    /// What URLs of it begin with.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls { "https" } else { "http" }
+    }
+
+    /// The host without its port, which the certificate must name.
+    pub fn host(&self) -> &str {
+        self.tcp.as_deref().and_then(|t| t.rsplit_once(':')).map_or("localhost", |(host, _)| host)
     }
 
     /// For the `Host` header.

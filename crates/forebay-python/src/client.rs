@@ -30,10 +30,12 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 /// A connection to a Forebay node, or to the engine inside this process.
 ///
 /// Args:
-///     url: The node: ``"http://host:port"`` or ``"unix:/path"``. Beside the node on one machine, a TCP URL leads to its Unix socket by
+///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. Beside the node on one machine, a TCP URL leads to its Unix socket by
 ///         itself. Default: the environment variable ``FOREBAY_NODE``.
 ///     token: The token that the node wants, where it wants one. Default: the environment variable ``FOREBAY_TOKEN``. It is never shown and
 ///         does not travel in pickles.
+///     ca: A PEM file with the authorities that the certificate of an ``https://`` node may be from. Default: the environment variable
+///         ``FOREBAY_CA_FILE``, then the system's.
 ///     timeout: Seconds without any progress (connecting, waiting for an answer, between bytes) after which a call fails; also how long a
 ///         busy node (429, 503) is asked again.
 ///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead (``batch_async``, ``batches``) and that nobody
@@ -97,10 +99,11 @@ fn environment(name: &str) -> Option<String> {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (url=None, *, token=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, origin=None, cache=None))]
+    #[pyo3(signature = (url=None, *, token=None, ca=None, timeout=TIMEOUT_DEFAULT_SECS, max_inflight_bytes=MAX_INFLIGHT_DEFAULT_BYTES, origin=None, cache=None))]
     fn new(
         url: Option<String>,
         token: Option<String>,
+        ca: Option<std::path::PathBuf>,
         timeout: f64,
         max_inflight_bytes: u64,
         origin: Option<&Bound<'_, PyAny>>,
@@ -119,7 +122,8 @@ impl Client {
             crate::embedded::check(&origins, cache.as_deref())?;
         }
         let token = token.or_else(|| environment("FOREBAY_TOKEN")).map(Arc::from);
-        let config = Config { url, origins, cache, token, timeout: patience(timeout)?, max_inflight_bytes };
+        let ca = ca.map(|path| path.to_string_lossy().into_owned()).or_else(|| environment("FOREBAY_CA_FILE"));
+        let config = Config { url, origins, cache, token, ca, timeout: patience(timeout)?, max_inflight_bytes };
         Ok(Client { sessions: Sessions::new(config) })
     }
 
@@ -349,7 +353,7 @@ impl Client {
         self.sessions.config.url.as_deref()
     }
 
-    /// How the node is reached: `unix:/path` or `http://host:port`. Connects if nothing has yet.
+    /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Connects if nothing has yet.
     #[getter]
     fn route(&self, py: Python<'_>) -> PyResult<String> {
         let session = self.session()?;
@@ -360,7 +364,7 @@ impl Client {
     fn __reduce__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let c = &slf.get().sessions.config;
         let arguments =
-            (c.token.is_some(), &c.url, c.timeout.as_secs_f64(), c.max_inflight_bytes, &c.origins, &c.cache).into_pyobject(py)?;
+            (c.token.is_some(), &c.url, c.timeout.as_secs_f64(), c.max_inflight_bytes, &c.origins, &c.cache, &c.ca).into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
     }
 
@@ -374,6 +378,7 @@ impl Client {
         max_inflight_bytes: u64,
         origin: Vec<String>,
         cache: Option<String>,
+        ca: Option<String>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
             return Err(Failure::new(Class::Unauthenticated, "a client with a token was unpickled, and tokens do not travel in pickles")
@@ -385,6 +390,7 @@ impl Client {
         kwargs.set_item("max_inflight_bytes", max_inflight_bytes)?;
         kwargs.set_item("origin", if origin.is_empty() { None } else { Some(origin) })?;
         kwargs.set_item("cache", cache)?;
+        kwargs.set_item("ca", ca)?;
         cls.call((url,), Some(&kwargs))
     }
 

@@ -27,6 +27,8 @@ pub struct Config {
     pub origins: Vec<String>,
     pub cache: Option<String>,
     pub token: Option<Arc<str>>,
+    /// Whom to trust at an `https://` URL; the system's authorities if no file says.
+    pub ca: Option<String>,
     pub timeout: Duration,
     pub max_inflight_bytes: u64,
 }
@@ -59,12 +61,12 @@ impl Sessions {
             Some(url) => (Address::parse(url)?, None),
             None => {
                 let engine = Engine::new(&self.config)?;
-                (Address { tcp: None, unix: Some(engine.socket.clone()) }, Some(engine))
+                (Address { tcp: None, tls: false, unix: Some(engine.socket.clone()) }, Some(engine))
             }
         };
         let made = Arc::new(Session {
             pid: process::pid(),
-            transport: Transport::new(address, engine, self.config.token.clone(), self.config.timeout),
+            transport: Transport::new(address, engine, self.config.token.clone(), self.config.ca.clone(), self.config.timeout),
             regions: Arc::default(),
             inflight: InFlight::new(self.config.max_inflight_bytes),
         });

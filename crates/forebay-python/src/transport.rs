@@ -1,4 +1,4 @@
-//! HTTP/1.1 to the node, over TCP or its Unix socket.
+//! HTTP/1.1 to the node, over TCP, TLS or its Unix socket.
 //!
 //! Connections are kept alive in a small pool and belong to one process (see [`process`](crate::process)). A node on the same machine is found by
 //! asking it over TCP where its socket is, once per process; the socket is used only if it leads to that same node, and TCP remains the way
@@ -8,10 +8,12 @@
 use crate::{
     address::{Address, NodeInfo},
     embedded::Engine,
-    failure::{Failure, Result},
+    failure::{Class, Failure, Result},
     sync::Mutex,
 };
 use bytes::Bytes;
+use forebay_core::ErrorKind;
+use forebay_tls::ClientTls;
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
@@ -19,7 +21,7 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -75,22 +77,33 @@ pub struct Transport {
     /// The engine behind `address` that this process starts if nobody answers there.
     engine: Option<Engine>,
     token: Option<Arc<str>>,
+    ca: Option<String>,
+    tls: OnceCell<ClientTls>,
     timeout: Duration,
     idle: Mutex<Vec<Sender>>,
     local_socket: OnceCell<Option<PathBuf>>,
 }
 
 impl Transport {
-    pub fn new(address: Address, engine: Option<Engine>, token: Option<Arc<str>>, timeout: Duration) -> Arc<Self> {
-        Arc::new(Transport { address, engine, token, timeout, idle: Mutex::default(), local_socket: OnceCell::new() })
+    pub fn new(address: Address, engine: Option<Engine>, token: Option<Arc<str>>, ca: Option<String>, timeout: Duration) -> Arc<Self> {
+        Arc::new(Transport {
+            address,
+            engine,
+            token,
+            ca,
+            tls: OnceCell::new(),
+            timeout,
+            idle: Mutex::default(),
+            local_socket: OnceCell::new(),
+        })
     }
 
-    /// How the node is reached, for people: `unix:/path` or `http://host:port`.
+    /// How the node is reached, for people: `unix:/path`, `http://host:port` or `https://host:port`.
     pub fn route(&self) -> String {
         let local = self.local_socket.get().and_then(|s| s.as_ref());
         match (self.address.unix.as_ref().or(local), &self.address.tcp) {
             (Some(path), _) => format!("unix:{}", path.display()),
-            (None, tcp) => format!("http://{}", tcp.as_deref().unwrap_or_default()),
+            (None, tcp) => format!("{}://{}", self.address.scheme(), tcp.as_deref().unwrap_or_default()),
         }
     }
 
@@ -239,12 +252,22 @@ impl Transport {
             }
         }
         let Some(authority) = &self.address.tcp else { return Err(Failure::connection("the node has no address")) };
+        let scheme = self.address.scheme();
         match timeout(self.timeout, TcpStream::connect(authority.as_str())).await {
             Ok(Ok(stream)) => {
-                stream.set_nodelay(true).map_err(|e| Failure::connection(format!("http://{authority}: {e}")))?;
-                handshake(stream).await
+                stream.set_nodelay(true).map_err(|e| Failure::connection(format!("{scheme}://{authority}: {e}")))?;
+                if !self.address.tls {
+                    return handshake(stream).await;
+                }
+                let tls = self.tls.get_or_try_init(|| async { ClientTls::new(self.ca.as_deref().map(Path::new)) }).await?;
+                match timeout(self.timeout, tls.connect(self.address.host(), stream)).await {
+                    Ok(Ok(stream)) => handshake(stream).await,
+                    Ok(Err(e)) if e.kind() == ErrorKind::OriginUnavailable => Err(Failure { class: Class::ConnectionFailed, ..e.into() }),
+                    Ok(Err(e)) => Err(e.into()),
+                    Err(_) => Err(self.no_answer()),
+                }
             }
-            Ok(Err(e)) => Err(Failure::connection(format!("cannot connect to http://{authority}: {e}"))
+            Ok(Err(e)) => Err(Failure::connection(format!("cannot connect to {scheme}://{authority}: {e}"))
                 .hint("is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE")),
             Err(_) => Err(self.no_answer()),
         }

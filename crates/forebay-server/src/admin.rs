@@ -4,6 +4,7 @@ use crate::{
     app::App,
     listener::Stop,
     metrics::{Metric, SECTIONS},
+    wire::Wire,
 };
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -33,21 +34,26 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
             continue;
         };
         let (app, abort) = (app.clone(), stop.abort.clone());
+        let stream = Wire::new(stream, app.tls.clone().filter(|_| app.config.tls.admin), &app.metrics);
         tokio::spawn(async move {
             let _place = place;
-            let service = service_fn(move |request| {
-                let answer = answer(&app, &request);
-                async move { Ok::<_, Infallible>(answer) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(IDLE_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
             tokio::select! {
-                result = connection => if let Err(e) = result { tracing::debug!(error = %e, "the admin connection ended") },
+                () = converse(app, stream) => {}
                 () = abort.cancelled() => {}
             }
         });
+    }
+}
+
+async fn converse(app: Arc<App>, stream: Wire) {
+    let service = service_fn(move |request| {
+        let answer = answer(&app, &request);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let connection =
+        http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).serve_connection(TokioIo::new(stream), service);
+    if let Err(e) = connection.await {
+        tracing::debug!(error = %e, "the admin connection ended");
     }
 }
 

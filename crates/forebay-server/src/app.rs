@@ -1,9 +1,11 @@
 //! What every request can reach.
 
 use crate::{
+    auth::Access,
     config::Config,
     metrics::{Metrics, Scrape},
     s3::{Front, Uploads},
+    tls::Tls,
 };
 use forebay_batch::Batcher;
 use forebay_engine::Engine;
@@ -18,6 +20,9 @@ use tokio::sync::Semaphore;
 
 pub struct App {
     pub config: Arc<Config>,
+    pub access: Arc<Access>,
+    /// What the TCP listeners speak; `None`: plain HTTP.
+    pub tls: Option<Arc<Tls>>,
     pub engine: Engine,
     pub batcher: Batcher,
     pub origins: Arc<Origins>,
@@ -36,4 +41,16 @@ pub struct App {
     pub s3_addr: Option<SocketAddr>,
     pub admin_addr: Option<SocketAddr>,
     pub unix_path: Option<PathBuf>,
+}
+
+impl App {
+    /// What URLs of the data port begin with.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// The same for the admin port.
+    pub fn admin_scheme(&self) -> &'static str {
+        if self.tls.is_some() && self.config.tls.admin { "https" } else { "http" }
+    }
 }

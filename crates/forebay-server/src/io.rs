@@ -1,5 +1,6 @@
-//! A connection that is cut when its client takes nothing for too long.
+//! A connection that is cut when its client takes nothing, or next to nothing, for too long.
 
+use crate::pace::Pace;
 use std::{
     future::Future,
     io::{self, IoSlice},
@@ -18,11 +19,25 @@ pub struct Watched<S> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Whether a write is waiting, and the timer running.
     waiting: bool,
+    pace: Pace,
 }
 
 impl<S> Watched<S> {
-    pub fn new(inner: S, timeout: Duration) -> Self {
-        Watched { inner, timeout, timer: None, waiting: false }
+    /// Cuts off who takes nothing for `timeout`, or less than `bytes_per_second` over so much of waiting.
+    pub fn new(inner: S, timeout: Duration, bytes_per_second: u64) -> Self {
+        Watched { inner, timeout, timer: None, waiting: false, pace: Pace::new(timeout, bytes_per_second) }
+    }
+
+    /// As [`Watched::watch`], for writes of data: who takes too little is cut off too.
+    fn watch_write(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &outcome {
+            Poll::Pending => self.pace.wait(Instant::now()),
+            Poll::Ready(Ok(n)) if !self.pace.moved(Instant::now(), *n as u64) => {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client took too little for too long")));
+            }
+            Poll::Ready(_) => {}
+        }
+        self.watch(cx, outcome)
     }
 
     /// Passes a write's outcome on; one that waits too long becomes an error.
@@ -54,13 +69,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.inner).poll_write(cx, buf);
-        this.watch(cx, outcome)
+        this.watch_write(cx, outcome)
     }
 
     fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
-        this.watch(cx, outcome)
+        this.watch_write(cx, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -88,11 +103,29 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_takes_nothing_is_cut() {
         let (near, mut far) = tokio::io::duplex(64);
-        let mut watched = Watched::new(near, Duration::from_millis(50));
+        let mut watched = Watched::new(near, Duration::from_millis(50), 0);
         watched.write_all(&[0; 64]).await.unwrap();
         let e = watched.write_all(&[0; 1]).await.unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::TimedOut);
         far.read_exact(&mut [0; 64]).await.unwrap();
         watched.write_all(&[0; 64]).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_a_byte_now_and_then_is_cut() {
+        let (near, mut far) = tokio::io::duplex(8);
+        let mut watched = Watched::new(near, Duration::from_millis(100), 10_000);
+        let reader = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                if far.read_exact(&mut [0; 1]).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let e = watched.write_all(&[0; 1000]).await.unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::TimedOut);
+        drop(watched);
+        reader.await.unwrap();
     }
 }

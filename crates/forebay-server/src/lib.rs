@@ -7,6 +7,7 @@
 //! Invariants:
 //! - an answer that cannot be finished ends in an error of its body, and its connection with it: a cut answer looks cut;
 //! - `X-Cache` and its counter are set at one place;
+//! - what a request's key may not do is refused before anything is looked up;
 //! - what is not offered is answered 501, never mistaken for something else;
 //! - connections, requests in flight, bodies of control requests, remembered uploads and waits are bounded by the configuration.
 
@@ -21,23 +22,29 @@ mod docs;
 #[cfg(test)]
 mod fuzz;
 mod io;
+mod linger;
 mod listener;
 mod logging;
 pub mod metrics;
 mod node;
 mod note;
 mod object;
+mod pace;
 mod process;
+mod refuse;
 mod request_id;
 mod s3;
 mod service;
 mod socket;
+mod tls;
 mod upload;
 mod v1;
+mod wire;
 
 pub use config::Config;
 pub use logging::init as init_logging;
 pub use node::{Embedded, Node, embedded};
+pub use process::raise_open_files;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

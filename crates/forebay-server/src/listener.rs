@@ -1,9 +1,17 @@
 //! Accepting connections, over TCP and the Unix socket, and serving HTTP/1.1 on them.
 //!
-//! A place among the open connections is taken before one is accepted: past the limit, clients wait in the kernel's queue. Stopping: no connection is
-//! accepted any more, idle ones are closed, busy ones after their answer.
+//! Past the limit of open connections the next one is told so with 503 and closed (`refuse.rs`); those are bounded too, and more wait in the kernel's
+//! queue. Stopping: no connection is accepted any more, idle ones are closed, busy ones after their answer.
 
-use crate::{app::App, io::Watched, metrics::Connections, note::Peer, service};
+use crate::{
+    app::App,
+    io::Watched,
+    metrics::Connections,
+    note::Peer,
+    refuse::{self, refuse},
+    service,
+    wire::Wire,
+};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
@@ -18,8 +26,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Request heads are small; S3's own limit for them is 8 KiB.
-const HEAD_MAX_BYTES: usize = 64 << 10;
+/// As many headers as the HTTP library takes without an allocation for each request.
+const HEADERS_ON_THE_STACK: usize = 100;
 /// A pause after an error that accepting gives again at once, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,14 +44,15 @@ pub struct Stop {
 /// What connections share.
 #[derive(Clone)]
 pub struct Gate {
-    pub app: Arc<App>,
-    pub places: Arc<Semaphore>,
-    pub stop: Stop,
+    app: Arc<App>,
+    places: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
+    stop: Stop,
 }
 
 pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
     loop {
-        let Some(place) = gate.place().await else { return };
+        let Some(seat) = gate.seat().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = gate.stop.stop.cancelled() => return,
@@ -54,7 +63,8 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
                 if let Err(e) = stream.set_nodelay(true) {
                     tracing::debug!(%peer, error = %e, "TCP_NODELAY");
                 }
-                gate.spawn(stream, Peer::Tcp(peer), place);
+                let stream = Wire::new(stream, gate.app.tls.clone(), &gate.app.metrics);
+                gate.spawn(stream, Peer::Tcp(peer), seat);
             }
             Err(e) => accept_failed(&e).await,
         }
@@ -63,13 +73,13 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
 
 pub async fn serve_unix(listener: UnixListener, gate: Gate) {
     loop {
-        let Some(place) = gate.place().await else { return };
+        let Some(seat) = gate.seat().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = gate.stop.stop.cancelled() => return,
         };
         match accepted {
-            Ok((stream, _)) => gate.spawn(stream, Peer::Unix, place),
+            Ok((stream, _)) => gate.spawn(stream, Peer::Unix, seat),
             Err(e) => accept_failed(&e).await,
         }
     }
@@ -85,15 +95,30 @@ async fn accept_failed(e: &io::Error) {
 }
 
 impl Gate {
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+    pub fn new(app: Arc<App>, stop: Stop) -> Self {
+        let places = Arc::new(Semaphore::new(app.config.limits.connections));
+        Gate { app, places, refusals: Arc::new(Semaphore::new(refuse::REFUSALS_MAX)), stop }
+    }
+
+    /// What the next connection may take at least: the time to be refused.
+    async fn seat(&self) -> Option<OwnedSemaphorePermit> {
         tokio::select! {
-            place = self.places.clone().acquire_owned() => place.ok(),
+            seat = self.refusals.clone().acquire_owned() => seat.ok(),
             () = self.stop.stop.cancelled() => None,
         }
     }
 
-    fn spawn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer, place: OwnedSemaphorePermit) {
+    fn spawn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer, seat: OwnedSemaphorePermit) {
         let gate = self.clone();
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            self.app.metrics.refused_connections.fetch_add(1, Relaxed);
+            tracing::debug!(%peer, "a connection was refused: limits.connections are open");
+            self.stop.tasks.spawn(async move {
+                let _seat = seat;
+                refuse(stream, gate.app.config.limits.connections).await;
+            });
+            return;
+        };
         self.stop.tasks.spawn(async move {
             let _place = place;
             let _open = Open::new(&gate.app, peer);
@@ -103,17 +128,19 @@ impl Gate {
 
     async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer) {
         let limits = &self.app.config.limits;
-        let io = TokioIo::new(Watched::new(stream, limits.write_timeout.0));
+        let io = TokioIo::new(Watched::new(stream, limits.write_timeout.0, limits.slowest_client.0));
         let app = self.app.clone();
         let service = service_fn(move |request| {
             let app = app.clone();
             async move { Ok::<_, std::convert::Infallible>(service::handle(app, request, peer).await) }
         });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.idle_timeout.0)
-            .max_header_size(HEAD_MAX_BYTES)
-            .serve_connection(io, service);
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout.0);
+        builder.max_header_size(usize::try_from(limits.head.0).unwrap_or(usize::MAX));
+        if limits.headers != HEADERS_ON_THE_STACK {
+            builder.max_headers(limits.headers);
+        }
+        let connection = builder.serve_connection(io, service);
         let mut connection = std::pin::pin!(connection);
         let result = tokio::select! {
             result = connection.as_mut() => result,

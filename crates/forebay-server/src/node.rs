@@ -6,6 +6,10 @@
 use crate::{
     admin,
     app::App,
+    auth::{
+        Access,
+        watch::{Reload, watch},
+    },
     buckets::OriginBuckets,
     config::Config,
     listener::{self, Gate, Stop},
@@ -14,6 +18,7 @@ use crate::{
     request_id::RequestId,
     s3::{Front, Uploads},
     socket,
+    tls::Tls,
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
@@ -29,7 +34,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, Semaphore},
+    time::timeout,
+};
 
 /// How long connections may take to end once they were told that the time is up.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
@@ -38,6 +47,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 pub struct Node {
     app: Arc<App>,
     stop: Stop,
+    reload: Arc<Notify>,
+    reloads_files: bool,
     /// A fork of this process must not take the parent's socket away.
     pid: u32,
 }
@@ -57,6 +68,8 @@ impl Node {
     /// The same with a clock of the caller's, and without touching the process's logs.
     pub async fn start_with(config: Config, clock: Arc<dyn Clock>) -> Result<Node> {
         config.checked()?;
+        let access = Arc::new(Access::new(&config.auth)?);
+        let tls = Tls::open(&config.tls)?.map(Arc::new);
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let origins = Arc::new(open_origins(&config)?);
@@ -78,6 +91,13 @@ impl Node {
         let ready = Arc::new(AtomicBool::new(true));
         let node_id = RequestId::new().to_string();
         let started_secs = clock.now().as_secs();
+        let mut reloads: Vec<Arc<dyn Reload>> = Vec::new();
+        if config.auth.keys_file.is_some() {
+            reloads.push(access.clone());
+        }
+        if let Some(tls) = &tls {
+            reloads.push(tls.clone());
+        }
         let scrape = Arc::new(Scrape {
             metrics: metrics.clone(),
             engine: engine.clone(),
@@ -88,9 +108,12 @@ impl Node {
             version: crate::VERSION,
             node_id: node_id.clone(),
             started_secs,
+            reloads: reloads.clone(),
+            access: access.clone(),
+            tls: tls.clone(),
         });
         let app = Arc::new(App {
-            s3: Front::new(&config, engine.clone(), uploads.clone()),
+            s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
             in_flight: Arc::new(Semaphore::new(config.limits.requests_in_flight)),
             engine,
             batcher,
@@ -105,10 +128,12 @@ impl Node {
             s3_addr: local_addr(s3.as_ref()),
             admin_addr: local_addr(admin.as_ref()),
             unix_path,
+            access,
+            tls,
             config,
         });
         let stop = Stop::default();
-        let gate = Gate { app: app.clone(), places: Arc::new(Semaphore::new(app.config.limits.connections)), stop: stop.clone() };
+        let gate = Gate::new(app.clone(), stop.clone());
         if let Some(listener) = s3 {
             stop.tasks.spawn(listener::serve_tcp(listener, gate.clone()));
         }
@@ -118,6 +143,11 @@ impl Node {
         if let Some(listener) = admin {
             tokio::spawn(admin::serve(listener, app.clone(), stop.clone()));
         }
+        let reload = Arc::new(Notify::new());
+        let reloads_files = !reloads.is_empty();
+        if reloads_files {
+            tokio::spawn(watch(reloads, reload.clone(), stop.abort.clone()));
+        }
         tracing::info!(
             version = crate::VERSION,
             node_id = %app.node_id,
@@ -126,12 +156,22 @@ impl Node {
             unix = app.unix_path.as_ref().map(|p| p.display().to_string()),
             "the node is ready"
         );
-        Ok(Node { app, stop, pid: std::process::id() })
+        Ok(Node { app, stop, reload, reloads_files, pid: std::process::id() })
     }
 
     /// Where S3 and the batch API listen over TCP.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.app.s3_addr
+    }
+
+    /// The data port as a URL.
+    pub fn url(&self) -> Option<String> {
+        self.app.s3_addr.map(|a| format!("{}://{a}", self.app.scheme()))
+    }
+
+    /// The admin port as a URL.
+    pub fn admin_url(&self) -> Option<String> {
+        self.app.admin_addr.map(|a| format!("{}://{a}", self.app.admin_scheme()))
     }
 
     pub fn admin_addr(&self) -> Option<SocketAddr> {
@@ -153,6 +193,16 @@ impl Node {
 
     pub fn config(&self) -> &Config {
         &self.app.config
+    }
+
+    /// Whether there are files that are read again while the node runs: keys, a certificate.
+    pub fn reloads_files(&self) -> bool {
+        self.reloads_files
+    }
+
+    /// Reads those files again, soon, whether or not they changed.
+    pub fn reload(&self) {
+        self.reload.notify_one();
     }
 
     /// Takes nothing new, lets answers in flight finish for as long as `deadline`, and closes the store.

@@ -77,12 +77,12 @@ impl Note {
 
     pub fn set_name(&self, bucket: &str, key: &str) {
         let mut learned = self.learned.lock();
-        learned.bucket = bucket.to_owned();
-        learned.key = key.to_owned();
+        learned.bucket = printable(bucket);
+        learned.key = printable(key);
     }
 
     pub fn set_error(&self, error: impl Into<String>) {
-        self.learned.lock().error = error.into();
+        self.learned.lock().error = printable(&error.into());
     }
 
     pub fn learned(&self) -> Learned {
@@ -94,5 +94,22 @@ impl Note {
         headers.insert("x-cache", HeaderValue::from_static(status.as_str()));
         self.metrics.answers.count(status);
         self.learned.lock().cache = Some(status);
+    }
+}
+
+/// Without control characters: what a client names must not begin a line in the log, or speak to a terminal. No name that is valid has any.
+fn printable(text: &str) -> String {
+    match text.chars().any(char::is_control) {
+        false => text.to_owned(),
+        true => text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_a_client_names_begins_no_line_in_the_log() {
+        assert_eq!(super::printable("a\nERROR b\r\x1b[31m\u{9b}c"), "a\u{fffd}ERROR b\u{fffd}\u{fffd}[31m\u{fffd}c");
+        assert_eq!(super::printable("ü/日本"), "ü/日本");
     }
 }

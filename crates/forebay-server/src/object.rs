@@ -34,6 +34,10 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
 
 /// The one range of a request, if it has any.
 pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
+    if headers.get_all(header::RANGE).iter().nth(1).is_some() {
+        // Which of them a proxy before this node has looked at is not known.
+        return Err(Error::invalid("the header Range is there twice").hint("send one request for each range"));
+    }
     match headers.get(header::RANGE).map(|v| v.to_str()) {
         None | Some(Err(_)) => Ok(None),
         Some(Ok(text)) => ByteRange::parse_header(text),

@@ -6,6 +6,7 @@
 use crate::{
     app::App,
     body::{AnswerBody, BoxError},
+    linger::Lingering,
     note::{Api, Note, Peer},
     request_id::{self, RequestId},
     s3,
@@ -31,12 +32,15 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
+    let limits = &app.config.limits;
+    let request = Lingering::of(request);
     let (permit, refusal) = admit(&app);
+    let refusal = refusal.or_else(|| check_host(&request).err());
     let mut flight = Flight::begin(note.clone(), path.clone(), permit);
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
-            let request = request.map(|body| UploadBody::new(body, app.config.limits.body_timeout.0));
+            let request = request.map(|body| UploadBody::new(body, limits.body_timeout.0, limits.slowest_client.0));
             if is_v1 { v1::call(app.clone(), request, note.clone()).await } else { app.s3.call(request, note.clone()).await }
         }
     };
@@ -81,9 +85,25 @@ fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
     }
 }
 
+/// HTTP/1.1 wants one `Host` that is one: two machines on the way that read different ones would not agree on what is asked for.
+fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
+    let mut hosts = request.headers().get_all(http::header::HOST).iter();
+    let bad = |what: &str| Err(Error::invalid(format!("the header Host {what}")).hint("send one Host header, as in Host: 127.0.0.1:8080"));
+    match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() >= http::Version::HTTP_11 => bad("is missing"),
+        (None, _) => Ok(()),
+        (Some(_), Some(_)) => bad("is there twice"),
+        (Some(host), None) if host.is_empty() => Ok(()),
+        (Some(host), None) => match http::uri::Authority::try_from(host.as_bytes()) {
+            Ok(authority) if !authority.as_str().contains('@') => Ok(()),
+            _ => bad("is no host"),
+        },
+    }
+}
+
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
-    // The body of a request that is refused stays unread, so its connection cannot go on; hyper closes it.
-    if is_v1 { v1::refused(app, note, path, e) } else { s3::overloaded(e, path, note) }
+    // The body of a request that is refused is not taken, so its connection cannot go on; hyper closes it when the client has read why (`linger.rs`).
+    if is_v1 { v1::refused(app, note, path, e) } else { s3::refused(e, path, note) }
 }
 
 /// A request in flight, from its head to the end of its answer. One that is dropped before there is an answer was left by its client.

@@ -1,10 +1,9 @@
-//! The body of a request, given up when it is silent for too long.
+//! The body of a request, given up when it is silent, or all but silent, for too long.
 
-use crate::body::BoxError;
+use crate::{body::BoxError, linger::Lingering, pace::Pace};
 use bytes::Bytes;
-use forebay_core::Error;
+use forebay_core::{Error, MemoryBudget, Reservation};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use std::{
     future::Future,
     pin::Pin,
@@ -14,16 +13,18 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep};
 
 pub struct UploadBody {
-    inner: Incoming,
+    inner: Lingering,
     timeout: Duration,
     /// Armed while a piece is waited for.
     timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
+    pace: Pace,
 }
 
 impl UploadBody {
-    pub fn new(inner: Incoming, timeout: Duration) -> Self {
-        UploadBody { inner, timeout, timer: None, armed: false }
+    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of waiting.
+    pub fn new(inner: Lingering, timeout: Duration, bytes_per_second: u64) -> Self {
+        UploadBody { inner, timeout, timer: None, armed: false, pace: Pace::new(timeout, bytes_per_second) }
     }
 }
 
@@ -35,10 +36,16 @@ impl Body for UploadBody {
         let this = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
             this.armed = false;
+            let bytes = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(|f| f.data_ref()).map_or(0, Bytes::len);
+            if frame.is_some() && !this.pace.moved(Instant::now(), bytes as u64) {
+                let e = Error::invalid(format!("the upload brought too little in {:?}", this.timeout));
+                return Poll::Ready(Some(Err(e.hint("limits.slowest_client is the limit").into())));
+            }
             return Poll::Ready(
                 frame.map(|f| f.map_err(|e| Error::invalid(format!("the upload broke off: {e}")).hint("send it again").into())),
             );
         }
+        this.pace.wait(Instant::now());
         let timeout = this.timeout;
         let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if !this.armed {
@@ -62,17 +69,31 @@ impl Body for UploadBody {
     }
 }
 
-/// Reads a whole body of at most `limit` bytes.
+/// What a body may have before its memory is taken from the budget.
+const UNRESERVED_BYTES: u64 = 256 << 10;
+
+/// Reads a whole body of at most `limit` bytes. Large ones come with their share of the memory budget.
 ///
 /// # Errors
-/// `TooLarge` over the limit, or what broke the upload off.
-pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Result<Bytes> {
+/// `TooLarge` over the limit, `Busy` if the budget is used up, or what broke the upload off.
+pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget) -> forebay_core::Result<(Bytes, Vec<Reservation>)> {
     use http_body_util::BodyExt;
     let too_large = || Error::new(forebay_core::ErrorKind::TooLarge, format!("the body of the request is larger than {limit} bytes"));
     let announced = body.size_hint().exact();
     if announced.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
     }
+    let (mut held, mut allowed) = (Vec::new(), UNRESERVED_BYTES);
+    let mut reserve = |total: u64| -> forebay_core::Result<()> {
+        if total > allowed {
+            // As a buffer grows: at least doubled, so that there are few reservations.
+            let more = (total - allowed).max(if announced.is_none() { allowed } else { 0 });
+            held.push(budget.try_hold(more).map_err(|e| e.context("the body of the request"))?);
+            allowed += more;
+        }
+        Ok(())
+    };
+    reserve(announced.unwrap_or(0))?;
     let mut first: Option<Bytes> = None;
     let mut all = bytes::BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -81,9 +102,11 @@ pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Resul
             Err(e) => Error::invalid(e.to_string()),
         })?;
         let Ok(piece) = frame.into_data() else { continue };
-        if all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len() > limit {
+        let total = all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len();
+        if total > limit {
             return Err(too_large());
         }
+        reserve(total as u64)?;
         // One piece, the usual case for small bodies, is not copied.
         match (first.take(), all.is_empty()) {
             (None, true) => first = Some(piece),
@@ -95,5 +118,5 @@ pub async fn read_all(mut body: UploadBody, limit: usize) -> forebay_core::Resul
             (None, false) => all.extend_from_slice(&piece),
         }
     }
-    Ok(first.unwrap_or_else(|| all.freeze()))
+    Ok((first.unwrap_or_else(|| all.freeze()), held))
 }

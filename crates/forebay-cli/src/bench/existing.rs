@@ -24,7 +24,11 @@ const ENTRY_MEMBER: u64 = 1 << 5;
 pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result<Asked> {
     let (tcp, unix) = match node {
         NodeAddr::Unix(path) => (None, Some(Address::Unix(path.clone()))),
-        NodeAddr::Tcp { host, port } => {
+        NodeAddr::Tcp { tls: true, .. } => {
+            return Err(Error::unsupported(format!("the load generator speaks plain HTTP, and {node} does not"))
+                .hint("name the node's Unix socket (--node unix:PATH), or a node without tls.cert"));
+        }
+        NodeAddr::Tcp { host, port, .. } => {
             let found = (host.as_str(), *port).to_socket_addrs().ok().and_then(|mut all| all.next());
             let at = found.ok_or_else(|| Error::new(ErrorKind::OriginUnavailable, format!("no address is known for {host}")))?;
             (Some(Address::Tcp(at)), None)

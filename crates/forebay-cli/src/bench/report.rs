@@ -204,8 +204,10 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
     }
     let paused = report.rows.iter().filter_map(|r| r.figures.get("paused_share")).map(|s| s.median).fold(0.0, f64::max);
     if paused > PAUSED_TOLD {
-        let text = "of their time the node paused batches because the machine was busy (batch.throttle_cpu_percent)";
-        lines.push(style.yellow(&format!("for up to {:.0} % {text}; --set batch.throttle_cpu_percent=0 measures without", paused * 100.0)));
+        let text = "of their time the node paused batches because the machine was busy (batch.throttle_ready_per_core)";
+        lines.push(
+            style.yellow(&format!("for up to {:.0} % {text}; --set batch.throttle_ready_per_core=0 measures without", paused * 100.0)),
+        );
     }
     lines.extend(report.notes.iter().map(|n| style.yellow(n)));
     let goals: Vec<Vec<String>> = report

@@ -65,7 +65,7 @@ impl Asked {
         }
     }
 
-    /// How long its batches have been paused, altogether, because the machine was busy (`batch.throttle_cpu_percent`).
+    /// How long its batches have been paused, altogether, because the machine was busy (`batch.throttle_ready_per_core`).
     pub fn paused(&self) -> Result<Option<Duration>> {
         let Some(admin) = &self.admin else { return Ok(None) };
         let page = super::wire::fetch(admin, "/metrics")?;

@@ -54,7 +54,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 }
 
 fn check(settings: &Settings, out: &mut Out) -> Outcome {
-    let problems = settings.load(false).map(|config: Config| config.check());
+    let problems = settings.load(false).map(|config: Config| [config.check_files(), config.check()].concat());
     let ok = problems.as_ref().is_ok_and(|all| all.iter().all(|p| p.severity != Severity::Error));
     if out.json {
         let list: Vec<Value> = match &problems {

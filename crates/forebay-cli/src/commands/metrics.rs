@@ -55,7 +55,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
 /// The admin listener: as given, or where the node says that it is.
 pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     if let Some(text) = given {
-        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, None));
+        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, None).trusting(common.ca.clone()));
     }
     let mut node = super::client(common)?;
     let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
@@ -70,7 +70,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     {
         known.clone_into(host);
     }
-    Ok(Client::new(addr, None))
+    Ok(Client::new(addr, None).trusting(common.ca.clone()))
 }
 
 /// The page of metrics.

@@ -7,7 +7,7 @@ use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
     out::{Out, pairs},
-    signals::Signals,
+    signals::{self, Signals},
     style::Style,
 };
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
@@ -15,10 +15,13 @@ use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
     config::{Config, Log, Override, Severity},
-    init_logging,
+    init_logging, raise_open_files,
 };
 use futures::StreamExt;
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+
+/// What a node has open beside its clients: segments of the cache, connections to origins.
+const FILES_BESIDE_CONNECTIONS: u64 = 512;
 
 /// How long an origin may take to answer at the start before that is told.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -127,6 +130,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     for problem in config.check().iter().filter(|p| p.severity == Severity::Warning) {
         warn(common.json, &format!("{}: {}", problem.key, problem.message), &problem.hint);
     }
+    let (files, connections) = (raise_open_files(), config.limits.connections as u64);
+    if files < connections + FILES_BESIDE_CONNECTIONS {
+        let text = format!("{files} files may be open, too few for limits.connections = {connections}");
+        warn(common.json, &text, "raise the limit (ulimit -Hn, LimitNOFILE), or lower limits.connections");
+    }
     // Before anything is opened, so that a signal during the start is not lost.
     let mut signals = Signals::listen()?;
     let drain = config.limits.drain_timeout.0;
@@ -136,8 +144,12 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     };
     announce(&node, common.json)?;
     let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
+    let reloading = node.reloads_files().then(|| reload_on_hangup(node.clone())).transpose().map_err(Failure::Failed)?;
     signals.next().await;
     looking.abort();
+    if let Some(reloading) = reloading {
+        reloading.abort();
+    }
     if !common.json {
         eprintln!("stopping: answers in flight have {} s to finish; once more to stop at once", drain.as_secs());
     }
@@ -146,6 +158,17 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         // The store is sound however it is left: it is made for kill -9.
         _ = signals.next() => Err(Failure::Reported),
     }
+}
+
+/// SIGHUP: read the files again. Without such files it ends the node, as it ends any program whose terminal is closed.
+fn reload_on_hangup(node: Arc<Node>) -> Result<tokio::task::JoinHandle<()>> {
+    let mut hangups = signals::hangups()?;
+    Ok(tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tracing::info!("SIGHUP: reading keys and certificates again");
+            node.reload();
+        }
+    }))
 }
 
 /// What to try, for what goes wrong at the start and does not say so itself.
@@ -209,7 +232,7 @@ fn announce(node: &Node, json: bool) -> Outcome {
         config.origins.iter().map(|o| (o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), o.config.url.as_str())).collect();
     if json {
         out.json_line(&serde_json::json!({
-            "event": "ready", "node_id": node.node_id(), "url": node.addr().map(|a| format!("http://{a}")), "s3": node.addr(),
+            "event": "ready", "node_id": node.node_id(), "url": node.url(), "s3": node.addr(),
             "unix_socket": node.unix_path(), "admin": node.admin_addr(), "buckets": buckets.iter().map(|b| &b.0).collect::<Vec<_>>(),
             "cache": config.cache.dirs.iter().map(ToString::to_string).collect::<Vec<_>>(), "pid": std::process::id(),
         }))?;
@@ -217,14 +240,14 @@ fn announce(node: &Node, json: bool) -> Outcome {
     }
     let style = out.style;
     let mut rows: Vec<(&str, String)> = Vec::new();
-    if let Some(addr) = node.addr() {
-        rows.push(("endpoint", style.bold(&format!("http://{addr}"))));
+    if let Some(url) = node.url() {
+        rows.push(("endpoint", style.bold(&url)));
     }
     if let Some(path) = node.unix_path() {
         rows.push(("socket", format!("unix:{}   (clients on this machine find it by themselves)", path.display())));
     }
-    if let Some(addr) = node.admin_addr() {
-        rows.push(("admin", format!("http://{addr}/metrics   /healthz   /readyz")));
+    if let Some(url) = node.admin_url() {
+        rows.push(("admin", format!("{url}/metrics   /healthz   /readyz")));
     }
     for (bucket, url) in &buckets {
         let bucket = if bucket == "*" { "every bucket" } else { bucket };
@@ -237,9 +260,9 @@ fn announce(node: &Node, json: bool) -> Outcome {
         rows.push(("cache", "none: every read goes to the origin".to_owned()));
     }
     let name = buckets.first().map(|b| b.0.as_str()).filter(|b| *b != "*").unwrap_or("BUCKET");
-    if let Some(addr) = node.addr() {
-        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"http://{addr}\")")));
-        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"http://{addr}\"), \"{name}/\")")));
+    if let Some(url) = node.url() {
+        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"{url}\")")));
+        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"{url}\"), \"{name}/\")")));
     }
     rows.push(("stop", "Ctrl-C".to_owned()));
     out.line(format!("{} {} is ready", style.bold("forebay"), forebay_server::VERSION))?;

@@ -8,7 +8,8 @@ type Case = (&'static [&'static str], i32, &'static str, &'static str);
 
 /// Cases that need no node.
 const USAGE: &[Case] = &[
-    (&["ls", "--node", "https://host"], 2, "bad node address", "http://"),
+    (&["ls", "--node", "https://host/path"], 2, "bad node address", "http://"),
+    (&["ls", "--node", "https://127.0.0.1:1", "--ca", "/no/such/ca.pem"], 1, "the CA file", "path"),
     (&["ls", "--node", "http://host/path"], 2, "bad node address", "unix:"),
     (&["ls", "--node", "unix:"], 2, "no path", "unix:/run"),
     (&["ls", "a"], 2, "is not a bucket name", "bucket/prefix"),

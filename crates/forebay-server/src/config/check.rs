@@ -8,6 +8,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+/// Far more connections, requests or buffers than any node has, and far less than what cannot be counted any more.
+const COUNT_MAX: u64 = 1 << 30;
+/// A year: a longer time is a mistake, and times that overflow the clock end a process.
+const TIME_MAX_SECS: u64 = 366 * 86_400;
+
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
@@ -46,8 +51,25 @@ impl Config {
         self.check_origins(&mut problems);
         self.check_cache(&mut problems);
         self.check_auth(&mut problems);
+        self.check_tls(&mut problems);
         self.check_numbers(&mut problems);
         problems.0.sort_by_key(|p| p.severity == Severity::Warning);
+        problems.0
+    }
+
+    /// What is wrong with the files that the settings name: keys, certificate and its key. As the node itself would read them, so a file can be tried before it
+    /// is put in place.
+    pub fn check_files(&self) -> Vec<Problem> {
+        let mut problems = Problems(Vec::new());
+        let mut tried = |key: &str, error: Option<Error>| {
+            if let Some(e) = error {
+                problems.error(key, e.message().to_owned(), e.hint_text().unwrap_or_default());
+            }
+        };
+        if self.auth.keys_file.is_some() {
+            tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
+        }
+        tried("tls", crate::tls::Tls::open(&self.tls).err());
         problems.0
     }
 
@@ -133,10 +155,10 @@ impl Config {
 
     fn check_auth(&self, problems: &mut Problems) {
         let mut names = BTreeSet::new();
-        for pair in &self.auth.keys {
-            if pair.access_key.is_empty() || pair.secret_key.reveal().is_empty() {
-                problems.error("auth.keys", "a key pair lacks access_key or secret_key".into(), "both are needed");
-            } else if !names.insert(&pair.access_key) {
+        for (i, pair) in self.auth.keys.iter().enumerate() {
+            if let Err(e) = pair.check().and_then(|()| crate::auth::Policy::of(pair.allow.as_deref())) {
+                problems.error(&format!("auth.keys[{i}]"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+            } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
                 problems.error("auth.keys", format!("the access key {:?} is there twice", pair.access_key), "");
             }
         }
@@ -147,14 +169,15 @@ impl Config {
             if self.auth.anonymous {
                 problems.error("auth.anonymous", "it is set beside keys or tokens".into(), "remove one of them");
             }
-            if self.auth.tokens.is_empty() {
+            let elsewhere = self.auth.keys_file.is_some();
+            if self.auth.tokens.is_empty() && !elsewhere && self.auth.keys.iter().all(|k| k.token.is_none()) {
                 problems.warning(
-                    "auth.tokens",
+                    "auth.keys",
                     "keys without tokens: requests under /v1/ are refused over TCP".into(),
-                    "set auth.tokens too",
+                    "give a key a token, or set auth.tokens",
                 );
             }
-            if self.auth.keys.is_empty() {
+            if self.auth.keys.iter().all(|k| k.access_key.is_empty()) && !elsewhere {
                 problems.warning("auth.keys", "tokens without keys: S3 requests are refused over TCP".into(), "set auth.keys too");
             }
         } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
@@ -166,10 +189,37 @@ impl Config {
         }
     }
 
+    fn check_tls(&self, problems: &mut Problems) {
+        match (&self.tls.cert, &self.tls.key) {
+            (Some(_), None) => {
+                problems.error("tls.key", "there is a certificate without its key".into(), "set tls.key to the file with it")
+            }
+            (None, Some(_)) => {
+                problems.error("tls.cert", "there is a key without its certificate".into(), "set tls.cert to the file with it")
+            }
+            (None, None) if self.tls.admin => problems.error("tls.admin", "there is no certificate".into(), "set tls.cert and tls.key"),
+            (Some(_), Some(_)) if self.listen.s3 == "off" && !self.tls.admin => {
+                problems.warning("tls.cert", "no listener speaks TLS: the Unix socket never does".into(), "set listen.s3");
+            }
+            _ => {}
+        }
+        let tokens_in_the_clear =
+            self.needs_credentials() && self.tls.cert.is_none() && self.listen.s3 != "off" && !is_loopback(&self.listen.s3);
+        if tokens_in_the_clear {
+            problems.warning(
+                "tls.cert",
+                "tokens and data cross the network in the clear".into(),
+                "set tls.cert and tls.key, or trust the network",
+            );
+        }
+    }
+
     fn check_numbers(&self, problems: &mut Problems) {
         let least = [
             ("limits.requests_in_flight", self.limits.requests_in_flight as u64, 1),
             ("limits.connections", self.limits.connections as u64, 1),
+            ("limits.head", self.limits.head.0, 8192),
+            ("limits.headers", self.limits.headers as u64, 32),
             ("limits.warm_concurrency", self.limits.warm_concurrency as u64, 1),
             ("limits.uploads", self.limits.uploads as u64, 1),
             ("limits.idle_timeout", self.limits.idle_timeout.0.as_millis() as u64, 1),
@@ -188,12 +238,38 @@ impl Config {
                 problems.error(key, format!("{value} is too little"), &format!("{minimum} at least"));
             }
         }
-        if self.batch.max_entries > limits::BATCH_ENTRIES_MAX {
+        let most = [
+            ("limits.requests_in_flight", self.limits.requests_in_flight as u64, COUNT_MAX),
+            ("limits.connections", self.limits.connections as u64, COUNT_MAX),
+            ("limits.warm_concurrency", self.limits.warm_concurrency as u64, COUNT_MAX),
+            ("limits.headers", self.limits.headers as u64, 10_000),
+            ("limits.head", self.limits.head.0, 16 << 20),
+            ("limits.idle_timeout", self.limits.idle_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.body_timeout", self.limits.body_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.write_timeout", self.limits.write_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("limits.drain_timeout", self.limits.drain_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("batch.max_entries", self.batch.max_entries as u64, limits::BATCH_ENTRIES_MAX as u64),
+            ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, COUNT_MAX),
+            ("batch.window_frames", self.batch.window_frames as u64, COUNT_MAX),
+            ("batch.entry_timeout", self.batch.entry_timeout.0.as_secs(), TIME_MAX_SECS),
+            ("batch.throttle_percent", u64::from(self.batch.throttle_percent), 90),
+            ("batch.throttle_disk_percent", u64::from(self.batch.throttle_disk_percent), 100),
+        ];
+        for (key, value, maximum) in most {
+            if value > maximum {
+                problems.error(key, format!("{value} is too much"), &format!("{maximum} at most"));
+            }
+        }
+        let window = self.batch.frame.0.saturating_mul(self.batch.window_frames as u64);
+        if window > self.memory_budget_bytes() / 2 {
             problems.error(
-                "batch.max_entries",
-                format!("{} is too much", self.batch.max_entries),
-                &format!("{} at most", limits::BATCH_ENTRIES_MAX),
+                "batch.frame",
+                format!("the {window} bytes of one batch's window are more than half of memory.budget, {}", self.memory_budget_bytes()),
+                "no batch could be answered: lower batch.frame or batch.window_frames, or raise memory.budget",
             );
+        }
+        if let Err(e) = crate::logging::filter(&self.log) {
+            problems.error("log.level", e.message().to_owned(), e.hint_text().unwrap_or_default());
         }
     }
 }
@@ -259,10 +335,26 @@ mod tests {
         config.origins.push(NamedOrigin::parse("s3://photos/other").unwrap());
         config.cache.dirs = vec!["/c:1GiB".parse().unwrap(), "/c:2GiB".parse().unwrap()];
         config.batch.window_frames = 0;
+        config.limits.connections = usize::MAX;
+        config.limits.idle_timeout.0 = std::time::Duration::MAX;
+        config.batch.throttle_percent = 91;
+        config.log.level = "[[[".into();
         let found = errors(&config).join("\n");
-        for part in ["listen.s3", "origins[1]", "cache.dirs", "batch.window_frames"] {
+        let parts = [
+            "listen.s3",
+            "origins[1]",
+            "cache.dirs",
+            "batch.window_frames",
+            "limits.connections",
+            "limits.idle_timeout",
+            "throttle_percent",
+        ];
+        for part in parts.into_iter().chain(["log.level"]) {
             assert!(found.contains(part), "{part} in {found}");
         }
         assert!(config.checked().is_err());
+        let mut config = sound();
+        config.batch.frame.0 = 1 << 40;
+        assert!(errors(&config).join("\n").contains("memory.budget"));
     }
 }

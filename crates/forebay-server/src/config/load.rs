@@ -60,7 +60,11 @@ impl Override {
     fn checked(self) -> Result<Self> {
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),
-            Err(e) => Err(explain(&self.from, e.message())),
+            Err(e) => {
+                // Other sources name the setting themselves.
+                let place = if self.from == "--set" { format!("--set {}", self.key) } else { self.from.clone() };
+                Err(explain(&place, e.message()))
+            }
         }
     }
 }
@@ -149,7 +153,7 @@ fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMa
 }
 
 /// Makes serde's words into ours: for an unknown key, the nearest known one.
-fn explain(place: &str, message: &str) -> Error {
+pub(super) fn explain(place: &str, message: &str) -> Error {
     let message = message.trim();
     if let Some(rest) = message.strip_prefix("unknown field `")
         && let Some((unknown, rest)) = rest.split_once('`')
@@ -161,7 +165,20 @@ fn explain(place: &str, message: &str) -> Error {
             None => error.hint(format!("known here: {}", known.join(", "))),
         };
     }
-    Error::invalid(format!("{place}: {message}"))
+    Error::invalid(format!("{place}: {}", without_value(message)))
+}
+
+/// serde shows the text that it found where something else belongs. It may be a secret in the wrong place, as in `tokens = "…"`.
+fn without_value(message: &str) -> String {
+    let message = message.replace("expected usize", "expected a whole number").replace("expected u32", "expected a whole number");
+    for found in ["invalid type: string ", "invalid value: string "] {
+        if let Some(rest) = message.strip_prefix(found)
+            && let Some((_, expected)) = rest.rsplit_once("\", ")
+        {
+            return format!("{}text, {expected}", found.trim_end_matches("string "));
+        }
+    }
+    message
 }
 
 /// The known word at an edit distance of at most a third of the word's length.
@@ -235,6 +252,17 @@ mod tests {
         let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
         assert!(e.contains("regoin") && e.contains("region"), "{e}");
         assert!(Config::load(Some(Path::new("/no/such/file")), env(&[]), &[]).is_err());
+    }
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_shown() {
+        for (key, value) in [("auth.tokens", "SECRET"), ("auth.keys", "[\"SECRET\"]"), ("limits.connections", "SECRET, \"a\"")] {
+            let e = Override::text(key, value, "--set").unwrap_err().to_string();
+            assert!(e.contains(key) && !e.contains("SECRET"), "{e}");
+        }
+        let (_dir, path) = file("[auth]\ntokens = \"SECRET\"\n");
+        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
+        assert!(e.contains("line 2: invalid type: text, expected a sequence"), "{e}");
     }
 
     #[test]

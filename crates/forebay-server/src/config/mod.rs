@@ -3,6 +3,7 @@
 //! Later wins: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the command line. Each layer is checked on its own, so an error
 //! names the file and line, the variable or the option that is at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
 
+mod auth;
 mod check;
 mod load;
 mod origin;
@@ -11,6 +12,7 @@ pub(crate) mod section;
 mod show;
 mod types;
 
+pub use auth::{Action, Auth, Grant, KeyPair, KeysFile};
 pub use check::{Problem, Severity};
 pub use load::Override;
 pub use origin::NamedOrigin;
@@ -35,6 +37,7 @@ pub struct Config {
     pub memory: Memory,
     pub batch: Batch,
     pub auth: Auth,
+    pub tls: Tls,
     pub limits: Limits,
     pub log: Log,
     /// Where each value that is not a default came from, by its dotted key.
@@ -121,24 +124,15 @@ section! {
 }
 
 section! {
-    /// Who may come in over TCP. The Unix socket is guarded by its file permissions.
-    Auth {
-        /// Key pairs for S3 requests (Signature Version 4).
-        keys: Vec<KeyPair> = Vec::new(),
-        /// Tokens for requests under `/v1/` (`Authorization: Bearer TOKEN`).
-        tokens: Vec<Secret> = Vec::new(),
-        /// Serve without any keys or tokens on an address that other machines reach. Without keys, a node listens on loopback only.
-        anonymous: bool = false,
-    }
-}
-
-section! {
-    /// A key pair: `{ access_key = "…", secret_key = "…" }`.
-    KeyPair {
-        /// The name of the key, sent with each request.
-        access_key: String = String::new(),
-        /// The secret that requests are signed with.
-        secret_key: Secret = Secret::default(),
+    /// TLS on the data port. The files are read again within a second when they change, and on SIGHUP: new connections are made with the new certificate, open ones go
+    /// on. Files that cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
+    Tls {
+        /// The certificate, in PEM: the node's own first, then those between it and its CA. With it the data port speaks TLS (1.2, 1.3) and nothing else.
+        cert: Option<PathBuf> = None,
+        /// Its private key, in PEM, not encrypted.
+        key: Option<PathBuf> = None,
+        /// Whether the admin port speaks TLS too.
+        admin: bool = false,
     }
 }
 
@@ -147,14 +141,20 @@ section! {
     Limits {
         /// Requests worked on at the same time; the next one is answered 503 with Retry-After.
         requests_in_flight: usize = limits::REQUESTS_IN_FLIGHT_DEFAULT,
-        /// Open client connections; the next one waits to be accepted.
+        /// Open client connections; the next one is answered 503 with Retry-After and closed.
         connections: usize = limits::CONNECTIONS_DEFAULT,
+        /// Largest head of a request: its first line and its headers.
+        head: Bytes = Bytes(64 << 10),
+        /// Most headers in one request.
+        headers: usize = 100,
         /// A connection on which no complete request head arrives for this long is closed.
         idle_timeout: Span = Span(Duration::from_secs(75)),
         /// An upload that is silent for this long is given up.
         body_timeout: Span = Span(Duration::from_secs(60)),
         /// A client that takes nothing of its answer for this long is cut off.
         write_timeout: Span = Span(Duration::from_secs(60)),
+        /// A client that sends or takes less than this per second, over `body_timeout` or `write_timeout` of waiting for it, is cut off too. 0: never.
+        slowest_client: Bytes = Bytes(1 << 10),
         /// Multipart uploads under way that the node remembers the parts of.
         uploads: usize = 10_000,
         /// Objects that one warm-up reads at the same time.
@@ -233,6 +233,6 @@ impl Config {
 
     /// Whether requests over TCP must bring a key or a token.
     pub fn needs_credentials(&self) -> bool {
-        !self.auth.keys.is_empty() || !self.auth.tokens.is_empty()
+        self.auth.needs_credentials()
     }
 }

@@ -1,6 +1,8 @@
 //! `docs/CONFIGURATION.md`, made from the settings' own documentation and defaults.
 
-use super::{Auth, Batch, Bucket, Cache, Config, KeyPair, Limits, Listen, Log, Memory, origin::OriginSection, section::Described};
+use super::{
+    Auth, Batch, Bucket, Cache, Config, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection, section::Described,
+};
 use std::fmt::Write;
 use toml::{Table, Value};
 
@@ -44,6 +46,8 @@ pub fn reference() -> String {
     section::<Batch>(&mut page, "[batch]", &of("batch"));
     section::<Auth>(&mut page, "[auth]", &of("auth"));
     section::<KeyPair>(&mut page, "[[auth.keys]]", &Table::new());
+    section::<Grant>(&mut page, "[[auth.keys.allow]]", &Table::new());
+    section::<Tls>(&mut page, "[tls]", &of("tls"));
     section::<Limits>(&mut page, "[limits]", &of("limits"));
     section::<Log>(&mut page, "[log]", &of("log"));
     page

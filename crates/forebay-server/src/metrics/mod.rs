@@ -73,6 +73,10 @@ pub struct Metrics {
     requests: Mutex<BTreeMap<(Api, &'static str, u16), u64>>,
     pub refused_overload: AtomicU64,
     pub refused_stopping: AtomicU64,
+    /// Connections, not requests: what they would have asked for is not known.
+    pub refused_connections: AtomicU64,
+    /// Handshakes that came to nothing.
+    pub tls_failed: AtomicU64,
     pub cut: ByApi,
     pub abandoned: ByApi,
     pub sent_bytes: ByApi,
@@ -95,6 +99,8 @@ impl Default for Metrics {
             requests: Mutex::default(),
             refused_overload: AtomicU64::new(0),
             refused_stopping: AtomicU64::new(0),
+            refused_connections: AtomicU64::new(0),
+            tls_failed: AtomicU64::new(0),
             cut: ByApi::default(),
             abandoned: ByApi::default(),
             sent_bytes: ByApi::default(),

@@ -1,7 +1,13 @@
 //! The `/metrics` page: what was counted here, and what the other layers say when they are asked.
 
 use super::{Kind, Metrics, STATUSES, table};
-use crate::{note::Api, process, s3::Uploads};
+use crate::{
+    auth::{Access, watch::Reload},
+    note::Api,
+    process,
+    s3::Uploads,
+    tls::Tls,
+};
 use forebay_batch::Batcher;
 use forebay_engine::Engine;
 use forebay_origin::Origins;
@@ -31,6 +37,10 @@ pub struct Scrape {
     pub version: &'static str,
     pub node_id: String,
     pub started_secs: u64,
+    pub access: Arc<Access>,
+    pub tls: Option<Arc<Tls>>,
+    /// What is read again while the node runs.
+    pub reloads: Vec<Arc<dyn Reload>>,
 }
 
 impl Scrape {
@@ -144,7 +154,7 @@ impl Page {
             "forebay_requests",
             requests.iter().map(|(api, method, status, n)| (vec![api.as_str(), method, status.as_str()], n.number())),
         )?;
-        let refused = [("overload", &m.refused_overload), ("stopping", &m.refused_stopping)];
+        let refused = [("connections", &m.refused_connections), ("overload", &m.refused_overload), ("stopping", &m.refused_stopping)];
         out.samples("forebay_requests_refused", refused.map(|(reason, n)| (vec![reason], n.load(Relaxed).number())))?;
         out.samples("forebay_answers_cut", Api::ALL.map(|a| (vec![a.as_str()], m.cut.get(a).number())))?;
         out.samples("forebay_answers_abandoned", Api::ALL.map(|a| (vec![a.as_str()], m.abandoned.get(a).number())))?;
@@ -261,6 +271,14 @@ impl Page {
         out.one("forebay_memory_budget_bytes", budget.total_bytes())?;
         out.one("forebay_memory_used_bytes", budget.used_bytes())?;
         out.one("forebay_uploads_open", self.0.uploads.len())?;
+        out.one("forebay_keys", self.0.access.len())?;
+        let reloads = &self.0.reloads;
+        out.samples("forebay_reloads", reloads.iter().map(|r| (vec![r.name()], r.stats().done().number())))?;
+        out.samples("forebay_reloads_failed", reloads.iter().map(|r| (vec![r.name()], r.stats().failures().number())))?;
+        out.samples("forebay_reload_stale", reloads.iter().map(|r| (vec![r.name()], u64::from(r.stats().is_stale()).number())))?;
+        out.one("forebay_tls_handshakes_failed", self.0.metrics.tls_failed.load(Relaxed))?;
+        let expiry = self.0.tls.as_ref().and_then(|t| t.not_after_secs()).map(|end| end - chrono::Utc::now().timestamp());
+        out.samples("forebay_tls_certificate_expiry_seconds", expiry.map(|left| (Vec::new(), left.number())))?;
         out.one("forebay_ready", u64::from(self.0.ready.load(Relaxed)))?;
         out.info("forebay_build", &[self.0.version, &self.0.node_id])?;
         out.one("process_cpu_seconds", process::cpu_time().as_secs_f64())?;

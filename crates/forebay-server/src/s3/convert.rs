@@ -1,7 +1,7 @@
 //! Between the S3 library's types and ours.
 
 use super::error;
-use crate::{note::Note, object};
+use crate::{auth::Policy, note::Note, object};
 use forebay_core::{Attributes, Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{ByteStream, Conditions, PutCondition};
 use futures::{StreamExt, TryStreamExt};
@@ -17,6 +17,11 @@ use std::{
 /// The note of a request; the front puts one into each.
 pub fn note<T>(request: &S3Request<T>) -> S3Result<Arc<Note>> {
     request.extensions.get::<Arc<Note>>().cloned().ok_or_else(|| s3s::s3_error!(InternalError, "a request without its note"))
+}
+
+/// What the sender of a request may do; the front or the gate puts it into each.
+pub fn policy<T>(request: &S3Request<T>) -> S3Result<Arc<Policy>> {
+    request.extensions.get::<Arc<Policy>>().cloned().ok_or_else(|| s3s::s3_error!(InternalError, "a request without its policy"))
 }
 
 /// Ends an operation: an error is noted for the log and becomes S3's.

@@ -60,9 +60,58 @@ fn retry_after(error: &Error, headers: &mut HeaderMap) {
     }
 }
 
+/// What is wrong and what to do, for codes that the S3 library answers with and says nothing about.
+fn explain(code: &str) -> (&'static str, &'static str) {
+    match code {
+        "SignatureDoesNotMatch" => (
+            "the signature is not the one that is calculated here",
+            "check the secret key; nothing on the way may change the method, the path, the query, or a signed header such as Host",
+        ),
+        "MalformedXML" => ("the body of the request is not the XML that this operation takes", "see the operation in the S3 API"),
+        "MissingRequestBodyError" => ("this operation needs a body", "see the operation in the S3 API"),
+        "InvalidURI" => ("the path or the query of the request cannot be read", "encode names as UTF-8 first, then as %XX"),
+        "MethodNotAllowed" => ("the method is not one of S3's for this resource", "GET, HEAD, PUT, POST and DELETE are answered"),
+        "AuthorizationHeaderMalformed" => {
+            ("the Authorization header cannot be read", "AWS4-HMAC-SHA256 Credential=…, SignedHeaders=…, Signature=…")
+        }
+        "AuthorizationQueryParametersError" => {
+            ("the X-Amz-* parameters of the presigned request cannot be read", "make the URL anew with an SDK")
+        }
+        "NotImplemented" => ("this operation is not offered here", "send the request to the origin"),
+        _ => ("the request was refused", "see the code in the S3 API"),
+    }
+}
+
+/// An error of the S3 library as ours are: with a message, and with the id of the request. `None` for one that has both.
+pub fn completed(xml: &str, resource: &str, id: &RequestId) -> Option<(String, String)> {
+    let between = |open: &str, close: &str| {
+        let (_, rest) = xml.split_once(open)?;
+        rest.split_once(close).map(|(text, _)| text.to_owned()).filter(|text| !text.is_empty())
+    };
+    let (has_message, has_id) = (between("<Message>", "</Message>"), xml.contains("<RequestId>"));
+    if !xml.contains("<Error>") || has_message.is_some() && has_id {
+        return None;
+    }
+    let code = between("<Code>", "</Code>")?;
+    let (what, hint) = explain(&code);
+    let message = has_message.unwrap_or_else(|| escape(&format!("{what} ({hint})")));
+    let log = format!("{code}: {message}");
+    let completed = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{message}</Message><Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+        escape(resource),
+        escape(id.as_str())
+    );
+    Some((completed, log))
+}
+
 /// For answers of our own.
 pub fn response(error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
     let (code, status) = code(error.kind());
+    with_details(code, status, error, "", resource, id)
+}
+
+/// The same under another code: `KeyTooLongError`.
+pub fn response_as(code: &str, status: StatusCode, error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
     with_details(code, status, error, "", resource, id)
 }
 
@@ -118,6 +167,21 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("<Resource>/b/a&amp;b</Resource>"), "{text}");
+    }
+
+    #[test]
+    fn an_error_of_the_library_is_completed() {
+        let id = RequestId::new();
+        let (xml, log) = completed("<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code></Error>", "/b/<k>", &id).unwrap();
+        assert!(
+            xml.contains("<Code>SignatureDoesNotMatch</Code><Message>the signature is not") && xml.contains("check the secret key"),
+            "{xml}"
+        );
+        assert!(xml.contains(&format!("<Resource>/b/&lt;k&gt;</Resource><RequestId>{id}</RequestId>")), "{xml}");
+        assert!(log.starts_with("SignatureDoesNotMatch: the signature"), "{log}");
+        let (xml, _) = completed("<Error><Code>X</Code><Message>its own &amp; only</Message></Error>", "/", &id).unwrap();
+        assert!(xml.contains("<Message>its own &amp; only</Message>"), "{xml}");
+        assert!(completed("<Error><Code>X</Code><Message>m</Message><RequestId>1</RequestId></Error>", "/", &id).is_none());
     }
 
     #[test]

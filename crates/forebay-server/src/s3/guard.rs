@@ -6,10 +6,13 @@
 //! authentication that are out of date (Signature Version 2) or not offered (POST forms).
 
 use super::path::Target;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{
+    Error, ErrorKind, Result, limits,
+    name::{shorten, validate_bucket},
+};
 use http::{
-    HeaderMap, Method,
-    header::{AUTHORIZATION, CONTENT_TYPE},
+    HeaderMap, Method, StatusCode,
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING},
 };
 
 /// Query parameters that operations here know, besides `response-*` and `X-Amz-*`.
@@ -76,6 +79,52 @@ const HEADERS: &[&str] = &[
     "x-amz-user-agent",
 ];
 
+/// Headers whose values may be shown. Of the others some hold secrets: keys of encryption, tokens.
+const SHOWN: &[&str] = &["x-amz-acl", "x-amz-tagging-directive"];
+
+/// A thousand keys to remove, each of the longest and with every byte escaped, or ten thousand parts.
+pub const XML_MAX_BYTES: usize = 8 << 20;
+
+/// The longest time that a presigned request may be for: S3's limit of a week.
+const EXPIRES_MAX_SECS: u64 = 604_800;
+
+/// Refuses names that cannot be, under the codes that S3 has for them.
+///
+/// # Errors
+/// The code, and `Invalid`.
+pub fn check_name(target: &Target) -> Result<(), (&'static str, Error)> {
+    if target.bucket.is_empty() && target.key.is_empty() {
+        return Ok(());
+    }
+    validate_bucket(&target.bucket).map_err(|e| ("InvalidBucketName", e))?;
+    if target.key.len() > limits::OBJECT_KEY_MAX_BYTES {
+        let (len, max) = (target.key.len(), limits::OBJECT_KEY_MAX_BYTES);
+        let e = Error::invalid(format!("{:?} is {len} bytes long", shorten(&target.key)));
+        return Err(("KeyTooLongError", e.hint(format!("a key has at most {max} bytes of UTF-8"))));
+    }
+    Ok(())
+}
+
+/// Refuses documents (all bodies that are not objects) which are too large, or of a length that is not known: they are held in memory.
+///
+/// # Errors
+/// The code and status that S3 has for it, and why.
+pub fn check_document(method: &Method, target: &Target, headers: &HeaderMap) -> Result<(), (&'static str, StatusCode, Error)> {
+    if !(*method == Method::POST || *method == Method::PUT && target.key.is_empty()) {
+        return Ok(());
+    }
+    if headers.contains_key(TRANSFER_ENCODING) {
+        let e = Error::invalid("the length of the body is not known").hint("send Content-Length");
+        return Err(("MissingContentLength", StatusCode::LENGTH_REQUIRED, e));
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    if length > XML_MAX_BYTES as u64 {
+        let e = Error::new(ErrorKind::TooLarge, format!("{length} bytes in the body of this operation"));
+        return Err(("MaxMessageLengthExceeded", StatusCode::BAD_REQUEST, e.hint(format!("{XML_MAX_BYTES} at most"))));
+    }
+    Ok(())
+}
+
 /// Refuses what is not offered.
 ///
 /// # Errors
@@ -92,7 +141,7 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");
         if !known {
-            return Err(not_offered(format!("the query parameter {:?}", forebay_core::name::shorten(name))));
+            return Err(not_offered(format!("the query parameter {:?}", shorten(name))));
         }
     }
     for (name, value) in headers {
@@ -108,7 +157,10 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
                 _ => true,
             };
         if !ok {
-            return Err(not_offered(format!("the header {name}: {}", forebay_core::name::shorten(&String::from_utf8_lossy(value)))));
+            return Err(not_offered(match SHOWN.contains(&name) {
+                true => format!("the header {name}: {}", shorten(&String::from_utf8_lossy(value))),
+                false => format!("the header {name}"),
+            }));
         }
     }
     if *method == Method::DELETE && headers.contains_key("if-match") {
@@ -162,6 +214,36 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
     Ok(())
 }
 
+/// Checks what the S3 library lets pass in a signature's scope: the service that it is for, and how long it holds.
+///
+/// # Errors
+/// The code that S3 has for it, and `Invalid`.
+pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), (&'static str, Error)> {
+    let malformed = "AuthorizationQueryParametersError";
+    if let Some(expires) = target.query("X-Amz-Expires") {
+        let week = |n: &u64| (1..=EXPIRES_MAX_SECS).contains(n);
+        if target.query.iter().filter(|(n, _)| n == "X-Amz-Expires").count() > 1 || expires.parse::<u64>().ok().filter(week).is_none() {
+            let e = Error::invalid("X-Amz-Expires is not a number of seconds up to a week");
+            return Err((malformed, e.hint(format!("1 to {EXPIRES_MAX_SECS}"))));
+        }
+    }
+    let (code, credential) = match (target.query("X-Amz-Credential"), headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok())) {
+        (Some(credential), _) => (malformed, credential.to_owned()),
+        (None, Some(text)) => {
+            let Some((_, rest)) = text.split_once("Credential=") else { return Ok(()) };
+            ("AuthorizationHeaderMalformed", rest.split([',', ' ']).next().unwrap_or_default().to_owned())
+        }
+        (None, None) => return Ok(()),
+    };
+    match credential.rsplit('/').nth(1) {
+        Some("s3") | None => Ok(()),
+        Some(other) => {
+            let e = Error::invalid(format!("the signature is for the service {:?}", shorten(other)));
+            Err((code, e.hint("sign for the service s3")))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +289,58 @@ mod tests {
         assert!(check(Method::PUT, "/b/k?partNumber=1&uploadId=x", &[("x-amz-meta-a", "b"), ("x-amz-acl", "private")]).is_ok());
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
         assert!(check(Method::POST, "/b", &[("content-type", "multipart/form-data; boundary=x")]).is_err());
+    }
+
+    #[test]
+    fn names_that_cannot_be_have_codes_of_their_own() {
+        let code = |bucket: &str, key: &str| {
+            let target = Target { bucket: bucket.into(), key: key.into(), query: Vec::new() };
+            check_name(&target).err().map(|(code, _)| code)
+        };
+        assert_eq!(code("http:", "k"), Some("InvalidBucketName"));
+        assert_eq!(code("", "k"), Some("InvalidBucketName"));
+        assert_eq!(code("bucket", &"k".repeat(1025)), Some("KeyTooLongError"));
+        assert_eq!(code("bucket", &"k".repeat(1024)), None);
+        assert_eq!(code("", ""), None, "the service itself");
+    }
+
+    #[test]
+    fn documents_have_a_length_and_not_a_large_one() {
+        let code = |method: Method, uri: &str, header: (&'static str, &str)| {
+            check_document(&method, &target(uri), &headers(&[header])).err().map(|(code, ..)| code)
+        };
+        let (most, more) = (XML_MAX_BYTES.to_string(), (XML_MAX_BYTES + 1).to_string());
+        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &most)), None);
+        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
+        assert_eq!(code(Method::POST, "/b/k?uploadId=1", ("transfer-encoding", "chunked")), Some("MissingContentLength"));
+        assert_eq!(code(Method::PUT, "/b", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
+        assert_eq!(code(Method::PUT, "/b/k", ("content-length", &more)), None, "an object");
+    }
+
+    #[test]
+    fn an_error_shows_no_value_that_may_be_secret() {
+        let e = check_features(&Method::GET, &target("/b/k"), &headers(&[("x-amz-server-side-encryption-customer-key", "SECRET")]));
+        let text = e.unwrap_err().describe();
+        assert!(text.contains("x-amz-server-side-encryption-customer-key") && !text.contains("SECRET"), "{text}");
+        let text = Target::of(&"/b/k?X-Amz-Signature=SECRET%ff".parse().unwrap(), &HeaderMap::new(), &[]).unwrap_err().describe();
+        assert!(text.contains("X-Amz-Signature") && !text.contains("SECRET"), "{text}");
+    }
+
+    #[test]
+    fn a_signature_is_for_s3_and_for_a_week_at_most() {
+        let code = |uri: &str, authorization: Option<&str>| {
+            let pairs: Vec<_> = authorization.map(|a| ("authorization", a)).into_iter().collect();
+            check_scope(&target(uri), &headers(&pairs)).err().map(|(code, _)| code)
+        };
+        let scope =
+            |service: &str| format!("AWS4-HMAC-SHA256 Credential=A/20260101/r/{service}/aws4_request, SignedHeaders=host, Signature=0");
+        assert_eq!(code("/b/k", Some(&scope("s3"))), None);
+        assert_eq!(code("/b/k", Some(&scope("sts"))), Some("AuthorizationHeaderMalformed"));
+        let presigned = |expires: &str| code(&format!("/b/k?X-Amz-Credential=A%2F2%2Fr%2Fs3%2Faws4_request&X-Amz-Expires={expires}"), None);
+        assert_eq!((presigned("1"), presigned("604800")), (None, None));
+        for bad in ["0", "604801", "-1", "x", "", "60&X-Amz-Expires=6000"] {
+            assert_eq!(presigned(bad), Some("AuthorizationQueryParametersError"), "{bad}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     Ops,
-    convert::{answer, etag, note, timestamp},
+    convert::{answer, etag, note, policy, timestamp},
 };
 use forebay_core::{Error, Result, limits, name::validate_bucket};
 use forebay_engine::{ListPage, ListRequest};
@@ -130,9 +130,10 @@ impl Ops {
     }
 
     pub(super) async fn buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
-        let note = note(&request)?;
+        let (note, policy) = (note(&request)?, policy(&request)?);
         let input = request.input;
-        let names = answer(self.engine.buckets().list().await, &note)?;
+        let mut names = answer(self.engine.buckets().list().await, &note)?;
+        names.retain(|name| policy.knows(name));
         let max = input.max_buckets.map_or(usize::MAX, |n| n.max(1) as usize);
         let mut matching = names
             .into_iter()

@@ -5,8 +5,9 @@
 //! uploads (`chunked.rs`). Signed requests are checked by the `s3s` library. Reads of objects never take the library's own form (`read.rs`); the
 //! other operations do (`list.rs`, `write.rs`, `multipart.rs`).
 //!
-//! Invariant: nothing reaches an operation unless its sender may come in, and what an operation does not do is refused, not ignored.
+//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`), and what an operation does not do is refused, not ignored.
 
+mod access;
 pub(crate) mod chunked;
 mod convert;
 pub mod error;
@@ -22,16 +23,23 @@ mod write;
 pub use path::{Target, decode, parse_query};
 pub use uploads::{Part as StoredPart, Uploads};
 
-use crate::{body::AnswerBody, config::Config, note::Note, note::Peer, upload::UploadBody};
-use forebay_core::{Error, ErrorKind, name::validate_bucket};
+use crate::{
+    auth::{Access, Policy},
+    body::AnswerBody,
+    config::Config,
+    note::Note,
+    upload::UploadBody,
+};
+use forebay_core::{Error, name::validate_bucket};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, TryStreamExt};
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body::Frame;
-use http_body_util::{BodyDataStream, StreamBody};
+use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
     Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
-    auth::{S3Auth, SecretKey, SimpleAuth},
+    auth::{S3Auth, SecretKey},
+    config::{S3Config, StaticConfigProvider},
     dto::*,
     host::{S3Host, VirtualHost},
     service::{S3Service, S3ServiceBuilder},
@@ -39,14 +47,17 @@ use s3s::{
 };
 use std::sync::Arc;
 
-/// The configured keys. The library's own table calls an unknown key `NotSignedUp`, which S3 does not.
-struct Keys(SimpleAuth);
+/// More than any error answer has: resource and message are bounded by the head of the request.
+const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
+
+/// The keys in force.
+struct Keys(Arc<Access>);
 
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
         let unknown = || S3Error::with_message(S3ErrorCode::InvalidAccessKeyId, "the access key is not one of this node's (see auth.keys)");
-        self.0.lookup(access_key).cloned().ok_or_else(unknown)
+        self.0.secret(access_key).map(|secret| secret.reveal().into()).ok_or_else(unknown)
     }
 }
 
@@ -61,8 +72,7 @@ pub(crate) struct Ops {
 pub struct Front {
     engine: Engine,
     hostnames: Vec<String>,
-    needs_credentials: bool,
-    has_keys: bool,
+    access: Arc<Access>,
     /// Checks signatures.
     signed: S3Service,
     /// Does not.
@@ -70,29 +80,22 @@ pub struct Front {
 }
 
 impl Front {
-    pub fn new(config: &Config, engine: Engine, uploads: Arc<Uploads>) -> Self {
+    pub fn new(config: &Config, engine: Engine, uploads: Arc<Uploads>, access: Arc<Access>) -> Self {
         let ops = Ops { engine: engine.clone(), uploads };
         let builder = || {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
             builder.set_validation(Names);
+            let mut limits = S3Config::default();
+            limits.xml_max_body_size = guard::XML_MAX_BYTES;
+            builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
             builder
         };
         let mut signed = builder();
-        let mut auth = SimpleAuth::new();
-        for pair in &config.auth.keys {
-            auth.register(pair.access_key.clone(), pair.secret_key.reveal().into());
-        }
-        signed.set_auth(Keys(auth));
-        signed.set_route(read::ReadRoute(engine.clone()));
-        Front {
-            engine,
-            hostnames: config.listen.hostnames.clone(),
-            needs_credentials: config.needs_credentials(),
-            has_keys: !config.auth.keys.is_empty(),
-            signed: signed.build(),
-            open: builder().build(),
-        }
+        signed.set_auth(Keys(access.clone()));
+        signed.set_access(access::Gate(access.clone()));
+        signed.set_route(read::ReadRoute(engine.clone(), access.clone()));
+        Front { engine, hostnames: config.listen.hostnames.clone(), access, signed: signed.build(), open: builder().build() }
     }
 
     /// Answers one request.
@@ -107,13 +110,21 @@ impl Front {
             Err(e) => return refuse(e),
         };
         note.set_name(&target.bucket, &target.key);
+        if let Err((code, e)) = guard::check_name(&target) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
+        }
+        if let Err((code, status, e)) = guard::check_document(request.method(), &target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, status, &e, &resource, &note.id);
+        }
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
         }
-        if note.peer == Peer::Unix || !self.needs_credentials {
+        if self.access.is_open(note.peer) {
             return self.call_open(request, target, note).await;
         }
-        if !self.has_keys {
+        if !self.access.has_keys() {
             return refuse(
                 Error::permission_denied("this node has tokens for /v1/, but no keys for S3")
                     .hint("ask the operator to set auth.keys, or use the Unix socket"),
@@ -121,6 +132,10 @@ impl Front {
         }
         if let Err(e) = guard::check_signature(&target, request.headers()) {
             return refuse(e);
+        }
+        if let Err((code, e)) = guard::check_scope(&target, request.headers()) {
+            note.set_error(e.describe());
+            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
         }
         let (mut head, body) = request.into_parts();
         head.extensions.insert(note.clone());
@@ -149,12 +164,16 @@ impl Front {
             Body::http_body_unsync(body)
         };
         head.extensions.insert(note.clone());
+        head.extensions.insert(Policy::full());
         self.library(&self.open, Request::from_parts(head, body), &note).await
     }
 
     async fn library(&self, service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
         match service.call(request).await {
+            Ok(response) if response.status().is_client_error() || response.status().is_server_error() => {
+                complete_error(response, &resource, note).await
+            }
             Ok(response) => response.map(AnswerBody::S3),
             Err(e) => {
                 let cause: crate::body::BoxError = e.into();
@@ -164,6 +183,28 @@ impl Front {
             }
         }
     }
+}
+
+/// The library's own errors have a code and often nothing else.
+async fn complete_error(response: Response<Body>, resource: &str, note: &Note) -> Response<AnswerBody> {
+    let (mut head, body) = response.into_parts();
+    let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await.map(|b| b.to_bytes()) else {
+        let e = Error::internal("the error of the S3 library could not be read");
+        note.set_error(e.describe());
+        return error::response(&e, resource, &note.id);
+    };
+    let completed = std::str::from_utf8(&body).ok().and_then(|xml| error::completed(xml, resource, &note.id));
+    let body = match completed {
+        None => AnswerBody::full(body),
+        Some((xml, log)) => {
+            if note.learned().error.is_empty() {
+                note.set_error(log);
+            }
+            head.headers.remove(header::CONTENT_LENGTH);
+            AnswerBody::full(xml)
+        }
+    };
+    Response::from_parts(head, body)
 }
 
 fn upload_error(e: crate::body::BoxError) -> Error {
@@ -243,9 +284,9 @@ operations! {
     list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = uploads,
 }
 
-/// 503 for S3 clients, before anything is looked at.
-pub fn overloaded(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
-    debug_assert!(matches!(e.kind(), ErrorKind::Busy | ErrorKind::ShuttingDown));
+/// For a request that is refused before it is looked at.
+pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
+    note.set_error(e.describe());
     let mut response = error::response(e, resource, &note.id);
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

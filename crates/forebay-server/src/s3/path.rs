@@ -50,7 +50,16 @@ pub fn parse_query(query: &str) -> Result<Vec<(String, String)>> {
         .filter(|pair| !pair.is_empty())
         .map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            Ok((decode(&name.replace('+', " "))?, decode(&value.replace('+', " "))?))
+            let name = decode(&name.replace('+', " "))?;
+            // Values may be secrets, such as signatures: an error names the parameter alone.
+            let value = percent_decode_str(&value.replace('+', " ")).decode_utf8().map(|v| v.into_owned()).map_err(|_| {
+                Error::invalid(format!(
+                    "the value of the query parameter {:?} is not percent-encoded UTF-8",
+                    forebay_core::name::shorten(&name)
+                ))
+                .hint("encode the value as UTF-8 first, then as %XX")
+            })?;
+            Ok((name, value))
         })
         .collect()
 }

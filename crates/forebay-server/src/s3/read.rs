@@ -3,7 +3,7 @@
 //! For requests whose signature is checked this is a route inside the library, taken after the check; others come here directly.
 
 use super::{error, path::Target};
-use crate::{body::AnswerBody, note::Note, object};
+use crate::{auth::Access, body::AnswerBody, config::Action, note::Note, object};
 use forebay_core::{Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{Engine, ReadOptions};
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, header};
@@ -140,7 +140,7 @@ fn response_overrides(target: &Target) -> Result<HeaderMap> {
 }
 
 /// The route for requests whose signature the library has checked.
-pub struct ReadRoute(pub Engine);
+pub struct ReadRoute(pub Engine, pub Arc<Access>);
 
 #[async_trait::async_trait]
 impl S3Route for ReadRoute {
@@ -152,6 +152,11 @@ impl S3Route for ReadRoute {
         let (Some(target), Some(note)) = (request.extensions.get::<Arc<Target>>(), request.extensions.get::<Arc<Note>>()) else {
             return Err(s3s::s3_error!(InternalError, "a read without its target"));
         };
+        let policy = super::access::policy_of(&self.1, request.credentials.as_ref())?;
+        if let Err(e) = policy.check(Action::Read, &target.bucket, &target.key) {
+            note.set_error(e.describe());
+            return Err(error::to_s3(e, &note.id));
+        }
         let (head, body) = read(&self.0, target, &request.method, &request.headers, note).await.into_parts();
         let mut response = S3Response::with_headers(Body::http_body_unsync(body), head.headers);
         response.status = Some(head.status);

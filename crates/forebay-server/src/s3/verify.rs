@@ -134,7 +134,9 @@ pub fn verify(body: ByteStream, length: u64, headers: &HeaderMap, trailing: Trai
                 Ok(Some((piece, Some(check))))
             }
             Some(Err(e)) => {
-                check.outcome.0.lock().failure.get_or_insert(Failure { code: "IncompleteBody", error: e.clone() });
+                // What the library checks together with the signature is told by the text of its error alone.
+                let code = if e.message().contains("Sha256Mismatch") { "XAmzContentSHA256Mismatch" } else { "IncompleteBody" };
+                check.outcome.0.lock().failure.get_or_insert(Failure { code, error: e.clone() });
                 Err(e)
             }
             None => check.finish().map(|()| None),

@@ -3,12 +3,13 @@
 use super::{
     Ops,
     convert::{
-        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, failed, name, note, now, put_condition, timestamp,
+        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, failed, name, note, now, policy, put_condition,
+        timestamp,
     },
     error,
     verify::{Failure, Trailing, Verified, verify},
 };
-use crate::note::Note;
+use crate::{config::Action, note::Note};
 use forebay_core::{CacheStatus, Error, ErrorKind, Result, limits, name::validate_bucket};
 use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
@@ -143,7 +144,7 @@ impl Ops {
     }
 
     pub(super) async fn delete_many(&self, request: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
-        let note = note(&request)?;
+        let (note, policy) = (note(&request)?, policy(&request)?);
         let DeleteObjectsInput { bucket, delete, .. } = request.input;
         note.set_name(&bucket, "");
         answer(validate_bucket(&bucket), &note)?;
@@ -153,9 +154,10 @@ impl Ops {
             return Err(error::with_code("MalformedXML", StatusCode::BAD_REQUEST, &e, &note.id));
         }
         let removals = delete.objects.into_iter().map(|o| {
-            let bucket = &bucket;
+            let (bucket, permitted) = (&bucket, policy.check(Action::Write, &bucket, &o.key));
             async move {
                 let removed = match &o.version_id {
+                    _ if permitted.is_err() => permitted,
                     Some(v) if v != "null" => Err(Error::unsupported("objects have one version here")),
                     _ if o.e_tag.is_some() || o.last_modified_time.is_some() || o.size.is_some() => {
                         Err(Error::unsupported("a conditional removal is not offered"))

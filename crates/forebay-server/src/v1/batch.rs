@@ -1,8 +1,8 @@
 //! `/v1/ml/moss[/BUCKET]`: GetBatch, by GET with a body and by POST alike.
 
 use super::{Call, not_offered};
-use crate::body::AnswerBody;
-use forebay_batch::RunOptions;
+use crate::{body::AnswerBody, config::Action};
+use forebay_batch::{MayRead, RunOptions};
 use forebay_core::{Error, Result};
 use http::{HeaderName, HeaderValue, Method, Response, header};
 
@@ -21,7 +21,9 @@ pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
         );
     }
     let body = call.read_body(call.app.batcher.config().max_body_bytes).await?;
+    let policy = call.policy.clone();
     let options = RunOptions {
+        may_read: (!policy.is_full()).then(|| MayRead::new(move |name| policy.check(Action::Read, name.bucket(), name.key()))),
         coloc: call.query("coloc").map(str::to_owned),
         pax_errors: call.headers.get(ENTRY_ERRORS).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"pax")),
     };

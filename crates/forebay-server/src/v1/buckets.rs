@@ -4,7 +4,7 @@
 //! token says after which member to go on; it holds nothing on the node.
 
 use super::{Call, done, error::json_response, msgpack, not_offered};
-use crate::body::AnswerBody;
+use crate::{body::AnswerBody, config::Action};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use forebay_core::{Error, Result, limits, name::validate_bucket};
 use forebay_engine::{ListEntry, ListRequest, ReadOptions};
@@ -52,10 +52,12 @@ pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<A
     }
 }
 
+/// The buckets in which something is allowed to the sender.
 async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     expect_action(&message, &["list", ""])?;
-    let names = call.app.engine.buckets().list().await?;
+    let mut names = call.app.engine.buckets().list().await?;
+    names.retain(|name| call.policy.knows(name));
     let entry = |name: &String| json!({"name": name, "provider": call.provider(), "namespace": {"uuid": "", "name": ""}});
     Ok(json_response(StatusCode::OK, &names.iter().map(entry).collect::<Vec<_>>()))
 }
@@ -91,6 +93,7 @@ async fn head(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
 
 /// Asks the origin, since a bucket that is configured may not be there.
 async fn exists(call: &Call, bucket: &str) -> Result<()> {
+    call.policy.check_known(bucket)?;
     validate_bucket(bucket)?;
     call.app.engine.list(bucket, ListRequest { max_keys: 1, ..ListRequest::default() }).await.map(drop)
 }
@@ -102,6 +105,7 @@ async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
         return list(call, bucket, &message["value"]).await;
     }
     expect_action(&message, &["create-bck"])?;
+    call.permit(Action::Admin, bucket, "")?;
     validate_bucket(bucket)?;
     call.app.engine.buckets().create(bucket).await?;
     Ok(done(StatusCode::OK))
@@ -110,6 +114,7 @@ async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
 async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
     expect_action(&message, &["destroy-bck"])?;
+    call.permit(Action::Admin, bucket, "")?;
     validate_bucket(bucket)?;
     call.app.engine.buckets().remove(bucket).await?;
     Ok(done(StatusCode::OK))
@@ -136,11 +141,12 @@ struct ListMessage {
 }
 
 async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<AnswerBody>> {
-    validate_bucket(bucket)?;
     let message: ListMessage = match value {
         Value::Null => ListMessage::default(),
         value => ListMessage::deserialize(value).map_err(|e| Error::invalid(format!("value: {e}")))?,
     };
+    call.permit(Action::List, bucket, &message.prefix)?;
+    validate_bucket(bucket)?;
     let flags = match &message.flags {
         Value::Null => 0,
         Value::Number(n) => n.as_u64().ok_or_else(|| Error::invalid("value.flags is not a number of flags"))?,
@@ -177,7 +183,10 @@ fn uuid(call: &Call, message: &ListMessage) -> String {
 }
 
 fn object_entry(call: &Call, bucket: &str, e: ListEntry, with_version: bool) -> Entry {
-    let cached = crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.store().is_some_and(|s| s.peek(&n).is_some()));
+    // What lies in the cache is told to those who may read it.
+    let readable = call.policy.allows(Action::Read, bucket, &e.key);
+    let cached =
+        readable && crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.store().is_some_and(|s| s.peek(&n).is_some()));
     let version = if with_version { e.etag.map(|t| t.trim_matches('"').to_owned()) } else { None };
     Entry { name: e.key, size: e.size, flags: if cached { IN_CACHE } else { 0 }, version }
 }
@@ -233,6 +242,9 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
     };
     if !message.continuation_token.is_empty() {
         let resume = Resume::decode(&message.continuation_token)?;
+        if !resume.key.starts_with(&message.prefix) {
+            return Err(Error::invalid("value.continuation_token is not one of this listing"));
+        }
         if let Some(from) = resume.members
             && let Some(reached) = add_members(call, bucket, &resume.key, from, size, &mut entries).await?
         {
@@ -275,6 +287,10 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
 
 /// Adds members from number `from` on until the page is full; returns where it stopped, if before the end.
 async fn add_members(call: &Call, bucket: &str, key: &str, from: usize, size: usize, entries: &mut Vec<Entry>) -> Result<Option<usize>> {
+    // The names in an archive are its content. A token, which says where to go on, is what the client sends: it leads nowhere else.
+    if !call.policy.allows(Action::Read, bucket, key) {
+        return Ok(None);
+    }
     let name = crate::object::name(bucket, key)?;
     let index = match call.app.engine.members(&name, &ReadOptions::default()).await {
         Ok(index) => index,

@@ -14,19 +14,22 @@ mod warm;
 
 use crate::{
     app::App,
-    auth,
+    auth::Policy,
     body::AnswerBody,
+    config::Action,
     note::{Api, Note, Peer},
     s3::{decode, parse_query},
     upload::UploadBody,
 };
 use error::Place;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Reservation, Result};
 use http::{Request, Response, StatusCode};
 use std::sync::Arc;
 
-/// The largest body of a request that is not an upload or a batch.
+/// The largest list of names.
 const CONTROL_BODY_MAX_BYTES: usize = 64 << 20;
+/// The largest other body that is JSON: ten thousand parts of an upload. As values it takes many times its size in memory.
+const JSON_BODY_MAX_BYTES: usize = 2 << 20;
 
 /// One request on its way through the handlers.
 pub(crate) struct Call {
@@ -36,7 +39,11 @@ pub(crate) struct Call {
     pub query: Vec<(String, String)>,
     pub headers: http::HeaderMap,
     pub http_10: bool,
+    /// What the sender may do.
+    pub policy: Arc<Policy>,
     body: parking_lot::Mutex<Option<UploadBody>>,
+    /// Of the memory budget, for a large body; until there is an answer.
+    held: parking_lot::Mutex<Vec<Reservation>>,
 }
 
 impl Call {
@@ -49,16 +56,29 @@ impl Call {
         self.query("provider").filter(|p| !p.is_empty()).unwrap_or("ais")
     }
 
+    /// Whether the sender may do this; asked before anything is looked up.
+    pub fn permit(&self, action: Action, bucket: &str, name: &str) -> Result<()> {
+        self.policy.check(action, bucket, name)
+    }
+
     pub fn take_body(&self) -> Result<UploadBody> {
         self.body.lock().take().ok_or_else(|| Error::internal("the body of the request was taken twice"))
     }
 
     pub async fn read_body(&self, limit: usize) -> Result<bytes::Bytes> {
-        crate::upload::read_all(self.take_body()?, limit).await
+        if let Some(encoding) = self.headers.get(http::header::CONTENT_ENCODING).filter(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
+        {
+            let encoding = String::from_utf8_lossy(encoding.as_bytes());
+            return Err(Error::invalid(format!("Content-Encoding: {} is not taken here", forebay_core::name::shorten(&encoding)))
+                .hint("send the body as it is"));
+        }
+        let (body, held) = crate::upload::read_all(self.take_body()?, limit, self.app.engine.budget()).await?;
+        self.held.lock().extend(held);
+        Ok(body)
     }
 
     pub async fn json(&self) -> Result<serde_json::Value> {
-        let body = self.read_body(CONTROL_BODY_MAX_BYTES).await?;
+        let body = self.read_body(JSON_BODY_MAX_BYTES).await?;
         if body.is_empty() {
             return Ok(serde_json::Value::Null);
         }
@@ -68,7 +88,9 @@ impl Call {
     /// The URL that the client reached the node by.
     pub fn base_url(&self) -> String {
         let host = self.headers.get(http::header::HOST).and_then(|h| h.to_str().ok()).unwrap_or("localhost");
-        format!("http://{host}")
+        // The Unix socket speaks no TLS.
+        let scheme = if is_local(self) { "http" } else { self.app.scheme() };
+        format!("{scheme}://{host}")
     }
 }
 
@@ -82,7 +104,12 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
     };
+    let policy = match app.access.of_request(note.peer, &head.headers) {
+        Ok(policy) => policy,
+        Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
+    };
     let call = Call {
+        policy,
         app: app.clone(),
         note: note.clone(),
         path: raw,
@@ -90,12 +117,9 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         headers: head.headers,
         http_10: head.version < http::Version::HTTP_11,
         body: parking_lot::Mutex::new(Some(body)),
+        held: parking_lot::Mutex::default(),
     };
-    let routed = match auth::check_token(&app.config, note.peer, &call.headers) {
-        Ok(()) => route(&call, &segments).await,
-        Err(e) => Err(e),
-    };
-    match routed {
+    match route(&call, &segments).await {
         Ok(response) => response,
         Err(e) => {
             let learned = note.learned();

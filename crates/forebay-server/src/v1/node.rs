@@ -1,7 +1,7 @@
 //! `/v1/forebay/`: what the node says of itself, and what operators do with its cache.
 
 use super::{Call, error::json_response, is_local, not_offered, warm};
-use crate::{body::AnswerBody, object, process};
+use crate::{auth, body::AnswerBody, config::Action, object, process};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
 use forebay_engine::{ListRequest, ReadOptions};
 use http::{Method, Response, StatusCode};
@@ -15,6 +15,9 @@ const REPORT_ERRORS_MAX: usize = 100;
 pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<AnswerBody>> {
     match (&call.note.method, what) {
         (&Method::GET, "info") => Ok(json_response(StatusCode::OK, &info(call))),
+        (&Method::GET, "status") if !call.policy.allows_everywhere(Action::Admin) => {
+            Err(auth::refusal("the status of the node is for keys that have admin on every bucket".into()))
+        }
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call).await?)),
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
@@ -31,8 +34,8 @@ fn info(call: &Call) -> Value {
         "node_id": app.node_id,
         "unix_socket": app.unix_path.as_ref().map(|p| p.display().to_string()),
         "host_id": process::host_id(),
-        "admin": app.admin_addr.map(|a| format!("http://{a}")),
-        "s3": app.s3_addr.map(|a| format!("http://{a}")),
+        "admin": app.admin_addr.map(|a| format!("{}://{a}", app.admin_scheme())),
+        "s3": app.s3_addr.map(|a| format!("{}://{a}", app.scheme())),
         "local": is_local(call),
     })
 }
@@ -126,6 +129,7 @@ fn store(call: &Call) -> Result<&Arc<forebay_store::Store>> {
 async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
     call.note.set_name(bucket, key);
+    call.permit(Action::Read, bucket, key)?;
     let name = object::name(bucket, key)?;
     let engine = &call.app.engine;
     // What is here now, before the question makes it fresh.
@@ -155,7 +159,12 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
 }
 
 fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
-    let names: Vec<Value> = store(call)?.pinned().iter().map(|n| json!({"bucket": n.bucket(), "key": n.key()})).collect();
+    if !call.policy.allows_somewhere(Action::Admin) {
+        return Err(auth::refusal("the pins are for keys that have admin on something".into()));
+    }
+    let mut names = store(call)?.pinned();
+    names.retain(|n| call.policy.allows(Action::Admin, n.bucket(), n.key()));
+    let names: Vec<Value> = names.iter().map(|n| json!({"bucket": n.bucket(), "key": n.key()})).collect();
     Ok(json_response(StatusCode::OK, &json!({"pinned": names})))
 }
 
@@ -205,7 +214,17 @@ impl Selection {
             forebay_core::name::validate_bucket(&selection.bucket)?;
         }
         call.note.set_name(&selection.bucket, selection.prefix.as_deref().unwrap_or_default());
+        selection.permit(call)?;
         Ok(selection)
+    }
+
+    /// All of it or nothing: what is done to the cache needs `admin`.
+    fn permit(&self, call: &Call) -> Result<()> {
+        match &self.prefix {
+            Some(prefix) => call.permit(Action::Admin, &self.bucket, prefix),
+            None if call.policy.is_full() => Ok(()),
+            None => self.names()?.iter().try_for_each(|n| call.permit(Action::Admin, n.bucket(), n.key())),
+        }
     }
 
     /// The names of a list or manifest.

@@ -1,7 +1,7 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
 use super::{Call, done, error::json_response, not_offered};
-use crate::{body::AnswerBody, object, s3::StoredPart};
+use crate::{body::AnswerBody, config::Action, object, s3::StoredPart};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, ReadOptions, UploadedPart};
 use futures::{StreamExt, TryStreamExt};
@@ -23,6 +23,9 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
     if key.is_empty() {
         return Err(not_offered(call));
     }
+    let copies = call.note.method == Method::PUT && copy_target(call).is_some();
+    let reads = copies || matches!(call.note.method, Method::GET | Method::HEAD);
+    call.permit(if reads { Action::Read } else { Action::Write }, bucket, key)?;
     let name = object::name(bucket, key)?;
     let archpath = call.query("archpath").filter(|p| !p.is_empty());
     match (call.note.method.clone(), archpath) {
@@ -34,6 +37,11 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
         (Method::DELETE, None) => delete(call, &name).await,
         _ => Err(not_offered(call)),
     }
+}
+
+/// The name that a PUT copies this object to.
+fn copy_target(call: &Call) -> Option<&str> {
+    call.query("object_to").filter(|t| !t.is_empty())
 }
 
 /// `latest-ver`: whatever the freshness rule says, the origin is asked.
@@ -167,7 +175,7 @@ fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
 }
 
 async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
-    if let Some(to) = call.query("object_to").filter(|t| !t.is_empty()) {
+    if let Some(to) = copy_target(call) {
         return copy(call, name, to).await;
     }
     if let Some(upload) = call.query("uploadId") {
@@ -195,6 +203,7 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
         return Err(bad());
     }
     let to = object::name(parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?)?;
+    call.permit(Action::Write, to.bucket(), to.key())?;
     let source = call.app.engine.head(from, &ReadOptions::default()).await?.meta;
     call.app.engine.copy(from, &to, PutRequest { attributes: source.attributes.clone(), ..PutRequest::default() }).await?;
     Ok(done(StatusCode::OK))
@@ -206,8 +215,10 @@ async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         call.app.uploads.end(name, upload);
         return Ok(done(StatusCode::OK));
     }
-    // Unlike S3's, this DELETE says when there was nothing to remove.
-    call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true, ..Default::default() }).await?;
+    // Unlike S3's, this DELETE says when there was nothing to remove: to those who may know.
+    if call.policy.allows(Action::Read, name.bucket(), name.key()) {
+        call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true, ..Default::default() }).await?;
+    }
     call.app.engine.delete(name).await?;
     Ok(done(StatusCode::OK))
 }

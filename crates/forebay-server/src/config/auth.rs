@@ -1,0 +1,149 @@
+//! Keys, tokens and what they may do: `[auth]`, and the file that holds them apart from the rest.
+
+use super::{Secret, load::explain, section::section};
+use forebay_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf};
+
+section! {
+    /// Who may come in, and what they may do. By default the Unix socket is guarded by its file permissions, and TCP by what is here.
+    Auth {
+        /// Keys and their policies: see `[[auth.keys]]`.
+        keys: Vec<KeyPair> = Vec::new(),
+        /// Tokens for requests under `/v1/` (`Authorization: Bearer TOKEN`) that may do everything. A key's own `token` has the key's policy.
+        tokens: Vec<Secret> = Vec::new(),
+        /// A TOML file with more `[[keys]]` and `tokens`, apart from this one so that its mode can be 0600. It is read again within a second when it changes,
+        /// and on SIGHUP: keys and policies change without a restart. One that cannot be used leaves the keys in force and is told in the log and in
+        /// `forebay_reload_stale`. Write it anew beside and rename it into place, so that it is never read half.
+        keys_file: Option<PathBuf> = None,
+        /// Whether requests over the Unix socket need no key and may do everything. `false`: they need one, as over TCP.
+        unix_trusted: bool = true,
+        /// Serve without any keys or tokens on an address that other machines reach. Without keys, a node listens on loopback only.
+        anonymous: bool = false,
+    }
+}
+
+section! {
+    /// A key: `{ access_key = "…", secret_key = "…", token = "…", allow = [{ bucket = "train", prefix = "public/", actions = ["read", "list"] }] }`.
+    /// It signs S3 requests with its secret, sends its token with requests under `/v1/`, or both.
+    KeyPair {
+        /// The name of the key, sent with each S3 request.
+        access_key: String = String::new(),
+        /// The secret that S3 requests are signed with (Signature Version 4).
+        secret_key: Secret = Secret::default(),
+        /// A file that holds the secret instead.
+        secret_key_file: Option<PathBuf> = None,
+        /// The token that requests under `/v1/` bring (`Authorization: Bearer TOKEN`): batches, objects, and the commands of `forebay`.
+        token: Option<Secret> = None,
+        /// What the key may do, as a list of grants that add up: see `[[auth.keys.allow]]`. Left out: everything. An empty list: nothing.
+        allow: Option<Vec<Grant>> = None,
+    }
+}
+
+section! {
+    /// A grant. What no grant of a key allows is answered 403, whether or not it exists, and wherever it lies.
+    Grant {
+        /// The bucket; `NAME*` for all that begin with NAME, `*` for all.
+        bucket: String = String::new(),
+        /// The beginning of the names that it holds for; left out, all of them. `public/` is what is in that directory, `public` would also be `public-2/x`.
+        prefix: String = String::new(),
+        /// Any of `read` (objects, archive members, sources of copies, `stat`), `write` (put, delete, uploads by parts, targets of copies), `list` (listings
+        /// whose prefix begins with this prefix) and `admin` (warm, pin, unpin, evict; of a whole bucket: making and removing it; of everything: `status`).
+        actions: Vec<Action> = Vec::new(),
+    }
+}
+
+/// What a grant is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    Read,
+    Write,
+    List,
+    Admin,
+}
+
+impl Action {
+    #[cfg(test)]
+    pub const ALL: [Action; 4] = [Action::Read, Action::Write, Action::List, Action::Admin];
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Action::Read => "read",
+            Action::Write => "write",
+            Action::List => "list",
+            Action::Admin => "admin",
+        })
+    }
+}
+
+/// What `auth.keys_file` holds.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeysFile {
+    pub keys: Vec<KeyPair>,
+    pub tokens: Vec<Secret>,
+}
+
+impl KeysFile {
+    /// Reads the text of a file; `name` is for messages.
+    ///
+    /// # Errors
+    /// `Invalid` with the line, and without what is on it, which may be a secret.
+    pub fn parse(text: &str, name: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            let place = line.map_or_else(|| name.to_owned(), |n| format!("{name}, line {n}"));
+            let message = e.message();
+            match message.split_once(", expected ") {
+                Some((_, expected)) if message.starts_with("invalid ") => Error::invalid(format!("{place}: expected {expected}")),
+                _ => explain(&place, message),
+            }
+        })
+    }
+}
+
+impl KeyPair {
+    /// Whether its parts go together.
+    ///
+    /// # Errors
+    /// `Invalid`, with what to do.
+    pub fn check(&self) -> Result<()> {
+        let has_secret = !self.secret_key.reveal().is_empty();
+        if has_secret && self.secret_key_file.is_some() {
+            return Err(Error::invalid("both secret_key and secret_key_file").hint("give one of them"));
+        }
+        if self.access_key.is_empty() == (has_secret || self.secret_key_file.is_some()) {
+            return Err(Error::invalid("one of access_key and its secret is missing").hint("access_key and secret_key belong together"));
+        }
+        if self.access_key.is_empty() && self.token.is_none() {
+            return Err(
+                Error::invalid("there is neither an access_key nor a token").hint("access_key and secret_key, or token, or all three")
+            );
+        }
+        Ok(())
+    }
+
+    /// The secret, from wherever it is.
+    ///
+    /// # Errors
+    /// `Invalid` if its file cannot be read or is empty.
+    pub fn secret(&self) -> Result<Secret> {
+        let Some(path) = &self.secret_key_file else { return Ok(self.secret_key.clone()) };
+        let bad = |why: String| Error::invalid(format!("secret_key_file: {}: {why}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+        match text.trim() {
+            "" => Err(bad("it is empty".into())),
+            secret => Ok(Secret::new(secret)),
+        }
+    }
+}
+
+impl Auth {
+    /// Whether requests over TCP must bring a key or a token.
+    pub fn needs_credentials(&self) -> bool {
+        !self.keys.is_empty() || !self.tokens.is_empty() || self.keys_file.is_some()
+    }
+}

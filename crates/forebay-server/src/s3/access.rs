@@ -1,0 +1,146 @@
+//! Whether the sender of a signed S3 request may do what it asks for.
+//!
+//! The S3 library asks here between the signature and the operation: first with the operation's name ([`Gate::check`]), then with its input. Reads of
+//! objects take a route of their own (`read.rs`) and ask there. What names several objects is asked for each: both sides of a copy here, the keys of
+//! DeleteObjects and the names of ListBuckets where they are gone through.
+//!
+//! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so one that is added and forgotten here stays closed.
+
+use super::{
+    convert::{copy_source, failed, note, policy},
+    error,
+};
+use crate::{
+    auth::{Access, Policy, refusal},
+    config::Action,
+    note::Note,
+};
+use s3s::{
+    S3Request, S3Result,
+    access::{S3Access, S3AccessContext},
+    auth::Credentials,
+    dto::*,
+};
+use std::sync::Arc;
+
+/// The operations whose input is asked about below, or that go through their names themselves (the last two).
+const KNOWN: &[&str] = &[
+    "AbortMultipartUpload",
+    "CompleteMultipartUpload",
+    "CopyObject",
+    "CreateBucket",
+    "CreateMultipartUpload",
+    "DeleteBucket",
+    "DeleteObject",
+    "GetBucketLocation",
+    "HeadBucket",
+    "ListMultipartUploads",
+    "ListObjects",
+    "ListObjectsV2",
+    "ListParts",
+    "PutObject",
+    "UploadPart",
+    "UploadPartCopy",
+    "DeleteObjects",
+    "ListBuckets",
+];
+
+pub struct Gate(pub Arc<Access>);
+
+/// The policy of a request whose signature was found right.
+pub fn policy_of(access: &Access, credentials: Option<&Credentials>) -> S3Result<Arc<Policy>> {
+    let Some(credentials) = credentials else { return Err(s3s::s3_error!(AccessDenied, "Signature is required")) };
+    access.of_key(&credentials.access_key).ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))
+}
+
+fn may<T>(request: &S3Request<T>, action: Action, bucket: &str, name: &str) -> S3Result<()> {
+    let note = note(request)?;
+    note.set_name(bucket, name);
+    policy(request)?.check(action, bucket, name).map_err(|e| failed(e, &note))
+}
+
+fn may_know<T>(request: &S3Request<T>, bucket: &str) -> S3Result<()> {
+    let note = note(request)?;
+    note.set_name(bucket, "");
+    policy(request)?.check_known(bucket).map_err(|e| failed(e, &note))
+}
+
+/// A source that cannot be read as one is the operation's matter: it refuses it too.
+fn may_read_source<T>(request: &S3Request<T>, source: &CopySource) -> S3Result<()> {
+    match copy_source(source) {
+        Ok(from) => {
+            let note = note(request)?;
+            policy(request)?.check(Action::Read, from.bucket(), from.key()).map_err(|e| failed(e, &note))
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+/// Each operation asks about the object, or about the prefix, that its input names; the rest is written out.
+macro_rules! gates {
+    ($($operation:ident($input:ty) = $action:ident($name:ident)),* $(,)? ; $($rest:tt)*) => {
+        #[async_trait::async_trait]
+        impl S3Access for Gate {
+            $( async fn $operation(&self, request: &mut S3Request<$input>) -> S3Result<()> {
+                let name: &str = gates!(@$name request);
+                may(request, Action::$action, &request.input.bucket, name)
+            } )*
+            $($rest)*
+        }
+    };
+    (@key $request:ident) => { &$request.input.key };
+    (@prefix $request:ident) => { $request.input.prefix.as_deref().unwrap_or_default() };
+    (@whole $request:ident) => { "" };
+}
+
+gates! {
+    put_object(PutObjectInput) = Write(key),
+    delete_object(DeleteObjectInput) = Write(key),
+    create_multipart_upload(CreateMultipartUploadInput) = Write(key),
+    upload_part(UploadPartInput) = Write(key),
+    complete_multipart_upload(CompleteMultipartUploadInput) = Write(key),
+    abort_multipart_upload(AbortMultipartUploadInput) = Write(key),
+    list_parts(ListPartsInput) = Write(key),
+    list_objects(ListObjectsInput) = List(prefix),
+    list_objects_v2(ListObjectsV2Input) = List(prefix),
+    list_multipart_uploads(ListMultipartUploadsInput) = List(prefix),
+    create_bucket(CreateBucketInput) = Admin(whole),
+    delete_bucket(DeleteBucketInput) = Admin(whole);
+
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let policy = policy_of(&self.0, context.credentials())?;
+        if !policy.is_full() && !KNOWN.contains(&context.s3_op().name()) {
+            let e = refusal(format!("{} is not allowed to this key", context.s3_op().name()));
+            let note: Option<Arc<Note>> = context.extensions_mut().get::<Arc<Note>>().cloned();
+            return Err(match note {
+                Some(note) => error::to_s3(e, &note.id),
+                None => s3s::s3_error!(AccessDenied),
+            });
+        }
+        context.extensions_mut().insert(policy);
+        Ok(())
+    }
+
+    async fn copy_object(&self, request: &mut S3Request<CopyObjectInput>) -> S3Result<()> {
+        may(request, Action::Write, &request.input.bucket, &request.input.key)?;
+        may_read_source(request, &request.input.copy_source)
+    }
+
+    async fn upload_part_copy(&self, request: &mut S3Request<UploadPartCopyInput>) -> S3Result<()> {
+        may(request, Action::Write, &request.input.bucket, &request.input.key)?;
+        may_read_source(request, &request.input.copy_source)
+    }
+
+    async fn head_bucket(&self, request: &mut S3Request<HeadBucketInput>) -> S3Result<()> {
+        may_know(request, &request.input.bucket)
+    }
+
+    async fn get_bucket_location(&self, request: &mut S3Request<GetBucketLocationInput>) -> S3Result<()> {
+        may_know(request, &request.input.bucket)
+    }
+
+    /// Its keys are asked about one by one; whether there is such a bucket is told before.
+    async fn delete_objects(&self, request: &mut S3Request<DeleteObjectsInput>) -> S3Result<()> {
+        may_know(request, &request.input.bucket)
+    }
+}

@@ -1,0 +1,78 @@
+//! A client's end: whom it trusts, and the handshake.
+
+use crate::{ALPN, provider, read};
+use forebay_core::{Error, ErrorKind, Result};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use std::{io, path::Path, sync::Arc};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+pub type ClientStream = tokio_rustls::client::TlsStream<TcpStream>;
+
+/// Cheap to clone: all clones are one.
+#[derive(Clone)]
+pub struct ClientTls(TlsConnector);
+
+impl ClientTls {
+    /// Trusts the certificates in the file `ca`, and nothing else; without a file, those of the system (`SSL_CERT_FILE` names others).
+    ///
+    /// # Errors
+    /// `Invalid` for a file without certificates, or a system without any.
+    pub fn new(ca: Option<&Path>) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        match ca {
+            Some(path) => {
+                let bad = |why: String| Error::invalid(format!("the CA file {}: {why}", path.display())).hint("a file of PEM certificates");
+                let pem = read("the CA file", path)?;
+                for certificate in CertificateDer::pem_slice_iter(&pem) {
+                    let added = certificate.map_err(|e| bad(e.to_string())).and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));
+                    added?;
+                }
+                if roots.is_empty() {
+                    return Err(bad("there is no certificate in it".into()));
+                }
+            }
+            None => {
+                // Some systems carry certificates that rustls cannot read; the others count.
+                let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                if added == 0 {
+                    return Err(Error::invalid("this system has no certificates of authorities")
+                        .hint("install them (ca-certificates), or name a CA file: --ca, ca=, FOREBAY_CA_FILE"));
+                }
+            }
+        }
+        let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let config = config.map_err(|e| Error::internal(format!("TLS: {e}")))?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        Ok(ClientTls(TlsConnector::from(Arc::new(config))))
+    }
+
+    /// The handshake with `host`, a name or an address without its port.
+    ///
+    /// # Errors
+    /// `Unauthenticated` if the other end is not whom it should be; `OriginUnavailable` for what broke on the way.
+    pub async fn connect(&self, host: &str, stream: TcpStream) -> Result<ClientStream> {
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
+            .map_err(|_| Error::invalid(format!("{host:?} is neither a host name nor an address")))?;
+        self.0.connect(name, stream).await.map_err(|e| explain(host, e))
+    }
+}
+
+fn explain(host: &str, e: io::Error) -> Error {
+    let tls = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(why)) => {
+            Error::new(ErrorKind::Unauthenticated, format!("the certificate of {host} is not trusted: {why:?}"))
+                .hint("a CA of your own is named by --ca, ca= or FOREBAY_CA_FILE; the certificate must name this host")
+                .source(e)
+        }
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Error::origin_unavailable(format!("{host} does not speak TLS there")).hint("is it http:// that is meant?").source(e)
+        }
+        _ => Error::origin_unavailable(format!("the TLS handshake with {host} failed: {e}")).source(e),
+    }
+}

@@ -1,0 +1,28 @@
+//! TLS for both ends: a listener's certificate that can be replaced while connections are open, and whom a client trusts.
+//!
+//! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. The provider is named in each configuration, so nothing depends on which one the
+//! process has installed. Files are PEM.
+//!
+//! Invariant: there is no way to switch the check of a certificate off. Who has a certificate of their own names its CA.
+
+mod client;
+mod expiry;
+mod server;
+
+pub use client::{ClientStream, ClientTls};
+pub use server::{Accept, Identity, ServerStream, ServerTls};
+
+use forebay_core::{Error, Result};
+use rustls::crypto::CryptoProvider;
+use std::{path::Path, sync::Arc};
+
+const ALPN: &[u8] = b"http/1.1";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn read(what: &str, path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path)
+        .map_err(|e| Error::invalid(format!("{what}: {} cannot be read: {e}", path.display())).hint("check the path, and who may read it"))
+}
