@@ -100,6 +100,17 @@ pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
     }
 }
 
+/// Every object has a version. An answer without one is a proxy's page, or an error document under the status 200: its bytes are no object's.
+fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
+    if meta.etag.is_none() && meta.last_modified_ms == 0 {
+        let what = format!("{} {:?} at {}: the answer has neither ETag nor Last-Modified", site.operation, site.key, site.origin);
+        return Err(
+            Error::origin_unavailable(what).hint("something else than the object came: look at the endpoint, and at proxies before it")
+        );
+    }
+    Ok(())
+}
+
 /// The conditions once more, on the answer: for services and proxies that do not know them.
 pub(crate) fn get_checks(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
     let current = meta.etag.as_deref().unwrap_or_default();
@@ -141,7 +152,9 @@ impl Origin for S3Origin {
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         let site = self.site("head", key);
         let answer = self.client.send(Call::new(Method::HEAD, site)).await?;
-        headers::meta(self.client.dialect(), site, answer.headers())
+        let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
+        is_object(&meta, site)?;
+        Ok(meta)
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
@@ -163,6 +176,7 @@ impl Origin for S3Origin {
             other => other?,
         };
         let (meta, range) = headers::meta_and_range(self.client.dialect(), site, answer.status(), answer.headers())?;
+        is_object(&meta, site)?;
         get_checks(&meta, &request, key)?;
         match &request.range {
             // Some services answer 200 to a range that covers the object.
