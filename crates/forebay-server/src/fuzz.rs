@@ -216,7 +216,8 @@ fn fuzz_configuration() {
 
 /// What RFC 9110 says of one range, in numbers that cannot overflow: first and last byte of an object of `size`.
 fn simple_range(header: &str, size: u64) -> Option<(u128, u128)> {
-    let (first, last) = header.trim().strip_prefix("bytes=")?.trim().split_once('-')?;
+    let (unit, bytes) = header.trim().split_once('=')?;
+    let (first, last) = bytes.trim().split_once('-').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
     let number = |s: &str| (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse::<u128>().unwrap_or(u128::MAX));
     let size = u128::from(size);
     match (first.trim(), last.trim()) {
