@@ -4,6 +4,7 @@
 //! wheel. One command per file under [`commands`]; they share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on
 //! stderr and exit codes). Results are the only thing on stdout, so that every command can stand in a pipe.
 
+mod allocator;
 mod bench;
 mod cli;
 mod client;
@@ -55,6 +56,9 @@ fn run(cli: Cli) -> Outcome {
         Command::Serve(_) | Command::Distance(_) => tokio::runtime::Builder::new_multi_thread(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
+    if matches!(cli.command, Command::Serve(_)) {
+        allocator::tune();
+    }
     let runtime = builder.enable_all().build().map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
     let outcome = runtime.block_on(async {
         match cli.command {

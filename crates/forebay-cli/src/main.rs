@@ -1,7 +1,4 @@
-//! The binary: the command line of [`forebay_cli`] with mimalloc under it.
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+//! The binary: the command line of [`forebay_cli`].
 
 fn main() {
     std::process::exit(forebay_cli::main_from(std::env::args_os()));
