@@ -2,9 +2,11 @@
 
 use crate::{metrics::Metrics, request_id::RequestId};
 use forebay_core::CacheStatus;
-use http::{HeaderMap, HeaderValue, Method};
-use parking_lot::Mutex;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use parking_lot::{Mutex, MutexGuard};
 use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
 
 /// Who sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,13 +87,13 @@ impl Note {
         self.learned.lock().error = printable(&error.into());
     }
 
-    pub fn learned(&self) -> Learned {
-        self.learned.lock().clone()
+    pub fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock()
     }
 
     /// Sets `X-Cache` and counts it. The one place that does either, so the header and its counter never disagree.
     pub fn x_cache(&self, headers: &mut HeaderMap, status: CacheStatus) {
-        headers.insert("x-cache", HeaderValue::from_static(status.as_str()));
+        headers.insert(X_CACHE, HeaderValue::from_static(status.as_str()));
         self.metrics.answers.count(status);
         self.learned.lock().cache = Some(status);
     }

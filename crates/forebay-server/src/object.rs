@@ -2,21 +2,21 @@
 
 use crate::{body::AnswerBody, note::Note};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Datelike, Timelike, Utc};
 use forebay_core::{Attributes, ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result};
 use forebay_engine::{Conditions, Engine, ReadOptions};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::ops::Range;
 
 /// Asks for an answer past the cache, as `Cache-Control: no-cache` does.
-pub const BYPASS_HEADER: &str = "x-forebay-cache";
+pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache");
 
 /// What a request's headers ask of a read.
 pub fn read_options(headers: &HeaderMap) -> ReadOptions {
     let text = |name: HeaderName| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
     // A date that cannot be read is as none: RFC 9110, section 13.1.3.
     let date = |name: HeaderName| text(name).and_then(|t| parse_http_date(&t));
-    let has = |name: &str, word: &str| {
+    let has = |name: HeaderName, word: &str| {
         headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).any(|v| v.split(',').any(|w| w.trim().eq_ignore_ascii_case(word)))
     };
     ReadOptions {
@@ -26,7 +26,7 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             if_modified_since_ms: date(header::IF_MODIFIED_SINCE),
             if_unmodified_since_ms: date(header::IF_UNMODIFIED_SINCE),
         },
-        bypass: has("cache-control", "no-cache") || has(BYPASS_HEADER, "bypass"),
+        bypass: has(header::CACHE_CONTROL, "no-cache") || has(BYPASS_HEADER, "bypass"),
         brought: None,
         uncounted: false,
     }
@@ -179,9 +179,15 @@ pub fn streamed(body: forebay_engine::ByteStream, length: u64, cache: CacheStatu
     response
 }
 
+const WEEKDAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
 /// `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub fn http_date(ms: i64) -> String {
-    DateTime::<Utc>::from_timestamp_millis(ms).unwrap_or_default().format("%a, %d %b %Y %H:%M:%S GMT").to_string()
+    let t = DateTime::<Utc>::from_timestamp_millis(ms).unwrap_or_default();
+    // By hand: each answer has one, and a format string is parsed anew each time.
+    let (day, month) = (WEEKDAYS[t.weekday().num_days_from_monday() as usize], MONTHS[t.month0() as usize]);
+    format!("{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT", t.day(), t.year(), t.hour(), t.minute(), t.second())
 }
 
 /// Milliseconds since the epoch.
@@ -204,6 +210,10 @@ mod tests {
         assert_eq!(parse_http_date(text), Some(784_111_777_000));
         assert_eq!(http_date(784_111_777_999), text);
         assert_eq!(parse_http_date("yesterday"), None);
+        for ms in (0..4_000_000_000_000).step_by(86_399_000_003) {
+            let slow = DateTime::<Utc>::from_timestamp_millis(ms).unwrap().format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+            assert_eq!(http_date(ms), slow);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The id of a request: what the client sends if it is sane, or else a new one. It is in the answer, in the logs and in error texts.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use std::{
     fmt,
     sync::{
@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-pub const HEADER: &str = "x-request-id";
+pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_BYTES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use std::{
@@ -25,6 +25,8 @@ use std::{
     time::Duration,
 };
 use tokio::sync::OwnedSemaphorePermit;
+
+const AMZ_REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
 /// Answers one request.
 pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Response<Tracked> {
@@ -49,15 +51,16 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     }
     if let Ok(id) = HeaderValue::from_str(note.id.as_str()) {
         if !is_v1 {
-            response.headers_mut().insert("x-amz-request-id", id.clone());
+            response.headers_mut().insert(AMZ_REQUEST_ID, id.clone());
         }
         response.headers_mut().insert(request_id::HEADER, id);
     }
-    let learned = note.learned();
-    app.metrics.request(learned.api.unwrap_or(Api::S3), &note.method, response.status().as_u16());
-    // HEADs and listings are no GETs of objects.
-    let cache = learned.cache.filter(|_| note.method == Method::GET);
-    let api = learned.api.unwrap_or(Api::S3);
+    let (api, cache) = {
+        let learned = note.learned();
+        // HEADs and listings are no GETs of objects.
+        (learned.api.unwrap_or(Api::S3), learned.cache.filter(|_| note.method == Method::GET))
+    };
+    app.metrics.request(api, &note.method, response.status().as_u16());
     if response.status().is_success() && (cache.is_some() || api == Api::Batch) {
         app.metrics.first_byte(api, cache, note.began.elapsed());
     }

@@ -122,7 +122,7 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
     match route(&call, &segments).await {
         Ok(response) => response,
         Err(e) => {
-            let learned = note.learned();
+            let learned = note.learned().clone();
             let range = e.kind() == ErrorKind::RangeNotSatisfiable;
             let place = Place {
                 note: &note,
