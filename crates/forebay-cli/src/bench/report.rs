@@ -174,8 +174,9 @@ const COSTS: [(&str, &str); 12] = [
 ];
 
 /// Of caches with many entries.
-const CACHE: [(&str, &str); 10] = [
+const CACHE: [(&str, &str); 11] = [
     ("of smallest", "of_smallest"),
+    ("by few", "of_smallest_by_few"),
     ("puts", "puts_per_s"),
     ("index memory", "index_bytes"),
     ("table B/entry", "table_bytes_per_entry"),
