@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table and cold. With arguments, `forebay bench ARGUMENT…` alone.
+# tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table, cold and index. With arguments, `forebay bench ARGUMENT…` alone.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
@@ -25,7 +25,7 @@ if (($# > 0)); then
     "$forebay" bench "$@"
 else
     now=$(date -u +%Y%m%d-%H%M%S)
-    for what in suite table cold; do
+    for what in suite table cold index; do
         before=$(find "$CACHE/bench" -name "$what-*.json" | sort | tail -1)
         report=$CACHE/bench/$what-$now.json
         echo "${bold}forebay bench $what${plain}"

@@ -14,6 +14,7 @@ use crate::{
     fill::{Source, chunk_range, chunks_of},
     read::resolve_range,
     resolve::Resolved,
+    sequential::Runs,
     stats::add,
 };
 use bytes::Bytes;
@@ -203,7 +204,7 @@ impl Engine {
 
     async fn build_index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>, kind: ArchiveKind) -> Result<MemberIndex> {
         let mut indexer = Indexer::new(kind, meta.size);
-        let mut read_until = 0;
+        let (mut read_until, mut runs) = (0, Runs::default());
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
             let alone = far && kind == ArchiveKind::Tar && !self.has_chunks(name, meta, &(range.start..range.start + 1)) && data.is_none();
@@ -213,7 +214,14 @@ impl Engine {
             } else {
                 // The rest of the chunk, which was read for it anyway; a tar's next headers are in it.
                 let end = match kind {
-                    ArchiveKind::Tar => (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES,
+                    ArchiveKind::Tar => {
+                        // Members are small: the pass reads on, so the next run is fetched while this one is parsed. Only the store keeps it.
+                        if !far && data.is_none() && self.keeps(name) {
+                            let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
+                            runs.read_ahead(self, name, meta, (range.start / CHUNK_BYTES) as u32, until);
+                        }
+                        (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES
+                    }
                     _ => range.end.min(range.start + CHUNK_BYTES),
                 };
                 self.bytes_of(name, meta, data.as_ref(), range.start..end.min(meta.size)).await?

@@ -17,6 +17,30 @@ use forebay_origin::ByteStream;
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
+/// The runs that one reader, who goes through an object from front to back, has begun.
+#[derive(Default)]
+pub(crate) struct Runs {
+    /// The chunk after the last one that a run was begun for.
+    begun_until: u32,
+}
+
+impl Runs {
+    /// Chunk `index` is read now (by [`Engine::chunk`], up to `until`): begins the next run when half of a run is left of this one, if it is missing.
+    pub(crate) fn read_ahead(&mut self, engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>, index: u32, until: u32) {
+        if !engine.has_or_fetches(name, meta, index) {
+            self.begun_until = engine.run_end(name, meta, index, until);
+        } else if index >= self.begun_until {
+            self.begun_until = index + 1;
+        }
+        let half = engine.run_chunks() / 2;
+        let next = self.begun_until.max(index + 1);
+        if next < until && next <= index + half.max(1) && !engine.has_or_fetches(name, meta, next) {
+            self.begun_until = engine.run_end(name, meta, next, until);
+            engine.begin_run(name, meta, next, until);
+        }
+    }
+}
+
 /// Reads `left` of one version, front to back.
 pub(crate) struct Sequential {
     pub engine: Engine,
@@ -24,14 +48,13 @@ pub(crate) struct Sequential {
     pub meta: Arc<ObjectMeta>,
     /// What is still to be read.
     pub left: Range<u64>,
-    /// The chunk after the last one that a run was begun for.
-    begun_until: u32,
+    runs: Runs,
     past_cache: Option<ByteStream>,
 }
 
 impl Sequential {
     pub(crate) fn new(engine: Engine, name: ObjectName, meta: Arc<ObjectMeta>, left: Range<u64>) -> Self {
-        Self { engine, name, meta, left, begun_until: 0, past_cache: None }
+        Self { engine, name, meta, left, runs: Runs::default(), past_cache: None }
     }
 
     /// The next piece, or `None` at the end.
@@ -51,16 +74,11 @@ impl Sequential {
         let index = (self.left.start / CHUNK_BYTES) as u32;
         let until = self.left.end.div_ceil(CHUNK_BYTES) as u32;
         let here = self.engine.has_or_fetches(&self.name, &self.meta, index);
-        if !here && (index < self.begun_until || !self.engine.keeps(&self.name)) {
+        if !here && (index < self.runs.begun_until || !self.engine.keeps(&self.name)) {
             self.past_cache = Some(self.engine.open_run(&self.name, &self.meta, self.left.clone()).await?);
             return Box::pin(self.next()).await;
         }
-        if !here {
-            self.begun_until = self.engine.run_end(&self.name, &self.meta, index, until);
-        } else if index >= self.begun_until {
-            self.begun_until = index + 1;
-        }
-        self.read_ahead(index, until);
+        self.runs.read_ahead(&self.engine, &self.name, &self.meta, index, until);
         let chunk = chunk_range(index, self.meta.size);
         let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
         let (bytes, source) = self.engine.chunk(&self.name, &self.meta, index, within, until).await?;
@@ -69,16 +87,6 @@ impl Sequential {
         }
         self.left.start += bytes.len() as u64;
         Ok(Some((bytes, source)))
-    }
-
-    /// Begins the next run when half of a run is left of this one, if it is missing.
-    fn read_ahead(&mut self, index: u32, until: u32) {
-        let half = self.engine.run_chunks() / 2;
-        let next = self.begun_until.max(index + 1);
-        if next < until && next <= index + half.max(1) && !self.engine.has_or_fetches(&self.name, &self.meta, next) {
-            self.begun_until = self.engine.run_end(&self.name, &self.meta, next, until);
-            self.engine.begin_run(&self.name, &self.meta, next, until);
-        }
     }
 
     /// The rest as a stream.

@@ -101,6 +101,19 @@ async fn a_shard_of_large_members_is_indexed_by_its_headers_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fetched() {
+    let b = Bench::new(MINUTE);
+    let all = members(300, 100_000);
+    b.origin.set("s.tar", archive(".tar", &all));
+    // A run of 8 MiB comes to its end only if the one after it was asked for.
+    *b.origin.stall_bodies_after.lock() = Some(7 * MIB);
+    let read = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[299].0)).await;
+    assert_eq!(read.expect("no request waits for the end of the one before").unwrap().0, all[299].1);
+    let fetched = b.origin.bytes_out.load(SeqCst) as usize;
+    assert_eq!(fetched, archive(".tar", &all).len(), "nothing was fetched twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_index_is_built_for_free_when_a_shard_flows_by_and_kept_over_a_restart() {
     let b = Bench::new(MINUTE);
     let all = members(30, 100_000);

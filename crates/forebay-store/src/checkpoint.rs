@@ -20,8 +20,8 @@ use crate::{
 };
 use bytes::{Buf, BufMut};
 use forebay_core::Result;
-use std::{collections::HashMap, io, path::Path, sync::Arc};
-use xxhash_rust::xxh3::Xxh3;
+use std::{collections::HashMap, io, ops::Range, path::Path, sync::Arc};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 pub const FILE: &str = "checkpoint";
 pub const TMP: &str = "checkpoint.tmp";
@@ -31,6 +31,8 @@ const SEGMENT_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 40;
 const TRAILER_BYTES: u64 = 8;
 const BUFFER_BYTES: usize = 1 << 20;
+/// What is read at a time.
+const PIECE_BYTES: u64 = 1 << 20;
 /// Flags that outlive a restart.
 const KEPT_FLAGS: u32 = HEAD | INLINE | PIN | PINNED | VISITED;
 /// A checkpoint may take this share of the capacity; with records so small that it would take more, a restart reads the log instead.
@@ -174,9 +176,11 @@ pub struct Loaded {
     pub replay: (u64, u64),
 }
 
-/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose segment is
-/// still there, and whether its time of validation already heeds the directory's distrust mark. `Ok(None)`: there is none, or it is damaged
-/// (then nothing was added: the checksum comes first).
+/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose segment is still there, and whether its time of
+/// validation already heeds the directory's distrust mark. `Ok(None)`: there is none, or it is damaged.
+///
+/// The file is read twice, a piece at a time, because of many entries it is as large as half of the index: once for the checksum of all, once for what it
+/// says. Nothing is added before all was found to be whole, nor anything that reads differently the second time.
 pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut reserve: impl FnMut(usize)) -> io::Result<Option<Loaded>> {
     let file = match dir.disk.open(&dir.path.join(FILE), OpenMode::Read) {
         Ok(file) => file,
@@ -187,46 +191,80 @@ pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut r
     if size < HEADER_BYTES + TRAILER_BYTES {
         return Ok(None);
     }
-    let mut bytes = Vec::new();
-    file.read_append(&mut bytes, size as usize, 0)?;
-    let (body, trailer) = bytes.split_at(bytes.len() - TRAILER_BYTES as usize);
-    let (mut header, mut rest) = body.split_at(HEADER_BYTES as usize);
-    let mut hash = Xxh3::new();
-    hash.update(rest);
-    hash.update(header);
-    if hash.digest().to_le_bytes() != trailer || header.get_u64_le() != MAGIC || header.get_u64_le() != dir.identity.id {
-        return Ok(None);
-    }
+    let mut bytes = Vec::with_capacity(PIECE_BYTES as usize);
+    let read = |out: &mut Vec<u8>, range: Range<u64>| {
+        out.clear();
+        file.read_append(out, (range.end - range.start) as usize, range.start)
+    };
+    let mut first = Vec::new();
+    read(&mut first, 0..HEADER_BYTES)?;
+    let mut header = &first[..];
+    let (magic, id) = (header.get_u64_le(), header.get_u64_le());
     let loaded =
         Loaded { distrust_below: header.get_u64_le(), next_seq: header.get_u64_le(), replay: (header.get_u64_le(), header.get_u64_le()) };
     let (segments, entries) = (header.get_u64_le(), header.get_u64_le());
-    if rest.len() as u64 != segments * SEGMENT_BYTES + entries * ENTRY_BYTES {
+    let table_end = segments.checked_mul(SEGMENT_BYTES).and_then(|n| n.checked_add(HEADER_BYTES));
+    let entries_end = table_end.zip(entries.checked_mul(ENTRY_BYTES)).and_then(|(a, b)| a.checked_add(b));
+    let (Some(table_end), Some(entries_end)) = (table_end, entries_end) else { return Ok(None) };
+    if magic != MAGIC || id != dir.identity.id || entries_end != size - TRAILER_BYTES {
         return Ok(None);
     }
-    let mut table = Vec::with_capacity(segments as usize);
-    for _ in 0..segments {
-        let (ordinal, tombstones) = (rest.get_u64_le(), rest.get_u64_le());
-        let segment = dir.segments.get(&ordinal);
-        if let Some(segment) = segment {
-            segment.tombstone_bytes.store(tombstones, Relaxed);
-        }
-        table.push(segment);
+    let pieces = || pieces(HEADER_BYTES..table_end, SEGMENT_BYTES).chain(pieces(table_end..entries_end, ENTRY_BYTES));
+    let (mut hash, mut hashes) = (Xxh3::new(), Vec::new());
+    for range in pieces() {
+        read(&mut bytes, range)?;
+        hash.update(&bytes);
+        hashes.push(xxh3_64(&bytes));
     }
-    reserve(entries as usize);
+    hash.update(&first);
+    read(&mut bytes, entries_end..size)?;
+    if bytes != hash.digest().to_le_bytes() {
+        return Ok(None);
+    }
+
     let settled = loaded.distrust_below == dir.identity.distrust_below;
-    let slot_mask = SLOTS_MAX as u32 - 1;
-    for _ in 0..entries {
-        let key = rest.get_u128_le();
-        let seq = rest.get_u64_le();
-        let number_and_flags = rest.get_u32_le();
-        let offset = rest.get_u32_le() as u64 * 64;
-        let len = rest.get_u32_le();
-        let validated_at = rest.get_u32_le();
-        if let Some(Some(segment)) = table.get((number_and_flags & slot_mask) as usize)
-            && offset + len as u64 <= segment.end.load(Relaxed)
-        {
-            add(Entry::new(key, seq, segment.slot, offset, len, validated_at, number_and_flags & KEPT_FLAGS), settled);
+    let (mut table, mut tombstones) = (Vec::with_capacity(segments as usize), Vec::new());
+    reserve(entries as usize);
+    for (range, hash) in pieces().zip(hashes) {
+        let in_table = range.end <= table_end;
+        read(&mut bytes, range)?;
+        if xxh3_64(&bytes) != hash {
+            return Err(io::Error::other("the file reads differently each time"));
         }
+        let mut rest = &bytes[..];
+        while in_table && rest.has_remaining() {
+            let (ordinal, tombstone_bytes) = (rest.get_u64_le(), rest.get_u64_le());
+            let segment = dir.segments.get(&ordinal);
+            tombstones.extend(segment.map(|s| (s, tombstone_bytes)));
+            table.push(segment);
+        }
+        while rest.has_remaining() {
+            if let Some(entry) = entry_of(&mut rest, &table) {
+                add(entry, settled);
+            }
+        }
+    }
+    for (segment, bytes) in tombstones {
+        segment.tombstone_bytes.store(bytes, Relaxed);
     }
     Ok(Some(loaded))
+}
+
+/// `range` in pieces of whole records.
+fn pieces(range: Range<u64>, record_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let step = PIECE_BYTES / record_bytes * record_bytes;
+    (range.start..range.end).step_by(step as usize).map(move |from| from..range.end.min(from + step))
+}
+
+/// The next entry, if its segment is still there and as long as it says.
+fn entry_of(rest: &mut &[u8], table: &[Option<&Arc<Segment>>]) -> Option<Entry> {
+    let key = rest.get_u128_le();
+    let seq = rest.get_u64_le();
+    let number_and_flags = rest.get_u32_le();
+    let offset = rest.get_u32_le() as u64 * 64;
+    let len = rest.get_u32_le();
+    let validated_at = rest.get_u32_le();
+    let segment = (*table.get((number_and_flags & (SLOTS_MAX as u32 - 1)) as usize)?)?;
+    let inside = offset + len as u64 <= segment.end.load(Relaxed);
+    inside.then(|| Entry::new(key, seq, segment.slot, offset, len, validated_at, number_and_flags & KEPT_FLAGS))
 }

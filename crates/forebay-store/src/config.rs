@@ -19,7 +19,8 @@ pub struct StoreConfig {
     pub segment_bytes: Option<u64>,
     /// How often the index is written out, if anything changed.
     pub checkpoint_interval: Duration,
-    /// How many appended records ask for a checkpoint before its time: they bound what a restart after a crash reads again.
+    /// How many appended records ask for a checkpoint before its time, once they take as many bytes as the last checkpoint: they bound what a restart
+    /// after a crash reads again, and what checkpoints cost.
     pub checkpoint_records: u64,
     /// How long a directory that refused a write is left alone.
     pub retry_after: Duration,

@@ -75,6 +75,7 @@ pub struct State {
     pub in_flight: Vec<(u64, u64)>,
     pub checkpoint_bytes: u64,
     pub appended_since_checkpoint: u64,
+    pub bytes_since_checkpoint: u64,
 }
 
 /// A place for a record in the log.
@@ -158,6 +159,7 @@ impl Directory {
         segment.pending.fetch_add(1, Relaxed);
         state.in_flight.push((segment.ordinal, offset));
         state.appended_since_checkpoint += 1;
+        state.bytes_since_checkpoint += bytes;
         Some(Placed { segment, offset, seq: seq() })
     }
 
@@ -219,6 +221,7 @@ impl Directory {
     pub fn replay_from(&self) -> ((u64, u64), Vec<Arc<Segment>>) {
         let mut state = self.state.lock();
         state.appended_since_checkpoint = 0;
+        state.bytes_since_checkpoint = 0;
         let next = match (&state.active, state.segments.last_key_value()) {
             (Some(active), _) => (active.ordinal, active.end.load(Relaxed)),
             (None, Some((last, _))) => (last + 1, 0),

@@ -58,9 +58,15 @@ fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
                 tracing::debug!(dir = %dir.path.display(), error = %e, "no room could be made ahead of need");
             }
         }
-        let appended = inner.dirs.iter().map(|d| d.state.lock().appended_since_checkpoint).max().unwrap_or(0);
-        let due = appended >= inner.config.checkpoint_records || (appended > 0 && last.elapsed() >= inner.config.checkpoint_interval);
-        if due {
+        let (mut appended, mut many) = (false, false);
+        for dir in &inner.dirs {
+            let state = dir.state.lock();
+            appended |= state.appended_since_checkpoint > 0;
+            // Of millions of small records the index is about as large as they are: it is not written out for fewer bytes than it takes.
+            many |= state.appended_since_checkpoint >= inner.config.checkpoint_records
+                && state.bytes_since_checkpoint >= state.checkpoint_bytes;
+        }
+        if many || (appended && last.elapsed() >= inner.config.checkpoint_interval) {
             last = Instant::now();
             if let Err(e) = inner.checkpoint() {
                 tracing::warn!(error = %e, "the index could not be written out; a restart would take longer");

@@ -247,3 +247,41 @@ fn directories_may_come_and_go() {
         }
     }
 }
+
+#[test]
+fn a_checkpoint_of_several_pieces_is_loaded_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 256 << 20)]);
+    let store = open(&config);
+    // 40 bytes each, read a MiB at a time.
+    let count = 60_000;
+    let of = |i: u32| name(&format!("s/{i}"));
+    let m = meta(3, "e");
+    for i in 0..count {
+        store.put_head(&of(i), &m, 7, Some(&bytes(i.into(), 3))).unwrap();
+    }
+    // Only a checkpoint knows of it.
+    assert!((0..count).all(|i| store.touch(&of(i), m.version(), 9)));
+    store.checkpoint().unwrap();
+    drop(store);
+    let times = |expected: u32| {
+        let store = open(&config);
+        let right = |i: &u32| store.peek(&of(*i)).map(|p| p.validated_at_secs) == Some(expected);
+        assert_eq!((0..count).filter(right).count(), count as usize, "of time {expected}");
+        assert_eq!(store.head(&of(count - 1)).unwrap().data.unwrap(), bytes((count - 1).into(), 3));
+    };
+    times(9);
+    let checkpoint = dir.path().join("checkpoint");
+    let whole = std::fs::read(&checkpoint).unwrap();
+    assert!(whole.len() > 2 << 20);
+    for at in [9, 70, whole.len() / 2, whole.len() - 50, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 4;
+        std::fs::write(&checkpoint, damaged).unwrap();
+        times(7);
+    }
+    std::fs::write(&checkpoint, &whole[..whole.len() - 40]).unwrap();
+    times(7);
+    std::fs::write(&checkpoint, &whole).unwrap();
+    times(9);
+}

@@ -21,7 +21,6 @@ use forebay_core::{Error, Result, units::format_bytes};
 use std::time::Duration;
 
 const BATCH: usize = 128;
-const SHARDS: usize = 64;
 /// Batches of one repetition: the first on a new node, and the next.
 const BATCHES: usize = 2;
 /// Shards are about this large, and hold at most so many members.
@@ -37,12 +36,38 @@ pub struct Far {
     pub bytes_per_s: u64,
 }
 
-pub fn run(plan: &Plan, timing: &Timing, far: &Far, sizes: &[u64], mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
+/// Shards as they are asked for: how many, and of what size.
+#[derive(Clone, Copy, Debug)]
+pub struct Shards {
+    pub count: usize,
+    /// If nobody says, two or so chunks of the cache.
+    pub bytes: Option<u64>,
+}
+
+impl Shards {
+    pub const USUAL: Self = Self { count: 64, bytes: None };
+
+    /// `64 shards`, `1 shard of 64.0 MiB`.
+    fn words(&self) -> String {
+        let of = self.bytes.map(|b| format!(" of {}", format_bytes(b))).unwrap_or_default();
+        format!("{} shard{}{of}", self.count, if self.count == 1 { "" } else { "s" })
+    }
+
+    fn members(&self, size: u64) -> u64 {
+        match self.bytes {
+            Some(bytes) => (bytes / size.max(1)).max(1),
+            None => (SHARD_BYTES / size.max(1)).clamp(4, SHARD_MEMBERS_MAX),
+        }
+    }
+}
+
+pub fn run(plan: &Plan, timing: &Timing, far: &Far, sizes: &[u64], shards: Shards, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &size in sizes {
         for source in [Source::Objects, Source::Members] {
-            let per_shard = (SHARD_BYTES / size.max(1)).clamp(4, SHARD_MEMBERS_MAX);
-            let count = if source == Source::Objects { BATCH as u64 * BATCHES as u64 } else { SHARDS as u64 * BATCHES as u64 * per_shard };
+            let per_shard = shards.members(size);
+            let count =
+                if source == Source::Objects { BATCH as u64 * BATCHES as u64 } else { shards.count as u64 * BATCHES as u64 * per_shard };
             let mut site = Site::new(&Plan { size, count, per_shard, ..plan.clone() }, &[source])?;
             let origin = site.start(true, None, &[])?;
             let all = site.data(source)?.clone();
@@ -50,12 +75,12 @@ pub fn run(plan: &Plan, timing: &Timing, far: &Far, sizes: &[u64], mut say: impl
             let what = if source == Source::Objects {
                 format!("{BATCH} × {} objects", format_bytes(size))
             } else {
-                format!("{BATCH} × {} members of {SHARDS} shards", format_bytes(size))
+                format!("{BATCH} × {} members of {}", format_bytes(size), shards.words())
             };
             let what = what.replace(".0 ", " ");
             say(&format!("cold: {what}"));
             let goal = Goal::at_most("round_trips", if source == Source::Objects { 3.0 } else { 6.0 });
-            let cold = Cold { plan, timing, far, all: &all, source, per_shard };
+            let cold = Cold { plan, timing, far, all: &all, source, shards: shards.count, per_shard };
             let mut runs: [Vec<Figures>; BATCHES] = Default::default();
             for _ in 0..timing.repeats {
                 let figures = repetition(&cold, origin.at(Transport::Tcp)?)?;
@@ -73,12 +98,12 @@ pub fn run(plan: &Plan, timing: &Timing, far: &Far, sizes: &[u64], mut say: impl
 }
 
 /// The entries of batch number `n`: no object and no shard is in two of them.
-fn entries(source: Source, per_shard: u64, n: usize) -> Vec<u32> {
+fn entries(source: Source, shards: usize, per_shard: u64, n: usize) -> Vec<u32> {
     match source {
         Source::Objects => (0..BATCH).map(|i| (n * BATCH + i) as u32).collect(),
         // Somewhere in each shard, each shard as often as the others.
         Source::Members => {
-            (0..BATCH).map(|i| ((n * SHARDS + i % SHARDS) as u64 * per_shard + (i as u64 * 29 + 7) % per_shard) as u32).collect()
+            (0..BATCH).map(|i| ((n * shards + i % shards) as u64 * per_shard + (i as u64 * 29 + 7) % per_shard) as u32).collect()
         }
     }
 }
@@ -91,11 +116,12 @@ struct Cold<'a> {
     far: &'a Far,
     all: &'a Dataset,
     source: Source,
+    shards: usize,
     per_shard: u64,
 }
 
 fn repetition(cold: &Cold, origin: &Address) -> Result<Vec<Figures>> {
-    let Cold { plan, timing, far, all, source, per_shard } = *cold;
+    let Cold { plan, timing, far, all, source, shards, per_shard } = *cold;
     let Address::Tcp(origin) = origin else { return Err(Error::internal("the origin has a TCP address")) };
     let dir = data::scratch(plan.within.as_deref())?;
     let distance = Distance::start(&plan.program, *origin, far.rtt, far.bytes_per_s, dir.path().join("distance.log"))?;
@@ -112,7 +138,7 @@ fn repetition(cold: &Cold, origin: &Address) -> Result<Vec<Figures>> {
     let maker = Maker { data: all, host: asked.host(), token: None, sign: None };
     let mut figures = Vec::new();
     for n in 0..BATCHES {
-        let requests = [maker.batch(&entries(source, per_shard, n))];
+        let requests = [maker.batch(&entries(source, shards, per_shard, n))];
         let before = distance.counters()?;
         let outcome = load::run(&Load {
             at: &node.tcp,

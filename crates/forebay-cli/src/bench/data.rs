@@ -86,7 +86,7 @@ impl Random {
     }
 }
 
-fn content(seed: u64, number: u64, size: u64) -> Vec<u8> {
+pub fn content(seed: u64, number: u64, size: u64) -> Vec<u8> {
     let mut random = Random::new(seed, number);
     let mut bytes = Vec::with_capacity(size as usize + 8);
     while (bytes.len() as u64) < size {

@@ -15,6 +15,7 @@ pub mod data;
 pub mod existing;
 pub mod fan;
 pub mod histogram;
+pub mod index;
 pub mod interrupt;
 pub mod load;
 pub mod measure;

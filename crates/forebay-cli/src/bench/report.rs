@@ -126,6 +126,8 @@ fn show_figure(figure: &str, value: f64) -> String {
     match figure {
         "objects_per_s" => format!("{} objects/s", crate::out::grouped(value.round() as u64)),
         "round_trips" => format!("{value:.0} round trips"),
+        "index_bytes" => format!("{} of memory", show(figure, value)),
+        f if f.starts_with("ready_") => format!("{} {}", show(f, value), f.trim_end_matches("_us").replace('_', " ")),
         f if f.starts_with("of_") => format!("{} of {}", show(f, value), f[3..].replace('_', " ")),
         f => show(f, value),
     }
@@ -171,13 +173,28 @@ const COSTS: [(&str, &str); 12] = [
     ("of memcpy", "of_memcpy"),
 ];
 
+/// Of caches with many entries.
+const CACHE: [(&str, &str); 11] = [
+    ("of smallest", "of_smallest"),
+    ("by few", "of_smallest_by_few"),
+    ("puts", "puts_per_s"),
+    ("index memory", "index_bytes"),
+    ("table B/entry", "table_bytes_per_entry"),
+    ("checkpoint", "checkpoint_bytes"),
+    ("close", "close_us"),
+    ("ready", "ready_us"),
+    ("disk cold", "ready_disk_cold_us"),
+    ("killed", "ready_killed_us"),
+    ("no checkpoint", "ready_no_checkpoint_us"),
+];
+
 /// Pauses of a smaller share are not worth a word.
 const PAUSED_TOLD: f64 = 0.01;
 
 /// The lines of the tables, then those of the goals.
 pub fn table(report: &Report, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
-    for part in [&RATES[..], &COSTS[..]] {
+    for part in [&RATES[..], &COSTS[..], &CACHE[..]] {
         let columns: Vec<_> = part.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
         if columns.is_empty() {
             continue;

@@ -2,7 +2,7 @@
 
 use crate::{
     bench::{
-        ceiling, child, cold, compare, data, existing, interrupt,
+        ceiling, child, cold, compare, data, existing, index, interrupt,
         measure::{self, Ceilings, Timing, Workload},
         report::{self, Report, Row},
         request::Kind,
@@ -51,6 +51,8 @@ enum Sub {
     Table(TableArgs),
     /// Cold batches from an origin at a distance: round trips beyond the transfer
     Cold(ColdArgs),
+    /// Caches of ten thousand to ten million small objects: memory of the index, time to be ready again, speed
+    Index(IndexArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
     /// Fill sockets with one buffer, again and again: the plain copy that others are compared with
@@ -170,12 +172,30 @@ struct ColdArgs {
     /// Only objects of this size [default: 10KiB, then 100KiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     size: Option<u64>,
+    /// Shards that the members of one batch are in
+    #[arg(long, value_name = "N", default_value_t = cold::Shards::USUAL.count as u32, value_parser = clap::value_parser!(u32).range(1..=128))]
+    shards: u32,
+    /// Size of one shard [default: about 2 MiB, at most 64 members]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    shard_size: Option<u64>,
     /// Round-trip time to the origin
     #[arg(long, value_name = "TIME", default_value = "30ms", value_parser = units::parse_duration)]
     rtt: Duration,
     /// Bytes per second from the origin
     #[arg(long, value_name = "SIZE", default_value = "100MiB", value_parser = units::parse_bytes)]
     rate: u64,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct IndexArgs {
+    /// Bytes of one object
+    #[arg(long, value_name = "SIZE", default_value = "100", value_parser = units::parse_bytes)]
+    size: u64,
+    /// Objects in the largest cache
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    count: u64,
     #[command(flatten)]
     how: HowArgs,
 }
@@ -207,6 +227,7 @@ const NO_NGINX: &str = "nginx not found: no ceiling of it (tests/servers/install
 const ONE: Usual = Usual { seconds: 3.0, repeats: 1 };
 const SUITE: Usual = Usual { seconds: 2.0, repeats: 3 };
 const TABLE: Usual = Usual { seconds: 2.0, repeats: 1 };
+const INDEX: Usual = Usual { seconds: 1.0, repeats: 5 };
 const COLD: Usual = Usual { seconds: 1.0, repeats: 5 };
 
 fn seconds(text: &str) -> Result<f64> {
@@ -256,6 +277,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
         Sub::Suite(args) => (&args.how, SUITE, whole_suite(args)),
         Sub::Table(args) => (&args.how, TABLE, papers_table(args)),
         Sub::Cold(args) => (&args.how, COLD, cold_batches(args)),
+        Sub::Index(args) => (&args.how, INDEX, many_entries(args)),
         Sub::Cmp(_) | Sub::CopyServer(_) => unreachable!("answered above"),
     };
     let made = made.map_err(interrupt::as_failure)?;
@@ -331,10 +353,19 @@ fn cold_batches(args: &ColdArgs) -> Result<Made> {
         );
     }
     let far = cold::Far { rtt: args.rtt, bytes_per_s: args.rate };
-    let rows =
-        cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, &args.size.map_or(cold::SIZES.to_vec(), |s| vec![s]), say)?;
+    let sizes = args.size.map_or(cold::SIZES.to_vec(), |s| vec![s]);
+    let shards = cold::Shards { count: args.shards as usize, bytes: args.shard_size };
+    let rows = cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, &sizes, shards, say)?;
     let note = format!("round trip {:?}, {}/s; a new connection costs a round trip of its own", args.rtt, units::format_bytes(args.rate));
     Ok(Made { rows, notes: vec![note] })
+}
+
+fn many_entries(args: &IndexArgs) -> Result<Made> {
+    let plan = args.how.plan(args.size, args.count, 1)?;
+    if args.size > forebay_core::limits::CHUNK_BYTES {
+        return Err(Error::invalid("an object of more than 1 MiB is not one entry").hint("--size 100"));
+    }
+    Ok(Made { rows: index::run(&plan, &args.how.timing(false, INDEX), say)?, notes: vec![] })
 }
 
 /// Progress, for who waits.

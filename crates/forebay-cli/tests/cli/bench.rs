@@ -121,6 +121,23 @@ fn cold_batches_are_counted_in_round_trips_and_batches_compared_with_gets() {
 }
 
 #[test]
+fn caches_of_many_entries_are_filled_read_and_started_again() {
+    let args = ["--json", "bench", "index", "--count", "20000", "--size", "100", "--seconds", "0.1", "--repeats", "1"];
+    let report = forebay(&args).ok().json();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert!(figure(row, "objects_per_s") > 0.0 && figure(row, "puts_per_s") > 0.0 && figure(row, "ready_us") > 0.0);
+        // 40 bytes an entry on disk; in RAM the same, a byte, and the room that tables keep.
+        assert!((41.0..100.0).contains(&figure(row, "table_bytes_per_entry")), "{row:#}");
+    }
+    let last = &rows[2];
+    assert!((800_000.0..810_000.0).contains(&figure(last, "checkpoint_bytes")), "{last:#}");
+    assert!(figure(last, "ready_killed_us") > 0.0 && figure(last, "ready_no_checkpoint_us") > 0.0);
+    assert_eq!(last["goals"].as_array().unwrap().len(), 6);
+}
+
+#[test]
 fn the_suite_has_each_way_to_read_and_its_signatures_are_checked() {
     let report = forebay(&["--json", "bench", "suite", "--size", "2KiB", "--seconds", "0.1", "--repeats", "1"]).ok().json();
     let rows = report["rows"].as_array().unwrap();

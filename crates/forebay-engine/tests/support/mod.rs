@@ -27,6 +27,9 @@ pub struct MemoryOrigin {
     versions: AtomicU64,
     /// Each body breaks off after this many bytes, if set.
     pub cut_bodies_after: Mutex<Option<usize>>,
+    /// Each body that is not the object's last stops after this many bytes until there is another request, if set.
+    pub stall_bodies_after: Mutex<Option<usize>>,
+    asked: tokio::sync::watch::Sender<usize>,
     pub latency: Mutex<Duration>,
     pub down: AtomicBool,
     pub without_etags: AtomicBool,
@@ -76,6 +79,9 @@ impl Origin for MemoryOrigin {
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
         self.gets.lock().push((key.into(), request.range.clone()));
+        self.asked.send_modify(|n| *n += 1);
+        let mut asked = self.asked.subscribe();
+        let so_far = *asked.borrow_and_update();
         self.answer().await?;
         let (data, meta) = self.find(key)?;
         if request.if_match.is_some() && request.if_match != meta.etag {
@@ -105,6 +111,19 @@ impl Origin for MemoryOrigin {
                 })
                 .collect();
             pieces.push(Err(Error::origin_unavailable("the connection was cut")));
+        }
+        let stall = self.stall_bodies_after.lock().filter(|_| range.end < meta.size);
+        if let Some(after) = stall {
+            let free = after / 100_000;
+            let rest = pieces.split_off(free.min(pieces.len()));
+            let rest = stream::once(async move {
+                if !rest.is_empty() {
+                    asked.wait_for(|n| *n > so_far).await.expect("the origin is there");
+                }
+                stream::iter(rest)
+            })
+            .flatten();
+            return Ok(GetResponse { meta, range, body: stream::iter(pieces).chain(rest).boxed() });
         }
         Ok(GetResponse { meta, range, body: stream::iter(pieces).boxed() })
     }
