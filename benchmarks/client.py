@@ -62,7 +62,7 @@ def one_size(args, node: Node, size: int, names: list[str], report: Report) -> N
         if args.readers and not any(word in name for word in args.readers):
             continue
         row = {"name": f"{name}", "bytes": size, **run_cell(common | cell)}
-        report.add(row | ({"goal": wanted} if wanted else {}))
+        report.add(row | ({"goals": [wanted]} if wanted else {}))
 
 
 if __name__ == "__main__":

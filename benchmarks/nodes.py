@@ -143,6 +143,8 @@ def read_all(url: str, entries: list, batch: int = 64) -> None:
     time.sleep(0.2)
 
 
-def as_entry(name: str | tuple[str, str]) -> str | tuple[str, str, str]:
-    """An entry of a GetBatch for an object's name, or a shard's and a member's."""
-    return f"{BUCKET}/{name}" if isinstance(name, str) else (BUCKET, *name)
+def as_entry(name: str | tuple[str, str]):
+    """An entry of a GetBatch for an object's name, or a shard's and a member's. Not a tuple: those are samples with labels to the datasets."""
+    import forebay
+
+    return f"{BUCKET}/{name}" if isinstance(name, str) else forebay.Entry(name[0], bucket=BUCKET, archpath=name[1])

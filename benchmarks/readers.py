@@ -35,10 +35,12 @@ def check(sizes, size: int) -> int:
     return len(sizes)
 
 
-def lists(cell: dict) -> Iterator[list]:
-    """Batches without end, in an order that the seed fixes."""
+def lists(cell: dict, entries: bool = False) -> Iterator[list]:
+    """Batches of names, or of entries, without end, in an order that the seed fixes."""
     order = random.Random(cell["seed"])
     names = [tuple(n) if isinstance(n, list) else n for n in cell["names"]]
+    if entries:
+        names = [as_entry(n) for n in names]
     while True:
         if not cell.get("in_order"):
             order.shuffle(names)
@@ -52,7 +54,7 @@ def forebay_batches(cell: dict) -> Iterator[int]:
     import numpy as np
 
     client, size = client_of(cell, forebay), cell["size"]
-    for batch in client.batches(([as_entry(n) for n in names] for names in lists(cell)), prefetch=cell["prefetch"]):
+    for batch in client.batches(lists(cell, entries=True), prefetch=cell["prefetch"]):
         arrays = [np.frombuffer(item, dtype=np.uint8) for item in batch]
         yield check((a.size for a in arrays), size)
 

@@ -15,13 +15,14 @@ def goal(figure: str, at_least: float) -> dict:
     return {"figure": figure, "at_least": at_least}
 
 
-def judged(row: dict) -> str:
-    """What a row's goal says of it; empty if it has none."""
-    if "goal" not in row:
-        return ""
-    wanted, got = row["goal"]["at_least"], row[row["goal"]["figure"]]
-    by = f"{abs(got - wanted) / wanted * 100:.0f} %"
-    return f"goal {text(wanted)}: " + (f"met, {by} above" if got >= wanted else f"missed by {by}")
+def judged(row: dict) -> list[tuple[bool, str]]:
+    """Of each of a row's goals whether it was met, and by how much."""
+    verdicts = []
+    for one in row.get("goals", []):
+        wanted, got = one["at_least"], row[one["figure"]]
+        met, by = got >= wanted, f"{abs(got - wanted) / wanted * 100:.1f} %"
+        verdicts.append((met, f"goal {text(wanted)}: " + (f"met, {by} above" if met else f"missed by {by}")))
+    return verdicts
 
 
 def text(value) -> str:
@@ -46,15 +47,14 @@ class Report:
         self.rows.append(row)
         cells = [text(row.get(key)) or "-" for key, _, _ in self.columns]
         line = "".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, (_, _, w)) in enumerate(zip(cells, self.columns, strict=True)))
-        print(f"  {line}   {judged(row)}".rstrip(), flush=True)
+        print(f"  {line}   {'; '.join(verdict for _, verdict in judged(row))}".rstrip(), flush=True)
         return row
 
     def save(self, path: Path | None) -> None:
         """Prints which goals were missed, and writes the file."""
-        with_goals = [r for r in self.rows if "goal" in r]
-        missed = [r for r in with_goals if judged(r).find("missed") >= 0]
-        if with_goals:
-            print(f"\n  {len(with_goals) - len(missed)} of {len(with_goals)} goals met" + "".join(f"\n    {r['name']}: {judged(r)}" for r in missed))
+        verdicts = [(met, f"{row['name']}: {verdict}") for row in self.rows for met, verdict in judged(row)]
+        if verdicts:
+            print(f"\n  {sum(met for met, _ in verdicts)} of {len(verdicts)} goals met" + "".join(f"\n    {v}" for met, v in verdicts if not met))
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
