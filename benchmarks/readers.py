@@ -53,16 +53,10 @@ def forebay_batches(cell: dict) -> Iterator[int]:
     import forebay
     import numpy as np
 
-    client, size = client_of(cell, forebay), cell["size"]
+    client, size = forebay.Client(cell["url"]), cell["size"]
     for batch in client.batches(lists(cell, entries=True), prefetch=cell["prefetch"]):
         arrays = [np.frombuffer(item, dtype=np.uint8) for item in batch]
         yield check((a.size for a in arrays), size)
-
-
-def client_of(cell: dict, forebay):
-    if cell.get("embedded"):
-        return forebay.Client(origin=f"{cell['embedded']['origin']}", cache=cell["embedded"]["cache"])
-    return forebay.Client(cell["url"])
 
 
 def forebay_loader(cell: dict) -> Iterator[int]:
@@ -73,7 +67,7 @@ def forebay_loader(cell: dict) -> Iterator[int]:
 
     torch.set_num_threads(1)
     names = [as_entry(tuple(n) if isinstance(n, list) else n) for n in cell["names"]]
-    dataset = forebay.torch.MapDataset(client_of(cell, forebay), names)
+    dataset = forebay.torch.MapDataset(forebay.Client(cell["url"]), names)
     options = {"num_workers": cell["workers"], "multiprocessing_context": "fork", "persistent_workers": True, "drop_last": True}
     loader = torch.utils.data.DataLoader(dataset, batch_size=cell["batch"], shuffle=not cell.get("in_order"), **options)
     while True:
@@ -168,7 +162,7 @@ def verify(cell: dict) -> None:
     import forebay
 
     names = next(lists(cell))
-    for item, name in zip(client_of(cell, forebay).batch([as_entry(n) for n in names]), names, strict=True):
+    for item, name in zip(forebay.Client(cell["url"]).batch([as_entry(n) for n in names]), names, strict=True):
         written = name if isinstance(name, str) else f"{name[0].rsplit('/', 1)[0]}/{name[1]}"
         if bytes(item) != content(written, cell["size"]):
             raise Wrong(f"the bytes of {name} are not those that were written")
