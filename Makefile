@@ -4,10 +4,10 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench lint wheel clean-cache
+.PHONY: help demo test test-slow bench bench-python lint wheel clean-cache
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Built and installed things are kept in $(FOREBAY_CACHE) (set FOREBAY_CACHE to move them)."
 
 demo: ## Build, then train from a bucket far away: direct, and through Forebay
@@ -21,6 +21,9 @@ test-slow: ## Randomized tests for longer, kill -9 and load for minutes: 25 minu
 
 bench: ## Build, and measure the node beside the ceilings of this machine; ARGS="batch --size 1MiB" for one
 	@tools/bench.sh $(ARGS)
+
+bench-python: ## Build, and measure from Python, beside other clients and a bucket far away; ARGS="train --workers 2" for one
+	@tools/bench.sh python $(ARGS)
 
 lint: ## Formatting and clippy, with warnings as errors
 	@tools/lint.sh

@@ -1,11 +1,38 @@
 #!/usr/bin/env bash
 # tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table, cold and index. With arguments, `forebay bench ARGUMENT…` alone.
+# tools/bench.sh python [NAME [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and tail; or the one that is named.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 mkdir -p "$CACHE/bench"
+now=$(date -u +%Y%m%d-%H%M%S)
+
+from_python() {
+    step "Python environment of the tests: PyTorch and the other clients" "see the message above; 10 GB of disk are needed in $CACHE"
+    need_python
+    tools/venv.sh test tests/python/requirements.txt
+    step "The Python wheel, into that environment" "read the compiler's message above"
+    tools/wheel.sh test
+    step "Benchmarks from Python: leave the machine alone meanwhile" "see the message above; docs/BENCHMARKS.md tells how to read the figures"
+    local scripts=(client train tail) what
+    if (($# > 0)); then
+        [[ -f benchmarks/$1.py ]] || fail "there is no benchmark \`$1\`" "choose one of: ${scripts[*]}"
+        scripts=("$1")
+        shift
+    fi
+    for what in "${scripts[@]}"; do
+        "$CACHE/venv-test/bin/python" "benchmarks/$what.py" --save "$CACHE/bench/python-$what-$now.json" "$@"
+    done
+    end_step
+}
+
+if [[ ${1:-} == python ]]; then
+    shift
+    from_python "$@"
+    exit
+fi
 
 step "Release build" "read the compiler's message above"
 need_rust
@@ -24,7 +51,6 @@ step "Benchmarks: leave the machine alone meanwhile" "see the message above; doc
 if (($# > 0)); then
     "$forebay" bench "$@"
 else
-    now=$(date -u +%Y%m%d-%H%M%S)
     for what in suite table cold index; do
         before=$(find "$CACHE/bench" -name "$what-*.json" | sort | tail -1)
         report=$CACHE/bench/$what-$now.json

@@ -10,6 +10,7 @@
 //! that stops makes its writer stop; a peer's reset becomes a reset on the other side, never an orderly end.
 
 mod link;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ use tokio::{
 const CONNECTIONS_MAX: usize = 4096;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const STATS_FILE_EVERY: Duration = Duration::from_millis(200);
+const SIGMA_MAX: f64 = 3.0;
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
 const WINDOW_MAX_BYTES: u64 = 64 << 20;
 
@@ -54,11 +56,26 @@ pub struct Config {
     pub rtt: Duration,
     /// Added before each request reaches the server.
     pub first_byte: Duration,
+    /// Makes `first_byte` the median of what is added, rather than all of it.
+    pub tail: Option<Tail>,
     /// Bytes per second in each direction, shared by all connections; `None` is no cap.
     pub rate_bytes_per_s: Option<u64>,
 }
 
+/// A service time with a long tail: log-normal. Request number `n` of a seed always waits equally long.
+#[derive(Clone, Copy, Debug)]
+pub struct Tail {
+    /// Of the logarithm: with 1.0 the 99th percentile is ten times the median.
+    pub sigma: f64,
+    pub seed: u64,
+}
+
 impl Config {
+    /// How long request number `n` waits before it reaches the server.
+    fn first_byte_of(&self, n: u64) -> Duration {
+        self.tail.map_or(self.first_byte, |tail| tail::wait(self.first_byte, tail, n))
+    }
+
     /// Bytes in flight in one direction of one connection: twice what the link holds by itself.
     pub fn window_bytes(&self) -> u64 {
         let link = self.rate_bytes_per_s.map(|rate| rate as f64 * (self.rtt / 2 + self.first_byte).as_secs_f64());
@@ -192,8 +209,7 @@ async fn connection(mut client: TcpStream, config: &Config, stats: &DistanceStat
         if !turn.client_speaks() {
             return Duration::ZERO;
         }
-        stats.requests.fetch_add(1, Relaxed);
-        config.first_byte
+        config.first_byte_of(stats.requests.fetch_add(1, Relaxed))
     });
     let down = down.carry(server_read, client_write, |bytes| {
         stats.bytes_to_client.fetch_add(bytes.len() as u64, Relaxed);
@@ -230,6 +246,12 @@ pub struct DistanceArgs {
     /// Added before each request reaches the server
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = units::parse_duration)]
     pub first_byte: Duration,
+    /// Makes --first-byte the median of a log-normal distribution; this is the deviation of its logarithm
+    #[arg(long, value_name = "NUMBER", requires = "first_byte")]
+    pub first_byte_sigma: Option<f64>,
+    /// Fixes how long each request waits with --first-byte-sigma
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
     /// Bytes per second in each direction, shared by all connections [default: no cap]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub rate: Option<u64>,
@@ -246,8 +268,12 @@ impl DistanceArgs {
         if self.rate == Some(0) {
             return Err(Error::invalid("--rate 0 lets nothing pass").hint("leave --rate out for no cap"));
         }
+        if self.first_byte_sigma.is_some_and(|sigma| !(0.0..=SIGMA_MAX).contains(&sigma)) {
+            return Err(Error::invalid(format!("--first-byte-sigma must be from 0 to {SIGMA_MAX}")).hint("1.0 is a long tail"));
+        }
+        let tail = self.first_byte_sigma.map(|sigma| Tail { sigma, seed: self.seed });
         let (rtt, first_byte, rate_bytes_per_s) = (self.rtt, self.first_byte, self.rate);
-        Ok(Config { listen: self.listen, to: self.to.clone(), rtt, first_byte, rate_bytes_per_s })
+        Ok(Config { listen: self.listen, to: self.to.clone(), rtt, first_byte, tail, rate_bytes_per_s })
     }
 }
 
@@ -278,8 +304,9 @@ pub async fn main(args: DistanceArgs) -> Result<()> {
         });
     }
     let rate = args.rate.map_or("no cap".to_owned(), |r| format!("{}/s each way", units::format_bytes(r)));
+    let tail = args.first_byte_sigma.map(|sigma| format!(", log-normal with sigma {sigma}")).unwrap_or_default();
     println!(
-        "distance: {} to {} · round trip {:?} · first byte +{:?} · {rate}{stats_at}",
+        "distance: {} to {} · round trip {:?} · first byte +{:?}{tail} · {rate}{stats_at}",
         distance.local_addr()?,
         args.to,
         args.rtt,

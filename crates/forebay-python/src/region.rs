@@ -69,7 +69,8 @@ impl Mapping {
             return Err(Failure::new(Class::TooLarge, format!("the batch is larger than {} bytes", self.reserved))
                 .hint("ask for fewer entries in one batch"));
         }
-        let target = upto.max(self.committed * 2).next_multiple_of(COMMIT_STEP_BYTES).min(self.reserved);
+        // By a quarter and not to the double: the pool counts what is committed, and would turn away regions that are half empty.
+        let target = upto.max(self.committed + self.committed / 4).next_multiple_of(COMMIT_STEP_BYTES).min(self.reserved);
         // SAFETY: the range lies inside our own mapping.
         let rc = unsafe {
             libc::mprotect(self.base.as_ptr().add(self.committed).cast(), target - self.committed, libc::PROT_READ | libc::PROT_WRITE)

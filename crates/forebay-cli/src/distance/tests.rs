@@ -28,6 +28,7 @@ impl Far {
             to: server.local_addr().unwrap().to_string(),
             rtt: Duration::from_millis(rtt_ms),
             first_byte: Duration::from_millis(first_byte_ms),
+            tail: None,
             rate_bytes_per_s: rate,
         };
         let distance = Distance::bind(config).await.unwrap();

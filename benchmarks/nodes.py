@@ -1,0 +1,150 @@
+"""What a benchmark runs against: files of pseudo-random bytes, `forebay serve` over them, and `forebay distance`, all on loopback.
+
+A process ends with its `with` block, and by the kernel's hand if this program is killed. Everything lies in one temporary directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+BUCKET = "bench"
+REGION = "eu-central-1"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "only-on-loopback"}
+START_SECONDS = 30
+# Rivals' clients must not look for credentials elsewhere, nor for an instance's metadata.
+ENVIRONMENT = CREDENTIALS | {"AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def program() -> str:
+    """The `forebay` command: $FOREBAY_BIN, or what the installed package brought."""
+    beside = Path(sys.executable).parent / "forebay"
+    found = os.environ.get("FOREBAY_BIN") or (str(beside) if beside.exists() else shutil.which("forebay"))
+    if not found:
+        sys.exit("the forebay command is not installed: run `make bench-python`, or set FOREBAY_BIN to a built binary")
+    return found
+
+
+def _end_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+class Server:
+    """A child process that says in one line on its standard output where it listens."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.arguments, self.log = [program(), *arguments], log
+        # No settings of this machine's own node.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "AWS_"))} | ENVIRONMENT
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                self.arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, preexec_fn=_end_with_parent
+            )
+        self.pid = self.process.pid
+        if not select.select([self.process.stdout], [], [], START_SECONDS)[0]:
+            self._fail(f"was not ready after {START_SECONDS} s")
+        self.line = self.process.stdout.readline().decode()
+        if not self.line:
+            self._fail("ended before it was ready")
+
+    def _fail(self, what: str) -> None:
+        self.stop()
+        sys.exit(f"{' '.join(self.arguments)}\n  {what}; the end of its log:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class Node(Server):
+    """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint."""
+
+    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None) -> None:
+        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}"
+        socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
+        arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
+        arguments += ["--unix", str(socket), "--cache", f"{self.cache}:8GiB", "--origin", f"{BUCKET}={origin}"]
+        super().__init__(arguments, directory / f"{name}.log")
+        self.address = json.loads(self.line)["s3"]
+        self.url, self.unix_url = f"http://{self.address}", f"unix:{socket}"
+
+
+class Distance(Server):
+    """`forebay distance` before a server: `first_byte` before each request reaches it, from a log-normal distribution if there is a `sigma`."""
+
+    def __init__(self, directory: Path, name: str, to: str, *, first_byte_ms: float, sigma: float = 0.0, seed: int = 1) -> None:
+        arguments = ["distance", "--to", to, "--rtt", "0ms", "--first-byte", f"{round(first_byte_ms * 1000)}us"]
+        if sigma:
+            arguments += ["--first-byte-sigma", str(sigma), "--seed", str(seed)]
+        super().__init__(arguments, directory / f"{name}.log")
+        self.url = "http://" + self.line.split()[1]
+
+
+def content(name: str, size: int) -> bytes:
+    """The bytes of an object, by its name: what was received can be compared without keeping what was written."""
+    return random.Random(name).randbytes(size)
+
+
+def write_objects(files: Path, prefix: str, count: int, size: int) -> list[str]:
+    (files / prefix).mkdir(parents=True)
+    names = [f"{prefix}/{i:06}.bin" for i in range(count)]
+    for name in names:
+        (files / name).write_bytes(content(name, size))
+    return names
+
+
+def write_shards(files: Path, prefix: str, count: int, size: int, shard_bytes: int) -> list[tuple[str, str]]:
+    """As many samples in tar shards of about `shard_bytes`: pairs of shard and member."""
+    (files / prefix).mkdir(parents=True)
+    per_shard = max(1, shard_bytes // (size + 1024))
+    members = []
+    for first in range(0, count, per_shard):
+        shard = f"{prefix}/{first // per_shard:04}.tar"
+        with tarfile.open(files / shard, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for i in range(first, min(first + per_shard, count)):
+                info = tarfile.TarInfo(f"{i:06}.bin")
+                info.size = size
+                tar.addfile(info, io.BytesIO(content(f"{prefix}/{info.name}", size)))
+                members.append((shard, info.name))
+    return members
+
+
+def read_all(url: str, entries: list, batch: int = 64) -> None:
+    """Reads everything once through a node, so that nothing of it is cold."""
+    import forebay
+
+    client = forebay.Client(url)
+    for first in range(0, len(entries), batch):
+        client.batch([as_entry(e) for e in entries[first : first + batch]]).wait()
+    # The cache takes what it was given behind the reader's back.
+    time.sleep(0.2)
+
+
+def as_entry(name: str | tuple[str, str]):
+    """An entry of a GetBatch for an object's name, or a shard's and a member's. Not a tuple: those are samples with labels to the datasets."""
+    import forebay
+
+    return f"{BUCKET}/{name}" if isinstance(name, str) else forebay.Entry(name[0], bucket=BUCKET, archpath=name[1])
