@@ -295,7 +295,7 @@ fn free_bytes(dir: &Path) -> Result<u64> {
         (libc::statvfs(path.as_ptr(), &mut stat), stat)
     };
     match result {
-        0 => Ok(stat.f_bavail as u64 * stat.f_frsize as u64),
+        0 => Ok(stat.f_bavail * stat.f_frsize),
         _ => Err(file_error("cannot ask for the free space of", dir, std::io::Error::last_os_error())),
     }
 }
