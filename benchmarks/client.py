@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from nodes import Node, read_all, write_objects
+from nodes import Node, read_all, use_own_environment, write_objects
 from readers import run_cell
 from report import Report, goal
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     args = parser.parse_args()
+    use_own_environment()
     report = Report("From Python, warm", COLUMNS, {"batch": args.batch, "window": f"{args.seconds} s", "prefetch": args.prefetch, "seed": args.seed})
     with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
         files = Path(directory) / "files"

@@ -36,6 +36,13 @@ def program() -> str:
     return found
 
 
+def use_own_environment() -> None:
+    """What this machine is set up for (a profile, a proxy's certificate, another endpoint) must not reach the clients that are measured."""
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT)
+
+
 def _end_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -1,24 +1,24 @@
 """How each client reads: one function per client, which yields how many entries it has received, again and again.
 
-Run as a program it is one cell of a table, in a process of its own, so that its peak of memory and its imports are its own:
-it reads the cell as JSON from standard input and prints one JSON line. Each reader checks the size of every entry; the bytes of the first batch are compared before the
-clock runs.
+Run as a program it is one cell of a table, in a process of its own, so that its peak of memory and its imports are its own: it reads the cell as JSON
+from standard input and prints one JSON line. Each reader checks the size of every entry; the bytes of the first batch are compared before the clock
+runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
 import usage
-from nodes import BUCKET, CREDENTIALS, ENVIRONMENT, REGION, as_entry, content
+from nodes import BUCKET, CREDENTIALS, REGION, as_entry, content
 
 FLIGHT = 32
 
@@ -199,16 +199,9 @@ def measure(cell: dict) -> dict:
     }
 
 
-@functools.cache
-def _child_environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | ENVIRONMENT
-
-
 def run_cell(cell: dict) -> dict:
     """`measure` in a process of its own."""
-    import subprocess
-
-    done = subprocess.run([sys.executable, __file__], input=json.dumps(cell), env=_child_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, __file__], input=json.dumps(cell), capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         sys.exit(f"{cell['reader']} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodes import BUCKET, Distance, ENVIRONMENT, Node, as_entry, read_all, write_objects
+from nodes import Distance, Node, as_entry, read_all, use_own_environment, write_objects
 from readers import FLIGHT, check, obstore_of
 from report import Report
 
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     args = parser.parse_args()
-    os.environ.update(ENVIRONMENT)
+    use_own_environment()
     settings = {"batch": f"{args.batch} × {args.size} bytes", "service time": f"median {args.median_ms} ms, sigma {args.sigma}", "seed": args.seed}
     report = Report("A service time with a long tail", COLUMNS, settings)
     with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:

@@ -11,14 +11,13 @@ batch is asked for. *Waiting* is the loop's time without a batch to work on; *bu
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
-from nodes import Distance, ENVIRONMENT, Node, as_entry, read_all, write_objects, write_shards
+from nodes import Distance, Node, as_entry, read_all, use_own_environment, write_objects, write_shards
 from readers import Wrong, boto3_get, run_cell, s3torch_dataset, whole
 from report import Report, goal
 
@@ -182,8 +181,7 @@ def main() -> None:
 
     import torch
 
-    # Workers and the clients in them inherit these; the nodes get their own.
-    os.environ.update(ENVIRONMENT)
+    use_own_environment()
     torch.set_num_threads(1)
     # More workers than cores is what the table is about.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
