@@ -29,6 +29,9 @@ use tokio::sync::mpsc;
 /// How long a cursor waits for an entry before it sends what it has.
 const FLUSH_AFTER: Duration = Duration::from_millis(10);
 
+/// What an entry has in a tar besides its bytes: header, padding.
+const ENTRY_OVERHEAD_BYTES: usize = 4 << 10;
+
 /// One batch under way.
 pub(crate) struct Work {
     pub batcher: Batcher,
@@ -103,6 +106,8 @@ struct Producer {
     sent_any: bool,
     /// An entry that is being streamed: its size, and how much of it was put out.
     streaming: Option<(u64, u64)>,
+    /// Size of the last entry that was delivered.
+    last_bytes: u64,
 }
 
 /// Begins to produce; the receiver gets the archive's bytes and, if the batch must be cut, an error as the last item.
@@ -120,6 +125,7 @@ pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver
             planned,
             sent_any: false,
             streaming: None,
+            last_bytes: 0,
             work,
         };
         let closed = sender.clone();
@@ -198,7 +204,9 @@ impl Producer {
         let work = self.work.clone();
         let config = &work.batcher.config;
         if self.out.capacity() == 0 {
-            self.out.reserve_exact(config.frame_bytes + config.frame_bytes / 4);
+            // Room for the entry that fills it: to grow is to copy. Its neighbour's size is the best guess.
+            let last_bytes = self.last_bytes.clamp(config.frame_bytes as u64 / 4, config.frame_bytes as u64 * 2) as usize;
+            self.out.reserve_exact(config.frame_bytes + last_bytes + ENTRY_OVERHEAD_BYTES);
         }
         while self.next < work.request.entries.len() {
             if self.out.len() >= config.frame_bytes {
@@ -382,6 +390,7 @@ impl Producer {
             add(&stats.objects, 1);
             add(&stats.object_bytes, header.size);
         }
+        self.last_bytes = header.size;
         self.work.brought.lock().remove(&self.next);
         self.next += 1;
     }
