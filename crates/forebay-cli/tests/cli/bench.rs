@@ -103,11 +103,12 @@ fn cold_batches_are_counted_in_round_trips_and_batches_compared_with_gets() {
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4);
     for row in rows {
-        // Nothing that is far away is there sooner than after one round trip; connections of the second batch are kept.
-        let trips = figure(row, "round_trips");
-        assert!((0.9..100.0).contains(&trips), "{row:#}");
+        // Nothing that is far away is there sooner than after one round trip. Beside the transfer it may look as if it were: some of that
+        // goes on while others wait for their first byte.
+        let (trips, strict) = (figure(row, "round_trips"), figure(row, "strict_round_trips"));
+        assert!(strict >= 0.9 && trips < 100.0, "{row:#}");
         assert!(figure(row, "origin_bytes") > 128.0 * 1024.0 && figure(row, "origin_requests") >= 1.0);
-        assert!(figure(row, "strict_round_trips") >= trips);
+        assert!(strict >= trips);
     }
     let report = forebay(&["--json", "bench", "table", "--size", "1KiB", "--seconds", "0.1", "-c", "2"]).ok().json();
     let rows = report["rows"].as_array().unwrap();
