@@ -227,13 +227,7 @@ fn written(case: &Case) -> Result<Figures> {
 }
 
 fn serve(case: &Case, node: Node, timing: &Timing) -> Result<Serving> {
-    let asked = Asked {
-        tcp: Some(node.tcp.clone()),
-        unix: Some(node.unix.clone()),
-        process: Some(node.running.process()),
-        token: None,
-        admin: node.admin.clone(),
-    };
+    let asked = Asked::of(&node);
     let data = case.sample();
     asked.warm(&data, timing.seed)?;
     let maker = Maker { data: &data, host: asked.host(), token: None, sign: None };

@@ -71,17 +71,14 @@ pub struct Ceilings<'a> {
     pub nginx: bool,
 }
 
-/// Runs a workload and its ceilings.
-pub fn row(
+fn load_of<'a>(
     workload: &Workload,
-    asked: &Asked,
-    data: &super::data::Dataset,
-    requests: &[Request],
-    ceilings: &mut Ceilings,
+    asked: &'a Asked,
+    data: &'a super::data::Dataset,
+    requests: &'a [Request],
     timing: &Timing,
-    goals: Vec<Goal>,
-) -> Result<Row> {
-    let load = Load {
+) -> Result<Load<'a>> {
+    Ok(Load {
         at: asked.at(workload.transport)?,
         kind: workload.kind,
         data,
@@ -95,7 +92,20 @@ pub fn row(
         seed: timing.seed,
         server: asked.process,
         by_gets: None,
-    };
+    })
+}
+
+/// Runs a workload and its ceilings.
+pub fn row(
+    workload: &Workload,
+    asked: &Asked,
+    data: &super::data::Dataset,
+    requests: &[Request],
+    ceilings: &mut Ceilings,
+    timing: &Timing,
+    goals: Vec<Goal>,
+) -> Result<Row> {
+    let load = load_of(workload, asked, data, requests, timing)?;
     let mut runs = Vec::with_capacity(timing.repeats);
     for _ in 0..timing.repeats {
         runs.push(once(workload, asked, &load, ceilings, timing)?);
@@ -194,21 +204,7 @@ pub fn cold_row(
         if repetition > 0 {
             asked = site.start(true, None, &[])?;
         }
-        let load = Load {
-            at: asked.at(workload.transport)?,
-            kind: workload.kind,
-            data,
-            requests,
-            clients: workload.clients,
-            buffer_bytes: timing.buffer_bytes,
-            ramp: Duration::ZERO,
-            window: timing.window,
-            verify: timing.verify,
-            once: true,
-            seed: timing.seed,
-            server: asked.process,
-            by_gets: None,
-        };
+        let load = Load { ramp: Duration::ZERO, once: true, ..load_of(workload, &asked, data, requests, timing)? };
         runs.push(figures(&load::run(&load)?, workload.batch)?);
     }
     Ok(Row::of(workload.name(), &runs, goals))

@@ -47,6 +47,17 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// A node of our own.
+    pub fn of(node: &Node) -> Self {
+        Asked {
+            tcp: Some(node.tcp.clone()),
+            unix: Some(node.unix.clone()),
+            process: Some(node.running.process()),
+            token: None,
+            admin: node.admin.clone(),
+        }
+    }
+
     pub fn at(&self, transport: Transport) -> Result<&Address> {
         match transport {
             Transport::Tcp => {
@@ -171,13 +182,7 @@ impl Site {
             cache_bytes: 2 * all + (1 << 30),
             sets: self.plan.sets.iter().chain(sets).cloned().collect(),
         })?;
-        let asked = Asked {
-            tcp: Some(node.tcp.clone()),
-            unix: Some(node.unix.clone()),
-            process: Some(node.running.process()),
-            token: None,
-            admin: node.admin.clone(),
-        };
+        let asked = Asked::of(&node);
         self.node = Some(node);
         Ok(asked)
     }
