@@ -1,0 +1,1 @@
+//! Datasets: which rows there are, where each lies, and how they are read.

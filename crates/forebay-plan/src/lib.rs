@@ -1,0 +1,1 @@
+//! Orders over datasets, as pure functions: no I/O, no array of rows.
