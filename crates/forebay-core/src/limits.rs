@@ -97,3 +97,26 @@ pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;
 pub const CONNECTIONS_DEFAULT: usize = 16_384;
 /// How long a stopping node waits for answers in flight.
 pub const DRAIN_TIMEOUT_DEFAULT_SECS: u64 = 30;
+
+/// Rows of one dataset, and of one epoch of a plan.
+pub const PLAN_ROWS_MAX: u64 = 1 << 42;
+/// Blocks of one dataset.
+pub const PLAN_BLOCKS_MAX: u64 = 1 << 40;
+/// Epochs of a plan: with the rows of an epoch, every position of every epoch fits in 62 bits.
+pub const PLAN_EPOCHS_MAX: u64 = 1 << 20;
+/// Datasets that one plan mixes.
+pub const PLAN_SOURCES_MAX: usize = 256;
+/// The longest cycle of a mix, within which each source has its exact quota: shares are exact to about one part in this many.
+pub const PLAN_MIX_CYCLE_ROWS_MAX: u64 = 4096;
+/// Blocks that a block shuffle mixes at a time; more is what the full shuffle is for.
+pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
+/// Groups of blocks of unequal size: a plan keeps 8 bytes for each, for each epoch in use.
+pub const PLAN_GROUPS_MAX: u64 = 1 << 26;
+/// Ranks of a job.
+pub const PLAN_WORLD_MAX: u32 = 1 << 20;
+/// Workers of one rank's loader, or connections of one stream.
+pub const PLAN_WORKERS_MAX: u32 = 1 << 16;
+/// Rows of one rank in one step.
+pub const PLAN_BATCH_ROWS_MAX: u32 = 1 << 20;
+/// Rows that bounded batches are made from at a time.
+pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;
