@@ -51,6 +51,31 @@ pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
 /// Largest zip central directory.
 pub const ZIP_DIRECTORY_MAX_BYTES: u64 = 1 << 30;
 
+/// Sources in the description of one dataset, and names that its braces stand for.
+pub const DATASET_SOURCES_MAX: usize = 1_000_000;
+/// Files of one dataset.
+pub const DATASET_FILES_MAX: usize = 50_000_000;
+/// Largest description of a dataset, in JSON.
+pub const DATASET_SPEC_MAX_BYTES: usize = 64 << 20;
+/// Largest manifest or file of labels.
+pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
+/// Files whose footers are read at the same time while a dataset is opened.
+pub const DATASET_OPEN_FILES: usize = 256;
+/// Archives whose members are found at the same time: each is read ahead of its scan.
+pub const DATASET_OPEN_ARCHIVES: usize = 16;
+/// Pages of listings that are asked for at the same time.
+pub const DATASET_LIST_PAGES: usize = 32;
+/// What a block of rows should take, for formats without blocks of their own.
+pub const DATASET_BLOCK_BYTES: u64 = 4 << 20;
+/// Most rows in such a block.
+pub const DATASET_BLOCK_ROWS_MAX: u32 = 4096;
+/// Memory for datasets that nobody uses at the moment.
+pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
+/// Disk for the indexes of datasets.
+pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
+/// Indexes of datasets that are kept on disk.
+pub const DATASETS_KEPT_MAX: usize = 1000;
+
 /// Keys in one page of a listing.
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 /// Keys in one DeleteObjects request. S3's limit.
