@@ -78,6 +78,17 @@ def convert(rows: Rows, output: Output, real: int | None) -> Any:
     return to_jax(columns) if output == "jax" else columns
 
 
+def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
+    """Rows that nobody decodes as a list of samples: dicts of what ``output`` has for one row."""
+    if output == "arrow":
+        raise ValueError('single samples are no record batches: output="rows", "numpy" or "torch"')
+    if output == "rows":
+        mark = (lambda i: {REAL: i < real}) if real is not None else (lambda i: {})
+        return [{**row, **mark(i)} for i, row in enumerate(rows)]
+    columns = convert(rows, output, real)
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(rows))]
+
+
 def to_jax(value: Any) -> Any:
     """NumPy arrays, in dicts, tuples and lists, as JAX arrays on the default device. What JAX has no type for stays as it is."""
     import jax

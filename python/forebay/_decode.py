@@ -28,7 +28,8 @@ class Recipe:
     Attributes:
         decodes: For each source, what makes a sample of a row; None leaves the rows of all sources as they are.
         name: Says where a row is: ``(source, row) -> (file, row in the file)``.
-        finish: Makes a batch: of the samples if there is a decode, else of the rows and the number of real ones.
+        output, collate, pin: What a batch is made into.
+        pads: Whether rows may be padding, which is then marked.
     """
 
     decodes: Sequence[Decode | None]
@@ -38,6 +39,8 @@ class Recipe:
     collate: Callable[[Any], Any] | None = None
     pads: bool = False
     pin: bool = False
+    #: Batches stay lists of samples: somebody else puts them together.
+    apart: bool = False
     _collator: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     @property
@@ -75,6 +78,8 @@ class Recipe:
         return error
 
     def finish(self, rows: Rows, samples: list[Any] | None, real: int) -> Any:
+        if self.apart:
+            return _collate.apart(rows, self.output, real if self.pads else None) if samples is None else samples
         if samples is None:
             batch = _collate.convert(rows, self.output, real if self.pads else None)
             if self.collate is not None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -46,15 +46,14 @@ class Pull:
     def __init__(
         self,
         datasets: Sequence[Dataset],
-        columns: Sequence[str] | None,
         steps: Steps,
-        worker: int,
-        workers: int,
+        first: int,
+        stride: int,
         prefetch: int,
         meter: Meter,
     ) -> None:
-        self._datasets, self._columns, self._steps, self._meter = datasets, columns, steps, meter
-        self._number, self._stride = worker, workers
+        self._datasets, self._steps, self._meter = datasets, steps, meter
+        self._number, self._stride = first, stride
         self._ahead = prefetch
         self._pool = ThreadPoolExecutor(prefetch + 1, thread_name_prefix="forebay-fetch")
         self._waiting: deque[Future[Fetched]] = deque()
@@ -71,8 +70,8 @@ class Pull:
 
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
-        rows = read(self._datasets, self._columns, step.rows, step.sources)
-        self._meter.add(network_s=time.perf_counter() - began)
+        rows = read(self._datasets, None, step.rows, step.sources)
+        self._meter.add(network_s=time.perf_counter() - began, bytes=rows.nbytes)
         return Fetched(step, rows)
 
     def next(self) -> Fetched | None:

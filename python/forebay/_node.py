@@ -23,7 +23,9 @@ def shape(client: Client, dataset: str) -> bytes:
 
 def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
     """The dataset's files, in the order of their rows."""
-    return [json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip()]
+    lines = (json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip())
+    # The first line says what the others are.
+    return [line for line in lines if "forebay_manifest" not in line]
 
 
 def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:

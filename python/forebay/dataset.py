@@ -18,19 +18,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
 from . import _node
 from ._fetch import read
 from ._forebay import Client
+from ._loadable import Loadable
 from ._progress import Bar
-from .errors import Changed, InvalidRequest, NotFound
+from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from .loader import Loader
 
 __all__ = ["Dataset", "Place", "open"]
 
@@ -153,7 +151,7 @@ def _shown(sources: Sequence[str]) -> str:
     return sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
 
 
-class Dataset:
+class Dataset(Loadable):
     """Rows ``0`` to ``len(ds) - 1`` of a version of some files. Made by :func:`forebay.open`.
 
     ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request; ``for row in ds`` goes from the first to the last.
@@ -270,6 +268,9 @@ class Dataset:
         columns = self._columns if columns is None else columns
         try:
             return _node.take(self.client, self.id, rows, columns)
+        except PreconditionFailed as e:
+            hint = "open it again to go on with the new version; a state of the old one cannot be loaded into it"
+            raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
         except NotFound:
             # Either a file is gone, or the node does not know the dataset. Opening it again tells which.
             again = _node.open_dataset(self.client, self.spec)
@@ -365,10 +366,8 @@ class Dataset:
                 bar.advance(end - begin)
         return out
 
-    # Batches
-
-    def loader(self, batch_size: int | None = None, **options: Any) -> Loader:
-        raise NotImplementedError
+    def _sources(self) -> tuple[Sequence[Dataset], None, None]:
+        return [self], None, None
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.client, self.spec, self.info, self._columns, self.decode, self._shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader"]
 
+#: Batches bounded by length: rows that one may have, where the user does not say.
+BOUNDED_ROWS = 1024
+#: Batches that the look-ahead is for, and the rows that they are taken to have where nobody knows.
+LOOKAHEAD_BATCHES = 100
+LOOKAHEAD_BATCH_ROWS = 64
+
 Uneven = Literal["drop", "pad", "repeat"]
 
 
@@ -33,8 +40,9 @@ class Options:
 
     batch_size: int | None = None
     max_total: int | None = None
-    length: str | None = None
+    length: str | Sequence[Any] | None = None
     lookahead: int | None = None
+    padded: bool = False
     shuffle: Shuffle = None
     seed: int = 0
     epochs: int | float | None = None
@@ -53,8 +61,7 @@ class Options:
     stream: bool = False
     connections: int | None = None
     window_bytes: int | None = None
-    nodes: Sequence[str] | None = None
-    epoch_rows: int | None = None
+    nodes: Sequence[Any] | None = None
     progress: bool | None = False
 
     def checked(self) -> Options:
@@ -65,14 +72,14 @@ class Options:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
 
-        for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("epoch_rows", 1)):
+        for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("window_bytes", 1)):
             whole(name, least)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r}")
         if self.batch_size is None and self.max_total is None:
             raise ValueError("say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)")
         if (self.max_total is None) != (self.length is None):
-            raise ValueError("max_total= bounds the sum of the column length=: give both, or neither")
+            raise ValueError("max_total= bounds the sum of length=, a column or an array: give both, or neither")
         if self.uneven not in ("drop", "pad", "repeat"):
             raise ValueError(f'uneven is "drop", "pad" or "repeat", not {self.uneven!r}')
         if self.epochs is not None and not (self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1):
@@ -108,32 +115,40 @@ class Loader:
     It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, options: Options) -> None:
-        self.options = options.checked()
-        self.datasets = list(datasets)
+    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, options: Options) -> None:
         rank, world = _place.rank_and_world(options.rank, options.world_size)
-        self.options = replace(self.options, rank=rank, world_size=world)
-        self._order = Order(self.datasets, weights, options)
+        self.options = replace(options.checked(), rank=rank, world_size=world)
+        self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
+        self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
+        self._made_of = (list(datasets), weights, epoch_rows)
         self._state: State = self._order.start()
         self._meter = Meter()
-        self._current: Iteration | None = None
+        # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
+        self._current: weakref.ref[Iteration] | None = None
         self.last: Step | None = None
 
     # Iterating
 
     def __iter__(self) -> Iterator[Any]:
-        if self._current is not None:
-            self._current.close()
-        self._current = Iteration(self, self._state, self._meter)
-        return self._current
+        self.close()
+        iteration = Iteration(self, self._state, self._meter)
+        self._current = weakref.ref(iteration)
+        return iteration
+
+    def total(self, state: State) -> int | None:
+        """Batches of one iteration from a state on; None if it has no end, or nobody knows."""
+        until = self.until(state)
+        return None if until is None else self._order.steps(state, until, self.partition()).count()
 
     def _yielded(self, step: Step) -> None:
         self._state, self.last = step.next, step
 
     def _finished(self, until: int | None) -> None:
-        # Rows that are dropped at the end of an epoch are behind the loader too.
-        if until is not None and self._state["epoch"] < until:
-            self._state = self._order.at(until, 0)
+        self._state = self.ended(self._state, until)
+
+    def ended(self, state: State, until: int | None) -> State:
+        """The state after the last step: rows that are dropped at the end of an epoch are behind the loader too."""
+        return self._order.at(until, 0) if until is not None and state["epoch"] < until else state
 
     def until(self, state: State) -> int | None:
         """The epoch that an iteration from this state ends before; None: it does not end."""
@@ -148,25 +163,39 @@ class Loader:
         Raises:
             TypeError: Batches are bounded by length, so that nobody knows before they are made.
         """
-        count = self._order.steps(self._order.start(), 1).count()
+        count = self._order.steps(self._order.start(), 1, self.partition()).count()
         if count is None:
             raise TypeError("how many batches of bounded length an epoch has is known at its end")
         return count
 
-    def pipeline(self, state: State, until: int | None, worker: int, workers: int, meter: Meter) -> Pipeline:
-        """The batches of one of ``workers`` workers, from a state on."""
+    def partition(self) -> dict[str, Any]:
+        """How the order is dealt out, as the compiled plan and the node know it."""
         o = self.options
-        steps = self._order.steps(state, until)
+        batch: dict[str, Any] = {"kind": "rows", "rows": o.batch_size}
+        if o.max_total is not None:
+            most = o.batch_size or BOUNDED_ROWS
+            batch = {"kind": "bounded", "max_total": o.max_total, "max_rows": most, "padded": o.padded}
+            batch["lookahead_rows"] = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
+        return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
+
+    def pipeline(
+        self, state: State, until: int | None, meter: Meter, *, first: int = 0, stride: int = 1, samples: bool = False, threads: int | None = None
+    ) -> Pipeline:
+        """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
+        o = self.options
+        steps = self._order.steps(state, until, self.partition())
         decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
-        recipe = Recipe(decodes, o.on_error, self._name, o.output, o.collate, o.uneven == "pad", o.pin_memory and _collate.can_pin())
-        threads = o.threads if o.threads is not None else default_threads()
+        pin = o.pin_memory and not samples and _collate.can_pin()
+        recipe = Recipe(decodes, o.on_error, self._name, o.output, None if samples else o.collate, o.uneven == "pad", pin, samples)
+        given = o.threads if o.threads is not None else threads
+        threads = default_threads() if given is None else given
         fetcher: Fetcher
         if o.stream:
             from ._push import Push
 
-            fetcher = Push(self, self._order, steps, state, until, worker, workers, meter)
+            fetcher = Push(self, steps, state, until, meter, first, stride)
         else:
-            fetcher = Pull(self.datasets, o.columns, steps, worker, workers, o.prefetch, meter)
+            fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
@@ -197,20 +226,20 @@ class Loader:
         """
         self._state = self._order.checked(state)
         self.last = None
-        self._stop()
+        self.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already (it was resumed there)."""
         if epoch != self.epoch:
             self._state = self._order.at(epoch, 0)
-            self._stop()
+            self.close()
 
-    def _stop(self) -> None:
-        if self._current is not None:
-            self._current.close()
-            self._current = None
-
-    close = _stop
+    def close(self) -> None:
+        """Ends the iteration that is under way, if one is. The loader keeps its place."""
+        current = self._current and self._current()
+        if current is not None:
+            current.close()
+        self._current = None
 
     @property
     def plan(self) -> str:
@@ -255,10 +284,10 @@ class Loader:
         return LoaderDataset(self, samples=samples)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"datasets": self.datasets, "weights": self._order.weights, "options": self.options, "state": self._state}
+        return {"made_of": self._made_of, "options": self.options, "state": self._state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["datasets"], state["weights"], state["options"])  # type: ignore[misc]
+        self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
         self._state = state["state"]
 
     def __repr__(self) -> str:
@@ -277,7 +306,7 @@ class Iteration:
     def __init__(self, loader: Loader, state: State, meter: Meter) -> None:
         self._loader, self._meter = loader, meter
         self._until = loader.until(state)
-        self._pipeline: Pipeline | None = loader.pipeline(state, self._until, 0, 1, meter)
+        self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
         self._number = 0
         total = None if self._until is None else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch - int(state["position"])
         what, show = f"epoch {state['epoch']}", loader.options.progress

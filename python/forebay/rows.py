@@ -87,6 +87,11 @@ class Rows(Sequence[dict[str, Any]]):
             return self._pick
         return np.stack([np.zeros(len(self), np.int64), np.arange(len(self))], axis=1)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the received memory that these rows are views of."""
+        return sum(int(getattr(part, "nbytes", 0)) for part in self._parts)
+
     def prepare(self) -> None:
         """Takes the columns apart, which the first access to a row does otherwise: once, before several threads read rows."""
         self._of_parts()
@@ -157,6 +162,16 @@ class Rows(Sequence[dict[str, Any]]):
             TypeError: A column of numbers has missing values, for tensors have none; or its type has no tensor.
         """
         return {name: tensor_of(name, array) for name, array in self.numpy().items()}
+
+    def __reduce__(self) -> Any:
+        # Through a pipe goes a copy: the received memory is this process's own.
+        pa = _pyarrow("sending rows to another process")
+        parts = [pa.record_batch(part) for part in self._parts]
+        return Rows._of, (parts, self.ids, self.sources, self._pick)
+
+    @staticmethod
+    def _of(parts: Sequence[Any], ids: np.ndarray, sources: np.ndarray | None, pick: np.ndarray | None) -> Rows:
+        return Rows(parts, ids, sources=sources, pick=pick)
 
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {len(self._parts)} datasets"
