@@ -262,5 +262,5 @@ def state_of(saved: dict[str, Any], data: LoaderDataset) -> State:
     until = loader.until(start)
     if number == 0:
         return start
-    last = loader.order.steps(start, until, loader.partition()).step(number - 1)
+    last = loader.steps(start, until).step(number - 1)
     return loader.ended(start, until) if last is None else last.next

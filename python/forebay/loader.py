@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from . import _collate, _place
 from ._decode import Decode, Recipe
 from ._fetch import Fetcher, Pull
 from ._pipeline import Pipeline
-from ._plan import Order, State, Step
+from ._plan import Order, State, Step, Steps
 from ._progress import Bar
-from .errors import SampleFailed
-from .rows import Rows
+from .errors import InvalidRequest, SampleFailed
 from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
@@ -92,6 +93,8 @@ class Options:
             raise ValueError('pin_memory is for tensors: output="torch"')
         if not self.stream and (self.connections or self.window_bytes or self.nodes):
             raise ValueError("connections=, window_bytes= and nodes= are of streams: give stream=True")
+        if self.stream and self.max_total is not None:
+            raise ValueError("a stream has batches of a fixed number of rows: leave stream= or max_total= out")
         to_wire(self.shuffle)
         return self
 
@@ -121,6 +124,7 @@ class Loader:
         self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
+        self._lengths: list[np.ndarray] | None = None
         self._state: State = self._order.start()
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
@@ -138,7 +142,7 @@ class Loader:
     def total(self, state: State) -> int | None:
         """Batches of one iteration from a state on; None if it has no end, or nobody knows."""
         until = self.until(state)
-        return None if until is None else self._order.steps(state, until, self.partition()).count()
+        return None if until is None else self.steps(state, until).count()
 
     def _yielded(self, step: Step) -> None:
         self._state, self.last = step.next, step
@@ -163,7 +167,7 @@ class Loader:
         Raises:
             TypeError: Batches are bounded by length, so that nobody knows before they are made.
         """
-        count = self._order.steps(self._order.start(), 1, self.partition()).count()
+        count = self.steps(self._order.start(), 1).count()
         if count is None:
             raise TypeError("how many batches of bounded length an epoch has is known at its end")
         return count
@@ -178,12 +182,33 @@ class Loader:
             batch["lookahead_rows"] = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
         return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
 
+    def steps(self, state: State, until: int | None) -> Steps:
+        """The steps of this rank, from a state to the beginning of the epoch ``until``."""
+        return self._order.steps(state, until, self.partition(), self._lengths_of_rows())
+
+    def _lengths_of_rows(self) -> list[np.ndarray] | None:
+        given = self.options.length
+        if given is None:
+            return None
+        if self._lengths is None:
+            if isinstance(given, str):
+                found = [d.lengths(given, self.options.progress) for d in self._made_of[0]]
+            else:
+                found = [np.asarray(a) for a in (given if len(self.datasets) > 1 else [given])]
+            for array, dataset in zip(found, self.datasets, strict=True):
+                if array.shape != (len(dataset),) or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
+                    raise InvalidRequest(
+                        f"lengths of {dataset.name}: an array of {array.dtype} of shape {array.shape}", hint=f"{len(dataset)} whole numbers of at least 0"
+                    )
+            self._lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
+        return self._lengths
+
     def pipeline(
         self, state: State, until: int | None, meter: Meter, *, first: int = 0, stride: int = 1, samples: bool = False, threads: int | None = None
     ) -> Pipeline:
         """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
         o = self.options
-        steps = self._order.steps(state, until, self.partition())
+        steps = self.steps(state, until)
         decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
         pin = o.pin_memory and not samples and _collate.can_pin()
         recipe = Recipe(decodes, o.on_error, self._name, o.output, None if samples else o.collate, o.uneven == "pad", pin, samples)
@@ -284,11 +309,11 @@ class Loader:
         return LoaderDataset(self, samples=samples)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"made_of": self._made_of, "options": self.options, "state": self._state}
+        return {"made_of": self._made_of, "options": self.options, "state": self._state, "lengths": self._lengths}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
-        self._state = state["state"]
+        self._state, self._lengths = state["state"], state["lengths"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
