@@ -31,9 +31,9 @@ pub(crate) const AUX_UNPACKED: u8 = 2;
 
 /// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms
 /// and 100 MiB/s this is where both cost the same, and bytes that were read are in the cache.
-const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
+pub(crate) const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
 /// What is fetched for a header alone: the header, and a long name or PAX records behind it.
-const LONE_HEADER_BYTES: u64 = 4096;
+pub(crate) const LONE_HEADER_BYTES: u64 = 4096;
 /// What inflating puts out at a time.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 
@@ -156,7 +156,7 @@ impl Engine {
         Ok(Found { meta, status, data, extent })
     }
 
-    async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
+    pub(crate) async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
         match kind_of(archive)? {
             // The directory is at the end: no first chunk that nobody wants.
             ArchiveKind::Zip => self.resolve_for(archive, Some(ByteRange::Suffix(1))).await,
@@ -207,8 +207,15 @@ impl Engine {
         let (mut read_until, mut runs) = (0, Runs::default());
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
-            let alone = far && kind == ArchiveKind::Tar && !self.has_chunks(name, meta, &(range.start..range.start + 1)) && data.is_none();
-            let bytes = if alone {
+            let here = || data.is_some() || self.has_chunks(name, meta, &(range.start..range.start + 1));
+            // A zip's directory is all that is read of it now; the chunks around it are nothing to keep.
+            let alone = match kind {
+                ArchiveKind::Zip => meta.size > CHUNK_BYTES && range.end - range.start <= CHUNK_BYTES && !here(),
+                _ => far && kind == ArchiveKind::Tar && !here(),
+            };
+            let bytes = if alone && kind == ArchiveKind::Zip {
+                self.bytes_past_cache(name, meta, range.clone()).await?
+            } else if alone {
                 let end = range.end.max(range.start + LONE_HEADER_BYTES).min(meta.size);
                 self.bytes_past_cache(name, meta, range.start..end).await?
             } else {
@@ -265,7 +272,7 @@ impl Engine {
     }
 
     /// A few bytes straight from the origin, kept nowhere.
-    async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
+    pub(crate) async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
         let body = self.open_run(name, meta, range.clone()).await?;
         let bytes = crate::bytesio::Cutter::new(body).take((range.end - range.start) as usize).await?;
         add(&self.stats().bytes_from_origin, bytes.len() as u64);
@@ -351,7 +358,7 @@ impl Engine {
     }
 }
 
-fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
+pub(crate) fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
     ArchiveKind::from_name(archive.key()).ok_or_else(|| {
         Error::unsupported(format!("{archive} is not an archive by its name")).hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
     })
