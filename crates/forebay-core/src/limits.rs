@@ -37,6 +37,11 @@ pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
 /// Soft errors that a batch tolerates under continue-on-error.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
+/// Largest payload of one frame of rows: offsets of Arrow's binary columns have 31 bits.
+pub const FRAME_PAYLOAD_MAX_BYTES: u64 = 2 << 30;
+/// Most rows in one request.
+pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+
 /// What a compressed archive may unpack to.
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
 /// Members in one archive.

@@ -31,7 +31,7 @@ mod sequential;
 mod stats;
 mod sync;
 mod unpack;
-mod version;
+mod versioned;
 mod warm;
 mod warmup;
 mod write;
@@ -43,7 +43,6 @@ pub use members::MemberRead;
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
-pub use version::VersionReader;
 pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 

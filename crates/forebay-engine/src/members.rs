@@ -31,9 +31,9 @@ pub(crate) const AUX_UNPACKED: u8 = 2;
 
 /// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms
 /// and 100 MiB/s this is where both cost the same, and bytes that were read are in the cache.
-pub(crate) const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
+const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
 /// What is fetched for a header alone: the header, and a long name or PAX records behind it.
-pub(crate) const LONE_HEADER_BYTES: u64 = 4096;
+const LONE_HEADER_BYTES: u64 = 4096;
 /// What inflating puts out at a time.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 
@@ -156,7 +156,7 @@ impl Engine {
         Ok(Found { meta, status, data, extent })
     }
 
-    pub(crate) async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
+    async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
         match kind_of(archive)? {
             // The directory is at the end: no first chunk that nobody wants.
             ArchiveKind::Zip => self.resolve_for(archive, Some(ByteRange::Suffix(1))).await,
@@ -272,7 +272,7 @@ impl Engine {
     }
 
     /// A few bytes straight from the origin, kept nowhere.
-    pub(crate) async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
+    async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
         let body = self.open_run(name, meta, range.clone()).await?;
         let bytes = crate::bytesio::Cutter::new(body).take((range.end - range.start) as usize).await?;
         add(&self.stats().bytes_from_origin, bytes.len() as u64);
@@ -358,7 +358,7 @@ impl Engine {
     }
 }
 
-pub(crate) fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
+fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
     ArchiveKind::from_name(archive.key()).ok_or_else(|| {
         Error::unsupported(format!("{archive} is not an archive by its name")).hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
     })
