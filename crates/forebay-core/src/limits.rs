@@ -125,6 +125,7 @@ pub const PLAN_WORKERS_MAX: u32 = 1 << 16;
 pub const PLAN_BATCH_ROWS_MAX: u32 = 1 << 20;
 /// Rows that bounded batches are made from at a time.
 pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;
+
 /// What is read of the end of a Parquet or Arrow file at first; more only where its footer is longer.
 pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;
 /// Largest footer of a Parquet or Arrow file.

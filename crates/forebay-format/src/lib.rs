@@ -43,6 +43,8 @@ mod compress;
 pub mod decompress;
 pub mod frame;
 pub mod example;
+pub mod example;
+pub mod frame;
 pub mod index;
 mod indexer;
 mod ipc;
