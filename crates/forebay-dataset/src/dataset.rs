@@ -45,7 +45,10 @@ pub struct Dataset {
 enum Places {
     /// A file is a row.
     OnePerFile,
-    Starts { rows: Vec<u64>, blocks: Vec<u64> },
+    Starts {
+        rows: Vec<u64>,
+        blocks: Vec<u64>,
+    },
 }
 
 impl Dataset {
@@ -202,7 +205,15 @@ impl Dataset {
 
 impl std::fmt::Debug for Dataset {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Dataset({} {}: {} rows in {} blocks of {} files)", self.id, self.format, self.rows(), self.shape.blocks(), self.files.len())
+        write!(
+            f,
+            "Dataset({} {}: {} rows in {} blocks of {} files)",
+            self.id,
+            self.format,
+            self.rows(),
+            self.shape.blocks(),
+            self.files.len()
+        )
     }
 }
 

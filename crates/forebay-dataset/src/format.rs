@@ -57,7 +57,8 @@ impl Format {
     pub fn parse(name: &str) -> Result<Format> {
         Self::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|f| f.name()).collect();
-            Error::invalid(format!("{:?} is not a format of datasets", forebay_core::name::shorten(name))).hint(format!("one of {}", names.join(", ")))
+            Error::invalid(format!("{:?} is not a format of datasets", forebay_core::name::shorten(name)))
+                .hint(format!("one of {}", names.join(", ")))
         })
     }
 

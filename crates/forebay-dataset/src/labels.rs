@@ -38,8 +38,11 @@ impl Labels {
         let of: Vec<u32> = (0..files.len()).map(|i| find(&by_key, files.bucket(i), files.key(i)).unwrap_or(NONE)).collect();
         if !of.is_empty() && of.iter().all(|&n| n == NONE) {
             let (theirs, ours) = (rows.first().map_or("", |r| r.0.as_str()), files.key(0));
-            return Err(Error::invalid(format!("labels {name}: none of its {} names is that of a file here", rows.len()))
-                .hint(format!("it has names like {:?}, and the files are named like {:?}", shorten(theirs), shorten(ours))));
+            return Err(Error::invalid(format!("labels {name}: none of its {} names is that of a file here", rows.len())).hint(format!(
+                "it has names like {:?}, and the files are named like {:?}",
+                shorten(theirs),
+                shorten(ours)
+            )));
         }
         Ok(Labels::Table { of, names })
     }
@@ -85,8 +88,9 @@ fn find(by_key: &HashMap<&str, u32>, bucket: &str, key: &str) -> Option<u32> {
 
 fn object(name: &str) -> Result<ObjectName> {
     let text = name.strip_prefix("s3://").unwrap_or(name);
-    let (bucket, key) =
-        text.split_once('/').ok_or_else(|| Error::invalid(format!("labels.name {:?} names no object", shorten(name))).hint("bucket/key"))?;
+    let (bucket, key) = text
+        .split_once('/')
+        .ok_or_else(|| Error::invalid(format!("labels.name {:?} names no object", shorten(name))).hint("bucket/key"))?;
     ObjectName::new(bucket, key)
 }
 
@@ -130,7 +134,10 @@ fn csv(text: &str, key: &str, label: &str) -> Result<Vec<(String, String)>> {
             continue;
         }
         let field = |at: usize| {
-            record.get(at).cloned().ok_or_else(|| Error::invalid(format!("record {}: it has {} columns, not {}", n + 1, record.len(), head.len())))
+            record
+                .get(at)
+                .cloned()
+                .ok_or_else(|| Error::invalid(format!("record {}: it has {} columns, not {}", n + 1, record.len(), head.len())))
         };
         out.push((field(key)?, field(label)?));
     }

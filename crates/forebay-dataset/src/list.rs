@@ -72,7 +72,8 @@ pub(crate) async fn list(engine: &Engine, wanted: Vec<Wanted>, known: Option<&Fi
                         }
                     }
                 }
-                let mut found = look_up(engine, unknown, progress).await.map_err(|e| e.context(format_args!("manifest {name}")))?.into_iter();
+                let mut found =
+                    look_up(engine, unknown, progress).await.map_err(|e| e.context(format_args!("manifest {name}")))?.into_iter();
                 for file in files {
                     let file = file.or_else(|| found.next()).ok_or_else(|| Error::internal("a name of the manifest was lost"))?;
                     out.push(file)?;
@@ -95,7 +96,13 @@ struct Collected {
 
 impl Collected {
     fn new(may_repeat: bool) -> Self {
-        Self { files: FileTableBuilder::default(), seen: may_repeat.then(HashSet::new), by_pattern: Vec::new(), unreadable: Vec::new(), format: None }
+        Self {
+            files: FileTableBuilder::default(),
+            seen: may_repeat.then(HashSet::new),
+            by_pattern: Vec::new(),
+            unreadable: Vec::new(),
+            format: None,
+        }
     }
 
     /// The first time that a name comes is its place.
@@ -181,7 +188,8 @@ async fn list_segment(
         ..ListRequest::default()
     };
     loop {
-        let page = engine.list(bucket, request.clone()).await.map_err(|e| e.context(format_args!("listing {bucket}/{}", shorten(prefix))))?;
+        let page =
+            engine.list(bucket, request.clone()).await.map_err(|e| e.context(format_args!("listing {bucket}/{}", shorten(prefix))))?;
         progress.pages(1);
         let ends = until.as_ref().is_some_and(|u| page.entries.last().is_some_and(|e| e.key >= *u));
         for entry in page.entries {
@@ -233,7 +241,8 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
         one_by_one.extend(rest);
         progress.listed(found.iter().flatten().count());
     }
-    let mut heads = stream::iter(one_by_one).map(|i| async move { (i, head(engine, &names[i]).await) }).buffer_unordered(limits::DATASET_OPEN_FILES);
+    let mut heads =
+        stream::iter(one_by_one).map(|i| async move { (i, head(engine, &names[i]).await) }).buffer_unordered(limits::DATASET_OPEN_FILES);
     let mut missing: Vec<(&ObjectName, Error)> = Vec::new();
     let mut missing_count = 0;
     while let Some((i, file)) = heads.next().await {
@@ -253,8 +262,12 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
         let told: Vec<String> = missing.iter().map(|(n, _)| n.to_string()).collect();
         let more = missing_count - told.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        return Err(Error::not_found(format!("of {} files that are named {missing_count} are not there: {}{more}", names.len(), told.join(", ")))
-            .hint("to take all that is below a name, end it with a slash"));
+        return Err(Error::not_found(format!(
+            "of {} files that are named {missing_count} are not there: {}{more}",
+            names.len(),
+            told.join(", ")
+        ))
+        .hint("to take all that is below a name, end it with a slash"));
     }
     Ok(found.into_iter().flatten().collect())
 }

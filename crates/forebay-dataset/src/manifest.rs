@@ -89,13 +89,16 @@ fn parse(bytes: &[u8]) -> Result<Lines> {
         if lines.is_empty() && line.contains("\"forebay_manifest\"") {
             let head: Head = serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
             if head.forebay_manifest != VERSION {
-                return Err(at(Error::unsupported(format!("a manifest of version {}", head.forebay_manifest)).hint("this release reads version 1")));
+                return Err(at(
+                    Error::unsupported(format!("a manifest of version {}", head.forebay_manifest)).hint("this release reads version 1")
+                ));
             }
             format = head.format;
             continue;
         }
-        let entry: Entry = serde_json::from_str(line)
-            .map_err(|e| at(Error::invalid(e.to_string()).hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#)))?;
+        let entry: Entry = serde_json::from_str(line).map_err(|e| {
+            at(Error::invalid(e.to_string()).hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#))
+        })?;
         let name = object(&entry.name).map_err(at)?;
         lines.push(match (entry.size, entry.etag, entry.last_modified_ms) {
             (Some(size), Some(etag), _) => Line::Known(FileRef { name, size, etag: Some(etag), last_modified_ms: 0 }),
@@ -118,7 +121,12 @@ fn object(text: &str) -> Result<ObjectName> {
 
 /// The lines of a dataset's manifest, each with its end.
 pub(crate) fn lines(dataset: &Dataset) -> impl Iterator<Item = String> + '_ {
-    let head = Head { forebay_manifest: VERSION, format: Some(dataset.format()), dataset: dataset.id().to_owned(), files: dataset.files().len() as u64 };
+    let head = Head {
+        forebay_manifest: VERSION,
+        format: Some(dataset.format()),
+        dataset: dataset.id().to_owned(),
+        files: dataset.files().len() as u64,
+    };
     let line = |json: Result<String, serde_json::Error>| json.unwrap_or_default() + "\n";
     let files = (0..dataset.files().len()).map(move |i| {
         let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);

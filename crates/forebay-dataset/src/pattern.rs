@@ -42,7 +42,8 @@ impl Globs {
             for variant in variants(text)? {
                 let glob = GlobBuilder::new(&variant).literal_separator(true).backslash_escape(true).empty_alternates(false).build();
                 set.add(glob.map_err(|e| {
-                    Error::invalid(format!("{:?} is not a pattern: {}", shorten(text), e.kind())).hint("put a backslash before a character that is meant as it is")
+                    Error::invalid(format!("{:?} is not a pattern: {}", shorten(text), e.kind()))
+                        .hint("put a backslash before a character that is meant as it is")
                 })?);
             }
         }
@@ -149,7 +150,9 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
             } else {
                 doubles += 1;
                 if doubles > DOUBLE_STARS_MAX {
-                    return Err(Error::invalid(format!("more than {DOUBLE_STARS_MAX} times ** beside other characters")).hint("put / around them"));
+                    return Err(
+                        Error::invalid(format!("more than {DOUBLE_STARS_MAX} times ** beside other characters")).hint("put / around them")
+                    );
                 }
                 let deep: Vec<String> = out.iter().map(|o| format!("{o}{}**/*", if at_start { "" } else { "*/" })).collect();
                 out.iter_mut().for_each(|o| o.push('*'));
@@ -320,7 +323,7 @@ mod tests {
     fn matching(source: &str, keys: &[&str]) -> Vec<String> {
         let Wanted::Pattern { prefix, globs, .. } = one(source) else { panic!("{source} is no pattern") };
         for k in keys {
-            assert!(!globs.matches(k) || k.starts_with(&prefix), "{source}: {k} is not below {prefix:?}");
+            assert!(globs.set.is_none() || !globs.matches(k) || k.starts_with(&prefix), "{source}: {k} is not below {prefix:?}");
         }
         keys.iter().filter(|k| k.starts_with(&prefix) && globs.matches(k)).map(|k| k.to_string()).collect()
     }

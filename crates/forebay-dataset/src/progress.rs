@@ -29,7 +29,13 @@ pub struct ProgressNow {
 impl Progress {
     pub fn now(&self) -> ProgressNow {
         let of = |n: &AtomicU64| n.load(Relaxed);
-        ProgressNow { listed: of(&self.listed), pages: of(&self.pages), to_index: of(&self.to_index), indexed: of(&self.indexed), bytes: of(&self.bytes) }
+        ProgressNow {
+            listed: of(&self.listed),
+            pages: of(&self.pages),
+            to_index: of(&self.to_index),
+            indexed: of(&self.indexed),
+            bytes: of(&self.bytes),
+        }
     }
 
     pub(crate) fn listed(&self, files: usize) {

@@ -104,7 +104,8 @@ impl Kept {
         }
         let mut total = self.memory_bytes();
         while total > most && self.by_id.len() > 1 {
-            let oldest = self.by_id.iter().filter(|(id, _)| *id != dataset.id()).min_by_key(|(_, (_, used))| *used).map(|(id, _)| id.clone());
+            let oldest =
+                self.by_id.iter().filter(|(id, _)| *id != dataset.id()).min_by_key(|(_, (_, used))| *used).map(|(id, _)| id.clone());
             let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else { break };
             total -= gone.memory_bytes().min(total);
         }
@@ -225,14 +226,6 @@ impl Datasets {
         let dataset = self.inner.kept.lock().get(dataset.id()).unwrap_or(dataset);
         self.inner.kept.lock().keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
         let previous = known.map(|k| k.id().to_owned()).filter(|id| id != dataset.id());
-        Ok(Opened {
-            dataset,
-            indexed_files: 0,
-            reused_files: 0,
-            indexed_bytes: 0,
-            previous,
-            skipped: Vec::new(),
-            took: began.elapsed(),
-        })
+        Ok(Opened { dataset, indexed_files: 0, reused_files: 0, indexed_bytes: 0, previous, skipped: Vec::new(), took: began.elapsed() })
     }
 }

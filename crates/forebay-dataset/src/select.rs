@@ -51,8 +51,12 @@ pub(crate) fn select(listed: Listed, named: Option<Format>, sources: &[String]) 
     }
     let kept = kept.finish();
     if kept.is_empty() {
-        return Err(Error::not_found(format!("all {} files that match are named as files that are no data, as {}", files.len(), files.key(0)))
-            .hint("name them one by one, or give the format objects"));
+        return Err(Error::not_found(format!(
+            "all {} files that match are named as files that are no data, as {}",
+            files.len(),
+            files.key(0)
+        ))
+        .hint("name them one by one, or give the format objects"));
     }
     let unsure = match named {
         Some(Format::ArrowFile) => kept.key(0).ends_with(".arrow"),

@@ -22,12 +22,7 @@ pub struct FileRef {
 impl FileRef {
     /// What the engine needs to read this version and no other.
     pub fn meta(&self) -> ObjectMeta {
-        ObjectMeta {
-            size: self.size,
-            etag: self.etag.clone(),
-            last_modified_ms: self.last_modified_ms,
-            attributes: Attributes::default(),
-        }
+        ObjectMeta { size: self.size, etag: self.etag.clone(), last_modified_ms: self.last_modified_ms, attributes: Attributes::default() }
     }
 
     pub fn version(&self) -> VersionId {
@@ -161,10 +156,8 @@ fn tag_of(etag: Option<&str>, last_modified_ms: i64) -> Vec<u8> {
     let Some(etag) = etag else {
         return std::iter::once(tag::TIME).chain(last_modified_ms.to_le_bytes()).collect();
     };
-    md5_of(etag).map_or_else(
-        || std::iter::once(tag::TEXT).chain(etag.bytes()).collect(),
-        |md5| std::iter::once(tag::MD5).chain(md5).collect(),
-    )
+    md5_of(etag)
+        .map_or_else(|| std::iter::once(tag::TEXT).chain(etag.bytes()).collect(), |md5| std::iter::once(tag::MD5).chain(md5).collect())
 }
 
 /// The bytes of an ETag that is a quoted MD5 in small letters, as S3 has it for objects of one part.
@@ -237,7 +230,8 @@ mod tests {
     #[test]
     fn files_come_back_as_they_went_in() {
         let md5 = format!("\"{}\"", "0123456789abcdef".repeat(2));
-        let etags = [None, Some(md5.clone()), Some(md5.to_uppercase()), Some("\"abc-12\"".into()), Some("W/\"x\"".into()), Some(String::new())];
+        let etags =
+            [None, Some(md5.clone()), Some(md5.to_uppercase()), Some("\"abc-12\"".into()), Some("W/\"x\"".into()), Some(String::new())];
         let mut builder = FileTableBuilder::default();
         let mut files = Vec::new();
         for (i, etag) in etags.into_iter().enumerate() {

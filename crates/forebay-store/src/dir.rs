@@ -208,6 +208,7 @@ impl Directory {
             live_records: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             tombstone_bytes: AtomicU64::new(0),
+            tombstones_moved_to: AtomicU64::new(0),
             emptying: AtomicBool::new(false),
         });
         segments.publish(&segment);

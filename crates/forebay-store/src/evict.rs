@@ -17,7 +17,7 @@ use crate::{
     segment::Segment,
     sync::{atomic::Ordering::Relaxed, sleep},
 };
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 /// How long the evictor waits for a slow writer whose record lies in the segment that must go.
@@ -87,24 +87,43 @@ impl Inner {
 
     /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
-        let (victim, mode) = {
-            let mut state = dir.state.lock();
-            let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
-            if !state.segments.values().any(|s| sealed(s, &state.active)) {
-                // Everything is in the active segment: close it.
-                state.active = None;
-            }
-            let idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
-            let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
-            let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
-            let oldest = state.segments.values().find(|s| sealed(s, &state.active));
-            match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
-                (Some(empty), _, _) => ((*empty).clone(), Mode::Compact),
-                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => ((*dead).clone(), Mode::Compact),
-                (_, _, Some(oldest)) => (oldest.clone(), Mode::Clock),
-                (_, _, None) => return Ok(false),
-            }
-        };
+        let Some((victim, mode)) = Self::choose(dir) else { return Ok(false) };
+        match self.free(dir, &victim, mode) {
+            // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.
+            Err(e) if mode == Mode::Compact && e.kind() == ErrorKind::Busy => match Self::oldest(dir) {
+                Some(oldest) => self.free(dir, &oldest, Mode::Clock).map(|()| true),
+                None => Err(e),
+            },
+            freed => freed.map(|()| true),
+        }
+    }
+
+    fn oldest(dir: &Directory) -> Option<Arc<Segment>> {
+        let state = dir.state.lock();
+        state.segments.values().find(|s| state.active.as_ref().is_none_or(|a| a.ordinal != s.ordinal)).cloned()
+    }
+
+    /// The segment that goes next, and how.
+    fn choose(dir: &Directory) -> Option<(Arc<Segment>, Mode)> {
+        let mut state = dir.state.lock();
+        let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
+        if !state.segments.values().any(|s| sealed(s, &state.active)) {
+            // Everything is in the active segment: close it.
+            state.active = None;
+        }
+        let idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
+        let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
+        let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
+        let oldest = state.segments.values().find(|s| sealed(s, &state.active));
+        match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
+            (Some(empty), _, _) => Some(((*empty).clone(), Mode::Compact)),
+            (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => Some(((*dead).clone(), Mode::Compact)),
+            (_, _, Some(oldest)) => Some((oldest.clone(), Mode::Clock)),
+            (_, _, None) => None,
+        }
+    }
+
+    fn free(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode) -> Result<()> {
         let mut waited = Duration::ZERO;
         while victim.pending.load(Relaxed) > 0 {
             if waited >= PENDING_WAIT {
@@ -118,7 +137,7 @@ impl Inner {
             dir.ghosts.fetch_add(1, Relaxed);
         }
         if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
-            self.empty(dir, &victim, mode)?;
+            self.empty(dir, victim, mode)?;
         }
         dir.disk
             .delete(&victim.path)
@@ -132,7 +151,7 @@ impl Inner {
         dir.held_bytes.fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
         self.segments.free(victim.slot);
         dir.ghosts.fetch_sub(1, Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     /// Takes every entry out of a segment: moved or dropped.
@@ -222,13 +241,15 @@ impl Inner {
     }
 
     fn empty_tombstone(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, offset: u64, header: &Header) -> Result<()> {
-        let needed = mode == Mode::Compact && {
+        // What an attempt that broke off has moved is not moved again: else each attempt would cost its room, until none is left.
+        let needed = mode == Mode::Compact && offset >= victim.tombstones_moved_to.load(Relaxed) && {
             // A newer record of the key in the same log does the tombstone's work.
             let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
             newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
             self.relocate(dir, victim, offset, header, false)?;
+            victim.tombstones_moved_to.store(offset + padded(header.len()), Relaxed);
         }
         Ok(())
     }

@@ -222,6 +222,7 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
                 live_records: AtomicU64::new(0),
                 held_bytes: AtomicU64::new(0),
                 tombstone_bytes: AtomicU64::new(0),
+                tombstones_moved_to: AtomicU64::new(0),
                 emptying: AtomicBool::new(false),
             });
             segments.publish(&segment);

@@ -33,6 +33,8 @@ pub struct Segment {
     /// Pinned bytes that the evictor put here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
+    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the segment that broke off later.
+    pub tombstones_moved_to: AtomicU64,
     /// The evictor has begun to empty it, so it may hold records that are in no index.
     pub emptying: AtomicBool,
 }
