@@ -41,6 +41,16 @@ pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 pub const FRAME_PAYLOAD_MAX_BYTES: u64 = 2 << 30;
 /// Most rows in one request.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+/// Largest answer to one request for rows; a node with a smaller memory budget gives smaller ones.
+pub const ROWS_ANSWER_MAX_BYTES: u64 = 1 << 30;
+/// Default memory for decoded blocks of rows; never more than an eighth of the memory budget.
+pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
+/// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow dictionaries.
+pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
+/// Blocks of rows that all requests together fetch and decode at the same time.
+pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
+/// Blocks of which it is remembered that some rows were read lately: those that are wanted again are decoded whole.
+pub const ROWS_BLOCKS_REMEMBERED: usize = 65_536;
 
 /// What a compressed archive may unpack to.
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;

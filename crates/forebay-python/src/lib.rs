@@ -11,6 +11,7 @@ mod client;
 mod embedded;
 mod entries;
 mod failure;
+mod frame;
 mod inflight;
 mod listing;
 mod names;
@@ -19,6 +20,7 @@ mod process;
 mod receive;
 mod region;
 mod request;
+mod rows;
 mod session;
 mod sync;
 mod tar;
@@ -66,6 +68,9 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Item>()?;
     module.add_class::<batches::Batches>()?;
     module.add_class::<buffer::Buffer>()?;
+    module.add_class::<frame::RecordBatch>()?;
+    module.add_class::<frame::Column>()?;
+    module.add_class::<frame::ArrowBuffer>()?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())
