@@ -15,10 +15,12 @@ mod inflight;
 mod listing;
 mod names;
 mod objects;
+mod packed;
 mod process;
 mod receive;
 mod region;
 mod request;
+mod ring;
 mod session;
 mod sync;
 mod tar;
@@ -66,6 +68,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Item>()?;
     module.add_class::<batches::Batches>()?;
     module.add_class::<buffer::Buffer>()?;
+    module.add_class::<ring::Ring>()?;
+    module.add_class::<ring::Slot>()?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())
