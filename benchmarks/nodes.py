@@ -89,8 +89,8 @@ class Server:
 class Node(Server):
     """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint."""
 
-    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None) -> None:
-        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}"
+    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None, hedge_percent: int = 0) -> None:
+        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
         socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
         arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
         arguments += ["--unix", str(socket), "--cache", f"{self.cache}:8GiB", "--origin", f"{BUCKET}={origin}"]
