@@ -37,6 +37,11 @@ pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
 /// Soft errors that a batch tolerates under continue-on-error.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
+/// Largest payload of one frame of rows: offsets of Arrow's binary columns have 31 bits.
+pub const FRAME_PAYLOAD_MAX_BYTES: u64 = 2 << 30;
+/// Most rows in one request.
+pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+
 /// What a compressed archive may unpack to.
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
 /// Members in one archive.
@@ -45,6 +50,31 @@ pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
 pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
 /// Largest zip central directory.
 pub const ZIP_DIRECTORY_MAX_BYTES: u64 = 1 << 30;
+
+/// Sources in the description of one dataset, and names that its braces stand for.
+pub const DATASET_SOURCES_MAX: usize = 1_000_000;
+/// Files of one dataset.
+pub const DATASET_FILES_MAX: usize = 50_000_000;
+/// Largest description of a dataset, in JSON.
+pub const DATASET_SPEC_MAX_BYTES: usize = 64 << 20;
+/// Largest manifest or file of labels.
+pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
+/// Files whose footers are read at the same time while a dataset is opened.
+pub const DATASET_OPEN_FILES: usize = 256;
+/// Archives whose members are found at the same time: each is read ahead of its scan.
+pub const DATASET_OPEN_ARCHIVES: usize = 16;
+/// Pages of listings that are asked for at the same time.
+pub const DATASET_LIST_PAGES: usize = 32;
+/// What a block of rows should take, for formats without blocks of their own.
+pub const DATASET_BLOCK_BYTES: u64 = 4 << 20;
+/// Most rows in such a block.
+pub const DATASET_BLOCK_ROWS_MAX: u32 = 4096;
+/// Memory for datasets that nobody uses at the moment.
+pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
+/// Disk for the indexes of datasets.
+pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
+/// Indexes of datasets that are kept on disk.
+pub const DATASETS_KEPT_MAX: usize = 1000;
 
 /// Keys in one page of a listing.
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
@@ -72,3 +102,26 @@ pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;
 pub const CONNECTIONS_DEFAULT: usize = 16_384;
 /// How long a stopping node waits for answers in flight.
 pub const DRAIN_TIMEOUT_DEFAULT_SECS: u64 = 30;
+
+/// Rows of one dataset, and of one epoch of a plan.
+pub const PLAN_ROWS_MAX: u64 = 1 << 42;
+/// Blocks of one dataset.
+pub const PLAN_BLOCKS_MAX: u64 = 1 << 40;
+/// Epochs of a plan: with the rows of an epoch, every position of every epoch fits in 62 bits.
+pub const PLAN_EPOCHS_MAX: u64 = 1 << 20;
+/// Datasets that one plan mixes.
+pub const PLAN_SOURCES_MAX: usize = 256;
+/// The longest cycle of a mix, within which each source has its exact quota: shares are exact to about one part in this many.
+pub const PLAN_MIX_CYCLE_ROWS_MAX: u64 = 4096;
+/// Blocks that a block shuffle mixes at a time; more is what the full shuffle is for.
+pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
+/// Groups of blocks of unequal size: a plan keeps 8 bytes for each, for each epoch in use.
+pub const PLAN_GROUPS_MAX: u64 = 1 << 26;
+/// Ranks of a job.
+pub const PLAN_WORLD_MAX: u32 = 1 << 20;
+/// Workers of one rank's loader, or connections of one stream.
+pub const PLAN_WORKERS_MAX: u32 = 1 << 16;
+/// Rows of one rank in one step.
+pub const PLAN_BATCH_ROWS_MAX: u32 = 1 << 20;
+/// Rows that bounded batches are made from at a time.
+pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;

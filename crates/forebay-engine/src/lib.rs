@@ -31,6 +31,7 @@ mod sequential;
 mod stats;
 mod sync;
 mod unpack;
+mod versioned;
 mod warm;
 mod warmup;
 mod write;

@@ -38,6 +38,7 @@
 
 mod compress;
 pub mod decompress;
+pub mod frame;
 pub mod index;
 mod indexer;
 mod kind;

@@ -22,7 +22,7 @@ use crate::{
     segment::Segment,
     sync::{atomic::Ordering::Relaxed, sleep},
 };
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 /// How long the evictor waits for a slow writer whose record lies in the segment that must go.
@@ -105,6 +105,24 @@ impl Inner {
     /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
         let advisor = self.advisor();
+        let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else { return Ok(false) };
+        match self.free(dir, &victim, mode, advisor.clone()) {
+            // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.
+            Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir) {
+                Some(oldest) => self.free(dir, &oldest, Mode::Clock, advisor).map(|()| true),
+                None => Err(e),
+            },
+            freed => freed.map(|()| true),
+        }
+    }
+
+    fn oldest(dir: &Directory) -> Option<Arc<Segment>> {
+        let state = dir.state.lock();
+        state.segments.values().find(|s| state.active.as_ref().is_none_or(|a| a.ordinal != s.ordinal)).cloned()
+    }
+
+    /// The segment that goes next, and how.
+    fn choose(dir: &Directory, advisor: Option<&dyn Advisor>) -> Option<(Arc<Segment>, Mode)> {
         let (idle, found) = {
             let mut state = dir.state.lock();
             let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
@@ -112,26 +130,27 @@ impl Inner {
                 // Everything is in the active segment: close it.
                 state.active = None;
             }
-            let mut idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
+            let idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
             let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
             let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
             let oldest = state.segments.values().find(|s| sealed(s, &state.active));
             let found = match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
-                (Some(empty), _, _) => ((*empty).clone(), Mode::Compact),
-                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => ((*dead).clone(), Mode::Compact),
+                (Some(empty), _, _) => return Some(((*empty).clone(), Mode::Compact)),
+                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => return Some(((*dead).clone(), Mode::Compact)),
                 (_, _, Some(oldest)) => (oldest.clone(), Mode::Clock),
-                (_, _, None) => return Ok(false),
+                (_, _, None) => return None,
             };
-            if advisor.is_none() || found.1 == Mode::Compact {
-                idle.clear();
-            }
             (idle.into_iter().cloned().collect::<Vec<_>>(), found)
         };
-        let advised = advisor.as_ref().filter(|_| !idle.is_empty()).and_then(|advisor| match advice::untidy(dir, &idle) {
+        let Some(advisor) = advisor else { return Some(found) };
+        let advised = match advice::untidy(dir, &idle) {
             Some(untidy) => Some((untidy, Mode::Compact)),
-            None => advice::choose(&**advisor, dir, &idle).map(|(victim, choice)| (victim, Mode::Advised(choice))),
-        });
-        let (victim, mode) = advised.unwrap_or(found);
+            None => advice::choose(advisor, dir, &idle).map(|(victim, choice)| (victim, Mode::Advised(choice))),
+        };
+        Some(advised.unwrap_or(found))
+    }
+
+    fn free(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, advisor: Option<Arc<dyn Advisor>>) -> Result<()> {
         let mut waited = Duration::ZERO;
         while victim.pending.load(Relaxed) > 0 {
             if waited >= PENDING_WAIT {
@@ -146,8 +165,8 @@ impl Inner {
         }
         if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
             let second_round = victim.end.load(Relaxed) / 2;
-            let nothing_older = Self::nothing_older(dir, &victim);
-            self.empty(dir, Victim { segment: &victim, mode, advisor, nothing_older, second_round })?;
+            let nothing_older = Self::nothing_older(dir, victim);
+            self.empty(dir, Victim { segment: victim, mode, advisor, nothing_older, second_round })?;
         }
         dir.disk
             .delete(&victim.path)
@@ -161,7 +180,7 @@ impl Inner {
         dir.held_bytes.fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
         self.segments.free(victim.slot);
         dir.ghosts.fetch_sub(1, Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     /// Whether no segment that is older than `victim` can hold a record of a name that is not current.
@@ -267,13 +286,16 @@ impl Inner {
     }
 
     fn empty_tombstone(&self, dir: &Directory, victim: &Victim<'_>, offset: u64, header: &Header) -> Result<()> {
-        let needed = victim.mode != Mode::Clock && !victim.nothing_older && {
+        // What an attempt that broke off has moved is not moved again: else each attempt would cost its room, until none is left.
+        let moved = offset < victim.segment.tombstones_moved_to.load(Relaxed);
+        let needed = victim.mode != Mode::Clock && !victim.nothing_older && !moved && {
             // A newer record of the key in the same log does the tombstone's work.
             let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
             newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
             self.relocate(dir, victim.segment, offset, header, false, (&[], &[]))?;
+            victim.segment.tombstones_moved_to.store(offset + padded(header.len()), Relaxed);
         }
         Ok(())
     }

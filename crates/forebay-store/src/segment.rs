@@ -38,6 +38,8 @@ pub struct Segment {
     /// Pinned bytes that the evictor put here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
+    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the segment that broke off later.
+    pub tombstones_moved_to: AtomicU64,
     /// The evictor has begun to empty it, so it may hold records that are in no index.
     pub emptying: AtomicBool,
     /// Records of names (heads, pins) that may be found here by a restart although they are not current: replaced, removed, or unclear since
@@ -61,6 +63,7 @@ impl Segment {
             live_records: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             tombstone_bytes: AtomicU64::new(0),
+            tombstones_moved_to: AtomicU64::new(0),
             emptying: AtomicBool::new(false),
             outdated: AtomicU64::new(0),
             samples: Sampled::default(),
