@@ -9,6 +9,7 @@
 
 mod access;
 mod dataset;
+pub mod follow;
 mod format;
 mod labels;
 mod list;
