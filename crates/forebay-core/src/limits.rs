@@ -181,3 +181,14 @@ pub const STREAM_KEEP_ALIVE_SECS: u64 = 5;
 pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
 /// What a receiver holds that was received and not yet yielded, unless it is told otherwise.
 pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
+/// Leases on plans that the cache of a node follows.
+pub const PLAN_LEASES_MAX: usize = 1024;
+/// How long a lease lasts without a word of its job.
+pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
+pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
+/// What is fetched ahead of a followed plan.
+pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
+/// Ahead of one plan at most this share of the cache is fetched.
+pub const PLAN_AHEAD_SHARE: u64 = 32;
+/// Pieces that are fetched ahead of one plan at the same time.
+pub const PLAN_AHEAD_FETCHES: usize = 8;
