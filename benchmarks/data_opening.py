@@ -33,29 +33,27 @@ def template(directory: Path, groups: int, rows: int, row_bytes: int) -> tuple[i
 
     text, path = dictionary().decode("latin-1"), directory / "template.parquet"
     schema = pyarrow.schema([("id", pyarrow.int64()), ("url", pyarrow.string()), ("text", pyarrow.string())])
-    with pyarrow.parquet.ParquetWriter(path, schema, write_page_index=True) as writer:
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         for group in range(groups):
             first = group * rows
-            texts = [text[(first + i) * 97 % (len(text) - row_bytes) :][:row_bytes] for i in range(rows)]
+            starts = [(first + i) * 97 % (len(text) - row_bytes) for i in range(rows)]
+        texts = [text[at : at + row_bytes] for at in starts]
             columns = [range(first, first + rows), [f"https://example.org/{first + i}" for i in range(rows)], texts]
             writer.write_table(pyarrow.table([pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema))
     data = path.read_bytes()
     path.unlink()
     footer = int.from_bytes(data[-8:-4], "little") + 8
-    # The page index lies before the footer; it is real, too.
-    keep = min(len(data), footer + (1 << 20))
-    return len(data) - keep, data[-keep:] if keep < (2 << 20) else data[-footer:]
+    return len(data) - footer, data[-footer:]
 
 
-def write_files(files: Path, count: int, before: int, tail: bytes) -> None:
+def write_files(files: Path, count: int, before: int, footer: bytes) -> None:
     folder = files / "corpus"
     folder.mkdir(parents=True)
-    footer = int.from_bytes(tail[-8:-4], "little") + 8
     for i in range(count):
         with (folder / f"part-{i:05}.parquet").open("wb") as file:
             file.write(b"PAR1")
-            file.seek(before + len(tail) - footer)
-            file.write(tail[-footer:])
+            file.seek(before)
+            file.write(footer)
 
 
 def measured(work: str, cell: dict) -> dict:

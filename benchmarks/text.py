@@ -43,4 +43,5 @@ def passages(count: int, size: int) -> list[bytes]:
     whole = len(text) // size
     if count > whole:
         raise ValueError(f"the text has {whole} passages of {size} bytes, fewer than {count}")
-    return [text[i * whole // count * size :][:size] for i in range(count)]
+    starts = [i * whole // count * size for i in range(count)]
+    return [text[at : at + size] for at in starts]
