@@ -24,7 +24,6 @@ be written to).
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,12 +32,20 @@ import torch.utils.data
 
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
+from ._ring import BatchRing, DataLoader
 from ._torch_loader import LoaderDataset, Resumable, state_of
 
-__all__ = ["IterableDataset", "LoaderDataset", "MapDataset", "Resumable", "as_tensor", "rank_and_world", "state_of"]
-from ._ring import BatchRing, DataLoader
-
-__all__ = ["BatchRing", "DataLoader", "IterableDataset", "MapDataset", "as_tensor", "rank_and_world"]
+__all__ = [
+    "BatchRing",
+    "DataLoader",
+    "IterableDataset",
+    "LoaderDataset",
+    "MapDataset",
+    "Resumable",
+    "as_tensor",
+    "rank_and_world",
+    "state_of",
+]
 
 
 def as_tensor(item: Item) -> torch.Tensor:
