@@ -30,6 +30,6 @@ pub use forebay_format::tabular::{FileIndex, Format};
 pub use manifest::ManifestLines;
 pub use progress::{Progress, ProgressNow};
 pub use registry::{Datasets, DatasetsConfig, Opened};
-pub use spec::{DatasetSpec, LabelSource, OnDamaged};
+pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged};
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};
