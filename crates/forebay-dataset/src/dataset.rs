@@ -109,7 +109,11 @@ impl Dataset {
             Places::Starts { rows, blocks } => (rows[files.len()], blocks[files.len()]),
         };
         if file_rows != shape.rows() || file_blocks != shape.blocks() {
-            return Err(Error::internal(format!("{file_rows} rows in {file_blocks} blocks of files, and {} in {}", shape.rows(), shape.blocks())));
+            return Err(Error::internal(format!(
+                "{file_rows} rows in {file_blocks} blocks of files, and {} in {}",
+                shape.rows(),
+                shape.blocks()
+            )));
         }
         let mut hash = Xxh3::new();
         hash.update(b"forebay dataset 1\0");

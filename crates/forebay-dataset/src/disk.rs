@@ -51,7 +51,8 @@ struct Kept {
 impl Disk {
     /// Makes the directory if need be, and removes what an earlier process left half written.
     pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
+        let failed =
+            |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
         fs::create_dir_all(&dir).map_err(failed)?;
         for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(".tmp-") {

@@ -127,7 +127,7 @@ impl Rows {
             add(&inner.stats.blocks_reused, 1);
             return Ok(whole(block));
         }
-        let range = dataset.block_rows(part.file, part.block);
+        let range = dataset.index(part.file as usize).map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
         let much = part.rows.len() as u64 * 2 >= range;
         if much || inner.cache.touch(key) || inner.decoding_whole.contains(&key) {
             match self.block(dataset, part.file, part.block, keys).await {

@@ -1,9 +1,9 @@
 //! Blocks that are held ahead of their use.
 
 use super::{Rows, blocks::Keys, cache::Block, objects::attempts};
-use crate::{Dataset, Format};
+use crate::Dataset;
 use forebay_core::{CacheStatus, Result};
-use forebay_format::tabular::Projection;
+use forebay_format::tabular::{Format, Projection};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
 
@@ -56,7 +56,8 @@ impl Rows {
                     if !inner.engine.keeps(&file.name) || inner.engine.may_have_version(&file.name, &meta, &whole) {
                         return Ok(CacheStatus::Hit);
                     }
-                    let brought = attempts(inner.config.attempts, async || inner.engine.bring_version(&file.name, &meta, whole.clone()).await);
+                    let brought =
+                        attempts(inner.config.attempts, async || inner.engine.bring_version(&file.name, &meta, whole.clone()).await);
                     brought.await.map_err(|e| super::of_file(e, row, &file))
                 })
                 .buffer_unordered(inner.config.objects_ahead.max(1));

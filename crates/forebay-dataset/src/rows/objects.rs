@@ -8,9 +8,9 @@
 
 use super::{RowBatch, RowMemory, Rows, check_answer, joined, of_file, wants};
 use crate::Dataset;
-use arrow_array::{ArrayRef, BinaryArray, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray};
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::Engine;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -59,13 +59,23 @@ impl Cursor {
 }
 
 impl Rows {
-    pub(super) async fn read_objects(&self, dataset: &Arc<Dataset>, rows: &[u64], schema: SchemaRef, memory: RowMemory) -> Result<RowBatch> {
+    pub(super) async fn read_objects(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        schema: SchemaRef,
+        memory: RowMemory,
+    ) -> Result<RowBatch> {
         let data = if wants(&schema, "data") { Some(self.object_data(dataset, rows).await?) } else { None };
         let files = dataset.files();
         let columns = schema.fields().iter().map(|field| -> Result<ArrayRef> {
             Ok(match field.name().as_str() {
                 "data" => data.clone().ok_or_else(|| Error::internal("the column of objects was not read"))?,
                 "key" => Arc::new(StringArray::from_iter_values(rows.iter().map(|&row| files.key(row as usize)))),
+                // As the dataset says, labels are all numbers, or text.
+                _ if field.data_type() == &DataType::Int64 => Arc::new(Int64Array::from_iter(
+                    rows.iter().map(|&row| dataset.label(row as usize).and_then(|label| label.parse::<i64>().ok())),
+                )),
                 _ => Arc::new(StringArray::from_iter(rows.iter().map(|&row| dataset.label(row as usize)))),
             })
         });
