@@ -10,6 +10,8 @@
 mod access;
 mod dataset;
 mod disk;
+pub mod follow;
+mod format;
 mod labels;
 mod list;
 mod manifest;

@@ -9,9 +9,10 @@ use crate::{
     frame::RecordBatch,
     listing::{Listing, ObjectInfo},
     names::{Name, split_prefix},
-    objects, process,
+    objects, packed, process,
     receive::Receiving,
     rows,
+    ring::Slot,
     session::{Config, Session, Sessions},
     transport::Call,
     upload,
@@ -266,6 +267,33 @@ impl Client {
         let batch = self.start_batch(entries, &BatchOptions { bucket, continue_on_error, only_names })?;
         batch.wait_accepted(py)?;
         Ok(batch)
+    }
+
+    /// Receives a batch into shared memory, entry after entry without anything in between.
+    ///
+    /// Args:
+    ///     entries, bucket: As for :meth:`batch`.
+    ///     slot: Of a :class:`Ring`, not yet sent.
+    ///
+    /// Returns:
+    ///     The sizes of the entries, in order; None if they are larger than the slot together (what the slot holds then is of no use).
+    ///
+    /// Raises:
+    ///     EntryFailed: An entry could not be had.
+    #[pyo3(signature = (entries, slot, *, bucket=None))]
+    fn batch_into(
+        &self,
+        py: Python<'_>,
+        entries: &Bound<'_, PyAny>,
+        slot: &Bound<'_, Slot>,
+        bucket: Option<&str>,
+    ) -> PyResult<Option<Vec<usize>>> {
+        let request = entries::read(entries, bucket)?;
+        let session = self.session()?;
+        let room = slot.get().filling()?;
+        let sizes = process::runtime()?.spawn(async move { packed::receive(&session, &request, room).await });
+        let mut sizes = packed::AbortOnDrop(sizes);
+        process::wait(py, async { (&mut sizes.0).await.map_err(|e| Failure::new(Class::Error, format!("the batch was given up: {e}")))? })
     }
 
     /// As :meth:`batch`, and returns at once; all errors are raised by the batch.

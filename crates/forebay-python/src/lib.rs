@@ -16,11 +16,13 @@ mod inflight;
 mod listing;
 mod names;
 mod objects;
+mod packed;
 mod process;
 mod receive;
 mod region;
 mod request;
 mod rows;
+mod ring;
 mod session;
 mod sync;
 mod tar;
@@ -71,6 +73,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<frame::RecordBatch>()?;
     module.add_class::<frame::Column>()?;
     module.add_class::<frame::ArrowBuffer>()?;
+    module.add_class::<ring::Ring>()?;
+    module.add_class::<ring::Slot>()?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())
