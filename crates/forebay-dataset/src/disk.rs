@@ -17,7 +17,7 @@ use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
     fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -159,11 +159,6 @@ impl Disk {
                 count -= 1;
             }
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
     }
 }
 

@@ -33,6 +33,6 @@ pub use manifest::ManifestLines;
 pub use progress::{Progress, ProgressNow};
 pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{Hold, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats};
-pub use spec::{DatasetSpec, LabelSource, OnDamaged};
+pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged};
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};

@@ -18,6 +18,7 @@
 //!   the rest, always goes on;
 //! - what is decoded is in the memory budget: the answer until it is sent, a block until the last who uses it is done.
 
+mod attempts;
 mod blocks;
 mod cache;
 mod config;

@@ -202,7 +202,12 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
     (
         "Datasets",
         &[
-            metric("forebay_datasets_openings", Counter, &["outcome"], "Openings of datasets: opened, joined to one that was under way, failed."),
+            metric(
+                "forebay_datasets_openings",
+                Counter,
+                &["outcome"],
+                "Openings of datasets: opened, joined to one that was under way, failed.",
+            ),
             metric("forebay_datasets_opening_seconds", Counter, &[], "Seconds that openings took, summed."),
             metric(
                 "forebay_datasets_files",
