@@ -134,6 +134,35 @@ pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
 /// What is fetched ahead of a followed plan.
 pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
 /// Ahead of one plan at most this share of the cache is fetched.
-pub const PLAN_AHEAD_SHARE: u64 = 32;
+pub const PLAN_AHEAD_SHARE: u64 = 64;
 /// Pieces that are fetched ahead of one plan at the same time.
 pub const PLAN_AHEAD_FETCHES: usize = 8;
+
+/// What is read of the end of a Parquet or Arrow file at first; more only where its footer is longer.
+pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;
+/// Largest footer of a Parquet or Arrow file.
+pub const FOOTER_MAX_BYTES: u64 = 64 << 20;
+/// Deepest nesting of a schema.
+pub const SCHEMA_DEPTH_MAX: usize = 64;
+/// Names on the paths to all columns of a schema together: a flat schema may have so many columns, a nested one fewer.
+pub const SCHEMA_PATH_NAMES_MAX: u64 = 1_000_000;
+/// Column chunks of one Parquet file that is opened for reading.
+pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
+/// Blocks, and pieces of blocks, in one file.
+pub const FILE_PIECES_MAX: usize = 16_000_000;
+/// What one block may hold once it is decoded.
+pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
+/// Blocks of formats that have none of their own (TFRecord, JSONL, tar) end at the row that reaches this.
+pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
+/// Rows in such a block.
+pub const BLOCK_TARGET_ROWS: u32 = 16_384;
+/// Blocks are indexed by pieces of at least this, so that a single row costs about one of them.
+pub const PIECE_TARGET_BYTES: u64 = 64 << 10;
+/// Longest TFRecord and longest line of a JSONL file.
+pub const RECORD_MAX_BYTES: u64 = 1 << 30;
+/// Different columns that the samples of one tar may have.
+pub const SAMPLE_FIELDS_MAX: usize = 1000;
+/// Features of a `tf.train.Example`.
+pub const EXAMPLE_FEATURES_MAX: usize = 10_000;
+/// Largest file of labels, and of record offsets beside a TFRecord.
+pub const SIDE_FILE_MAX_BYTES: u64 = 1 << 30;
