@@ -41,6 +41,8 @@
 
 mod compress;
 pub mod decompress;
+pub mod frame;
+pub mod example;
 pub mod example;
 pub mod frame;
 pub mod index;

@@ -247,6 +247,8 @@ impl Page {
             "forebay_origin_throttled_seconds" => throttled_seconds,
             "forebay_origin_retries" => retries,
             "forebay_origin_continuations" => continuations,
+            "forebay_origin_hedges" => hedges,
+            "forebay_origin_hedges_won" => hedges_won,
         }
         Ok(())
     }

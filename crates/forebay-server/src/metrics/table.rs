@@ -175,6 +175,8 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             metric("forebay_origin_throttled_seconds", Counter, &["origin"], "Seconds that bytes waited for bytes_per_second, summed."),
             metric("forebay_origin_retries", Counter, &["origin"], "Second and later attempts."),
             metric("forebay_origin_continuations", Counter, &["origin"], "Bodies that broke off and were continued."),
+            metric("forebay_origin_hedges", Counter, &["origin"], "Slow GETs that were sent a second time (hedge_percent)."),
+            metric("forebay_origin_hedges_won", Counter, &["origin"], "Those of them whose second answer came first."),
         ],
     ),
     (
