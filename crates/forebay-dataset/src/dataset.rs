@@ -6,12 +6,13 @@
 //! Invariant: a dataset never changes, and its id stands for all of it: files, versions, blocks, options. Equal ids, equal rows.
 
 use crate::{
-    Format, LabelSource,
+    Format,
     labels::Labels,
     table::{FileRef, FileTable},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};
+use forebay_format::tabular::{FileIndex, encode_schema};
 use forebay_plan::Shape;
 use std::{ops::Range, sync::Arc};
 use xxhash_rust::xxh3::Xxh3;
@@ -34,11 +35,27 @@ pub struct Dataset {
     id: String,
     format: Format,
     files: FileTable,
+    /// Of each file; empty for whole objects.
+    indexes: Vec<Arc<FileIndex>>,
     places: Places,
     shape: Arc<Shape>,
     schema: SchemaRef,
     labels: Option<Labels>,
     options: String,
+}
+
+/// What a dataset is put together from.
+pub(crate) struct Parts {
+    pub format: Format,
+    pub files: FileTable,
+    /// Of each file; empty for whole objects.
+    pub indexes: Vec<Arc<FileIndex>>,
+    /// Where it is not given, it is made of the indexes.
+    pub shape: Option<Shape>,
+    pub schema: SchemaRef,
+    pub labels: Option<Labels>,
+    /// Options of the spec, as JSON.
+    pub options: String,
 }
 
 /// Where each file begins, in rows and in blocks.
@@ -60,19 +77,40 @@ impl Dataset {
         }
         let rows = files.len() as u64;
         let block_rows = block_rows.unwrap_or_else(|| block_rows_for(files.total_bytes(), rows));
-        let shape = Shape::uniform(rows, u64::from(block_rows))?;
-        Ok(Self::named(Format::Objects, files, Places::OnePerFile, shape, Arc::new(Schema::new(fields)), labels, options))
+        let shape = Some(Shape::uniform(rows, u64::from(block_rows))?);
+        let schema = Arc::new(Schema::new(fields));
+        Self::of_parts(Parts { format: Format::Objects, files, indexes: Vec::new(), shape, schema, labels, options })
     }
 
-    fn named(
-        format: Format,
-        files: FileTable,
-        places: Places,
-        shape: Shape,
-        schema: SchemaRef,
-        labels: Option<Labels>,
-        options: String,
-    ) -> Self {
+    /// Of anything.
+    pub(crate) fn of_parts(parts: Parts) -> Result<Self> {
+        let Parts { format, files, indexes, shape, schema, labels, options } = parts;
+        let shape = match shape {
+            Some(shape) => shape,
+            None => Shape::from_blocks(indexes.iter().flat_map(|i| i.blocks().each_block_rows()))?,
+        };
+        let places = if format == Format::Objects {
+            Places::OnePerFile
+        } else {
+            let (mut rows, mut blocks) = (Vec::with_capacity(files.len() + 1), Vec::with_capacity(files.len() + 1));
+            let (mut row, mut block) = (0, 0);
+            for index in &indexes {
+                rows.push(row);
+                blocks.push(block);
+                row += index.rows();
+                block += index.blocks().blocks() as u64;
+            }
+            rows.push(row);
+            blocks.push(block);
+            Places::Starts { rows, blocks }
+        };
+        let (file_rows, file_blocks) = match &places {
+            Places::OnePerFile => (files.len() as u64, shape.blocks()),
+            Places::Starts { rows, blocks } => (rows[files.len()], blocks[files.len()]),
+        };
+        if file_rows != shape.rows() || file_blocks != shape.blocks() {
+            return Err(Error::internal(format!("{file_rows} rows in {file_blocks} blocks of files, and {} in {}", shape.rows(), shape.blocks())));
+        }
         let mut hash = Xxh3::new();
         hash.update(b"forebay dataset 1\0");
         hash.update(format.name().as_bytes());
@@ -92,11 +130,12 @@ impl Dataset {
             }
         }
         hash.update(&shape.encode());
+        hash.update(&encode_schema(&schema)?);
         if let Some(labels) = &labels {
             labels.hash_into(&mut hash);
         }
         let id = format!("{:032x}", hash.digest128());
-        Self { id, format, files, places, shape: Arc::new(shape), schema, labels, options }
+        Ok(Self { id, format, files, indexes, places, shape: Arc::new(shape), schema, labels, options })
     }
 
     /// 32 hexadecimal digits that stand for all of it.
@@ -130,6 +169,11 @@ impl Dataset {
     /// If there is no such file.
     pub fn file(&self, i: u32) -> FileRef {
         self.files.file(i as usize)
+    }
+
+    /// What is known of the blocks of a file; `None` for whole objects, which need no index.
+    pub fn index(&self, file: usize) -> Option<&Arc<FileIndex>> {
+        self.indexes.get(file)
     }
 
     /// The rows of a file.
@@ -187,6 +231,10 @@ impl Dataset {
         self.labels.as_ref()?.of(&self.files, file)
     }
 
+    pub(crate) fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
     /// The options that it was made with, as JSON.
     pub(crate) fn options(&self) -> &str {
         &self.options
@@ -199,7 +247,8 @@ impl Dataset {
             Places::Starts { rows, blocks } => (rows.capacity() + blocks.capacity()) as u64 * 8,
         };
         let shape = self.shape.runs().count() as u64 * 24;
-        self.files.memory_bytes() + places + shape + self.labels.as_ref().map_or(0, Labels::memory_bytes) + 4096
+        let indexes: usize = self.indexes.iter().map(|i| i.memory_bytes() + 24).sum();
+        self.files.memory_bytes() + places + shape + indexes as u64 + self.labels.as_ref().map_or(0, Labels::memory_bytes) + 4096
     }
 }
 
@@ -224,14 +273,6 @@ pub(crate) fn block_rows_for(bytes: u64, rows: u64) -> u32 {
     let fit = DATASET_BLOCK_BYTES / (bytes / rows.max(1)).max(1);
     let fit = fit.clamp(1, u64::from(DATASET_BLOCK_ROWS_MAX)) as u32;
     1 << fit.ilog2()
-}
-
-/// What a spec's labels are, once they are read.
-pub(crate) async fn labels(engine: &forebay_engine::Engine, source: Option<&LabelSource>, files: &FileTable) -> Result<Option<Labels>> {
-    match source {
-        None => Ok(None),
-        Some(source) => Labels::read(engine, source, files).await.map(Some),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,11 @@
 //! Labels of whole objects: from their paths, at no cost, or from an object of names and labels.
 
-use crate::{LabelSource, manifest::read_whole, table::FileTable};
+use crate::{
+    LabelSource,
+    disk::{Decoder, put, put_bytes},
+    manifest::read_whole,
+    table::FileTable,
+};
 use forebay_core::{Error, ObjectName, Result, limits, name::shorten};
 use forebay_engine::Engine;
 use std::collections::HashMap;
@@ -18,7 +23,15 @@ pub(crate) enum Labels {
 }
 
 impl Labels {
-    pub(crate) async fn read(engine: &Engine, source: &LabelSource, files: &FileTable) -> Result<Self> {
+    /// What a spec asks for.
+    pub(crate) async fn of_spec(engine: &Engine, source: Option<&LabelSource>, files: &FileTable) -> Result<Option<Self>> {
+        match source {
+            None => Ok(None),
+            Some(source) => Self::read(engine, source, files).await.map(Some),
+        }
+    }
+
+    async fn read(engine: &Engine, source: &LabelSource, files: &FileTable) -> Result<Self> {
         let (name, key, label) = match source {
             LabelSource::Path { level } => return Ok(Labels::Path(*level)),
             LabelSource::File { name, key, label } => (object(name)?, key, label),
@@ -67,6 +80,41 @@ impl Labels {
                 hash.update(b"\0");
             }
         }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Labels::Path(level) => {
+                put(out, 0);
+                put(out, u64::from(*level));
+            }
+            Labels::Table { of, names } => {
+                put(out, 1);
+                put(out, names.len() as u64);
+                names.iter().for_each(|n| put_bytes(out, n.as_bytes()));
+                of.iter().for_each(|&n| put(out, u64::from(n.wrapping_add(1))));
+            }
+        }
+    }
+
+    pub(crate) fn decode(from: &mut Decoder<'_>, files: usize) -> Option<Self> {
+        if from.number()? == 0 {
+            return Some(Labels::Path(u32::try_from(from.number()?).ok()?));
+        }
+        let count = from.number()?;
+        let mut names: Vec<Box<str>> = Vec::new();
+        for _ in 0..count {
+            names.push(from.text()?.into());
+        }
+        let mut of = Vec::with_capacity(files);
+        for _ in 0..files {
+            let number = from.number()?;
+            if number > count {
+                return None;
+            }
+            of.push((number as u32).wrapping_sub(1));
+        }
+        Some(Labels::Table { of, names })
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {

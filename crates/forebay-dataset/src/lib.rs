@@ -9,13 +9,17 @@
 
 mod access;
 mod dataset;
+mod disk;
+pub mod follow;
 mod format;
 mod labels;
 mod list;
 mod manifest;
+mod open;
 mod pattern;
 mod progress;
 mod registry;
+mod schema;
 mod select;
 mod spec;
 mod stats;
@@ -23,7 +27,8 @@ mod table;
 
 pub use access::{Access, Everything};
 pub use dataset::{Dataset, Located};
-pub use format::Format;
+pub use forebay_format::tabular::{FileIndex, Format};
+pub use manifest::ManifestLines;
 pub use progress::{Progress, ProgressNow};
 pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use spec::{DatasetSpec, LabelSource, OnDamaged};

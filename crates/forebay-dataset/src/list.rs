@@ -327,7 +327,8 @@ async fn in_pages(engine: &Engine, names: &[ObjectName], chunk: Vec<usize>) -> R
     Ok((found, rest.to_vec()))
 }
 
-async fn head(engine: &Engine, name: &ObjectName) -> Result<FileRef> {
+/// One file, as the origin has it now.
+pub(crate) async fn head(engine: &Engine, name: &ObjectName) -> Result<FileRef> {
     let head = engine.head(name, &ReadOptions { bypass: true, ..ReadOptions::default() }).await?;
     let last_modified_ms = if head.meta.etag.is_some() { 0 } else { head.meta.last_modified_ms };
     Ok(FileRef { name: name.clone(), size: head.meta.size, etag: head.meta.etag.clone(), last_modified_ms })

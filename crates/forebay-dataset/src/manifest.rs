@@ -8,6 +8,7 @@ use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{Engine, ReadOptions};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One line of a manifest.
 pub(crate) enum Line {
@@ -119,22 +120,47 @@ fn object(text: &str) -> Result<ObjectName> {
     ObjectName::new(bucket, key)
 }
 
-/// The lines of a dataset's manifest, each with its end.
-pub(crate) fn lines(dataset: &Dataset) -> impl Iterator<Item = String> + '_ {
-    let head = Head {
-        forebay_manifest: VERSION,
-        format: Some(dataset.format()),
-        dataset: dataset.id().to_owned(),
-        files: dataset.files().len() as u64,
-    };
-    let line = |json: Result<String, serde_json::Error>| json.unwrap_or_default() + "\n";
-    let files = (0..dataset.files().len()).map(move |i| {
-        let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);
-        let last_modified_ms = etag.is_none().then_some(last_modified_ms);
-        let rows = Some(dataset.file_rows(i)).map(|r| r.end - r.start);
-        line(serde_json::to_string(&Entry { name: name.to_string(), size: Some(size), etag, last_modified_ms, rows }))
-    });
-    std::iter::once(line(serde_json::to_string(&head))).chain(files)
+/// The lines of a dataset's manifest.
+pub struct ManifestLines(Arc<Dataset>);
+
+impl Dataset {
+    /// Its files as a manifest that a later opening reads instead of listing.
+    pub fn manifest_lines(self: &Arc<Self>) -> ManifestLines {
+        ManifestLines(self.clone())
+    }
+}
+
+impl ManifestLines {
+    /// One more than there are files.
+    pub fn len(&self) -> usize {
+        self.0.files().len() + 1
+    }
+
+    /// Never: the first line says what it is.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Line `i`, with its end.
+    pub fn line(&self, i: usize) -> String {
+        let dataset = &self.0;
+        let json = match i.checked_sub(1) {
+            None => serde_json::to_string(&Head {
+                forebay_manifest: VERSION,
+                format: Some(dataset.format()),
+                dataset: dataset.id().to_owned(),
+                files: dataset.files().len() as u64,
+            }),
+            Some(i) => {
+                let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);
+                let last_modified_ms = etag.is_none().then_some(last_modified_ms);
+                let rows = dataset.file_rows(i);
+                serde_json::to_string(&Entry { name: name.to_string(), size: Some(size), etag, last_modified_ms, rows: Some(rows.end - rows.start) })
+            }
+        };
+        // Strings and numbers cannot fail to be JSON.
+        json.unwrap_or_default() + "\n"
+    }
 }
 
 #[cfg(test)]

@@ -7,17 +7,22 @@
 //! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets nothing that has a file it may not read.
 
 use crate::{
-    Access, Dataset, DatasetSpec,
+    Access, Dataset, DatasetSpec, FileTable, Format,
     access::check_wanted,
-    dataset::labels,
+    dataset::Parts,
+    disk::Disk,
+    labels::Labels,
     list::list,
+    open::{Indexed, Order, index},
     pattern::{self, Wanted},
     progress::Progress,
-    select::select,
+    schema::common_schema,
+    select::{Selected, select},
     stats::DatasetStats,
 };
 use forebay_core::{Error, ErrorKind, Result, limits};
 use forebay_engine::{Engine, Flights, Joined};
+use forebay_format::{example::ExampleSpec, tabular::IndexOptions};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -69,6 +74,7 @@ pub struct Datasets {
 struct Inner {
     engine: Engine,
     config: DatasetsConfig,
+    disk: Option<Arc<Disk>>,
     opening: Flights<u128, Opened>,
     progress: Mutex<HashMap<u128, Arc<Progress>>>,
     kept: Mutex<Kept>,
@@ -119,10 +125,19 @@ impl Kept {
 }
 
 impl Datasets {
+    /// A directory that cannot be used is told in the log; datasets are then kept in RAM only.
     pub fn new(engine: Engine, config: DatasetsConfig) -> Self {
+        let disk = config.dir.clone().and_then(|dir| match Disk::open(dir, config.disk_bytes) {
+            Ok(disk) => Some(Arc::new(disk)),
+            Err(e) => {
+                tracing::warn!(error = %e.describe(), "indexes of datasets are kept in memory only");
+                None
+            }
+        });
         let inner = Inner {
             engine,
             config,
+            disk,
             opening: Flights::default(),
             progress: Mutex::default(),
             kept: Mutex::default(),
@@ -197,12 +212,35 @@ impl Datasets {
     /// `NotFound` if it is not known here (any more); `PermissionDenied`.
     pub async fn get(&self, id: &str, access: &dyn Access) -> Result<Arc<Dataset>> {
         let found = self.inner.kept.lock().get(id);
+        let found = match found {
+            Some(found) => Some(found),
+            None => self.from_disk(id).await?,
+        };
         let dataset = found.ok_or_else(|| {
             Error::new(ErrorKind::NotFound, format!("the dataset {:?} is not known here", forebay_core::name::shorten(id)))
                 .hint("open it again: it may have been opened at another node, or long ago")
         })?;
         dataset.check_access(access)?;
         Ok(dataset)
+    }
+
+    async fn from_disk(&self, id: &str) -> Result<Option<Arc<Dataset>>> {
+        let (disk, id) = (self.inner.disk.clone(), id.to_owned());
+        let loaded = blocking(move || disk.and_then(|d| d.by_id(&id))).await?;
+        Ok(loaded.map(|dataset| {
+            self.inner.stats.loaded.add(1);
+            let mut kept = self.inner.kept.lock();
+            // Somebody may have loaded it meanwhile.
+            let dataset = kept.get(dataset.id()).unwrap_or_else(|| Arc::new(dataset));
+            kept.keep(None, &dataset, self.inner.config.memory_bytes);
+            dataset
+        }))
+    }
+
+    /// What the directory of indexes holds: bytes and files.
+    pub async fn on_disk(&self) -> (u64, usize) {
+        let disk = self.inner.disk.clone();
+        blocking(move || disk.map_or((0, 0), |d| d.usage())).await.unwrap_or_default()
     }
 
     /// Datasets in RAM that the caller may read, the most recently used first.
@@ -214,18 +252,132 @@ impl Datasets {
 
     async fn open_now(&self, spec: &DatasetSpec, wanted: Vec<Wanted>, progress: &Arc<Progress>, began: Instant) -> Result<Opened> {
         let engine = &self.inner.engine;
-        let known = self.inner.kept.lock().latest(spec.key());
+        let known = self.known(spec).await?;
         let listed = list(engine, wanted, known.as_deref().map(Dataset::files), progress).await?;
-        let selected = select(listed, spec.format, &spec.sources)?;
-        let labels = labels(engine, spec.labels.as_ref(), &selected.files).await?;
-        let dataset = Arc::new(match selected.format {
-            crate::Format::Objects => Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?,
-            other => return Err(Error::unsupported(format!("datasets of the format {other} are not opened yet"))),
-        });
+        progress.listed(listed.files.len());
+        let unreadable = listed.unreadable.len();
+        if unreadable > 0 {
+            tracing::warn!(names = unreadable, first = %listed.unreadable[0], "files of a dataset have names that cannot be read here; they are left out");
+        }
+        let mut selected = select(listed, spec.format, &spec.sources)?;
+        if selected.unsure {
+            selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
+        }
+        let (dataset, counts) = if selected.format == Format::Objects {
+            let labels = Labels::of_spec(engine, spec.labels.as_ref(), &selected.files).await?;
+            (Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?, Counts::default())
+        } else {
+            self.of_files(spec, selected, known.as_deref(), progress).await?
+        };
+        let stats = &self.inner.stats;
+        stats.files_indexed.add(counts.indexed);
+        stats.files_reused.add(counts.reused);
+        stats.indexed_bytes.add(counts.bytes);
+        stats.files_skipped.add(counts.skipped.len() as u64);
         // One Arc for one dataset, whoever holds it.
-        let dataset = self.inner.kept.lock().get(dataset.id()).unwrap_or(dataset);
+        let found = self.inner.kept.lock().get(dataset.id());
+        let dataset = found.unwrap_or_else(|| Arc::new(dataset));
         self.inner.kept.lock().keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
+        self.keep_on_disk(spec.key(), &dataset).await;
         let previous = known.map(|k| k.id().to_owned()).filter(|id| id != dataset.id());
-        Ok(Opened { dataset, indexed_files: 0, reused_files: 0, indexed_bytes: 0, previous, skipped: Vec::new(), took: began.elapsed() })
+        Ok(Opened {
+            dataset,
+            indexed_files: counts.indexed,
+            reused_files: counts.reused,
+            indexed_bytes: counts.bytes,
+            previous,
+            skipped: counts.skipped,
+            took: began.elapsed(),
+        })
     }
+
+    /// Files with indexes.
+    async fn of_files(
+        &self,
+        spec: &DatasetSpec,
+        selected: Selected,
+        known: Option<&Dataset>,
+        progress: &Arc<Progress>,
+    ) -> Result<(Dataset, Counts)> {
+        let format = selected.format;
+        let wrong = |what: &str| Err(Error::invalid(format!("{what}, and these files are {format}")));
+        if spec.labels.is_some() {
+            return wrong("labels are for whole objects");
+        }
+        if spec.example && format != Format::TfRecord {
+            return wrong("\"example\" is for TFRecord");
+        }
+        let mut options = IndexOptions { example: spec.example.then(ExampleSpec::default), ..IndexOptions::default() };
+        if let Some(rows) = spec.block_rows {
+            (options.block_rows, options.block_bytes) = (rows, u64::MAX);
+        }
+        if let Some(known) = known {
+            options.schemas.share(known.schema().clone());
+        }
+        let order = Order {
+            engine: self.inner.engine.clone(),
+            files: selected.files,
+            companions: selected.companions,
+            format,
+            options,
+            on_damaged: spec.on_damaged,
+        };
+        let Indexed { files, indexes, indexed_files, reused_files, bytes, skipped } = index(order, known, progress).await?;
+        let schema = common_schema(format, &files, &indexes)?;
+        let parts = Parts { format, files, indexes, shape: None, schema, labels: None, options: spec.options() };
+        Ok((Dataset::of_parts(parts)?, Counts { indexed: indexed_files, reused: reused_files, bytes, skipped }))
+    }
+
+    /// What this spec was last opened as.
+    async fn known(&self, spec: &DatasetSpec) -> Result<Option<Arc<Dataset>>> {
+        if let Some(known) = self.inner.kept.lock().latest(spec.key()) {
+            return Ok(Some(known));
+        }
+        let (disk, key) = (self.inner.disk.clone(), spec.key());
+        let loaded = blocking(move || disk.and_then(|d| d.by_spec(key))).await?;
+        Ok(loaded.map(|dataset| {
+            self.inner.stats.loaded.add(1);
+            let dataset = Arc::new(dataset);
+            self.inner.kept.lock().keep(Some(key), &dataset, self.inner.config.memory_bytes);
+            dataset
+        }))
+    }
+
+    /// A disk that refuses costs the next process the work, nothing else.
+    async fn keep_on_disk(&self, key: u128, dataset: &Arc<Dataset>) {
+        let Some(disk) = self.inner.disk.clone() else { return };
+        let dataset = dataset.clone();
+        let kept = blocking(move || disk.keep(key, &dataset)).await.and_then(|kept| kept);
+        if let Err(e) = kept {
+            self.inner.stats.keep_failed.add(1);
+            tracing::warn!(error = %e.describe(), "the index of a dataset was not kept on disk");
+        }
+    }
+}
+
+/// What an opening did.
+#[derive(Default)]
+struct Counts {
+    indexed: u64,
+    reused: u64,
+    bytes: u64,
+    skipped: Vec<(String, Error)>,
+}
+
+/// The format that the first bytes of the first file that has any tell.
+async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> Result<Format> {
+    let Some(first) = files.iter().find(|f| f.size > 0) else { return Ok(by_name) };
+    let reader = engine.version_reader(&first.name, Arc::new(first.meta()));
+    let head = reader.alone(0..first.size.min(Format::MAGIC_BYTES as u64)).await?;
+    let told = Format::from_magic(&head);
+    Ok(match (by_name, told) {
+        (Format::ArrowFile, Some(arrow @ (Format::ArrowFile | Format::ArrowStream))) => arrow,
+        (Format::Objects, Some(other)) => other,
+        _ => by_name,
+    })
+}
+
+/// Runs what may wait for a disk, or burn CPU, on a thread made for that.
+async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(f).await.map_err(|e| Error::internal("a worker thread failed").source(e))
 }

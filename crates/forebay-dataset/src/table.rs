@@ -122,21 +122,7 @@ impl FileTable {
     }
 
     fn tag(&self, i: usize) -> (Option<String>, i64) {
-        match self.tag_bytes(i).split_first() {
-            Some((&tag::TIME, time)) => (None, time.try_into().map_or(0, i64::from_le_bytes)),
-            Some((&tag::MD5, md5)) => {
-                let mut text = String::with_capacity(34);
-                text.push('"');
-                for byte in md5 {
-                    text.push(char::from(HEX[usize::from(byte >> 4)]));
-                    text.push(char::from(HEX[usize::from(byte & 15)]));
-                }
-                text.push('"');
-                (Some(text), 0)
-            }
-            Some((_, text)) => (Some(String::from_utf8_lossy(text).into_owned()), 0),
-            None => (None, 0),
-        }
+        parse_tag(self.tag_bytes(i))
     }
 
     /// Whether a file has this size and version.
@@ -151,6 +137,25 @@ impl FileTable {
 }
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// ETag and modification time of a tag.
+pub(crate) fn parse_tag(bytes: &[u8]) -> (Option<String>, i64) {
+    match bytes.split_first() {
+        Some((&tag::TIME, time)) => (None, time.try_into().map_or(0, i64::from_le_bytes)),
+        Some((&tag::MD5, md5)) => {
+            let mut text = String::with_capacity(34);
+            text.push('"');
+            for byte in md5 {
+                text.push(char::from(HEX[usize::from(byte >> 4)]));
+                text.push(char::from(HEX[usize::from(byte & 15)]));
+            }
+            text.push('"');
+            (Some(text), 0)
+        }
+        Some((_, text)) => (Some(String::from_utf8_lossy(text).into_owned()), 0),
+        None => (None, 0),
+    }
+}
 
 fn tag_of(etag: Option<&str>, last_modified_ms: i64) -> Vec<u8> {
     let Some(etag) = etag else {
