@@ -114,7 +114,6 @@ class BatchRing:
         if sizes is None:
             # Others will be as large: receiving each of them twice would be worse than copying.
             self.direct = False
-            self.note_too_large()
             return None
         return Filled(slot, sizes, labels)
 
@@ -157,6 +156,7 @@ class Collate:
             return ordinary(samples)
         slot = samples.slot if filled else self.ring.core.take()
         if slot is None:
+            self.ring.core.note_none_free()
             return ordinary(samples)
         place = _Place(self.ring, slot, samples.used if filled else 0)
         if self.function is not None:
@@ -175,6 +175,7 @@ class _Place:
         self.ring, self.slot, self.used = ring, slot, used
         self.begin, self.room = slot.address, len(slot)
         self.outgoing = _Outgoing(ring.key, slot)
+        self.full = False
 
     def _new(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor | None:
         """An empty tensor in the slot, if there is room for it."""
@@ -183,7 +184,9 @@ class _Place:
             count *= n
         at = -(-self.used // ALIGN_BYTES) * ALIGN_BYTES
         if at + count * dtype.itemsize > self.room:
-            self.ring.note_too_large()
+            if not self.full:
+                self.full = True
+                self.ring.note_too_large()
             return None
         self.used = at + count * dtype.itemsize
         return _tensor(self.slot, at, dtype, tuple(shape))
