@@ -1,5 +1,13 @@
 """PyTorch datasets over Forebay.
 
+Over a dataset that :func:`forebay.open` opened:
+
+* the dataset itself is map-style: ``DataLoader(ds, batch_size=64, shuffle=True, num_workers=4)`` asks for a batch in one request;
+* :class:`LoaderDataset` (``ds.loader(…).torch()``) is iterable: shuffled by a plan, dealt to ranks and workers, resumed exactly by :class:`Resumable` or
+  ``torchdata.StatefulDataLoader`` (:func:`state_of`).
+
+Over names that are known already:
+
 * :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch (``__getitems__``), and it fetches them in one GetBatch.
 * :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per epoch, and keeps requests on their way ahead of
   the training loop.
@@ -24,6 +32,10 @@ import torch
 import torch.utils.data
 
 from ._forebay import Batch, Client, Item
+from ._place import rank_and_world
+from ._torch_loader import LoaderDataset, Resumable, state_of
+
+__all__ = ["IterableDataset", "LoaderDataset", "MapDataset", "Resumable", "as_tensor", "rank_and_world", "state_of"]
 from ._ring import BatchRing, DataLoader
 
 __all__ = ["BatchRing", "DataLoader", "IterableDataset", "MapDataset", "as_tensor", "rank_and_world"]
@@ -270,11 +282,3 @@ class IterableDataset(torch.utils.data.IterableDataset):
         batches = self._rows.client.batches(lists, prefetch=self.prefetch, **self._rows.options())
         for batch, indices in zip(batches, requests, strict=True):
             yield from self._rows.of_batch(batch, indices)
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: of ``torch.distributed``, else of the environment, else ``(0, 1)``."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

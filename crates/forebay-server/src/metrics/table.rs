@@ -200,6 +200,24 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
         ],
     ),
     (
+        "Datasets",
+        &[
+            metric("forebay_datasets_openings", Counter, &["outcome"], "Openings of datasets: opened, joined to one that was under way, failed."),
+            metric("forebay_datasets_opening_seconds", Counter, &[], "Seconds that openings took, summed."),
+            metric(
+                "forebay_datasets_files",
+                Counter,
+                &["how"],
+                "Files of opened datasets: indexed (footer, headers or directory read), reused (known already), skipped (damaged).",
+            ),
+            metric("forebay_datasets_indexed_bytes", Counter, &[], "Bytes that were read for these indexes."),
+            metric("forebay_datasets_loaded", Counter, &[], "Datasets whose index was read back from disk."),
+            metric("forebay_datasets_keep_failed", Counter, &[], "Indexes that could not be written to disk."),
+            metric("forebay_datasets_kept", Gauge, &[], "Datasets in memory."),
+            metric("forebay_datasets_memory_bytes", Gauge, &[], "What they take."),
+        ],
+    ),
+    (
         "Node",
         &[
             metric("forebay_memory_budget_bytes", Gauge, &[], "The memory budget for buffers."),
