@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate as collate_by_type
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import default_collate_fn_map, default_convert
 
 from ._forebay import Ring, Slot
 
@@ -287,7 +287,7 @@ class DataLoader(torch.utils.data.DataLoader):
         **options: As for ``torch.utils.data.DataLoader``.
 
     Attributes:
-        ring: The :class:`BatchRing`, or None without workers or without batches.
+        ring: The :class:`BatchRing`, or None without workers.
     """
 
     ring: BatchRing | None
@@ -296,12 +296,13 @@ class DataLoader(torch.utils.data.DataLoader):
         self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, *, ring_bytes: int = MAX_BYTES_DEFAULT, **options: Any
     ) -> None:
         workers = options.get("num_workers", 0)
-        batches = batch_size is not None or options.get("batch_sampler") is not None
         ring = None
-        if workers > 0 and batches and ring_bytes > 0:
+        if workers > 0 and ring_bytes > 0:
             prefetch = options.get("prefetch_factor") or 2
             ring = BatchRing(min(workers * (prefetch + 2), SLOTS_MAX), ring_bytes)
-            options["collate_fn"] = Collate(ring, options.get("collate_fn"))
+            # A dataset that makes its batches itself has nothing collated.
+            batches = batch_size is not None or options.get("batch_sampler") is not None
+            options["collate_fn"] = Collate(ring, options.get("collate_fn") or (None if batches else default_convert))
             if hasattr(dataset, "with_ring"):
                 dataset = dataset.with_ring(ring)
         super().__init__(dataset, batch_size, shuffle, **options)

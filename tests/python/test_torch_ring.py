@@ -155,11 +155,31 @@ def test_iterable_datasets_collate_into_the_ring(client, equal_objects):
     assert [seen[i] for i in range(COUNT)] == equal_objects and loader.ring.stats()["sent"] == COUNT // BATCH
 
 
-def test_without_workers_or_batches_there_is_no_ring(client, equal_objects):
+def own_batches(batch):
+    return {"data": torch.stack(batch)}
+
+
+class Batches(torch.utils.data.IterableDataset):
+    """Makes its batches itself."""
+
+    def __init__(self, data: MapDataset) -> None:
+        self.data = data
+
+    def __iter__(self):
+        for at in range(0, COUNT, BATCH):
+            yield own_batches(self.data.__getitems__(range(at, at + BATCH)))
+
+
+def test_datasets_that_make_their_batches(client, equal_objects):
+    loader = DataLoader(Batches(MapDataset(client, NAMES, bucket="scratch")), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert [r for batch in loader for r in rows(batch["data"])] == equal_objects
+    assert loader.ring.stats()["sent"] == COUNT // BATCH
+
+
+def test_without_workers_there_is_no_ring(client, equal_objects):
     data = MapDataset(client, NAMES, bucket="scratch")
     loader = DataLoader(data, BATCH)
     assert loader.ring is None and [r for t in loader for r in rows(t)] == equal_objects
-    assert DataLoader(data, batch_size=None, num_workers=1).ring is None
     assert DataLoader(data, BATCH, num_workers=1, ring_bytes=0).ring is None
 
 
