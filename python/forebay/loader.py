@@ -121,6 +121,8 @@ class Loader:
     def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, options: Options) -> None:
         rank, world = _place.rank_and_world(options.rank, options.world_size)
         self.options = replace(options.checked(), rank=rank, world_size=world)
+        for dataset in datasets:
+            dataset.shape  # noqa: B018 - asked for once, before it travels to workers
         self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
