@@ -8,6 +8,7 @@
 //!   [`fill`](Plan::fill)), which blocks a stretch needs ([`blocks_of`](Plan::blocks_of)) and when a block is needed next ([`next_use`](Plan::next_use)).
 //! - [`Partition`] and [`Steps`]: the order dealt out to ranks and workers, in batches of a fixed size or bounded by [`Lengths`].
 //! - [`State`]: where a job is, to be resumed by any number of ranks and workers.
+//! - [`quality`]: how far an order is from a uniform one.
 //!
 //! # Example
 //!
@@ -40,6 +41,7 @@ mod order;
 mod partition;
 mod permutation;
 mod plan;
+pub mod quality;
 mod shape;
 mod spec;
 mod state;
