@@ -2,7 +2,7 @@
 //! the `tfrecord` package write them under `.idx` and `.index`.
 
 use super::scan::Indexer;
-use crate::tabular::{FileIndex, IndexOptions, Need};
+use crate::tabular::{FileIndex, IndexOptions};
 use forebay_core::{Error, Result, limits};
 
 /// The names under which a file of offsets may lie beside a TFRecord file: `a.tfrecord.index`, `a.tfrecord.idx`, `a.index`, `a.idx`.
@@ -30,10 +30,7 @@ pub fn index(text: &[u8], size: u64, options: &IndexOptions) -> Result<FileIndex
     indexer.records_from(lines.map(|(n, line)| {
         parse(line).ok_or_else(|| Error::corrupt(format!("line {} of the file of offsets is not an offset and a size", n + 1)))
     }))?;
-    match indexer.step()? {
-        Need::Done => indexer.finish(),
-        Need::Ranges(_) => Err(Error::internal("the records of a file of offsets end before the file")),
-    }
+    indexer.finish()
 }
 
 fn parse(line: &[u8]) -> Option<(u64, u64)> {
