@@ -42,6 +42,7 @@
 mod compress;
 pub mod decompress;
 pub mod example;
+pub mod frame;
 pub mod index;
 mod indexer;
 mod ipc;

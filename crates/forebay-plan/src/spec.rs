@@ -1,0 +1,176 @@
+//! What a plan is made from, and the identity that follows from it.
+
+use crate::{ALGORITHM, Shape};
+use forebay_core::{Error, Result, limits};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// How rows are ordered within an epoch of a source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Shuffle {
+    /// As they are stored.
+    #[default]
+    None,
+    /// No row is `rows` or more positions away from its place.
+    Window { rows: u64 },
+    /// Blocks in a random order; rows shuffled within each `blocks` blocks that follow each other in it.
+    Block { blocks: u64 },
+    /// All rows.
+    Full,
+}
+
+impl Shuffle {
+    fn checked(self) -> Result<Self> {
+        match self {
+            Shuffle::Window { rows: 0 } => Err(Error::invalid("a window of 0 rows").hint("the shuffle \"none\" leaves rows as they are")),
+            Shuffle::Block { blocks: 0 } => Err(Error::invalid("a block shuffle of 0 blocks").hint("shuffle at least 1 block at a time")),
+            shuffle => Ok(shuffle),
+        }
+    }
+}
+
+impl std::fmt::Display for Shuffle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Shuffle::None => f.write_str("none"),
+            Shuffle::Window { rows } => write!(f, "window:{rows}"),
+            Shuffle::Block { blocks } => write!(f, "block:{blocks}"),
+            Shuffle::Full => f.write_str("full"),
+        }
+    }
+}
+
+impl std::str::FromStr for Shuffle {
+    type Err = Error;
+
+    /// `none`, `window:10000`, `block:16`, `full`.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || Error::invalid(format!("the shuffle {text:?}")).hint("one of none, window:ROWS, block:BLOCKS, full");
+        let number = |n: &str| n.replace('_', "").parse::<u64>().map_err(|_| wrong());
+        match text.split_once(':') {
+            None if text == "none" => Ok(Shuffle::None),
+            None if text == "full" => Ok(Shuffle::Full),
+            Some(("window", n)) => Shuffle::Window { rows: number(n)? }.checked(),
+            Some(("block", n)) => Shuffle::Block { blocks: number(n)? }.checked(),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// A dataset that a plan takes rows from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The identity of a version of the dataset.
+    pub dataset: String,
+    pub shape: Arc<Shape>,
+    /// Its part of a mix, beside the weights of the others.
+    pub weight: f64,
+}
+
+/// What a plan is made from. Whatever is not here (ranks, workers, batches) does not change the order of the rows.
+#[derive(Clone, Debug)]
+pub struct PlanSpec {
+    pub sources: Vec<Source>,
+    pub seed: u64,
+    pub shuffle: Shuffle,
+    /// Rows of an epoch of a mix. Without it, the rows of all sources together. One source alone needs none: its epoch is each row once.
+    pub epoch_rows: Option<u64>,
+}
+
+/// A plan as it is written in a request: datasets by their identities, to be looked up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanDocument {
+    pub sources: Vec<SourceDocument>,
+    #[serde(default)]
+    pub seed: u64,
+    #[serde(default)]
+    pub shuffle: Shuffle,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch_rows: Option<u64>,
+}
+
+/// A source of a [`PlanDocument`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceDocument {
+    pub dataset: String,
+    #[serde(default = "one")]
+    pub weight: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl PlanDocument {
+    /// The plan's specification, with the shapes that `shape_of` finds for the datasets.
+    pub fn resolve(&self, mut shape_of: impl FnMut(&str) -> Result<Arc<Shape>>) -> Result<PlanSpec> {
+        if self.sources.len() > limits::PLAN_SOURCES_MAX {
+            return Err(too_many_sources(self.sources.len()));
+        }
+        let sources =
+            self.sources.iter().map(|s| Ok(Source { dataset: s.dataset.clone(), shape: shape_of(&s.dataset)?, weight: s.weight }));
+        Ok(PlanSpec { sources: sources.collect::<Result<_>>()?, seed: self.seed, shuffle: self.shuffle, epoch_rows: self.epoch_rows })
+    }
+}
+
+pub(crate) fn too_many_sources(n: usize) -> Error {
+    Error::invalid(format!("a plan of {n} sources; at most {}", limits::PLAN_SOURCES_MAX)).hint("open many files as one dataset")
+}
+
+impl PlanSpec {
+    /// A plan over one dataset.
+    pub fn single(dataset: impl Into<String>, shape: Arc<Shape>, seed: u64, shuffle: Shuffle) -> Self {
+        PlanSpec { sources: vec![Source { dataset: dataset.into(), shape, weight: 1.0 }], seed, shuffle, epoch_rows: None }
+    }
+
+    /// The document that says the same without shapes.
+    pub fn document(&self) -> PlanDocument {
+        let sources = self.sources.iter().map(|s| SourceDocument { dataset: s.dataset.clone(), weight: s.weight }).collect();
+        PlanDocument { sources, seed: self.seed, shuffle: self.shuffle, epoch_rows: self.epoch_rows }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.sources.is_empty() {
+            return Err(Error::invalid("a plan without a source").hint("name at least one dataset"));
+        }
+        if self.sources.len() > limits::PLAN_SOURCES_MAX {
+            return Err(too_many_sources(self.sources.len()));
+        }
+        if let Some(empty) = self.sources.iter().find(|s| s.shape.rows() == 0) {
+            return Err(Error::invalid(format!("dataset {:?} has no rows", empty.dataset)).hint("look at what it was opened from"));
+        }
+        if let Some(rows) = self.epoch_rows.filter(|rows| !(1..=limits::PLAN_ROWS_MAX).contains(rows)) {
+            return Err(Error::invalid(format!("an epoch of {rows} rows")).hint(format!("epoch_rows is 1 to {}", limits::PLAN_ROWS_MAX)));
+        }
+        self.shuffle.checked().map(|_| ())
+    }
+
+    /// A number that differs where datasets differ: their identities and shapes, in their order.
+    pub(crate) fn data_digest(&self) -> u64 {
+        let mut text = Vec::new();
+        for source in &self.sources {
+            text.extend_from_slice(&(source.dataset.len() as u64).to_le_bytes());
+            text.extend_from_slice(source.dataset.as_bytes());
+            text.extend_from_slice(&source.shape.digest().to_le_bytes());
+        }
+        xxh3_64(&text)
+    }
+
+    /// The identity of the orders that follow from this: equal where all of them are equal. The algorithm's version, the data, the seed, the
+    /// shuffle and what a mix takes from each source (`quotas`, which are what the weights came to).
+    pub(crate) fn identity(&self, data: u64, quotas: &[u64], epoch_rows: Option<u64>) -> String {
+        let (kind, size) = match self.shuffle {
+            Shuffle::None => (0, 0),
+            Shuffle::Window { rows } => (1, rows),
+            Shuffle::Block { blocks } => (2, blocks),
+            Shuffle::Full => (3, 0),
+        };
+        let parts = [u64::from(ALGORITHM), data, self.seed, kind, size, u64::from(epoch_rows.is_some()), epoch_rows.unwrap_or(0)];
+        let text: Vec<u8> = parts.iter().chain(quotas).flat_map(|n| n.to_le_bytes()).collect();
+        format!("{:016x}", (xxh3_128(&text) >> 64) as u64)
+    }
+}

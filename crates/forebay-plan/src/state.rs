@@ -1,0 +1,98 @@
+//! Where a job is in its plan: a few numbers that say what was *yielded*, not what was read ahead.
+//!
+//! A state belongs to the order of rows, not to those who read it: it can be loaded into any number of ranks and workers and any size of batch. It
+//! carries the plan's identity in parts, so that a state of another dataset, seed or release is refused with the reason.
+
+use crate::{ALGORITHM, Batching, Plan};
+use forebay_core::{Error, Result, limits};
+use serde::{Deserialize, Serialize};
+
+/// The version of a state's form.
+const VERSION: u32 = 1;
+
+/// A place between two steps of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    pub version: u32,
+    /// [`ALGORITHM`] of the release that made it.
+    pub algorithm: u32,
+    /// [`Plan::identity`].
+    pub plan: String,
+    /// A digest of the datasets.
+    pub data: String,
+    pub seed: u64,
+    pub epoch: u64,
+    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position.
+    pub position: u64,
+    /// With bounded batches: the look-ahead window that begins at `position`, and how many of its batches were yielded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Within>,
+}
+
+/// A place between two batches of one look-ahead window. It has a meaning for the same bounds only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Within {
+    pub batches: u64,
+    pub batching: Batching,
+}
+
+impl State {
+    /// The beginning of a plan.
+    pub fn start(plan: &Plan) -> Self {
+        State::at(plan, 0, 0)
+    }
+
+    /// Before a position of an epoch.
+    pub fn at(plan: &Plan, epoch: u64, position: u64) -> Self {
+        State {
+            version: VERSION,
+            algorithm: ALGORITHM,
+            plan: plan.identity().into(),
+            data: format!("{:016x}", plan.data_digest()),
+            seed: plan.spec().seed,
+            epoch,
+            position,
+            within: None,
+        }
+    }
+
+    /// Whether this is a place of this plan; if not, why.
+    pub fn check(&self, plan: &Plan) -> Result<()> {
+        let own = State::start(plan);
+        let wrong = |what: String, hint: &str| Err(Error::invalid(format!("the state to resume from is {what}")).hint(hint));
+        if self.version != own.version {
+            return wrong(
+                format!("in version {} of its form, this release knows version {VERSION}", self.version),
+                "resume with the release that saved it",
+            );
+        }
+        if self.algorithm != own.algorithm {
+            return wrong(
+                format!("of orders in version {}, this release makes version {ALGORITHM}", self.algorithm),
+                "resume with the release that saved it, or begin an epoch anew",
+            );
+        }
+        if self.data != own.data {
+            return wrong(
+                "of another dataset, or of another version of it".into(),
+                "open the dataset that it was saved with; files that changed make another version",
+            );
+        }
+        if self.seed != own.seed {
+            return wrong(format!("of the seed {}, this plan has the seed {}", self.seed, own.seed), "give the plan the same seed");
+        }
+        if self.plan != own.plan {
+            return wrong(
+                format!("of plan {}, this is plan {}", self.plan, own.plan),
+                "give the same shuffle, weights and epoch_rows as before",
+            );
+        }
+        if self.epoch >= limits::PLAN_EPOCHS_MAX || self.position > plan.rows_per_epoch() {
+            return wrong(
+                format!("at row {} of epoch {}: an epoch has {} rows", self.position, self.epoch, plan.rows_per_epoch()),
+                "it was changed after it was saved: load one as it was",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Orders are bijections, each way, whatever the shape, the shuffle, the mix.
+
+mod common;
+
+use common::{Rng, cases};
+use forebay_plan::{Plan, PlanSpec, RowRef, Shape, Shuffle, Source};
+use std::{collections::HashSet, sync::Arc};
+
+fn random_shape(rng: &mut Rng) -> Shape {
+    match rng.below(3) {
+        0 => Shape::uniform(1 + rng.below(3000), 1 + rng.below(200)),
+        1 => Shape::from_blocks((0..1 + rng.below(60)).map(|_| rng.below(40)).chain([1]).collect::<Vec<_>>()),
+        _ => Shape::from_runs((0..1 + rng.below(8)).map(|_| (1 + rng.below(9), 1 + rng.below(50))).collect::<Vec<_>>()),
+    }
+    .expect("small")
+}
+
+fn random_shuffle(rng: &mut Rng) -> Shuffle {
+    match rng.below(4) {
+        0 => Shuffle::None,
+        1 => Shuffle::Window { rows: 1 + rng.below(400) },
+        2 => Shuffle::Block { blocks: 1 + rng.below(20) },
+        _ => Shuffle::Full,
+    }
+}
+
+#[test]
+fn an_epoch_holds_each_row_once_and_every_way_of_asking_agrees() {
+    cases("an_epoch_holds_each_row_once", 300, |rng| {
+        let shape = Arc::new(random_shape(rng));
+        let shuffle = random_shuffle(rng);
+        let plan = Plan::new(PlanSpec::single("d", shape.clone(), rng.next(), shuffle)).expect("a plan");
+        let epoch = rng.below(5);
+        let rows = plan.rows_per_epoch();
+        let mut order = Vec::new();
+        plan.fill(epoch, 0..rows, &mut order);
+        assert_eq!(order.iter().collect::<HashSet<_>>().len() as u64, rows);
+        for (position, row) in order.iter().enumerate() {
+            assert_eq!(plan.row_at(epoch, position as u64), *row, "{shuffle}");
+            assert_eq!(plan.position_of(epoch, *row), Some(position as u64), "{shuffle}");
+            if let Shuffle::Window { rows } = shuffle {
+                assert!(row.row.abs_diff(position as u64) < rows);
+            }
+        }
+        let (a, b) = (rng.below(rows + 1), rng.below(rows + 1));
+        let (a, b) = (a.min(b), a.max(b));
+        let mut part = Vec::new();
+        plan.fill(epoch, a..b, &mut part);
+        assert_eq!(part, order[a as usize..b as usize]);
+        let mut blocks = Vec::new();
+        let mut seen = HashSet::new();
+        for row in &part {
+            if seen.insert(shape.block_of(row.row)) {
+                blocks.push((0, shape.block_of(row.row)));
+            }
+        }
+        assert_eq!(plan.blocks_of(epoch, a..b), blocks, "{shuffle}");
+        let mut both = order.clone();
+        plan.fill(epoch + 1, 0..rows, &mut both);
+        for block in 0..shape.blocks() {
+            let expected = (a..2 * rows).find(|&p| shape.block_of(both[p as usize].row) == block).map(|p| (epoch + p / rows, p % rows));
+            assert_eq!(plan.next_use(epoch, a, 0, block), expected, "{shuffle}, block {block} from {a} of {rows}");
+        }
+    });
+}
+
+#[test]
+fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
+    cases("a_mix_gives_each_source_its_quota", 100, |rng| {
+        let shuffle = random_shuffle(rng);
+        let seed = rng.next();
+        let sources: Vec<_> = (0..1 + rng.below(4))
+            .map(|i| Source { dataset: format!("d{i}"), shape: Arc::new(random_shape(rng)), weight: (1 + rng.below(20)) as f64 })
+            .collect();
+        let plan = Plan::new(PlanSpec { sources: sources.clone(), seed, shuffle, epoch_rows: Some(1 + rng.below(2000)) }).expect("a plan");
+        let rows = plan.rows_per_epoch();
+        let mut all: Vec<RowRef> = Vec::new();
+        for epoch in 0..4 {
+            let at = all.len();
+            plan.fill(epoch, 0..rows, &mut all);
+            let order = &all[at..];
+            let (a, b) = (rng.below(rows + 1), rng.below(rows + 1));
+            let (a, b) = (a.min(b), a.max(b));
+            let mut part = Vec::new();
+            plan.fill(epoch, a..b, &mut part);
+            assert_eq!(part, order[a as usize..b as usize]);
+            let mut seen = HashSet::new();
+            let block_of = |row: &RowRef| (row.source, sources[row.source as usize].shape.block_of(row.row));
+            let blocks: Vec<_> = part.iter().map(block_of).filter(|block| seen.insert(*block)).collect();
+            assert_eq!(plan.blocks_of(epoch, a..b), blocks);
+            for (position, row) in order.iter().enumerate() {
+                assert_eq!(plan.row_at(epoch, position as u64), *row);
+                assert_eq!(plan.position_of(epoch, *row), order.iter().position(|r| r == row).map(|p| p as u64));
+            }
+        }
+        // Next use, from a place in the first epoch, wherever the four epochs tell.
+        let from = rng.below(rows);
+        for (i, source) in sources.iter().enumerate() {
+            for block in 0..source.shape.blocks() {
+                let is_of_block = |row: &RowRef| row.source as usize == i && source.shape.block_of(row.row) == block;
+                if let Some(p) = all[from as usize..].iter().position(is_of_block) {
+                    let p = from + p as u64;
+                    assert_eq!(plan.next_use(0, from, i as u32, block), Some((p / rows, p % rows)));
+                }
+            }
+        }
+        let (quotas, cycle) = plan.quotas();
+        for whole in all.chunks_exact(cycle as usize) {
+            for (i, &quota) in quotas.iter().enumerate() {
+                assert_eq!(whole.iter().filter(|row| row.source as usize == i).count() as u64, quota);
+            }
+        }
+        // Each source alone, in its own order, one epoch of it after the other.
+        for (i, source) in sources.iter().enumerate() {
+            let mine: Vec<_> = all.iter().filter(|row| row.source as usize == i).map(|row| row.row).collect();
+            for pass in mine.chunks(source.shape.rows() as usize) {
+                assert_eq!(pass.iter().collect::<HashSet<_>>().len(), pass.len(), "a row twice before all were given once");
+            }
+            if shuffle == Shuffle::None {
+                assert!(mine.iter().enumerate().all(|(at, &row)| row == at as u64 % source.shape.rows()));
+            }
+        }
+    });
+}
