@@ -41,6 +41,16 @@ pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 pub const FRAME_PAYLOAD_MAX_BYTES: u64 = 2 << 30;
 /// Most rows in one request.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+/// Largest answer to one request for rows; a node with a smaller memory budget gives smaller ones.
+pub const ROWS_ANSWER_MAX_BYTES: u64 = 1 << 30;
+/// Default memory for decoded blocks of rows; never more than an eighth of the memory budget.
+pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
+/// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow dictionaries.
+pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
+/// Blocks of rows that all requests together fetch and decode at the same time.
+pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
+/// Blocks of which it is remembered that some rows were read lately: those that are wanted again are decoded whole.
+pub const ROWS_BLOCKS_REMEMBERED: usize = 65_536;
 
 /// What a compressed archive may unpack to.
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
@@ -154,3 +164,31 @@ pub const SAMPLE_FIELDS_MAX: usize = 1000;
 pub const EXAMPLE_FEATURES_MAX: usize = 10_000;
 /// Largest file of labels, and of record offsets beside a TFRecord.
 pub const SIDE_FILE_MAX_BYTES: u64 = 1 << 30;
+
+/// Connections of one stream that its receiver opens by itself.
+pub const STREAM_CONNECTIONS_AUTO_MAX: u32 = 16;
+/// Connections of one stream that its receiver may ask for.
+pub const STREAM_CONNECTIONS_MAX: u32 = 256;
+/// What a node prepares and holds for one connection of a stream, unless the receiver says otherwise.
+pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
+pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
+pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;
+/// Steps of one connection that are read at the same time, within its window.
+pub const STREAM_STEPS_AHEAD: usize = 32;
+/// A stream says this often that it is alive, and how it goes.
+pub const STREAM_KEEP_ALIVE_SECS: u64 = 5;
+/// Largest body of a request for a stream.
+pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
+/// What a receiver holds that was received and not yet yielded, unless it is told otherwise.
+pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
+/// Leases on plans that the cache of a node follows.
+pub const PLAN_LEASES_MAX: usize = 1024;
+/// How long a lease lasts without a word of its job.
+pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
+pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
+/// What is fetched ahead of a followed plan.
+pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
+/// Ahead of one plan at most this share of the cache is fetched.
+pub const PLAN_AHEAD_SHARE: u64 = 64;
+/// Pieces that are fetched ahead of one plan at the same time.
+pub const PLAN_AHEAD_FETCHES: usize = 8;

@@ -211,7 +211,11 @@ impl Engine {
         let opened = self.open_version_of(name, meta, range).await;
         if opened.as_ref().is_err_and(|e| e.kind() == ErrorKind::VersionChanged) {
             add(&self.stats().version_changes, 1);
-            self.forget(name, Some(generation));
+            // A reader of an old version (`versioned.rs`) says nothing about the one that is known here.
+            let known = self.cached(name).await.ok().flatten();
+            if known.is_none_or(|c| c.meta.version() == meta.version()) {
+                self.forget(name, Some(generation));
+            }
         }
         opened
     }

@@ -39,7 +39,7 @@ mod write;
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_origin::{ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, UploadedPart};
-pub use members::MemberRead;
+pub use members::{AUX_INDEX, MemberRead};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};

@@ -26,7 +26,7 @@ use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
 /// Kinds of derived parts in the store.
-pub(crate) const AUX_INDEX: u8 = 1;
+pub const AUX_INDEX: u8 = 1;
 pub(crate) const AUX_UNPACKED: u8 = 2;
 
 /// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms

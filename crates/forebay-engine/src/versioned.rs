@@ -8,7 +8,7 @@
 //! buffer as it was.
 
 use crate::{
-    Engine, Joined, ReadOptions,
+    Engine, Joined,
     bytesio::{Cutter, reserved},
     fill::{Source, chunk_range, chunks_of},
     sequential::Sequential,
@@ -229,13 +229,5 @@ impl Engine {
         out.extend_from_slice(&Cutter::new(response.body).take(length as usize).await?);
         add(&self.stats().bytes_from_origin, length);
         Ok(out)
-    }
-
-    /// Whether this version is the current one, as far as the bucket's rule asks: for readers that hold everything they need.
-    ///
-    /// # Errors
-    /// As [`Engine::head`].
-    pub async fn is_current_version(&self, name: &ObjectName, meta: &ObjectMeta) -> Result<bool> {
-        Ok(self.head(name, &ReadOptions::default()).await?.meta.version() == meta.version())
     }
 }

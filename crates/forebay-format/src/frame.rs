@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  0  magic "FBF1"     4  kind u16        6  flags u16 (0)
-//!  8  epoch u64       16  step u64       24  rows u32       28  zero u32
+//!  8  epoch u64       16  step u64       24  rows u32       28  padding u32
 //! 32  payload u64     40  next u64       48  payload CRC    52  zero u64      60  CRC of bytes 0..60
 //! ```
 //!
@@ -45,7 +45,7 @@ pub enum FrameKind {
     Error,
     /// Nothing follows, and nothing is missing. The payload may be JSON that tells how it went.
     End,
-    /// There is nothing to send yet.
+    /// There is nothing to send yet. The payload may be JSON that tells how it goes.
     KeepAlive,
 }
 
@@ -69,8 +69,10 @@ impl FrameKind {
 pub struct FrameTag {
     pub epoch: u64,
     pub step: u64,
-    /// The position, within the epoch, of the first row after these of all ranks.
+    /// The position, within the epoch, of the first row after these of all ranks; 0: the next epoch begins.
     pub next: u64,
+    /// How many rows at the end only fill the step up and do not count.
+    pub padding: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl FrameHeader {
         out[8..16].copy_from_slice(&self.tag.epoch.to_le_bytes());
         out[16..24].copy_from_slice(&self.tag.step.to_le_bytes());
         out[24..28].copy_from_slice(&self.rows.to_le_bytes());
+        out[28..32].copy_from_slice(&self.tag.padding.to_le_bytes());
         out[32..40].copy_from_slice(&self.payload_bytes.to_le_bytes());
         out[40..48].copy_from_slice(&self.tag.next.to_le_bytes());
         out[48..52].copy_from_slice(&self.payload_crc.to_le_bytes());
@@ -124,7 +127,7 @@ impl FrameHeader {
         let Some(kind) = FrameKind::from_code(u16_at(4)) else {
             return Err(corrupt(format!("frames of kind {} are not known here", u16_at(4))));
         };
-        if u16_at(6) != 0 || u32_at(28) != 0 || u64_at(52) != 0 {
+        if u16_at(6) != 0 || u64_at(52) != 0 {
             return Err(corrupt("a frame's header uses fields that are not known here"));
         }
         let payload_bytes = u64_at(32);
@@ -133,7 +136,7 @@ impl FrameHeader {
                 "a frame announces {payload_bytes} bytes, more than the {FRAME_PAYLOAD_MAX_BYTES} that one may have"
             )));
         }
-        let tag = FrameTag { epoch: u64_at(8), step: u64_at(16), next: u64_at(40) };
+        let tag = FrameTag { epoch: u64_at(8), step: u64_at(16), next: u64_at(40), padding: u32_at(28) };
         Ok(FrameHeader { kind, flags: 0, tag, rows: u32_at(24), payload_bytes, payload_crc: u32_at(48) })
     }
 
@@ -187,8 +190,9 @@ impl Frame {
         Self::short(FrameKind::End, tag, json)
     }
 
-    pub fn keep_alive(tag: FrameTag) -> Frame {
-        Self::short(FrameKind::KeepAlive, tag, Vec::new())
+    /// `json` tells how it goes; it may be empty.
+    pub fn keep_alive(tag: FrameTag, json: Vec<u8>) -> Frame {
+        Self::short(FrameKind::KeepAlive, tag, json)
     }
 
     fn short(kind: FrameKind, tag: FrameTag, payload: Vec<u8>) -> Frame {
@@ -255,6 +259,14 @@ pub fn decode_rows(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch
         return Err(corrupt(format!("a frame of kind {:?} where rows were expected", header.kind)));
     }
     header.check_payload(payload)?;
+    decode_checked(header, payload)
+}
+
+/// As [`decode_rows`], of a payload that [`FrameHeader::check_payload`] has been satisfied with already.
+///
+/// # Errors
+/// `Corrupt`, whatever the bytes are.
+pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch> {
     check_messages(payload)?;
     // What is known to make the decoder panic is refused above; a payload that finds another way is no reason to take the process down.
     let decoded = catch_unwind(AssertUnwindSafe(|| {

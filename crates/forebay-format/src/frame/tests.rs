@@ -42,7 +42,7 @@ fn payload(wire: &[u8]) -> (FrameHeader, Buffer) {
 fn rows_come_back_as_they_were_and_lie_inside_the_payload() {
     for rows in [0, 1, 7, 300] {
         let sent = batch(rows);
-        let tag = FrameTag { epoch: 1, step: u64::MAX, next: 77 };
+        let tag = FrameTag { epoch: 1, step: u64::MAX, next: 77, padding: 2 };
         let (header, payload) = payload(&wire(Frame::rows(tag, &sent).unwrap()));
         assert_eq!((header.tag, header.rows as usize), (tag, rows));
         let got = decode_rows(&header, &payload).unwrap();
@@ -88,13 +88,13 @@ fn errors_and_ends_tell_what_they_carry() {
     assert_eq!((got.kind(), got.to_string()), (error.kind(), error.to_string()));
     let (header, bytes) = payload(&wire(Frame::end(FrameTag::default(), b"{}".to_vec())));
     assert_eq!((header.kind, bytes.as_slice()), (FrameKind::End, &b"{}"[..]));
-    assert_eq!(wire(Frame::keep_alive(FrameTag::default())).len(), FRAME_HEADER_BYTES);
+    assert_eq!(wire(Frame::keep_alive(FrameTag::default(), Vec::new())).len(), FRAME_HEADER_BYTES);
     assert!(decode_rows(&header, &bytes).is_err());
 }
 
 #[test]
 fn a_header_with_any_bit_changed_is_refused() {
-    let good = Frame::rows(FrameTag { epoch: 3, step: 4, next: 5 }, &batch(3)).unwrap().header.encode();
+    let good = Frame::rows(FrameTag { epoch: 3, step: 4, next: 5, padding: 0 }, &batch(3)).unwrap().header.encode();
     for bit in 0..FRAME_HEADER_BYTES * 8 {
         let mut bad = good;
         bad[bit / 8] ^= 1 << (bit % 8);
