@@ -182,6 +182,9 @@ impl Indexer {
             return Err(Error::corrupt(format!("the file of offsets ends at {}, the TFRecord file at {}", self.at, self.size))
                 .hint("make it again, or remove it"));
         }
+        if self.piece_rows > 0 {
+            self.end_piece()?;
+        }
         Ok(())
     }
 
