@@ -11,7 +11,6 @@ mod access;
 mod dataset;
 mod disk;
 pub mod follow;
-mod format;
 mod labels;
 mod list;
 mod manifest;
