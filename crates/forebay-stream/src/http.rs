@@ -29,8 +29,6 @@ pub struct Body {
     at: usize,
     end: usize,
     framing: Framing,
-    /// Bytes since the connection was made.
-    pub received: u64,
 }
 
 enum Framing {
@@ -84,7 +82,7 @@ impl Body {
         };
         timeout(silence, sent).await.map_err(|_| Error::timeout("the node does not take the request"))?.map_err(broken)?;
         let scratch = Box::new([0; SCRATCH_BYTES]);
-        let mut body = Body { io, silence, scratch, at: 0, end: 0, framing: Framing::ToTheEnd, received: 0 };
+        let mut body = Body { io, silence, scratch, at: 0, end: 0, framing: Framing::ToTheEnd };
         let head = body.head().await?;
         body.framing = match (head.get("transfer-encoding"), head.get("content-length")) {
             (Some(coding), _) if coding.trim().eq_ignore_ascii_case("chunked") => Framing::Chunked { left: 0, first: true },
@@ -156,7 +154,6 @@ impl Body {
     async fn fill(&mut self) -> Result<usize> {
         let n = receive(&mut self.io, self.silence, &mut ReadBuf::new(&mut self.scratch[..])).await?;
         (self.at, self.end) = (0, n);
-        self.received += n as u64;
         Ok(n)
     }
 
@@ -218,8 +215,7 @@ impl Body {
             if n == 0 {
                 return self.ended();
             }
-            self.received += n as u64;
-            n
+                n
         };
         self.took(n as u64);
         Ok(n)

@@ -128,7 +128,6 @@ impl Lane {
             }
         };
         let outcome = self.frames(shared, &mut body, heard, &open).await;
-        shared.counters.wire_bytes.fetch_add(body.received, Relaxed);
         outcome.map_err(|trouble| match trouble {
             Trouble::Broken(e) => Trouble::Broken(e.context(node.name())),
             other => other,
@@ -150,6 +149,7 @@ impl Lane {
             if !whole {
                 return Err(Trouble::Broken(Error::origin_unavailable("the stream ended without saying so")));
             }
+            counters.wire_bytes.fetch_add(FRAME_HEADER_BYTES as u64, Relaxed);
             let header = FrameHeader::decode(&head).map_err(Trouble::Broken)?;
             add_duration(&counters.network_us, began.elapsed());
             if header.kind != FrameKind::Rows {
@@ -224,6 +224,7 @@ async fn receive(shared: &Shared, body: &mut Body, header: &FrameHeader) -> Resu
         // SAFETY: `read` has written so many.
         unsafe { payload.advance(n) };
         wasted.1 += n as u64;
+        shared.counters.wire_bytes.fetch_add(n as u64, Relaxed);
         let upto = payload.written().len().min(length);
         crc = crc32c::crc32c_append(crc, &payload.written()[summed..upto]);
         summed = upto;

@@ -17,7 +17,7 @@ pub struct Counters {
     /// Received, yielded or not.
     pub received_steps: AtomicU64,
     pub received_bytes: AtomicU64,
-    /// All that came over the wire.
+    /// All frames that came, whole or not.
     pub wire_bytes: AtomicU64,
     /// Of frames that came and were of no use: cut, or past the part of a lane that others took over.
     pub wasted_bytes: AtomicU64,
