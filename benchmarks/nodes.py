@@ -89,10 +89,18 @@ class Server:
 class Node(Server):
     """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint."""
 
-    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None, hedge_percent: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        files: Path | None = None,
+        endpoint: str | None = None,
+        cache: str = "8GiB",
+        hedge_percent: int = 0,
+        settings: tuple[str, ...] = (),
+    ) -> None:
         origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
-    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None, cache: str = "8GiB", settings: tuple[str, ...] = ()) -> None:
-        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}"
         socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
         arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
         arguments += ["--unix", str(socket), "--cache", f"{self.cache}:{cache}", "--origin", f"{BUCKET}={origin}", *settings]

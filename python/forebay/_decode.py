@@ -30,7 +30,6 @@ class Recipe:
         name: Says where a row is: ``(source, row) -> (file, row in the file)``.
         output, collate, pin: What a batch is made into.
         pads: Whether rows may be padding, which is then marked.
-        finish: Makes a batch: of the samples if there is a decode, else of the rows and the number of real ones.
     """
 
     decodes: Sequence[Decode | None]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -55,15 +54,6 @@ class Pull:
     ) -> None:
         self._datasets, self._steps, self._meter = datasets, steps, meter
         self._number, self._stride = first, stride
-        columns: Sequence[str] | None,
-        steps: Steps,
-        worker: int,
-        workers: int,
-        prefetch: int,
-        meter: Meter,
-    ) -> None:
-        self._datasets, self._columns, self._steps, self._meter = datasets, columns, steps, meter
-        self._number, self._stride = worker, workers
         self._ahead = prefetch
         self._pool = ThreadPoolExecutor(prefetch + 1, thread_name_prefix="forebay-fetch")
         self._waiting: deque[Future[Fetched]] = deque()
@@ -82,8 +72,6 @@ class Pull:
         began = time.perf_counter()
         rows = read(self._datasets, None, step.rows, step.sources)
         self._meter.add(network_s=time.perf_counter() - began, bytes=rows.nbytes)
-        rows = read(self._datasets, self._columns, step.rows, step.sources)
-        self._meter.add(network_s=time.perf_counter() - began)
         return Fetched(step, rows)
 
     def next(self) -> Fetched | None:

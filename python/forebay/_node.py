@@ -26,7 +26,6 @@ def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
     lines = (json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip())
     # The first line says what the others are.
     return [line for line in lines if "forebay_manifest" not in line]
-    return [json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip()]
 
 
 def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:

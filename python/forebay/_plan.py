@@ -16,10 +16,6 @@ from .shuffle import Shuffle, to_wire
 if TYPE_CHECKING:
     from .dataset import Dataset
 
-from typing import Any, Protocol
-
-import numpy as np
-
 #: A state: a few numbers and texts, as JSON has them.
 State = dict[str, Any]
 
@@ -111,11 +107,3 @@ class Order:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
         return Steps(compiled, self.mixed)
-class Steps(Protocol):
-    """The steps of one rank, from a state on."""
-
-    def step(self, number: int) -> Step | None:
-        """The step of this number; None past the end."""
-
-    def count(self) -> int | None:
-        """Steps until the end; None if nobody knows without going there."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate as collate_by_type
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import default_collate_fn_map, default_convert
 
 from ._forebay import Ring, Slot
 
@@ -114,7 +114,6 @@ class BatchRing:
         if sizes is None:
             # Others will be as large: receiving each of them twice would be worse than copying.
             self.direct = False
-            self.note_too_large()
             return None
         return Filled(slot, sizes, labels)
 
@@ -157,6 +156,7 @@ class Collate:
             return ordinary(samples)
         slot = samples.slot if filled else self.ring.core.take()
         if slot is None:
+            self.ring.core.note_none_free()
             return ordinary(samples)
         place = _Place(self.ring, slot, samples.used if filled else 0)
         if self.function is not None:
@@ -175,6 +175,7 @@ class _Place:
         self.ring, self.slot, self.used = ring, slot, used
         self.begin, self.room = slot.address, len(slot)
         self.outgoing = _Outgoing(ring.key, slot)
+        self.full = False
 
     def _new(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor | None:
         """An empty tensor in the slot, if there is room for it."""
@@ -183,7 +184,9 @@ class _Place:
             count *= n
         at = -(-self.used // ALIGN_BYTES) * ALIGN_BYTES
         if at + count * dtype.itemsize > self.room:
-            self.ring.note_too_large()
+            if not self.full:
+                self.full = True
+                self.ring.note_too_large()
             return None
         self.used = at + count * dtype.itemsize
         return _tensor(self.slot, at, dtype, tuple(shape))
@@ -284,7 +287,7 @@ class DataLoader(torch.utils.data.DataLoader):
         **options: As for ``torch.utils.data.DataLoader``.
 
     Attributes:
-        ring: The :class:`BatchRing`, or None without workers or without batches.
+        ring: The :class:`BatchRing`, or None without workers.
     """
 
     ring: BatchRing | None
@@ -293,12 +296,13 @@ class DataLoader(torch.utils.data.DataLoader):
         self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, *, ring_bytes: int = MAX_BYTES_DEFAULT, **options: Any
     ) -> None:
         workers = options.get("num_workers", 0)
-        batches = batch_size is not None or options.get("batch_sampler") is not None
         ring = None
-        if workers > 0 and batches and ring_bytes > 0:
+        if workers > 0 and ring_bytes > 0:
             prefetch = options.get("prefetch_factor") or 2
             ring = BatchRing(min(workers * (prefetch + 2), SLOTS_MAX), ring_bytes)
-            options["collate_fn"] = Collate(ring, options.get("collate_fn"))
+            # A dataset that makes its batches itself has nothing collated.
+            batches = batch_size is not None or options.get("batch_sampler") is not None
+            options["collate_fn"] = Collate(ring, options.get("collate_fn") or (None if batches else default_convert))
             if hasattr(dataset, "with_ring"):
                 dataset = dataset.with_ring(ring)
         super().__init__(dataset, batch_size, shuffle, **options)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, overload
-from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -30,13 +29,6 @@ from ._loadable import Loadable
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Rows
-
-from ._progress import Bar
-from .errors import Changed, InvalidRequest, NotFound
-from .rows import Rows
-
-if TYPE_CHECKING:
-    from .loader import Loader
 
 __all__ = ["Dataset", "Place", "open"]
 
@@ -160,7 +152,6 @@ def _shown(sources: Sequence[str]) -> str:
 
 
 class Dataset(Loadable):
-class Dataset:
     """Rows ``0`` to ``len(ds) - 1`` of a version of some files. Made by :func:`forebay.open`.
 
     ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request; ``for row in ds`` goes from the first to the last.
@@ -377,10 +368,6 @@ class Dataset:
 
     def _sources(self) -> tuple[Sequence[Dataset], None, None]:
         return [self], None, None
-    # Batches
-
-    def loader(self, batch_size: int | None = None, **options: Any) -> Loader:
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.client, self.spec, self.info, self._columns, self.decode, self._shape)

@@ -146,5 +146,3 @@ def _rebuild_sample(message: str, hint: str | None, row: int | None, file: str |
 
 class Changed(PreconditionFailed):
     """A file of a dataset is not what it was when the dataset was opened. Nothing of the new version is handed out as the old one."""
-class Changed(Error):
-    """A file, and with it a version of a dataset, is not what it was when the dataset was opened."""

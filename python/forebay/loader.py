@@ -17,10 +17,6 @@ from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._progress import Bar
 from .errors import InvalidRequest, SampleFailed
-from ._plan import Order, State, Step
-from ._progress import Bar
-from .errors import SampleFailed
-from .rows import Rows
 from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
@@ -48,8 +44,6 @@ class Options:
     length: str | Sequence[Any] | None = None
     lookahead: int | None = None
     padded: bool = False
-    length: str | None = None
-    lookahead: int | None = None
     shuffle: Shuffle = None
     seed: int = 0
     epochs: int | float | None = None
@@ -69,8 +63,6 @@ class Options:
     connections: int | None = None
     window_bytes: int | None = None
     nodes: Sequence[Any] | None = None
-    nodes: Sequence[str] | None = None
-    epoch_rows: int | None = None
     progress: bool | None = False
 
     def checked(self) -> Options:
@@ -82,7 +74,6 @@ class Options:
                 raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
 
         for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("window_bytes", 1)):
-        for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("epoch_rows", 1)):
             whole(name, least)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r}")
@@ -90,7 +81,6 @@ class Options:
             raise ValueError("say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)")
         if (self.max_total is None) != (self.length is None):
             raise ValueError("max_total= bounds the sum of length=, a column or an array: give both, or neither")
-            raise ValueError("max_total= bounds the sum of the column length=: give both, or neither")
         if self.uneven not in ("drop", "pad", "repeat"):
             raise ValueError(f'uneven is "drop", "pad" or "repeat", not {self.uneven!r}')
         if self.epochs is not None and not (self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1):
@@ -131,6 +121,8 @@ class Loader:
     def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, options: Options) -> None:
         rank, world = _place.rank_and_world(options.rank, options.world_size)
         self.options = replace(options.checked(), rank=rank, world_size=world)
+        for dataset in datasets:
+            dataset.shape  # noqa: B018 - asked for once, before it travels to workers
         self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
@@ -139,15 +131,6 @@ class Loader:
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
         self._current: weakref.ref[Iteration] | None = None
-    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, options: Options) -> None:
-        self.options = options.checked()
-        self.datasets = list(datasets)
-        rank, world = _place.rank_and_world(options.rank, options.world_size)
-        self.options = replace(self.options, rank=rank, world_size=world)
-        self._order = Order(self.datasets, weights, options)
-        self._state: State = self._order.start()
-        self._meter = Meter()
-        self._current: Iteration | None = None
         self.last: Step | None = None
 
     # Iterating
@@ -162,10 +145,6 @@ class Loader:
         """Batches of one iteration from a state on; None if it has no end, or nobody knows."""
         until = self.until(state)
         return None if until is None else self.steps(state, until).count()
-        if self._current is not None:
-            self._current.close()
-        self._current = Iteration(self, self._state, self._meter)
-        return self._current
 
     def _yielded(self, step: Step) -> None:
         self._state, self.last = step.next, step
@@ -176,9 +155,6 @@ class Loader:
     def ended(self, state: State, until: int | None) -> State:
         """The state after the last step: rows that are dropped at the end of an epoch are behind the loader too."""
         return self._order.at(until, 0) if until is not None and state["epoch"] < until else state
-        # Rows that are dropped at the end of an epoch are behind the loader too.
-        if until is not None and self._state["epoch"] < until:
-            self._state = self._order.at(until, 0)
 
     def until(self, state: State) -> int | None:
         """The epoch that an iteration from this state ends before; None: it does not end."""
@@ -194,7 +170,6 @@ class Loader:
             TypeError: Batches are bounded by length, so that nobody knows before they are made.
         """
         count = self.steps(self._order.start(), 1).count()
-        count = self._order.steps(self._order.start(), 1).count()
         if count is None:
             raise TypeError("how many batches of bounded length an epoch has is known at its end")
         return count
@@ -241,13 +216,6 @@ class Loader:
         recipe = Recipe(decodes, o.on_error, self._name, o.output, None if samples else o.collate, o.uneven == "pad", pin, samples)
         given = o.threads if o.threads is not None else threads
         threads = default_threads() if given is None else given
-    def pipeline(self, state: State, until: int | None, worker: int, workers: int, meter: Meter) -> Pipeline:
-        """The batches of one of ``workers`` workers, from a state on."""
-        o = self.options
-        steps = self._order.steps(state, until)
-        decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
-        recipe = Recipe(decodes, o.on_error, self._name, o.output, o.collate, o.uneven == "pad", o.pin_memory and _collate.can_pin())
-        threads = o.threads if o.threads is not None else default_threads()
         fetcher: Fetcher
         if o.stream:
             from ._push import Push
@@ -255,9 +223,6 @@ class Loader:
             fetcher = Push(self, steps, state, until, meter, first, stride)
         else:
             fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter)
-            fetcher = Push(self, self._order, steps, state, until, worker, workers, meter)
-        else:
-            fetcher = Pull(self.datasets, o.columns, steps, worker, workers, o.prefetch, meter)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
@@ -289,7 +254,6 @@ class Loader:
         self._state = self._order.checked(state)
         self.last = None
         self.close()
-        self._stop()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already (it was resumed there)."""
@@ -303,14 +267,6 @@ class Loader:
         if current is not None:
             current.close()
         self._current = None
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._current is not None:
-            self._current.close()
-            self._current = None
-
-    close = _stop
 
     @property
     def plan(self) -> str:
@@ -360,11 +316,6 @@ class Loader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
         self._state, self._lengths = state["state"], state["lengths"]
-        return {"datasets": self.datasets, "weights": self._order.weights, "options": self.options, "state": self._state}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["datasets"], state["weights"], state["options"])  # type: ignore[misc]
-        self._state = state["state"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
@@ -383,7 +334,6 @@ class Iteration:
         self._loader, self._meter = loader, meter
         self._until = loader.until(state)
         self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
-        self._pipeline: Pipeline | None = loader.pipeline(state, self._until, 0, 1, meter)
         self._number = 0
         total = None if self._until is None else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch - int(state["position"])
         what, show = f"epoch {state['epoch']}", loader.options.progress

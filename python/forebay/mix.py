@@ -64,9 +64,3 @@ def mix(datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, 
     if epoch_rows is not None and (isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1):
         raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="a whole number above 0")
     return Mix(datasets, given, epoch_rows)
-from collections.abc import Sequence
-from typing import Any
-
-from .dataset import Dataset
-
-__all__ = ["Mix", "mix"]

@@ -12,9 +12,11 @@ Over names that are known already:
 * :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per epoch, and keeps requests on their way ahead of
   the training loop.
 
+Over any dataset:
+
 * :class:`DataLoader`: PyTorch's, with shared memory that is used again for each batch (:class:`BatchRing`), which is quicker with workers.
 
-Both datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
+The datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
 
 A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of that; with labels, the pair ``(data, label)``.
 Without ``decode`` it is a one-dimensional ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and may
@@ -24,7 +26,6 @@ be written to).
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,12 +34,20 @@ import torch.utils.data
 
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
+from ._ring import BatchRing, DataLoader
 from ._torch_loader import LoaderDataset, Resumable, state_of
 
-__all__ = ["IterableDataset", "LoaderDataset", "MapDataset", "Resumable", "as_tensor", "rank_and_world", "state_of"]
-from ._ring import BatchRing, DataLoader
-
-__all__ = ["BatchRing", "DataLoader", "IterableDataset", "MapDataset", "as_tensor", "rank_and_world"]
+__all__ = [
+    "BatchRing",
+    "DataLoader",
+    "IterableDataset",
+    "LoaderDataset",
+    "MapDataset",
+    "Resumable",
+    "as_tensor",
+    "rank_and_world",
+    "state_of",
+]
 
 
 def as_tensor(item: Item) -> torch.Tensor:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from forebay._forebay import Ring
 from forebay.torch import BatchRing, DataLoader, IterableDataset, MapDataset
+from scripted_node import ScriptedNode, chunked, tar_of
 from torch.utils.data import Subset
 
 SIZE, COUNT, BATCH = 3000, 96, 8
@@ -154,11 +155,31 @@ def test_iterable_datasets_collate_into_the_ring(client, equal_objects):
     assert [seen[i] for i in range(COUNT)] == equal_objects and loader.ring.stats()["sent"] == COUNT // BATCH
 
 
-def test_without_workers_or_batches_there_is_no_ring(client, equal_objects):
+def own_batches(batch):
+    return {"data": torch.stack(batch)}
+
+
+class Batches(torch.utils.data.IterableDataset):
+    """Makes its batches itself."""
+
+    def __init__(self, data: MapDataset) -> None:
+        self.data = data
+
+    def __iter__(self):
+        for at in range(0, COUNT, BATCH):
+            yield own_batches(self.data.__getitems__(range(at, at + BATCH)))
+
+
+def test_datasets_that_make_their_batches(client, equal_objects):
+    loader = DataLoader(Batches(MapDataset(client, NAMES, bucket="scratch")), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert [r for batch in loader for r in rows(batch["data"])] == equal_objects
+    assert loader.ring.stats()["sent"] == COUNT // BATCH
+
+
+def test_without_workers_there_is_no_ring(client, equal_objects):
     data = MapDataset(client, NAMES, bucket="scratch")
     loader = DataLoader(data, BATCH)
     assert loader.ring is None and [r for t in loader for r in rows(t)] == equal_objects
-    assert DataLoader(data, batch_size=None, num_workers=1).ring is None
     assert DataLoader(data, BATCH, num_workers=1, ring_bytes=0).ring is None
 
 
@@ -334,3 +355,64 @@ def test_memory_does_not_grow(client):
         sizes.append(os.fstat(loader.ring.core.fileno()).st_blocks * 512)
     del tensor
     assert sizes[0] == sizes[2] <= 4096 + 8 * -(-BATCH * SIZE // 4096) * 4096
+
+
+OBJECTS = {f"bucket/k{i:03}": bytes([i]) * (i * 11) for i in range(100)}
+WHOLE = tar_of(list(OBJECTS.items()))
+
+
+@pytest.fixture
+def scripted():
+    with ScriptedNode(OBJECTS) as node:
+        yield node
+
+
+def received(node: ScriptedNode, answer: bytes | None = None, names=tuple(OBJECTS), cut_at: int | None = None, room: int = 1 << 20):
+    """What a slot holds after a batch whose answer is `answer`."""
+    if answer is not None:
+        node.script.append(lambda http, request: chunked(http, answer, cut_at=cut_at))
+    slot = Ring(1, room).take()
+    sizes = forebay.Client(node.url).batch_into(list(names), slot)
+    return sizes if sizes is None else (sizes, bytes(memoryview(slot)[: sum(sizes)]))
+
+
+def test_a_slot_holds_the_entries_and_nothing_else(scripted):
+    assert received(scripted) == ([len(d) for d in OBJECTS.values()], b"".join(OBJECTS.values()))
+    long = "bucket/" + "long/" * 60 + "name"
+    scripted.objects[long] = b"of a member with a PAX header"
+    assert received(scripted, names=["bucket/k007", long, "bucket/k007"]) == ([77, 29, 77], b"\7" * 77 + scripted.objects[long] + b"\7" * 77)
+
+
+def test_a_batch_that_does_not_fit_is_told_from_one_that_fails(scripted):
+    assert received(scripted, room=4096) is None
+    exactly = {"bucket/page": bytes(4096), "bucket/empty": b"", "bucket/one": b"1"}
+    scripted.objects |= exactly
+    assert received(scripted, names=["bucket/page", "bucket/empty"], room=4096) == ([4096, 0], bytes(4096))
+    assert received(scripted, names=["bucket/page", "bucket/one"], room=4096) is None
+
+
+@pytest.mark.parametrize("at", [0, 1, 511, 512, 5000, len(WHOLE) // 2, len(WHOLE) - 1025])
+def test_a_cut_batch_is_never_a_tensor(scripted, at):
+    with pytest.raises(forebay.Truncated, match="of 100 entries had arrived"):
+        received(scripted, WHOLE, cut_at=at)
+
+
+def test_a_wrong_answer_is_never_a_tensor(scripted):
+    members = list(OBJECTS.items())
+    damaged = bytearray(WHOLE)
+    damaged[515] ^= 0x40
+    unended = WHOLE.rstrip(b"\0")
+    unended += bytes(-len(unended) % 512)
+    absent = tar_of([members[0], ("__404__/bucket/k001", b"")], {"__404__/bucket/k001": "403 from the origin"})
+    for answer, kind, words in (
+        (tar_of(members[:40]), forebay.Truncated, "40 of 100 entries"),
+        (tar_of([*members, members[0]]), forebay.Truncated, "more entries"),
+        (tar_of(members[::-1]), forebay.Truncated, "not what was asked for"),
+        (bytes(damaged), forebay.Truncated, "checksum"),
+        (unended, forebay.Truncated, "ended early"),
+        (absent, forebay.EntryFailed, "403 from the origin"),
+    ):
+        with pytest.raises(kind, match=words):
+            received(scripted, answer)
+    with pytest.raises(forebay.InvalidRequest):
+        received(scripted, names=[])

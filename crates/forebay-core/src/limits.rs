@@ -189,6 +189,6 @@ pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
 /// What is fetched ahead of a followed plan.
 pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
 /// Ahead of one plan at most this share of the cache is fetched.
-pub const PLAN_AHEAD_SHARE: u64 = 32;
+pub const PLAN_AHEAD_SHARE: u64 = 64;
 /// Pieces that are fetched ahead of one plan at the same time.
 pub const PLAN_AHEAD_FETCHES: usize = 8;

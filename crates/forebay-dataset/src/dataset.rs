@@ -72,8 +72,8 @@ impl Dataset {
     /// Of whole objects.
     pub(crate) fn of_objects(files: FileTable, block_rows: Option<u32>, labels: Option<Labels>, options: String) -> Result<Self> {
         let mut fields = vec![Field::new("key", DataType::Utf8, false), Field::new("data", DataType::Binary, false)];
-        if labels.is_some() {
-            fields.push(Field::new("label", DataType::Utf8, true));
+        if let Some(labels) = &labels {
+            fields.push(Field::new("label", labels.data_type(), true));
         }
         let rows = files.len() as u64;
         let block_rows = block_rows.unwrap_or_else(|| block_rows_for(files.total_bytes(), rows));
@@ -109,7 +109,11 @@ impl Dataset {
             Places::Starts { rows, blocks } => (rows[files.len()], blocks[files.len()]),
         };
         if file_rows != shape.rows() || file_blocks != shape.blocks() {
-            return Err(Error::internal(format!("{file_rows} rows in {file_blocks} blocks of files, and {} in {}", shape.rows(), shape.blocks())));
+            return Err(Error::internal(format!(
+                "{file_rows} rows in {file_blocks} blocks of files, and {} in {}",
+                shape.rows(),
+                shape.blocks()
+            )));
         }
         let mut hash = Xxh3::new();
         hash.update(b"forebay dataset 1\0");
@@ -226,7 +230,7 @@ impl Dataset {
         })
     }
 
-    /// The label of a file, where the dataset has labels.
+    /// The label of a file, where the dataset has labels; its column says whether labels are numbers.
     pub fn label(&self, file: usize) -> Option<&str> {
         self.labels.as_ref()?.of(&self.files, file)
     }

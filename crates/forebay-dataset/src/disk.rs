@@ -17,7 +17,7 @@ use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
     fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -51,7 +51,8 @@ struct Kept {
 impl Disk {
     /// Makes the directory if need be, and removes what an earlier process left half written.
     pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
+        let failed =
+            |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
         fs::create_dir_all(&dir).map_err(failed)?;
         for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(".tmp-") {
@@ -158,11 +159,6 @@ impl Disk {
                 count -= 1;
             }
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
     }
 }
 

@@ -155,7 +155,13 @@ impl ManifestLines {
                 let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);
                 let last_modified_ms = etag.is_none().then_some(last_modified_ms);
                 let rows = dataset.file_rows(i);
-                serde_json::to_string(&Entry { name: name.to_string(), size: Some(size), etag, last_modified_ms, rows: Some(rows.end - rows.start) })
+                serde_json::to_string(&Entry {
+                    name: name.to_string(),
+                    size: Some(size),
+                    etag,
+                    last_modified_ms,
+                    rows: Some(rows.end - rows.start),
+                })
             }
         };
         // Strings and numbers cannot fail to be JSON.

@@ -11,16 +11,21 @@ use crate::{
     Dataset, Format, OnDamaged,
     list::head,
     progress::Progress,
-    select::companion_of,
+    select::Companions,
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits};
-use forebay_engine::{Engine, VersionReader};
-use forebay_format::tabular::{FileIndex, FileIndexer, IndexOptions, Need};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use forebay_engine::Engine;
+use forebay_format::{
+    example::ExampleSpec,
+    tabular::{FileIndex, FileIndexer, IndexOptions, Need},
+    tfrecord::side_file,
+};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
     collections::HashMap,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -32,6 +37,10 @@ use tokio::task::JoinSet;
 const FRESH_STARTS: u32 = 3;
 /// The least that is read of a file's end.
 const TAIL_LEAST_BYTES: u64 = 4 << 10;
+/// Where a header is at least this far away, it is fetched alone; nearer, the bytes between are read too.
+const SKIP_FROM_BYTES: u64 = 4 * limits::CHUNK_BYTES;
+/// What is no more than a header.
+const HEADER_MAX_BYTES: u64 = 64 << 10;
 
 /// The files of a dataset, each with its index.
 pub(crate) struct Indexed {
@@ -47,7 +56,7 @@ pub(crate) struct Indexed {
 pub(crate) struct Order {
     pub engine: Engine,
     pub files: FileTable,
-    pub companions: FileTable,
+    pub companions: Companions,
     pub format: Format,
     pub options: IndexOptions,
     pub on_damaged: OnDamaged,
@@ -76,13 +85,20 @@ struct One {
 }
 
 /// Indexes what `known` does not know.
-pub(crate) async fn index(order: Order, known: Option<&Dataset>, progress: &Arc<Progress>) -> Result<Indexed> {
+pub(crate) async fn index(mut order: Order, known: Option<&Dataset>, progress: &Arc<Progress>) -> Result<Indexed> {
     let count = order.files.len();
     let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; count];
     if let Some(known) = known.filter(|k| k.format() == order.format) {
         reuse(&order.files, known, &mut indexes);
     }
     let to_index: Vec<u32> = (0..count as u32).filter(|&i| indexes[i as usize].is_none()).collect();
+    // Where features are those of the first records, the first file's hold for all.
+    if order.options.example.as_ref().is_some_and(ExampleSpec::is_empty) && !to_index.is_empty() {
+        order.options.example = Some(match indexes.iter().flatten().next() {
+            Some(known) => ExampleSpec::of_schema(known.schema())?,
+            None => first_features(&order, &to_index).await?,
+        });
+    }
     let (indexed_files, reused_files) = (to_index.len() as u64, (count - to_index.len()) as u64);
     progress.to_index(to_index.len());
     let on_damaged = order.on_damaged;
@@ -231,38 +247,7 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
 impl Shared {
     /// The index of one version, and how many bytes were read for it.
     async fn index(&self, file: &FileRef) -> Result<(FileIndex, u64)> {
-        let Order { engine, format, options, companions, .. } = &self.order;
-        let meta = Arc::new(file.meta());
-        if matches!(format, Format::Tar | Format::Zip) {
-            let members = engine.members_of_version(&file.name, &meta).await?;
-            return Ok((FileIndex::of_members(*format, file.size, &members, options)?, 0));
-        }
-        let mut reader = engine.version_reader(&file.name, meta);
-        let mut indexer = FileIndexer::new(*format, file.size, options)?;
-        let mut bytes = 0;
-        if *format == Format::TfRecord
-            && let Some(companion) = companion_of(companions, file.name.key())
-        {
-            let beside = engine.version_reader(&companion.name, Arc::new(companion.meta()));
-            let text = beside.alone(0..companion.size.min(limits::SIDE_FILE_MAX_BYTES)).await?;
-            bytes += text.len() as u64;
-            return indexer.by_offsets(&text).map(|index| (index, bytes)).map_err(|e| e.context(&companion.name));
-        }
-        let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
-        if from_end && file.size > 0 {
-            let tail = reader.alone(file.size.saturating_sub(self.tail_bytes.load(Relaxed))..file.size).await?;
-            bytes += tail.len() as u64;
-            self.learn(*format, &tail);
-            indexer.feed(file.size - tail.len() as u64, tail)?;
-        }
-        while let Need::Ranges(ranges) = indexer.step()? {
-            for range in ranges {
-                let read = read(&mut reader, range.clone(), from_end).await?;
-                bytes += read.len() as u64;
-                indexer.feed(range.start, read)?;
-            }
-        }
-        Ok((indexer.finish()?, bytes))
+        index_one(&self.order, file, Some(self)).await
     }
 
     /// A footer says how long it is in its last bytes: the next files are read by the longest so far and an eighth.
@@ -276,6 +261,99 @@ impl Shared {
     }
 }
 
-async fn read(reader: &mut VersionReader, range: std::ops::Range<u64>, from_end: bool) -> Result<Bytes> {
-    if from_end { reader.alone(range).await } else { reader.on(range).await }
+/// The index of one version of a file. `learned`: what other files taught.
+async fn index_one(order: &Order, file: &FileRef, learned: Option<&Shared>) -> Result<(FileIndex, u64)> {
+    let Order { engine, format, options, companions, .. } = order;
+    let meta = Arc::new(file.meta());
+    if matches!(format, Format::Tar | Format::Zip) {
+        let members = engine.members_of_version(&file.name, &meta).await?;
+        return Ok((FileIndex::of_members(&members, file.size, options)?, 0));
+    }
+    let mut source = Source { engine, file, meta, read_until: 0, ahead: 0..0, bytes: 0 };
+    let to_be_seen = options.example.as_ref().is_some_and(ExampleSpec::is_empty);
+    if *format == Format::TfRecord
+        && !to_be_seen
+        && let Some(beside) = companions.get(file.name.key())
+    {
+        let mut source = Source { file: beside, meta: Arc::new(beside.meta()), ..source };
+        let text = source.alone(0..beside.size.min(limits::SIDE_FILE_MAX_BYTES)).await?;
+        return side_file::index(&text, file.size, options).map(|index| (index, source.bytes)).map_err(|e| e.context(&beside.name));
+    }
+    let mut indexer = FileIndexer::new(*format, file.size, options)?;
+    let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
+    if from_end && file.size > 0 {
+        let tail_bytes = learned.map_or(limits::FOOTER_FIRST_READ_BYTES, |l| l.tail_bytes.load(Relaxed));
+        let tail = source.alone(file.size.saturating_sub(tail_bytes)..file.size).await?;
+        if let Some(learned) = learned {
+            learned.learn(*format, &tail);
+        }
+        indexer.feed(file.size - tail.len() as u64, tail)?;
+    }
+    while let Need::Ranges(ranges) = indexer.step()? {
+        for range in ranges {
+            let read = if from_end { source.alone(range.clone()).await? } else { source.on(range.clone()).await? };
+            indexer.feed(range.start, read)?;
+        }
+    }
+    Ok((indexer.finish()?, source.bytes))
+}
+
+/// Bytes of one version for a parser.
+struct Source<'a> {
+    engine: &'a Engine,
+    file: &'a FileRef,
+    meta: Arc<ObjectMeta>,
+    /// Where what was read on ends.
+    read_until: u64,
+    /// What was asked for ahead of the parser.
+    ahead: Range<u64>,
+    bytes: u64,
+}
+
+impl Source<'_> {
+    /// A footer or a header, kept nowhere.
+    async fn alone(&mut self, range: Range<u64>) -> Result<Bytes> {
+        let length = range.end - range.start;
+        self.bytes += length;
+        let _held = self.engine.budget().hold(length.max(1)).await?;
+        Ok(self.engine.peek_version(&self.file.name, &self.meta, range).await?.into())
+    }
+
+    /// The next range of a file that is gone through from front to back: through the cache, so that it is read once, and the one behind it is
+    /// fetched meanwhile. What lies far ahead is a header between long records.
+    async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
+        let length = range.end - range.start;
+        let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
+        let follows = range.start == self.read_until;
+        self.read_until = range.end;
+        if far && length <= HEADER_MAX_BYTES {
+            return self.alone(range).await;
+        }
+        let (engine, name) = (self.engine, &self.file.name);
+        let next = range.end..range.end.saturating_add(length).min(self.file.size);
+        if follows && length >= limits::CHUNK_BYTES && !next.is_empty() && next.end > self.ahead.end && engine.keeps(name) {
+            self.ahead = next.clone();
+            let (engine, name, meta) = (engine.clone(), name.clone(), self.meta.clone());
+            // What comes of it is in the cache, or asked for again by the parser, which is told what is wrong.
+            tokio::spawn(async move { engine.bring_version(&name, &meta, next).await });
+        }
+        self.bytes += length;
+        let _held = engine.budget().hold(length.max(1)).await?;
+        let mut out = Vec::with_capacity(length as usize);
+        engine.read_version(name, &self.meta, range, &mut out).await?;
+        Ok(out.into())
+    }
+}
+
+/// The features of the first of these files that has a record.
+async fn first_features(order: &Order, to_index: &[u32]) -> Result<ExampleSpec> {
+    for &number in to_index {
+        let file = order.files.file(number as usize);
+        let (index, _) = index_one(order, &file, None).await.map_err(|e| e.context(&file.name))?;
+        if index.rows() > 0 {
+            return ExampleSpec::of_schema(index.schema());
+        }
+    }
+    Err(Error::invalid("none of these files has a record, so nothing tells which features there are")
+        .hint("name them: \"example\": {\"image\": \"bytes\"}"))
 }

@@ -22,7 +22,7 @@ use crate::{
 };
 use forebay_core::{Error, ErrorKind, Result, limits};
 use forebay_engine::{Engine, Flights, Joined};
-use forebay_format::{example::ExampleSpec, tabular::IndexOptions};
+use forebay_format::tabular::IndexOptions;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -304,10 +304,10 @@ impl Datasets {
         if spec.labels.is_some() {
             return wrong("labels are for whole objects");
         }
-        if spec.example && format != Format::TfRecord {
+        if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
         }
-        let mut options = IndexOptions { example: spec.example.then(ExampleSpec::default), ..IndexOptions::default() };
+        let mut options = IndexOptions { example: spec.example.spec(), ..IndexOptions::default() };
         if let Some(rows) = spec.block_rows {
             (options.block_rows, options.block_bytes) = (rows, u64::MAX);
         }
@@ -367,8 +367,7 @@ struct Counts {
 /// The format that the first bytes of the first file that has any tell.
 async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> Result<Format> {
     let Some(first) = files.iter().find(|f| f.size > 0) else { return Ok(by_name) };
-    let reader = engine.version_reader(&first.name, Arc::new(first.meta()));
-    let head = reader.alone(0..first.size.min(Format::MAGIC_BYTES as u64)).await?;
+    let head = engine.peek_version(&first.name, &Arc::new(first.meta()), 0..first.size.min(Format::MAGIC_BYTES as u64)).await?;
     let told = Format::from_magic(&head);
     Ok(match (by_name, told) {
         (Format::ArrowFile, Some(arrow @ (Format::ArrowFile | Format::ArrowStream))) => arrow,

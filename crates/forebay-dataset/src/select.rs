@@ -9,6 +9,8 @@ use crate::{
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use forebay_core::{Error, Result};
+use forebay_format::tfrecord::side_file;
+use std::collections::HashMap;
 
 /// The files of the dataset, their format as far as names tell, and whether first bytes must confirm it.
 pub(crate) struct Selected {
@@ -17,7 +19,7 @@ pub(crate) struct Selected {
     /// Names do not tell apart all formats: look at the first file.
     pub unsure: bool,
     /// Files beside the data that tell where its records are: `x.tfrecord` and `x.tfrecord.idx`.
-    pub companions: FileTable,
+    pub companions: Companions,
 }
 
 /// Chooses.
@@ -40,11 +42,11 @@ pub(crate) fn select(listed: Listed, named: Option<Format>, sources: &[String]) 
         None => by_names(&files, &found)?,
     };
     let keeps_all = format == Format::Objects;
-    let (mut kept, mut companions) = (FileTableBuilder::default(), FileTableBuilder::default());
+    let (mut kept, mut beside) = (FileTableBuilder::default(), HashMap::new());
     for (i, file) in files.iter().enumerate() {
         let key = file.name.key();
         if format == Format::TfRecord && is_companion(key) {
-            companions.push(&file)?;
+            beside.insert(key.to_owned(), file);
         } else if keeps_all || !found[i] || !is_hidden(key) {
             kept.push(&file)?;
         }
@@ -64,7 +66,7 @@ pub(crate) fn select(listed: Listed, named: Option<Format>, sources: &[String]) 
         None if format == Format::ArrowFile => true,
         None => format == Format::Objects && !base(kept.key(0)).contains('.'),
     };
-    Ok(Selected { files: kept, format, unsure, companions: companions.finish() })
+    Ok(Selected { files: kept, format, unsure, companions: Companions(beside) })
 }
 
 fn base(key: &str) -> &str {
@@ -124,15 +126,18 @@ fn by_names(files: &FileTable, found: &[bool]) -> Result<Format> {
     }
 }
 
-/// Indexes of TFRecord files by the key of their file.
-pub(crate) fn companion_of(companions: &FileTable, key: &str) -> Option<FileRef> {
-    let stem = key.rsplit_once('.').map_or(key, |(stem, _)| stem);
-    let at = (0..companions.len()).find(|&i| {
-        let name = companions.key(i);
-        let of = name.rsplit_once('.').map_or(name, |(of, _)| of);
-        of == key || of == stem
-    })?;
-    Some(companions.file(at))
+/// Files of offsets beside TFRecord files, by their keys.
+#[derive(Default)]
+pub(crate) struct Companions(HashMap<String, FileRef>);
+
+impl Companions {
+    /// The one of a TFRecord file.
+    pub(crate) fn get(&self, key: &str) -> Option<&FileRef> {
+        if self.0.is_empty() {
+            return None;
+        }
+        side_file::names(key).iter().find_map(|name| self.0.get(name))
+    }
 }
 
 #[cfg(test)]
@@ -162,8 +167,8 @@ mod tests {
         assert_eq!((s.format, keys(&s), s.unsure), (Format::Objects, vec!["a/_1.jpg", "a/2.jpg"], false));
         let s = select(listed(&["t.tfrecord", "t.tfrecord.idx", "u.idx", "u.tfrecord"]), None, &[]).unwrap();
         assert_eq!((s.format, keys(&s)), (Format::TfRecord, vec!["t.tfrecord", "u.tfrecord"]));
-        assert_eq!(companion_of(&s.companions, "t.tfrecord").unwrap().name.key(), "t.tfrecord.idx");
-        assert_eq!(companion_of(&s.companions, "u.tfrecord").unwrap().name.key(), "u.idx");
+        assert_eq!(s.companions.get("t.tfrecord").unwrap().name.key(), "t.tfrecord.idx");
+        assert_eq!(s.companions.get("u.tfrecord").unwrap().name.key(), "u.idx");
         assert!(select(listed(&["a/part-0"]), None, &[]).unwrap().unsure);
     }
 

@@ -4,6 +4,7 @@
 
 use crate::Format;
 use forebay_core::{Error, Result, limits};
+use forebay_format::example::ExampleSpec;
 use serde::{Deserialize, Deserializer, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -26,7 +27,7 @@ pub struct DatasetSpec {
     pub on_damaged: OnDamaged,
     /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
     #[serde(skip_serializing_if = "is_default")]
-    pub example: bool,
+    pub example: Example,
     /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord, JSONL. Where it is not given, a number that makes
     /// blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,24 +47,16 @@ pub enum LabelSource {
     File {
         /// `bucket/key`.
         name: String,
-        /// The column or field with the object's name: its whole key, or the end of it from a `/` on.
-        #[serde(default = "file_column")]
-        key: String,
-        #[serde(default = "label_column")]
-        label: String,
+        /// The column or field with the object's name: its whole key, or the end of it from a `/` on. The usual names where it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
     },
 }
 
 fn one() -> u32 {
     1
-}
-
-fn file_column() -> String {
-    "file".into()
-}
-
-fn label_column() -> String {
-    "label".into()
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +67,32 @@ pub enum OnDamaged {
     Error,
     /// The file is left out; the answer names it.
     Skip,
+}
+
+/// Whether records are decoded as `tf.train.Example`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Example {
+    /// `true`: with the features that the first records have.
+    Flag(bool),
+    /// With these, by name: `int64`, `bytes`, `text`, `float`, or a list of one of them.
+    Features(ExampleSpec),
+}
+
+impl Default for Example {
+    fn default() -> Self {
+        Example::Flag(false)
+    }
+}
+
+impl Example {
+    /// `None`: records stay bytes. A spec without features: those of the first records.
+    pub(crate) fn spec(&self) -> Option<ExampleSpec> {
+        match self {
+            Example::Flag(wanted) => wanted.then(ExampleSpec::default),
+            Example::Features(spec) => Some(spec.clone()),
+        }
+    }
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -131,7 +150,7 @@ impl DatasetSpec {
         if let Some(LabelSource::Path { level: 0 }) = self.labels {
             return Err(Error::invalid("labels.level is 0").hint("1 is the directory that the object is in, 2 the one above"));
         }
-        if self.example {
+        if self.example.spec().is_some() {
             only("example", Format::TfRecord)?;
         }
         if self.block_rows == Some(0) {
@@ -178,6 +197,7 @@ mod tests {
             r#"{"sources": ["a"], "format": "rar"}"#,
             r#"{"sources": ["a"], "format": "tar", "labels": {"from": "path"}}"#,
             r#"{"sources": ["a"], "format": "tar", "example": true}"#,
+            r#"{"sources": ["a"], "example": {"x": "float128"}}"#,
             r#"{"sources": ["a"], "labels": {"from": "path", "level": 0}}"#,
             r#"{"sources": ["a"], "labels": {"from": "air"}}"#,
             r#"{"sources": ["a"], "block_rows": 0}"#,

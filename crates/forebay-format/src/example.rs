@@ -81,7 +81,11 @@ impl ExampleSpec {
         Arc::new(Schema::new(self.features.iter().map(|(name, ty)| Field::new(name, ty.data_type(), true)).collect::<Vec<_>>()))
     }
 
-    pub(crate) fn of_schema(schema: &Schema) -> Result<Self> {
+    /// The features whose columns these are.
+    ///
+    /// # Errors
+    /// `Corrupt` for a column that cannot be a feature.
+    pub fn of_schema(schema: &Schema) -> Result<Self> {
         let features = schema.fields().iter().map(|f| Ok((f.name().clone(), feature_type(f.data_type())?)));
         Ok(Self { features: features.collect::<Result<_>>()? })
     }

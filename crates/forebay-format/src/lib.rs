@@ -41,8 +41,6 @@
 
 mod compress;
 pub mod decompress;
-pub mod frame;
-pub mod example;
 pub mod example;
 pub mod frame;
 pub mod index;

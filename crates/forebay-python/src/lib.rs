@@ -17,6 +17,7 @@ mod listing;
 mod names;
 mod objects;
 mod packed;
+mod plan;
 mod process;
 mod receive;
 mod region;
@@ -75,6 +76,9 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<frame::ArrowBuffer>()?;
     module.add_class::<ring::Ring>()?;
     module.add_class::<ring::Slot>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<plan::Steps>()?;
+    module.add_class::<plan::Step>()?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())

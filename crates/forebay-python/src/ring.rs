@@ -183,7 +183,6 @@ impl Shared {
                 }
             }
         }
-        self.head().none_free.fetch_add(1, Ordering::Relaxed);
         None
     }
 }
@@ -254,6 +253,11 @@ impl Ring {
                 .into());
         }
         Ok(Slot::new(&self.0, index, held))
+    }
+
+    /// Notes a batch for which no slot was free.
+    fn note_none_free(&self) {
+        self.0.head().none_free.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes a batch that was larger than a slot.

@@ -66,7 +66,9 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
         let mut numbers = Vec::new();
         for item in items {
             let item = item?;
-            let row: i64 = item.extract().map_err(|_| PyTypeError::new_err(format!("a row number is an int, not {}", crate::names::type_name(&item))))?;
+            let row: i64 = item
+                .extract()
+                .map_err(|_| PyTypeError::new_err(format!("a row number is an int, not {}", crate::names::type_name(&item))))?;
             if row < 0 {
                 return Err(negative(row).into());
             }

@@ -8,7 +8,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::Datasets;
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use std::{
@@ -27,6 +27,7 @@ pub struct App {
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,
+    pub plans: Plans,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,

@@ -22,7 +22,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::Datasets;
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -88,6 +88,7 @@ impl Node {
         let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
+        let plans = Plans::new(&datasets);
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let metrics = Arc::new(Metrics::default());
         let ready = Arc::new(AtomicBool::new(true));
@@ -105,6 +106,7 @@ impl Node {
             engine: engine.clone(),
             batcher: batcher.clone(),
             datasets: datasets.clone(),
+            plans: plans.clone(),
             origins: origins.clone(),
             uploads: uploads.clone(),
             ready: ready.clone(),
@@ -121,6 +123,7 @@ impl Node {
             engine,
             batcher,
             datasets,
+            plans,
             origins,
             uploads,
             metrics,

@@ -165,7 +165,11 @@ fn describe(opened: &Value) -> Vec<String> {
     }
     let mut lines = pairs(&rows);
     for skipped in opened["skipped"].as_array().into_iter().flatten() {
-        lines.push(format!("  left out: {}: {}", skipped["name"].as_str().unwrap_or_default(), one_line(skipped["message"].as_str().unwrap_or_default())));
+        lines.push(format!(
+            "  left out: {}: {}",
+            skipped["name"].as_str().unwrap_or_default(),
+            one_line(skipped["message"].as_str().unwrap_or_default())
+        ));
     }
     let columns = opened["schema"].as_array().cloned().unwrap_or_default();
     lines.push(format!("columns ({})", columns.len()));

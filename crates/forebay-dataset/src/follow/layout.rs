@@ -84,11 +84,11 @@ impl Layout {
 
     /// The bytes of a block, in its file.
     pub(crate) fn block_bytes(&self, file: usize, block: u64) -> Range<u64> {
-        // As its rows lie in the file.
-        let (of, rows) = (self.dataset.file_rows(file), self.dataset.shape().block_range(block));
-        let size = u128::from(self.dataset.files().size(file));
-        let at = |row: u64| (size * u128::from(row - of.start) / u128::from((of.end - of.start).max(1))) as u64;
-        at(rows.start)..at(rows.end)
+        let first = self.dataset.file_blocks(file).start;
+        match self.dataset.index(file) {
+            Some(index) => index.blocks().bytes((block - first) as usize),
+            None => 0..self.dataset.files().size(file),
+        }
     }
 
     /// The file and the bytes of what a row needs: of whole objects the object, otherwise its block.

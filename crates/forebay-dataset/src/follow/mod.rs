@@ -26,7 +26,8 @@ use forebay_plan::{Plan, PlanDocument};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -52,7 +53,7 @@ pub struct Registration {
     /// How long the lease lasts without a word.
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u64,
-    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 32nd part of the cache.
+    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the cache.
     #[serde(default = "ahead_bytes")]
     pub ahead_bytes: u64,
 }
@@ -105,8 +106,9 @@ pub(crate) struct Inner {
     table: Arc<Table>,
     state: Mutex<State>,
     stats: FollowStats,
-    /// Numbers of leases begin anywhere, so that those of a node before its restart are not taken for those after it.
     next: AtomicU64,
+    /// Makes of that the numbers of leases: who was not told one does not know it.
+    secret: RandomState,
 }
 
 #[derive(Default)]
@@ -149,14 +151,14 @@ impl Plans {
         if let Some(store) = engine.store() {
             store.set_advisor(Some(table.clone()));
         }
-        let first = std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), 0u8);
         let inner = Inner {
             engine,
             datasets: datasets.clone(),
             table,
             state: Mutex::default(),
             stats: FollowStats::default(),
-            next: AtomicU64::new(first),
+            next: AtomicU64::new(0),
+            secret: RandomState::new(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -192,7 +194,7 @@ impl Plans {
         let plan = Arc::new(Plan::new(spec)?);
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
-        let lease = self.inner.next.fetch_add(1, Relaxed);
+        let lease = self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed));
         let identity = plan.identity().to_owned();
         {
             let mut state = self.inner.state.lock();

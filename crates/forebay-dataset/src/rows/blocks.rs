@@ -8,11 +8,11 @@
 
 use super::{
     RowBatch, RowMemory, Rows,
+    attempts::attempts,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather},
     joined,
-    objects::attempts,
     of_file,
     stats::add,
 };
@@ -23,7 +23,7 @@ use bytes::Bytes;
 use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits::CHUNK_BYTES};
 use forebay_engine::{Engine, Joined};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
     hash::{Hash, Hasher},
     ops::Range,
@@ -85,21 +85,30 @@ impl Rows {
     ) -> Result<RowBatch> {
         let keys = Keys::new(dataset, columns)?;
         let (parts, mut picks) = group(dataset, rows)?;
-        let keys = &keys;
-        let read = stream::iter(parts.into_iter().map(|part| async move {
-            let read = self.part(dataset, &part, keys).await;
-            read.map_err(|e| of_file(e, part.example, &dataset.file(part.file))).map(|read| (part, read))
-        }));
-        let read: Vec<(Part, PartRead)> = read.buffered(self.inner.config.blocks_in_flight.max(1)).try_collect().await?;
+        let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
+        let mut read = Vec::new();
+        loop {
+            while pending.len() < self.inner.config.blocks_in_flight.max(1)
+                && let Some((number, part)) = waiting.next()
+            {
+                pending.push(self.numbered_part(dataset, number, part, &keys));
+            }
+            match pending.next().await {
+                Some(part) => read.push(part?),
+                None => break,
+            }
+        }
+        drop(pending);
+        read.sort_unstable_by_key(|(number, ..)| *number);
         // In a whole block a row is where it is; in a part of one it is as far as its place among the part's rows.
         for pick in &mut picks {
-            let (part, read) = &read[pick.0];
+            let (_, part, read) = &read[pick.0];
             if read.whole.is_none() {
                 pick.1 = part.rows.partition_point(|&r| (r as usize) < pick.1);
             }
         }
         let mut batches = Vec::with_capacity(read.len());
-        for (_, part) in read {
+        for (.., part) in read {
             batches.push(part.batch);
             memory.blocks.extend(part.whole);
         }
@@ -119,6 +128,13 @@ impl Rows {
         Ok(RowBatch { batch, memory })
     }
 
+    async fn numbered_part(&self, dataset: &Arc<Dataset>, number: usize, part: Part, keys: &Keys) -> Result<(usize, Part, PartRead)> {
+        match self.part(dataset, &part, keys).await {
+            Ok(read) => Ok((number, part, read)),
+            Err(e) => Err(of_file(e, part.example, &dataset.file(part.file))),
+        }
+    }
+
     async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {
         let inner = &self.inner;
         let key = self.block_key(dataset, part.file, part.block, keys);
@@ -127,7 +143,7 @@ impl Rows {
             add(&inner.stats.blocks_reused, 1);
             return Ok(whole(block));
         }
-        let range = dataset.block_rows(part.file, part.block);
+        let range = dataset.index(part.file as usize).map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
         let much = part.rows.len() as u64 * 2 >= range;
         if much || inner.cache.touch(key) || inner.decoding_whole.contains(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
@@ -298,22 +314,31 @@ pub(super) async fn fetch_all(
     unpacked: bool,
     ranges: Vec<Range<u64>>,
 ) -> Result<Vec<Fed>> {
-    let engine = &inner.engine;
-    stream::iter(ranges)
-        .map(|range| async move {
-            let mut out = Vec::with_capacity((range.end - range.start) as usize);
-            let status = attempts(inner.config.attempts, async || match unpacked {
-                true => engine.read_unpacked_version(name, meta, range.clone(), &mut out).await,
-                false => engine.read_version(name, meta, range.clone(), &mut out).await,
-            });
-            if status.await? == CacheStatus::Miss {
-                add(&inner.stats.ranges_fetched, 1);
-            }
-            Ok((range, Bytes::from(out)))
-        })
-        .buffered(RANGES_AT_ONCE)
-        .try_collect()
-        .await
+    let (mut waiting, mut pending, mut fed) = (ranges.into_iter(), FuturesUnordered::new(), Vec::new());
+    loop {
+        while pending.len() < RANGES_AT_ONCE
+            && let Some(range) = waiting.next()
+        {
+            pending.push(fetch(inner, name, meta, unpacked, range));
+        }
+        match pending.next().await {
+            Some(bytes) => fed.push(bytes?),
+            None => return Ok(fed),
+        }
+    }
+}
+
+async fn fetch(inner: &super::Inner, name: &ObjectName, meta: &Arc<ObjectMeta>, unpacked: bool, range: Range<u64>) -> Result<Fed> {
+    let (engine, tries) = (&inner.engine, inner.config.attempts);
+    let mut out = Vec::with_capacity((range.end - range.start) as usize);
+    let status = match unpacked {
+        true => attempts!(tries, engine.read_unpacked_version(name, meta, range.clone(), &mut out).await),
+        false => attempts!(tries, engine.read_version(name, meta, range.clone(), &mut out).await),
+    };
+    if status? == CacheStatus::Miss {
+        add(&inner.stats.ranges_fetched, 1);
+    }
+    Ok((range, Bytes::from(out)))
 }
 
 /// The rows by block, and for each row of the request its part and its row in the block.

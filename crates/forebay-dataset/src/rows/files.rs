@@ -4,13 +4,13 @@
 //! Invariant: what is kept for a file is of the version that it is keyed by.
 
 use super::{Rows, blocks::fetch_all, joined, lru::Lru};
-use crate::{Dataset, Format};
+use crate::Dataset;
 use bytes::Bytes;
-use forebay_core::{ObjectMeta, ObjectName, Result, VersionId};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId};
 use forebay_engine::{Flights, Joined};
 use forebay_format::{
     ArchiveKind,
-    tabular::{FileOpener, FileReader, Need},
+    tabular::{FileOpener, FileReader, Format, Need},
 };
 use parking_lot::Mutex;
 use std::{ops::Range, sync::Arc};
@@ -70,7 +70,7 @@ impl Rows {
 
     async fn open_file_now(&self, dataset: &Dataset, file: u32, name: ObjectName, meta: Arc<ObjectMeta>) -> Result<OpenFile> {
         let engine = &self.inner.engine;
-        let index = dataset.index(file)?;
+        let index = dataset.index(file as usize).ok_or_else(|| Error::internal(format!("{name} has no index")))?.clone();
         if matches!(dataset.format(), Format::Tar | Format::Zip) {
             let members = engine.members_of_version(&name, &meta).await?;
             let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);

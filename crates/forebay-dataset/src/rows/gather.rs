@@ -21,8 +21,10 @@ pub(super) fn gather(schema: &SchemaRef, parts: &[RecordBatch], picks: &[Pick]) 
     let columns = (0..schema.fields().len()).map(|c| {
         let arrays: Vec<&dyn Array> = parts.iter().map(|p| p.column(c).as_ref()).collect();
         check_length(&arrays, picks).and_then(|()| interleave(&arrays, picks)).map_err(|e| match e {
-            ArrowError::OffsetOverflowError(_) => Error::new(ErrorKind::TooLarge, format!("the rows have more than 2 GiB in column {:?}", schema.field(c).name()))
-                .hint("ask for fewer rows at a time"),
+            ArrowError::OffsetOverflowError(_) => {
+                Error::new(ErrorKind::TooLarge, format!("the rows have more than 2 GiB in column {:?}", schema.field(c).name()))
+                    .hint("ask for fewer rows at a time")
+            }
             e => Error::internal("rows of several blocks cannot be put together").source(e),
         })
     });
@@ -108,10 +110,7 @@ mod tests {
 
     #[test]
     fn what_a_file_lacks_is_null_and_other_types_are_refused() {
-        let schema = Arc::new(Schema::new(vec![
-            Field::new("x", DataType::Binary, true),
-            Field::new("t", DataType::Utf8, true),
-        ]));
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Binary, true), Field::new("t", DataType::Utf8, true)]));
         let got = conform(batch(0, 4), &schema).unwrap();
         assert_eq!((got.num_rows(), got.column(0).null_count()), (4, 4));
         assert_eq!(got.column(1), batch(0, 4).column(1));

@@ -1,10 +1,10 @@
 //! Blocks that are held ahead of their use.
 
-use super::{Rows, blocks::Keys, cache::Block, objects::attempts};
-use crate::{Dataset, Format};
+use super::{Rows, attempts::attempts, blocks::Keys, cache::Block};
+use crate::Dataset;
 use forebay_core::{CacheStatus, Result};
-use forebay_format::tabular::Projection;
-use futures::{StreamExt, TryStreamExt, stream};
+use forebay_format::tabular::{Format, Projection};
+use futures::{StreamExt, stream::FuturesUnordered};
 use std::sync::Arc;
 
 /// A block that is ready: decoded in memory, or, of whole objects, on the local disk. While a hold of a decoded block lives, whoever reads rows of it
@@ -49,18 +49,18 @@ impl Rows {
             if columns.schema(dataset.schema())?.column_with_name("data").is_none() {
                 return Ok(Hold { block: None, bytes: 0, fetched: false });
             }
-            let brought = stream::iter(rows)
-                .map(|row| async move {
-                    let file = dataset.file(row as u32);
-                    let (meta, whole) = (Arc::new(file.meta()), 0..file.size);
-                    if !inner.engine.keeps(&file.name) || inner.engine.may_have_version(&file.name, &meta, &whole) {
-                        return Ok(CacheStatus::Hit);
-                    }
-                    let brought = attempts(inner.config.attempts, async || inner.engine.bring_version(&file.name, &meta, whole.clone()).await);
-                    brought.await.map_err(|e| super::of_file(e, row, &file))
-                })
-                .buffer_unordered(inner.config.objects_ahead.max(1));
-            let fetched = brought.try_fold(false, |any, status| async move { Ok(any || status == CacheStatus::Miss) }).await?;
+            let (mut rows, mut pending, mut fetched) = (rows, FuturesUnordered::new(), false);
+            loop {
+                while pending.len() < inner.config.objects_ahead.max(1)
+                    && let Some(row) = rows.next()
+                {
+                    pending.push(self.bring_object(dataset, row));
+                }
+                match pending.next().await {
+                    Some(status) => fetched |= status? == CacheStatus::Miss,
+                    None => break,
+                }
+            }
             return Ok(Hold { block: None, bytes, fetched });
         }
         let place = dataset.locate(rows.start)?;
@@ -70,5 +70,16 @@ impl Rows {
             .await
             .map_err(|e| super::of_file(e, rows.start, &dataset.file(place.file)))?;
         Ok(Hold { bytes: held.bytes, block: Some(held), fetched })
+    }
+
+    async fn bring_object(&self, dataset: &Arc<Dataset>, row: u64) -> Result<CacheStatus> {
+        let engine = &self.inner.engine;
+        let file = dataset.file(row as u32);
+        let (meta, whole) = (Arc::new(file.meta()), 0..file.size);
+        if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &whole) {
+            return Ok(CacheStatus::Hit);
+        }
+        let brought = attempts!(self.inner.config.attempts, engine.bring_version(&file.name, &meta, whole.clone()).await);
+        brought.map_err(|e| super::of_file(e, row, &file))
     }
 }

@@ -18,12 +18,14 @@
 //!   the rest, always goes on;
 //! - what is decoded is in the memory budget: the answer until it is sent, a block until the last who uses it is done.
 
+mod attempts;
 mod blocks;
 mod cache;
 mod config;
 mod files;
 mod gather;
 mod hold;
+mod lru;
 mod objects;
 mod stats;
 
@@ -31,14 +33,14 @@ pub use config::RowsConfig;
 pub use hold::Hold;
 pub use stats::{RowsSnapshot, RowsStats};
 
-use crate::{Dataset, FileRef, Format};
+use crate::{Dataset, FileRef};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use cache::BlockCache;
+use cache::{Block, BlockCache, BlockKey};
 use files::Files;
 use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits};
-use forebay_engine::Engine;
-use forebay_format::tabular::Projection;
+use forebay_engine::{Engine, Flights};
+use forebay_format::tabular::{Format, Projection};
 use stats::add;
 use std::{sync::Arc, time::Instant};
 use tokio::sync::Semaphore;
@@ -53,7 +55,17 @@ pub struct RowBatch {
 
 /// Memory of an answer; given back when dropped.
 #[derive(Debug, Default)]
-pub struct RowMemory(Vec<Reservation>);
+pub struct RowMemory {
+    held: Vec<Reservation>,
+    /// Blocks that the rows are slices of.
+    blocks: Vec<Arc<Block>>,
+}
+
+impl From<Vec<Reservation>> for RowMemory {
+    fn from(held: Vec<Reservation>) -> Self {
+        Self { held, blocks: Vec::new() }
+    }
+}
 
 /// Reads rows of datasets over one engine. Cheap to clone: all clones are one.
 #[derive(Clone)]
@@ -73,6 +85,7 @@ struct Inner {
     blocks: Semaphore,
     /// Threads that decode.
     decoding: Semaphore,
+    decoding_whole: Flights<BlockKey, Arc<Block>>,
 }
 
 impl Rows {
@@ -84,6 +97,7 @@ impl Rows {
             cache: BlockCache::new(config.block_cache_bytes.min(holdable / 4)),
             blocks: Semaphore::new(config.blocks_in_flight.max(1)),
             decoding: Semaphore::new(config.decode_threads.max(1)),
+            decoding_whole: Flights::default(),
             stats: RowsStats::default(),
             config,
             engine,
@@ -109,8 +123,9 @@ impl Rows {
     pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows.len());
-        let memory = self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
-        self.counted(self.read_held(dataset, rows, columns, RowMemory(memory))).await
+        let memory =
+            self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
+        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
     }
 
     /// The same for a new request, which is refused at once if there is no memory for it.
@@ -121,8 +136,9 @@ impl Rows {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows.len());
         let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
-        let memory = held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
-        self.counted(self.read_held(dataset, rows, columns, RowMemory(memory))).await
+        let memory =
+            held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
+        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
     }
 
     async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -160,8 +176,10 @@ impl Rows {
             let all = dataset.rows();
             match rows.iter().position(|&row| row >= all) {
                 None => Ok(()),
-                Some(at) => Err(Error::range_not_satisfiable(format!("row {} (number {at} of the request) of a dataset of {all} rows", rows[at]))
-                    .hint("rows are numbered from 0; another version of the dataset may have another number of them")),
+                Some(at) => {
+                    Err(Error::range_not_satisfiable(format!("row {} (number {at} of the request) of a dataset of {all} rows", rows[at]))
+                        .hint("rows are numbered from 0; another version of the dataset may have another number of them"))
+                }
             }
         })();
         checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
@@ -178,12 +196,12 @@ impl Rows {
     /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
         check_answer(bytes)?;
-        let held = memory.0.first().map_or(0, Reservation::bytes);
+        let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes > held + held / 4 + 4096 {
             // All of it anew: answers that wait for more while they hold some would wait for each other.
-            memory.0.clear();
-            memory.0.push(self.inner.answers.hold(bytes).await?);
-            memory.0.push(self.inner.engine.budget().hold(bytes).await?);
+            memory.held.clear();
+            memory.held.push(self.inner.answers.hold(bytes).await?);
+            memory.held.push(self.inner.engine.budget().hold(bytes).await?);
         }
         Ok(())
     }

@@ -6,14 +6,14 @@
 //!
 //! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of the dataset's version.
 
-use super::{RowBatch, RowMemory, Rows, check_answer, joined, of_file, wants};
+use super::{RowBatch, RowMemory, Rows, attempts::attempts, check_answer, joined, of_file, wants};
 use crate::Dataset;
-use arrow_array::{ArrayRef, BinaryArray, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray};
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::SchemaRef;
-use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result};
+use arrow_schema::{DataType, SchemaRef};
+use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::Engine;
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 use tokio::task::JoinHandle;
 
 /// An object that was fetched for the cursor: how, and its bytes if the disk does not keep them.
@@ -59,13 +59,23 @@ impl Cursor {
 }
 
 impl Rows {
-    pub(super) async fn read_objects(&self, dataset: &Arc<Dataset>, rows: &[u64], schema: SchemaRef, memory: RowMemory) -> Result<RowBatch> {
+    pub(super) async fn read_objects(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        schema: SchemaRef,
+        memory: RowMemory,
+    ) -> Result<RowBatch> {
         let data = if wants(&schema, "data") { Some(self.object_data(dataset, rows).await?) } else { None };
         let files = dataset.files();
         let columns = schema.fields().iter().map(|field| -> Result<ArrayRef> {
             Ok(match field.name().as_str() {
                 "data" => data.clone().ok_or_else(|| Error::internal("the column of objects was not read"))?,
                 "key" => Arc::new(StringArray::from_iter_values(rows.iter().map(|&row| files.key(row as usize)))),
+                // As the dataset says, labels are all numbers, or text.
+                _ if field.data_type() == &DataType::Int64 => Arc::new(Int64Array::from_iter(
+                    rows.iter().map(|&row| dataset.label(row as usize).and_then(|label| label.parse::<i64>().ok())),
+                )),
                 _ => Arc::new(StringArray::from_iter(rows.iter().map(|&row| dataset.label(row as usize)))),
             })
         });
@@ -166,13 +176,8 @@ impl Ahead<'_> {
                 return Ok(());
             }
         }
-        let read = attempts(self.config.attempts, async || {
-            let mut bytes = std::mem::take(&mut cursor.data);
-            let read = cursor.engine.read_version(&name, &meta, 0..meta.size, &mut bytes).await;
-            cursor.data = bytes;
-            read
-        });
-        cursor.fetched = Some(match read.await? {
+        let read = attempts!(self.config.attempts, cursor.engine.read_version(&name, &meta, 0..meta.size, &mut cursor.data).await);
+        cursor.fetched = Some(match read? {
             CacheStatus::Hit => status,
             other => other,
         });
@@ -199,31 +204,14 @@ impl Ahead<'_> {
 async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>, tries: u32) -> Result<Fetched> {
     let whole = 0..meta.size;
     if engine.keeps(name) {
-        let status = attempts(tries, async || engine.bring_version(name, meta, whole.clone()).await).await?;
+        let status = attempts!(tries, engine.bring_version(name, meta, whole.clone()).await)?;
         if engine.keeps(name) {
             return Ok((status, None));
         }
     }
     // Held in memory, if there is any to spare; else the cursor reads it when it comes there.
     let Ok(memory) = engine.budget().try_hold(meta.size) else { return Ok((CacheStatus::Miss, None)) };
-    let mut bytes = Vec::new();
-    let status = attempts(tries, async || {
-        bytes.reserve_exact(meta.size as usize);
-        engine.read_version(name, meta, whole.clone(), &mut bytes).await
-    });
-    Ok((status.await?, Some((bytes, memory))))
-}
-
-/// Tries again what may pass.
-pub(super) async fn attempts<T>(most: u32, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    let mut made = 1;
-    loop {
-        match attempt().await {
-            Err(e) if made < most.max(1) && matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) => {
-                tokio::time::sleep(Duration::from_millis(20 << made.min(6))).await;
-                made += 1;
-            }
-            done => return done,
-        }
-    }
+    let mut bytes = Vec::with_capacity(meta.size as usize);
+    let status = attempts!(tries, engine.read_version(name, meta, whole.clone(), &mut bytes).await)?;
+    Ok((status, Some((bytes, memory))))
 }

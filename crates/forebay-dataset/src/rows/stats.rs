@@ -41,6 +41,8 @@ counters! {
     blocks_read_in_part,
     /// Blocks that a request found decoded.
     blocks_reused,
+    /// Ranges of blocks that came from an origin.
+    ranges_fetched,
     /// Time until an answer was there, over all requests.
     read_ns,
     /// Time that bytes of blocks were waited for, over all blocks.

@@ -1,7 +1,8 @@
 //! `docs/CONFIGURATION.md`, made from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection, section::Described,
+    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection,
+    section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};

@@ -9,7 +9,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::Datasets;
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -33,6 +33,7 @@ pub struct Scrape {
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,
+    pub plans: Plans,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub ready: Arc<AtomicBool>,
@@ -283,7 +284,15 @@ impl Page {
         out.one("forebay_datasets_keep_failed", s.keep_failed.get())?;
         let (kept, bytes) = self.0.datasets.kept();
         out.one("forebay_datasets_kept", kept as u64)?;
-        out.one("forebay_datasets_memory_bytes", bytes)
+        out.one("forebay_datasets_memory_bytes", bytes)?;
+        let (leases, plans) = self.0.plans.counts();
+        out.one("forebay_plans_followed", plans)?;
+        out.one("forebay_plan_leases_held", leases)?;
+        let f = self.0.plans.stats();
+        let ended = [("registered", &f.registered), ("released", &f.released), ("expired", &f.expired)];
+        out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
+        out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
+        out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))
     }
 
     fn node(&self, out: &mut Out<'_>) -> Result {

@@ -202,7 +202,12 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
     (
         "Datasets",
         &[
-            metric("forebay_datasets_openings", Counter, &["outcome"], "Openings of datasets: opened, joined to one that was under way, failed."),
+            metric(
+                "forebay_datasets_openings",
+                Counter,
+                &["outcome"],
+                "Openings of datasets: opened, joined to one that was under way, failed.",
+            ),
             metric("forebay_datasets_opening_seconds", Counter, &[], "Seconds that openings took, summed."),
             metric(
                 "forebay_datasets_files",
@@ -215,6 +220,11 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             metric("forebay_datasets_keep_failed", Counter, &[], "Indexes that could not be written to disk."),
             metric("forebay_datasets_kept", Gauge, &[], "Datasets in memory."),
             metric("forebay_datasets_memory_bytes", Gauge, &[], "What they take."),
+            metric("forebay_plans_followed", Gauge, &[], "Plans that the cache follows: it keeps and fetches by their order."),
+            metric("forebay_plan_leases_held", Gauge, &[], "Leases on them."),
+            metric("forebay_plan_leases", Counter, &["what"], "Leases registered, released by their jobs, and expired."),
+            metric("forebay_plan_ahead_bytes", Counter, &[], "Bytes fetched ahead of plans' positions because they were not there."),
+            metric("forebay_plan_ahead_failed", Counter, &[], "Pieces that could not be fetched ahead."),
         ],
     ),
     (

@@ -11,6 +11,7 @@ mod error;
 mod msgpack;
 mod node;
 mod objects;
+mod plans;
 mod warm;
 
 use crate::{
@@ -171,6 +172,7 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("ml", "moss") => batch::moss(call, rest.trim_end_matches('/')).await,
         ("objects", bucket) => objects::objects(call, bucket, rest).await,
         ("buckets", bucket) => buckets::buckets(call, bucket, rest).await,
+        ("datasets", "plans") => plans::plans(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,
         ("daemon", _) => cluster::daemon(call),
         ("cluster", _) => cluster::cluster(call),
