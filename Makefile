@@ -16,7 +16,7 @@ demo: ## Build, then train from a bucket far away: direct, and through Forebay
 test: ## Build, and run every test; ARGS="-k name" goes to pytest
 	@tools/test.sh $(ARGS)
 
-test-slow: ## Randomized tests for longer, kill -9 and load for minutes: 25 minutes on two cores
+test-slow: ## Randomized tests for longer, kill -9 and load for minutes: 30 minutes on two cores
 	@tools/test-slow.sh $(ARGS)
 
 bench: ## Build, and measure the node beside the ceilings of this machine; ARGS="batch --size 1MiB" for one

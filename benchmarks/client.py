@@ -13,7 +13,7 @@ from nodes import Node, read_all, use_own_environment, write_objects
 from readers import run_cell
 from report import Report, goal
 
-COLUMNS = [("name", "", 40), ("entries_per_s", "entries/s", 11), ("mib_per_s", "MiB/s", 9)]
+COLUMNS = [("name", "", 48), ("entries_per_s", "entries/s", 11), ("mib_per_s", "MiB/s", 9)]
 COLUMNS += [("client_cpu_us", "client µs", 11), ("server_cpu_us", "node µs", 10), ("client_peak_mib", "client MiB", 12), ("server_peak_mib", "node MiB", 10)]
 GOAL_BYTES = 10 << 10
 GOALS = {"TCP": 50_000.0, "Unix": 100_000.0}
@@ -57,7 +57,8 @@ def one_size(args, node: Node, size: int, names: list[str], report: Report) -> N
         wanted = goal("entries_per_s", GOALS[transport]) if size == GOAL_BYTES else None
         rows.append((f"forebay, NumPy views, {transport}", cell | {"prefetch": args.prefetch}, wanted))
         rows.append((f"forebay, one batch at a time, {transport}", cell | {"prefetch": 0}, None))
-        rows.append((f"forebay, DataLoader, {args.workers} workers, {transport}", {"reader": "forebay_loader", "url": url, "workers": args.workers}, None))
+        for which, reader in (("PyTorch's DataLoader", "forebay_loader"), ("DataLoader with a ring", "forebay_ring")):
+            rows.append((f"forebay, {which}, {args.workers} workers, {transport}", {"reader": reader, "url": url, "workers": args.workers}, None))
     rows += [(name, {"reader": reader, "url": node.url}, None) for name, reader in RIVALS]
     for name, cell, wanted in rows:
         if args.readers and not any(word in name for word in args.readers):

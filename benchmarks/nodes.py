@@ -89,21 +89,35 @@ class Server:
 class Node(Server):
     """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint."""
 
-    def __init__(self, directory: Path, name: str, *, files: Path | None = None, endpoint: str | None = None) -> None:
-        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}"
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        files: Path | None = None,
+        endpoint: str | None = None,
+        cache: str = "8GiB",
+        hedge_percent: int = 0,
+        settings: tuple[str, ...] = (),
+    ) -> None:
+        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
         socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
         arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
-        arguments += ["--unix", str(socket), "--cache", f"{self.cache}:8GiB", "--origin", f"{BUCKET}={origin}"]
+        arguments += ["--unix", str(socket), "--cache", f"{self.cache}:{cache}", "--origin", f"{BUCKET}={origin}", *settings]
         super().__init__(arguments, directory / f"{name}.log")
         self.address = json.loads(self.line)["s3"]
         self.url, self.unix_url = f"http://{self.address}", f"unix:{socket}"
 
 
 class Distance(Server):
-    """`forebay distance` before a server: `first_byte` before each request reaches it, from a log-normal distribution if there is a `sigma`."""
+    """`forebay distance` before a server: `rtt` there and back, and `first_byte` before each request reaches it, from a log-normal distribution if there is a `sigma`."""
 
-    def __init__(self, directory: Path, name: str, to: str, *, first_byte_ms: float, sigma: float = 0.0, seed: int = 1) -> None:
-        arguments = ["distance", "--to", to, "--rtt", "0ms", "--first-byte", f"{round(first_byte_ms * 1000)}us"]
+    def __init__(
+        self, directory: Path, name: str, to: str, *, first_byte_ms: float = 0.0, rtt_ms: float = 0.0, sigma: float = 0.0, seed: int = 1, rate: str | None = None
+    ) -> None:
+        arguments = ["distance", "--to", to, "--rtt", f"{round(rtt_ms * 1000)}us", "--first-byte", f"{round(first_byte_ms * 1000)}us"]
+        if rate:
+            arguments += ["--rate", rate]
         if sigma:
             arguments += ["--first-byte-sigma", str(sigma), "--seed", str(seed)]
         super().__init__(arguments, directory / f"{name}.log")

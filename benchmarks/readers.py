@@ -60,16 +60,29 @@ def forebay_batches(cell: dict) -> Iterator[int]:
 
 
 def forebay_loader(cell: dict) -> Iterator[int]:
-    """The map-style dataset under DataLoader with forked workers, default collation: tensors of a batch are copied into shared memory."""
+    """The map-style dataset under PyTorch's DataLoader with forked workers, default collation: tensors of a batch are copied into new shared memory."""
+    import torch.utils.data
+
+    return loaded(cell, torch.utils.data.DataLoader)
+
+
+def forebay_ring(cell: dict) -> Iterator[int]:
+    """The same under the package's DataLoader: workers receive batches into shared memory that is used again."""
+    import forebay.torch
+
+    return loaded(cell, forebay.torch.DataLoader)
+
+
+def loaded(cell: dict, data_loader) -> Iterator[int]:
     import forebay
     import forebay.torch
-    import torch.utils.data
+    import torch
 
     torch.set_num_threads(1)
     names = [as_entry(tuple(n) if isinstance(n, list) else n) for n in cell["names"]]
     dataset = forebay.torch.MapDataset(forebay.Client(cell["url"]), names)
     options = {"num_workers": cell["workers"], "multiprocessing_context": "fork", "persistent_workers": True, "drop_last": True}
-    loader = torch.utils.data.DataLoader(dataset, batch_size=cell["batch"], shuffle=not cell.get("in_order"), **options)
+    loader = data_loader(dataset, batch_size=cell["batch"], shuffle=not cell.get("in_order"), **options)
     while True:
         for tensor in loader:
             if tensor.shape[1] != cell["size"]:
@@ -154,7 +167,7 @@ def aistore_batch(cell: dict) -> Iterator[int]:
         yield check((len(data) for _, data in client.batch(names, bucket=bucket).get()), cell["size"])
 
 
-READERS = {f.__name__: f for f in (forebay_batches, forebay_loader, boto3_gets, s3torch_map, obstore_gather, s3fs_cat, aistore_batch)}
+READERS = {f.__name__: f for f in (forebay_batches, forebay_loader, forebay_ring, boto3_gets, s3torch_map, obstore_gather, s3fs_cat, aistore_batch)}
 
 
 def verify(cell: dict) -> None:

@@ -11,17 +11,18 @@ from pathlib import Path
 VERSION = 1
 
 
-def goal(figure: str, at_least: float) -> dict:
-    return {"figure": figure, "at_least": at_least}
+def goal(figure: str, at_least: float | None = None, *, at_most: float | None = None) -> dict:
+    return {"figure": figure, "at_least": at_least} if at_most is None else {"figure": figure, "at_most": at_most}
 
 
 def judged(row: dict) -> list[tuple[bool, str]]:
     """Of each of a row's goals whether it was met, and by how much."""
     verdicts = []
     for one in row.get("goals", []):
-        wanted, got = one["at_least"], row[one["figure"]]
-        met, by = got >= wanted, f"{abs(got - wanted) / wanted * 100:.1f} %"
-        verdicts.append((met, f"goal {text(wanted)}: " + (f"met, {by} above" if met else f"missed by {by}")))
+        least, got = "at_least" in one, row[one["figure"]]
+        wanted = one["at_least"] if least else one["at_most"]
+        met, by = got >= wanted if least else got <= wanted, f"{abs(got - wanted) / wanted * 100:.1f} %"
+        verdicts.append((met, f"goal {text(wanted)}: " + (f"met, {by} {'above' if got >= wanted else 'below'}" if met else f"missed by {by}")))
     return verdicts
 
 

@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--batches", type=int, default=40, help="of each row")
     parser.add_argument("--sequential", type=int, default=6, help="batches of the rows with one GET at a time, which take long")
+    parser.add_argument("--hedge-percent", type=int, default=5, help="second GETs for 100, in the row of the node that sends them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     args = parser.parse_args()
@@ -108,6 +109,13 @@ def main() -> None:
             for flight, some, how in ((1, one_by_one, "one GET at a time"), (FLIGHT, in_flight, f"{FLIGHT} GETs in flight")):
                 with far(f"far-{flight}") as distance:
                     report.add(measured(f"origin, {how}", gets(runner, distance.url, flight, args.size), some))
+            hedged = f"GetBatch, hedged ({args.hedge_percent} %)"
+            with far("far-hedged") as distance, Node(directory, "node-hedged", endpoint=distance.url, hedge_percent=args.hedge_percent) as node:
+                # What is slow is learnt from the first two batches, which are not counted.
+                fetch = get_batch(node.url, args.size)
+                for some in in_flight[:2]:
+                    fetch(some)
+                report.add(measured(f"forebay cold, {hedged}", fetch, get_batches))
             for flight, some, how in ((1, one_by_one, "one GET at a time"), (FLIGHT, in_flight, f"{FLIGHT} GETs in flight"), (0, get_batches, "GetBatch")):
                 with far(f"far-cold-{flight}") as distance, Node(directory, f"node-{flight}", endpoint=distance.url) as node:
                     fetch = gets(runner, node.url, flight, args.size) if flight else get_batch(node.url, args.size)

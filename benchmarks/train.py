@@ -152,11 +152,14 @@ def entitlement(args, directory: Path, files: Path, report: Report) -> None:
             read_all(node.unix_url, entries)
             for how, cell in (
                 ("one process", {"reader": "forebay_batches", "prefetch": 2}),
-                ("DataLoader, 2 workers", {"reader": "forebay_loader", "workers": 2}),
+                ("DataLoader, 2 workers", {"reader": "forebay_ring", "workers": 2}),
+                ("PyTorch's DataLoader, 2 workers", {"reader": "forebay_loader", "workers": 2}),
             ):
                 got = run_cell(common | cell | {"names": entries})
                 row = {"name": f"{source}, {how}", **got, "samples_per_s": got["entries_per_s"], "samples": got["entries"]}
-                report.add(row | {"goals": [goal("samples_per_s", ENTITLED)]})
+                # What PyTorch does by itself is for comparison.
+                goals = [] if cell["reader"] == "forebay_loader" else [goal("samples_per_s", ENTITLED)]
+                report.add(row | {"goals": goals})
 
 
 def main() -> None:

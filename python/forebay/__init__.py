@@ -11,7 +11,13 @@
     for item in client.batch(["images/1.jpg", "images/2.jpg"], bucket="bucket"):
         pixels = decode(item.data)                             # a memoryview into the one received buffer
 
-:mod:`forebay.torch` has PyTorch datasets; :mod:`forebay.fsspec` the filesystem ``forebay://``.
+    ds = forebay.open("s3://bucket/corpus/**.parquet", client=client)    # every sample has a row number
+    loader = ds.loader(batch_size=32, shuffle=forebay.Block(16), seed=1)
+    for batch in loader:                                       # and loader.state_dict() says what was yielded
+        ...
+
+:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` what those frameworks take; :mod:`forebay.fsspec` the filesystem
+``forebay://``.
 """
 
 from __future__ import annotations
@@ -29,8 +35,10 @@ from ._forebay import (
     ObjectInfo,
     __version__,
 )
+from .dataset import Dataset, open
 from .errors import (
     Busy,
+    Changed,
     Conflict,
     ConnectionFailed,
     EntryFailed,
@@ -40,6 +48,7 @@ from .errors import (
     PermissionDenied,
     PreconditionFailed,
     RangeNotSatisfiable,
+    SampleFailed,
     ServerError,
     Timeout,
     TooLarge,
@@ -47,33 +56,50 @@ from .errors import (
     Unauthenticated,
     Unsupported,
 )
+from .loader import Loader
+from .mix import Mix, mix
+from .rows import Rows
+from .shuffle import Block, Full, Window
+from .stats import Stats
 
 __all__ = [
     "Batch",
     "Batches",
+    "Block",
     "Buffer",
     "Busy",
+    "Changed",
     "Client",
     "Conflict",
     "ConnectionFailed",
+    "Dataset",
     "Entry",
     "EntryFailed",
     "Error",
+    "Full",
     "InvalidRequest",
     "Item",
     "Listing",
+    "Loader",
+    "Mix",
     "NotFound",
     "ObjectInfo",
     "PermissionDenied",
     "PreconditionFailed",
     "RangeNotSatisfiable",
+    "Rows",
+    "SampleFailed",
     "ServerError",
+    "Stats",
     "Timeout",
     "TooLarge",
     "Truncated",
     "Unauthenticated",
     "Unsupported",
+    "Window",
     "__version__",
+    "mix",
+    "open",
     "open_local",
 ]
 

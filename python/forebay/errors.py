@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = [
     "Busy",
+    "Changed",
     "Conflict",
     "ConnectionFailed",
     "EntryFailed",
@@ -18,6 +19,7 @@ __all__ = [
     "PermissionDenied",
     "PreconditionFailed",
     "RangeNotSatisfiable",
+    "SampleFailed",
     "ServerError",
     "Timeout",
     "TooLarge",
@@ -117,3 +119,30 @@ class Truncated(Error, EOFError):
 
 class EntryFailed(Error, LookupError):
     """The bytes of a batch entry that could not be had were asked for. See ``Item.error``."""
+
+
+class SampleFailed(Error):
+    """A sample could not be made of its row: ``decode``, ``transform`` or the reading of the row failed. The cause is ``__cause__``.
+
+    Attributes:
+        row: The row's number in its dataset, or None.
+        file: The file that the row is in, ``"bucket/key"``, or None if that could not be found out.
+        row_in_file: Its number there, or None.
+    """
+
+    row: int | None = None
+    file: str | None = None
+    row_in_file: int | None = None
+
+    def __reduce__(self) -> tuple:
+        return _rebuild_sample, (self.message, self.hint, self.row, self.file, self.row_in_file)
+
+
+def _rebuild_sample(message: str, hint: str | None, row: int | None, file: str | None, row_in_file: int | None) -> SampleFailed:
+    error = SampleFailed(message, hint=hint)
+    error.row, error.file, error.row_in_file = row, file, row_in_file
+    return error
+
+
+class Changed(PreconditionFailed):
+    """A file of a dataset is not what it was when the dataset was opened. Nothing of the new version is handed out as the old one."""

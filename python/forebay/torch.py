@@ -1,10 +1,22 @@
 """PyTorch datasets over Forebay.
 
+Over a dataset that :func:`forebay.open` opened:
+
+* the dataset itself is map-style: ``DataLoader(ds, batch_size=64, shuffle=True, num_workers=4)`` asks for a batch in one request;
+* :class:`LoaderDataset` (``ds.loader(…).torch()``) is iterable: shuffled by a plan, dealt to ranks and workers, resumed exactly by :class:`Resumable` or
+  ``torchdata.StatefulDataLoader`` (:func:`state_of`).
+
+Over names that are known already:
+
 * :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch (``__getitems__``), and it fetches them in one GetBatch.
 * :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per epoch, and keeps requests on their way ahead of
   the training loop.
 
-Both work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
+Over any dataset:
+
+* :class:`DataLoader`: PyTorch's, with shared memory that is used again for each batch (:class:`BatchRing`), which is quicker with workers.
+
+The datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
 
 A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of that; with labels, the pair ``(data, label)``.
 Without ``decode`` it is a one-dimensional ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and may
@@ -13,7 +25,7 @@ be written to).
 
 from __future__ import annotations
 
-import os
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,8 +33,21 @@ import torch
 import torch.utils.data
 
 from ._forebay import Batch, Client, Item
+from ._place import rank_and_world
+from ._ring import BatchRing, DataLoader
+from ._torch_loader import LoaderDataset, Resumable, state_of
 
-__all__ = ["IterableDataset", "MapDataset", "as_tensor", "rank_and_world"]
+__all__ = [
+    "BatchRing",
+    "DataLoader",
+    "IterableDataset",
+    "LoaderDataset",
+    "MapDataset",
+    "Resumable",
+    "as_tensor",
+    "rank_and_world",
+    "state_of",
+]
 
 
 def as_tensor(item: Item) -> torch.Tensor:
@@ -61,6 +86,8 @@ class _Samples:
         self.decode = decode or as_tensor
         self.transform = transform
         self.on_error = on_error
+        #: A sample is the bytes of its entry, as they are.
+        self.plain = decode is None and transform is None and on_error == "raise"
 
     def entries(self, indices: Sequence[int]) -> list[Any]:
         """The entries of a GetBatch for these rows."""
@@ -103,6 +130,8 @@ class MapDataset(torch.utils.data.Dataset):
         transform: Applied to what ``decode`` returned.
         on_error: ``"raise"`` (the default): an entry that cannot be had fails the batch with a :class:`forebay.Error`. A function: called with
             the item (see ``item.error``), and what it returns is the data of that row.
+        ring: Workers receive batches straight into this :class:`BatchRing` where a sample is plain bytes (no ``decode``, ``transform``, ``on_error``), and
+            DataLoader's ``collate_fn`` is one of the ring's. :class:`DataLoader` does all this by itself.
 
     Raises:
         forebay.Error: From ``__getitem__`` and ``__getitems__``.
@@ -118,10 +147,18 @@ class MapDataset(torch.utils.data.Dataset):
         decode: Callable[[Item], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         on_error: str | Callable[[Item], Any] = "raise",
+        ring: BatchRing | None = None,
     ) -> None:
         self._rows = _Samples(
             client, samples, bucket=bucket, labels=labels, decode=decode, transform=transform, on_error=on_error
         )
+        self.ring = ring
+
+    def with_ring(self, ring: BatchRing | None) -> MapDataset:
+        """The same dataset, with this ring."""
+        other = copy.copy(self)
+        other.ring = ring
+        return other
 
     @classmethod
     def from_prefix(cls, client: Client, prefix: str, **options: Any) -> MapDataset:
@@ -141,6 +178,12 @@ class MapDataset(torch.utils.data.Dataset):
         indices = list(indices)
         if not indices:
             return []
+        rows = self._rows
+        if self.ring is not None and rows.plain:
+            labels = None if rows.labels is None else [rows.labels[i] for i in indices]
+            filled = self.ring.fill(rows.client, rows.entries(indices), rows.bucket, labels)
+            if filled is not None:
+                return filled
         batch = self._rows.client.batch(self._rows.entries(indices), **self._rows.options())
         return list(self._rows.of_batch(batch, indices))
 
@@ -248,11 +291,3 @@ class IterableDataset(torch.utils.data.IterableDataset):
         batches = self._rows.client.batches(lists, prefetch=self.prefetch, **self._rows.options())
         for batch, indices in zip(batches, requests, strict=True):
             yield from self._rows.of_batch(batch, indices)
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: of ``torch.distributed``, else of the environment, else ``(0, 1)``."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -57,13 +57,14 @@ def test_train(rows):
     assert direct["epoch_s"] > 0.16 and warm["epoch_s"] > 0.016 and cold["epoch_s"] > 0.036
     assert warm["times_direct"] == pytest.approx(direct["epoch_s"] / warm["epoch_s"]) and warm["times_direct"] > 1
     assert [g["figure"] for g in warm["goals"]] == ["times_direct", "busy"]
+    loaders = ("one process", "DataLoader, 2 workers", "PyTorch's DataLoader, 2 workers")
     entitled = [name for name, workers in rows["train"] if workers is None]
-    assert entitled == [f"{what}, {how}" for what in ("objects", "1 MB shards") for how in ("one process", "DataLoader, 2 workers")]
+    assert entitled == [f"{what}, {how}" for what in ("objects", "1 MB shards") for how in loaders]
 
 
 def test_tail(rows):
     row = {name: row for (name, _), row in rows["tail"].items()}
-    assert len(row) == 8
+    assert len(row) == 9 and "forebay cold, GetBatch, hedged (5 %)" in row
     for one in row.values():
         assert 0 < one["object_p50_ms"] <= one["object_p95_ms"] <= one["object_p99_ms"] and one["batch_p50_ms"] <= one["batch_p99_ms"]
     # Eight waits of 2 ms, more or less, one after the other; none of them from a warm cache, for which nothing is as slow as an origin.

@@ -1,6 +1,6 @@
 """Mixed load for minutes: throughput, memory and descriptors stay flat, and every answer is right.
 
-FOREBAY_TEST_LOAD_SECONDS says for how long (120). The first third is the warm-up; then the last third is compared with the second.
+FOREBAY_TEST_LOAD_SECONDS says for how long (600). The first third is the warm-up; then the last third is compared with the second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def descriptors(pid: int) -> int:
 
 
 def test_mixed_load_leaves_no_trace(tmp_path):
-    seconds = float(os.environ.get("FOREBAY_TEST_LOAD_SECONDS", "120"))
+    seconds = float(os.environ.get("FOREBAY_TEST_LOAD_SECONDS", "600"))
     number = seed()
     print(f"mixed load for {seconds:.0f} s: replay with FOREBAY_TEST_SEED={number}", flush=True)
     origin = Versitygw(tmp_path / "versitygw")

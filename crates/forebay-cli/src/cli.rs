@@ -45,6 +45,8 @@ pub enum Command {
     Put(commands::put::Args),
     /// Show an object's metadata, and how much of it is on the local disk
     Stat(commands::stat::Args),
+    /// Open a dataset: which rows there are, and where
+    Index(commands::index::Args),
     /// Fetch objects into the cache ahead of need
     Warm(commands::warm::Args),
     /// Keep objects in the cache: they are not evicted to make room
@@ -79,6 +81,9 @@ Objects:
   get       fetch an object, a range of it, or a member of an archive
   put       write an object through to its origin
   stat      an object's metadata, and how much of it is on the local disk
+
+Datasets:
+  index     number the rows of tables, archives or objects, by their footers and directories
 
 Cache:
   warm      fetch objects ahead of need, by prefix or manifest

@@ -364,7 +364,7 @@ fn words(status: StatusCode) -> &'static str {
     status.canonical_reason().unwrap_or("refused")
 }
 
-fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
+pub fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
     match (status.as_u16(), tcode) {
         (404, Some("ErrBckNotFound")) => ErrorKind::BucketNotFound,
         (404, _) => ErrorKind::NotFound,

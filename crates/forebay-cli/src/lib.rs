@@ -83,6 +83,7 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Ls(args) => commands::ls::run(args, common).await,
         Command::Get(args) => commands::get::run(args, common).await,
         Command::Put(args) => commands::put::run(args, common).await,
+        Command::Index(args) => commands::index::run(args, common).await,
         Command::Stat(args) => commands::stat::run(args, common).await,
         Command::Warm(args) => commands::warm::run(args, common).await,
         Command::Pin(args) => commands::keep::pin(args, common).await,

@@ -100,6 +100,33 @@ impl ErrorKind {
         }
     }
 
+    /// The kind that [`code`](Self::code) gives this name.
+    pub fn from_code(code: &str) -> Option<Self> {
+        use ErrorKind::*;
+        let all = [
+            Invalid,
+            NotFound,
+            BucketNotFound,
+            AlreadyExists,
+            Conflict,
+            RangeNotSatisfiable,
+            PreconditionFailed,
+            NotModified,
+            VersionChanged,
+            Unauthenticated,
+            PermissionDenied,
+            Busy,
+            TooLarge,
+            Timeout,
+            OriginUnavailable,
+            Corrupt,
+            Unsupported,
+            ShuttingDown,
+            Internal,
+        ];
+        all.into_iter().find(|kind| kind.code() == code)
+    }
+
     /// Whether the same request may succeed if it is sent again unchanged.
     pub fn is_transient(self) -> bool {
         use ErrorKind::*;

@@ -37,6 +37,21 @@ pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
 /// Soft errors that a batch tolerates under continue-on-error.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
+/// Largest payload of one frame of rows: offsets of Arrow's binary columns have 31 bits.
+pub const FRAME_PAYLOAD_MAX_BYTES: u64 = 2 << 30;
+/// Most rows in one request.
+pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+/// Largest answer to one request for rows; a node with a smaller memory budget gives smaller ones.
+pub const ROWS_ANSWER_MAX_BYTES: u64 = 1 << 30;
+/// Default memory for decoded blocks of rows; never more than an eighth of the memory budget.
+pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
+/// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow dictionaries.
+pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
+/// Blocks of rows that all requests together fetch and decode at the same time.
+pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
+/// Blocks of which it is remembered that some rows were read lately: those that are wanted again are decoded whole.
+pub const ROWS_BLOCKS_REMEMBERED: usize = 65_536;
+
 /// What a compressed archive may unpack to.
 pub const ARCHIVE_UNPACKED_MAX_BYTES: u64 = 1 << 40;
 /// Members in one archive.
@@ -45,6 +60,31 @@ pub const ARCHIVE_MEMBERS_MAX: usize = 50_000_000;
 pub const TAR_EXTENDED_HEADER_MAX_BYTES: u64 = 1 << 20;
 /// Largest zip central directory.
 pub const ZIP_DIRECTORY_MAX_BYTES: u64 = 1 << 30;
+
+/// Sources in the description of one dataset, and names that its braces stand for.
+pub const DATASET_SOURCES_MAX: usize = 1_000_000;
+/// Files of one dataset.
+pub const DATASET_FILES_MAX: usize = 50_000_000;
+/// Largest description of a dataset, in JSON.
+pub const DATASET_SPEC_MAX_BYTES: usize = 64 << 20;
+/// Largest manifest or file of labels.
+pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
+/// Files whose footers are read at the same time while a dataset is opened.
+pub const DATASET_OPEN_FILES: usize = 256;
+/// Archives whose members are found at the same time: each is read ahead of its scan.
+pub const DATASET_OPEN_ARCHIVES: usize = 16;
+/// Pages of listings that are asked for at the same time.
+pub const DATASET_LIST_PAGES: usize = 32;
+/// What a block of rows should take, for formats without blocks of their own.
+pub const DATASET_BLOCK_BYTES: u64 = 4 << 20;
+/// Most rows in such a block.
+pub const DATASET_BLOCK_ROWS_MAX: u32 = 4096;
+/// Memory for datasets that nobody uses at the moment.
+pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
+/// Disk for the indexes of datasets.
+pub const DATASETS_DISK_DEFAULT_BYTES: u64 = 1 << 30;
+/// Indexes of datasets that are kept on disk.
+pub const DATASETS_KEPT_MAX: usize = 1000;
 
 /// Keys in one page of a listing.
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
@@ -95,7 +135,66 @@ pub const PLAN_WORKERS_MAX: u32 = 1 << 16;
 pub const PLAN_BATCH_ROWS_MAX: u32 = 1 << 20;
 /// Rows that bounded batches are made from at a time.
 pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;
+/// Stretches of a dataset that stand for labels where none are given.
+pub const PLAN_STRETCHES_MAX: u32 = 1 << 16;
 /// Rows that the quality of an order is measured by.
 pub const PLAN_MEASURED_ROWS_MAX: u64 = 1 << 20;
 /// Rows of the shuffled array that an order is measured beside: 16 bytes each.
 pub const PLAN_BASELINE_ROWS_MAX: u64 = 1 << 22;
+
+/// What is read of the end of a Parquet or Arrow file at first; more only where its footer is longer.
+pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;
+/// Largest footer of a Parquet or Arrow file.
+pub const FOOTER_MAX_BYTES: u64 = 64 << 20;
+/// Deepest nesting of a schema.
+pub const SCHEMA_DEPTH_MAX: usize = 64;
+/// Names on the paths to all columns of a schema together: a flat schema may have so many columns, a nested one fewer.
+pub const SCHEMA_PATH_NAMES_MAX: u64 = 1_000_000;
+/// Column chunks of one Parquet file that is opened for reading.
+pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
+/// Blocks, and pieces of blocks, in one file.
+pub const FILE_PIECES_MAX: usize = 16_000_000;
+/// What one block may hold once it is decoded.
+pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
+/// Blocks of formats that have none of their own (TFRecord, JSONL, tar) end at the row that reaches this.
+pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
+/// Rows in such a block.
+pub const BLOCK_TARGET_ROWS: u32 = 16_384;
+/// Blocks are indexed by pieces of at least this, so that a single row costs about one of them.
+pub const PIECE_TARGET_BYTES: u64 = 64 << 10;
+/// Longest TFRecord and longest line of a JSONL file.
+pub const RECORD_MAX_BYTES: u64 = 1 << 30;
+/// Different columns that the samples of one tar may have.
+pub const SAMPLE_FIELDS_MAX: usize = 1000;
+/// Features of a `tf.train.Example`.
+pub const EXAMPLE_FEATURES_MAX: usize = 10_000;
+/// Largest file of labels, and of record offsets beside a TFRecord.
+pub const SIDE_FILE_MAX_BYTES: u64 = 1 << 30;
+
+/// Connections of one stream that its receiver opens by itself.
+pub const STREAM_CONNECTIONS_AUTO_MAX: u32 = 16;
+/// Connections of one stream that its receiver may ask for.
+pub const STREAM_CONNECTIONS_MAX: u32 = 256;
+/// What a node prepares and holds for one connection of a stream, unless the receiver says otherwise.
+pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
+pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
+pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;
+/// Steps of one connection that are read at the same time, within its window.
+pub const STREAM_STEPS_AHEAD: usize = 32;
+/// A stream says this often that it is alive, and how it goes.
+pub const STREAM_KEEP_ALIVE_SECS: u64 = 5;
+/// Largest body of a request for a stream.
+pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
+/// What a receiver holds that was received and not yet yielded, unless it is told otherwise.
+pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
+/// Leases on plans that the cache of a node follows.
+pub const PLAN_LEASES_MAX: usize = 1024;
+/// How long a lease lasts without a word of its job.
+pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
+pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
+/// What is fetched ahead of a followed plan.
+pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
+/// Ahead of one plan at most this share of the cache is fetched.
+pub const PLAN_AHEAD_SHARE: u64 = 64;
+/// Pieces that are fetched ahead of one plan at the same time.
+pub const PLAN_AHEAD_FETCHES: usize = 8;

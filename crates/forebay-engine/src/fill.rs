@@ -13,7 +13,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use forebay_origin::{ByteStream, GetRequest};
+use forebay_origin::{ByteStream, GetRequest, GetResponse};
 use forebay_store::Part;
 use std::{ops::Range, sync::Arc};
 
@@ -202,16 +202,25 @@ impl Engine {
 
     /// Asks for bytes of one version. If the origin has another one, what is known of the name is forgotten: it is not current.
     pub(crate) async fn open_run(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
+        self.open_version(name, meta, range).await.map(|response| response.body)
+    }
+
+    /// The same, with what the origin says of the object.
+    pub(crate) async fn open_version(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<GetResponse> {
         let generation = self.inner.generations.current(name.hash128());
-        let opened = self.open_run_of(name, meta, range).await;
+        let opened = self.open_version_of(name, meta, range).await;
         if opened.as_ref().is_err_and(|e| e.kind() == ErrorKind::VersionChanged) {
             add(&self.stats().version_changes, 1);
-            self.forget(name, Some(generation));
+            // A reader of an old version (`versioned.rs`) says nothing about the one that is known here.
+            let known = self.cached(name).await.ok().flatten();
+            if known.is_none_or(|c| c.meta.version() == meta.version()) {
+                self.forget(name, Some(generation));
+            }
         }
         opened
     }
 
-    async fn open_run_of(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
+    async fn open_version_of(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<GetResponse> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
         let changed = || {
@@ -231,7 +240,7 @@ impl Engine {
                 response.range
             )));
         }
-        Ok(response.body)
+        Ok(response)
     }
 
     /// Takes the bytes of a run off the wire, keeps and publishes each chunk.

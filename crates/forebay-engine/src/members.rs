@@ -26,7 +26,7 @@ use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
 /// Kinds of derived parts in the store.
-pub(crate) const AUX_INDEX: u8 = 1;
+pub const AUX_INDEX: u8 = 1;
 pub(crate) const AUX_UNPACKED: u8 = 2;
 
 /// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms
@@ -207,8 +207,15 @@ impl Engine {
         let (mut read_until, mut runs) = (0, Runs::default());
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
-            let alone = far && kind == ArchiveKind::Tar && !self.has_chunks(name, meta, &(range.start..range.start + 1)) && data.is_none();
-            let bytes = if alone {
+            let here = || data.is_some() || self.has_chunks(name, meta, &(range.start..range.start + 1));
+            // A zip's directory is all that is read of it now; the chunks around it are nothing to keep.
+            let alone = match kind {
+                ArchiveKind::Zip => meta.size > CHUNK_BYTES && range.end - range.start <= CHUNK_BYTES && !here(),
+                _ => far && kind == ArchiveKind::Tar && !here(),
+            };
+            let bytes = if alone && kind == ArchiveKind::Zip {
+                self.bytes_past_cache(name, meta, range.clone()).await?
+            } else if alone {
                 let end = range.end.max(range.start + LONE_HEADER_BYTES).min(meta.size);
                 self.bytes_past_cache(name, meta, range.start..end).await?
             } else {

@@ -1,6 +1,9 @@
-//! Archives from bytes to member indexes, and archives written as streams. Parsers do no I/O.
+//! Archives from bytes to member indexes, archives written as streams, and files of rows as Arrow record batches. Parsers do no I/O.
 //!
-//! # Reading
+//! # Rows
+//! Parquet, Arrow IPC, TFRecord, JSONL, and the samples of tars: see [`tabular`].
+//!
+//! # Reading archives
 //! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which bytes it needs next and is fed them, or all
 //! bytes flow through it on their way elsewhere.
 //!
@@ -38,11 +41,21 @@
 
 mod compress;
 pub mod decompress;
+pub mod example;
+pub mod frame;
 pub mod index;
 mod indexer;
+mod ipc;
+mod jsonl;
 mod kind;
+pub mod labels;
 mod member_decoder;
+mod parquet;
+mod records;
+pub mod samples;
+pub mod tabular;
 pub mod tar;
+pub mod tfrecord;
 mod writer;
 pub mod zip;
 

@@ -105,6 +105,9 @@ pub struct OriginConfig {
     /// Bytes per second, read and written together: a number or `"100MB"`. Default: no limit.
     #[serde(with = "bytes_option", skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
+    /// A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and the first answer is taken: at most so many second requests for
+    /// 100 requests. Default: 0, none.
+    pub hedge_percent: u32,
     /// Attempts for one request, the first included. Default: 5.
     pub attempts: u32,
     /// Default: 5s.
@@ -117,6 +120,9 @@ pub struct OriginConfig {
     #[serde(with = "duration")]
     pub retry_deadline: Duration,
 }
+
+/// More second requests than this would be another origin's load.
+const HEDGE_MAX_PERCENT: u32 = 50;
 
 impl Default for OriginConfig {
     fn default() -> Self {
@@ -138,6 +144,7 @@ impl Default for OriginConfig {
             ca_file: None,
             requests_in_flight: limits::ORIGIN_REQUESTS_IN_FLIGHT_DEFAULT,
             bytes_per_second: None,
+            hedge_percent: 0,
             attempts: limits::ORIGIN_ATTEMPTS_DEFAULT,
             connect_timeout: Duration::from_secs(limits::ORIGIN_CONNECT_TIMEOUT_DEFAULT_SECS),
             idle_timeout: Duration::from_secs(limits::ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS),
@@ -148,7 +155,8 @@ impl Default for OriginConfig {
 
 impl OriginConfig {
     /// The defaults for `url`. Settings that are no secrets may be in its query, which suits a command line:
-    /// `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`.
+    /// `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`,
+    /// `hedge_percent`.
     ///
     /// # Errors
     /// `Invalid` for an unknown setting.
@@ -170,10 +178,14 @@ impl OriginConfig {
                 "profile" => config.profile = Some(value.into_owned()),
                 "account" => config.account = Some(value.into_owned()),
                 "anonymous" => config.anonymous = flag()?,
+                "hedge_percent" => {
+                    config.hedge_percent =
+                        value.parse().map_err(|_| Error::invalid(format!("hedge_percent={value} in {base}?…: not a number")))?;
+                }
                 "path_style" => config.path_style = Some(flag()?),
                 _ => {
                     return Err(Error::invalid(format!("{base} has the unknown setting {name:?}"))
-                        .hint("endpoint, region, profile, account, anonymous and path_style can be given in the URL; keys belong into the environment or a file"));
+                        .hint("endpoint, region, profile, account, anonymous, path_style and hedge_percent can be given in the URL; keys belong into the environment or a file"));
                 }
             }
         }
@@ -188,6 +200,10 @@ impl OriginConfig {
             if ok { Ok(()) } else { Err(Error::invalid(format!("origin {}: {field} must be more than 0", self.url))) }
         };
         positive(self.requests_in_flight > 0, "requests_in_flight")?;
+        if self.hedge_percent > HEDGE_MAX_PERCENT {
+            return Err(Error::invalid(format!("origin {}: hedge_percent is at most {HEDGE_MAX_PERCENT}", self.url))
+                .hint("it is the share of GETs that are sent twice; 5 is a good value"));
+        }
         positive(self.attempts > 0, "attempts")?;
         positive(self.bytes_per_second != Some(0), "bytes_per_second")?;
         positive(!self.connect_timeout.is_zero(), "connect_timeout")?;
@@ -401,6 +417,9 @@ mod tests {
         );
         assert!(OriginConfig::for_url("s3://b?secret_access_key=x").is_err());
         assert!(OriginConfig::for_url("s3://b?endpoint=nonsense").is_err());
+        assert_eq!(OriginConfig::for_url("s3://b?hedge_percent=5").unwrap().hedge_percent, 5);
+        assert!(OriginConfig::for_url("s3://b?hedge_percent=51").is_err());
+        assert!(OriginConfig::for_url("s3://b?hedge_percent=some").is_err());
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct OriginStats {
     /// Attempts after the first of a request, and bodies that were continued.
     pub retries: u64,
     pub continuations: u64,
+    /// Slow GETs that were sent a second time, and those whose second answer came first.
+    pub hedges: u64,
+    pub hedges_won: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,6 +122,8 @@ pub struct Counters {
     pub(crate) throttled_us: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) continuations: AtomicU64,
+    pub(crate) hedges: AtomicU64,
+    pub(crate) hedges_won: AtomicU64,
 }
 
 impl Counters {
@@ -145,6 +150,8 @@ impl Counters {
             throttled_seconds: self.throttled_us.load(Relaxed) as f64 / 1e6,
             retries: self.retries.load(Relaxed),
             continuations: self.continuations.load(Relaxed),
+            hedges: self.hedges.load(Relaxed),
+            hedges_won: self.hedges_won.load(Relaxed),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Remote buckets: the [`Origin`] trait, its implementations, and the wrappers that make them well-behaved.
 //!
 //! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside. Implementations are stacked, each one thing, from
-//! the inside: the service itself, the counters, the limiter of requests and bytes, then retries and continuation of broken bodies (outermost,
+//! the inside: the service itself, the counters, hedged reads, the limiter of requests and bytes, then retries and continuation of broken bodies (outermost,
 //! so that waiting for the next attempt holds no place in the limiter). Tests put [`Faulty`] in between.
 //!
 //! Hidden contracts, which every implementation keeps and the conformance suite checks:
@@ -23,6 +23,7 @@ mod failure;
 mod faulty;
 #[cfg(test)]
 mod fuzz;
+mod hedged;
 mod limited;
 mod local;
 mod origins;
@@ -38,6 +39,7 @@ pub use azure::AzureOrigin;
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats};
 pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
+pub use hedged::{Hedged, Hedging};
 pub use limited::{Limited, Limiter};
 pub use local::LocalOrigin;
 pub use origins::{Origins, WILDCARD, open};

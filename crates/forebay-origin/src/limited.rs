@@ -63,6 +63,11 @@ impl Limiter {
         (self.reads.available_permits(), self.writes.available_permits())
     }
 
+    /// A place for one more read, if nobody has to wait for it.
+    pub(crate) fn free_read_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.reads.clone().try_acquire_owned().ok()
+    }
+
     async fn place(&self, of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
         if let Ok(permit) = of.clone().try_acquire_owned() {
             return Ok(permit);

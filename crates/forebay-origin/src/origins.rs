@@ -5,8 +5,8 @@
 //! bounded, and all of them share the limits and counters of their origin.
 
 use crate::{
-    Counted, Counters, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient,
-    RetryPolicy,
+    Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed,
+    Resilient, RetryPolicy,
     aws::Environment,
     azure::AzureOrigin,
     local,
@@ -36,6 +36,7 @@ const HINT_NAMES_MAX: usize = 10;
 struct Shared {
     counters: Arc<Counters>,
     limiter: Arc<Limiter>,
+    hedging: Option<Arc<Hedging>>,
     policy: RetryPolicy,
 }
 
@@ -49,13 +50,17 @@ impl Shared {
             idle_timeout: config.idle_timeout,
             ..RetryPolicy::default()
         };
-        Self { counters, limiter, policy }
+        let hedging = (config.hedge_percent > 0).then(|| Arc::new(Hedging::new(config.hedge_percent, limiter.clone(), counters.clone())));
+        Self { counters, limiter, hedging, policy }
     }
 
     /// The stack of wrappers around a service or a directory.
     fn stack(&self, raw: Arc<dyn Origin>, parts: bool) -> Arc<dyn Origin> {
-        let counted = Arc::new(Counted::new(raw, self.counters.clone()));
-        let limited = Arc::new(Limited::new(counted, self.limiter.clone()));
+        let mut origin: Arc<dyn Origin> = Arc::new(Counted::new(raw, self.counters.clone()));
+        if let Some(hedging) = &self.hedging {
+            origin = Arc::new(Hedged::new(origin, hedging.clone()));
+        }
+        let limited = Arc::new(Limited::new(origin, self.limiter.clone()));
         let (policy, counters) = (self.policy.clone(), self.counters.clone());
         if parts {
             Arc::new(Resilient::new(limited, policy, counters))

@@ -6,10 +6,13 @@ use crate::{
     buffer::{self, Buffer},
     entries,
     failure::{Class, Failure, Result},
+    frame::RecordBatch,
     listing::{Listing, ObjectInfo},
     names::{Name, split_prefix},
-    objects, process,
+    objects, packed, process,
     receive::Receiving,
+    rows,
+    ring::Slot,
     session::{Config, Session, Sessions},
     transport::Call,
     upload,
@@ -266,6 +269,33 @@ impl Client {
         Ok(batch)
     }
 
+    /// Receives a batch into shared memory, entry after entry without anything in between.
+    ///
+    /// Args:
+    ///     entries, bucket: As for :meth:`batch`.
+    ///     slot: Of a :class:`Ring`, not yet sent.
+    ///
+    /// Returns:
+    ///     The sizes of the entries, in order; None if they are larger than the slot together (what the slot holds then is of no use).
+    ///
+    /// Raises:
+    ///     EntryFailed: An entry could not be had.
+    #[pyo3(signature = (entries, slot, *, bucket=None))]
+    fn batch_into(
+        &self,
+        py: Python<'_>,
+        entries: &Bound<'_, PyAny>,
+        slot: &Bound<'_, Slot>,
+        bucket: Option<&str>,
+    ) -> PyResult<Option<Vec<usize>>> {
+        let request = entries::read(entries, bucket)?;
+        let session = self.session()?;
+        let room = slot.get().filling()?;
+        let sizes = process::runtime()?.spawn(async move { packed::receive(&session, &request, room).await });
+        let mut sizes = packed::AbortOnDrop(sizes);
+        process::wait(py, async { (&mut sizes.0).await.map_err(|e| Failure::new(Class::Error, format!("the batch was given up: {e}")))? })
+    }
+
     /// As :meth:`batch`, and returns at once; all errors are raised by the batch.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch_async(
@@ -339,6 +369,54 @@ impl Client {
             Ok(bytes)
         })?;
         Ok(Buffer::new(bytes, None))
+    }
+
+    /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON of its answer.
+    fn open_dataset(&self, py: Python<'_>, spec: String) -> PyResult<Buffer> {
+        let session = self.session()?;
+        let answer = process::wait(py, rows::open(&session.transport, spec))?;
+        Ok(Buffer::new(answer.into(), None))
+    }
+
+    /// What the node knows of a dataset, as JSON. Raises ``NotFound``.
+    fn dataset(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
+        let session = self.session()?;
+        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, ""))?, None))
+    }
+
+    /// The rows per block of a dataset, as plans read them.
+    fn dataset_shape(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
+        let session = self.session()?;
+        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, "shape"))?, None))
+    }
+
+    /// The files of a dataset as JSON lines, in the order of their rows.
+    fn dataset_manifest(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
+        let session = self.session()?;
+        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, "manifest"))?, None))
+    }
+
+    /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
+    ///
+    /// Args:
+    ///     dataset: The id that :meth:`open_dataset` told.
+    ///     rows: A one-dimensional array of ``int64`` or ``uint64``, or any iterable of int.
+    ///     columns: Read only these, in this order; None for all.
+    ///
+    /// Returns:
+    ///     A :class:`RecordBatch`.
+    ///
+    /// Raises:
+    ///     RangeNotSatisfiable: There is no such row.
+    ///     InvalidRequest: There is no such column.
+    ///     NotFound: The node does not know the dataset, or a file of it is gone.
+    ///     PreconditionFailed: A file has changed since the dataset was opened.
+    #[pyo3(signature = (dataset, rows, columns=None))]
+    fn take(&self, py: Python<'_>, dataset: &str, rows: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<RecordBatch> {
+        let rows = rows::row_numbers(rows)?;
+        let session = self.session()?;
+        let batch = process::wait(py, rows::take(&session.transport, dataset, rows, columns.as_deref()))?;
+        Ok(RecordBatch::new(batch))
     }
 
     /// Bytes of batches on their way that nobody has asked for yet.

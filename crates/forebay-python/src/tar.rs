@@ -12,7 +12,7 @@ use crate::{
     region::Region,
 };
 
-const BLOCK: usize = 512;
+pub const BLOCK: usize = 512;
 /// Largest extended header.
 const EXTENDED_MAX_BYTES: usize = forebay_core::limits::TAR_EXTENDED_HEADER_MAX_BYTES as usize;
 const PLACEHOLDER_PREFIX: &str = "__404__/";
@@ -30,10 +30,10 @@ pub struct Slot {
 
 /// What PAX and GNU headers said about the entry after them.
 #[derive(Debug, Default)]
-struct Extended {
-    name: Option<String>,
-    size: Option<u64>,
-    error: Option<String>,
+pub struct Extended {
+    pub name: Option<String>,
+    pub size: Option<u64>,
+    pub error: Option<String>,
 }
 
 impl Slot {
@@ -47,9 +47,13 @@ impl Slot {
 
     /// Why the entry is not there; `None` for an entry that is.
     pub fn error(&self) -> Option<&str> {
-        let said = self.extended.as_ref().and_then(|e| e.error.as_deref());
-        said.or(self.placeholder.then_some("not found"))
+        why_absent(self.extended.as_deref(), self.placeholder)
     }
+}
+
+/// Why an entry is not there; `None` for one that is.
+pub fn why_absent(extended: Option<&Extended>, placeholder: bool) -> Option<&str> {
+    extended.and_then(|e| e.error.as_deref()).or(placeholder.then_some("not found"))
 }
 
 #[derive(Default)]
@@ -94,64 +98,91 @@ impl TarParser {
     /// Reads the header at `position`; false if more bytes are needed first.
     fn header(&mut self, region: &Region, have: usize) -> Result<bool> {
         let at = self.position;
-        let block = region.bytes(at, BLOCK);
-        if block.iter().all(|b| *b == 0) {
-            self.zero_blocks += 1;
-            self.position += BLOCK;
-            return Ok(true);
-        }
-        if self.zero_blocks > 0 {
-            return Err(bad(at, "an entry after the end of the archive"));
-        }
-        let sum: u64 = block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { b' ' as u64 } else { *b as u64 }).sum();
-        if octal(&block[148..156]) != Some(sum) {
-            return Err(bad(at, "the header's checksum is wrong"));
-        }
-        let size = number(&block[124..136]).ok_or_else(|| bad(at, "the size is not a number"))?;
-        let size = self.pending.size.filter(|_| matches!(block[156], b'0' | 0)).unwrap_or(size);
-        let size = usize::try_from(size).map_err(|_| bad(at, "the size is absurd"))?;
-        let data_at = at + BLOCK;
-        match block[156] {
-            b'0' | 0 => {
-                let extended = std::mem::take(&mut self.pending);
-                let some = extended.name.is_some() || extended.error.is_some();
-                let mut slot = Slot { at: data_at, size, header_at: at, extended: some.then(|| Box::new(extended)), placeholder: false };
-                slot.placeholder = match slot.extended.as_ref().and_then(|e| e.name.as_ref()) {
-                    Some(name) => name.starts_with(PLACEHOLDER_PREFIX),
-                    None => block.starts_with(PLACEHOLDER_PREFIX.as_bytes()) || block[345..500].starts_with(b"__404__"),
-                };
-                if let Some(message) = slot.extended.as_ref().and_then(|e| e.error.as_ref()) {
+        match read_header(region.bytes(at, BLOCK), at, &mut self.pending, self.zero_blocks > 0)? {
+            Header::Zeros => {
+                self.zero_blocks += 1;
+                self.position += BLOCK;
+            }
+            Header::Entry { size, extended, placeholder } => {
+                if let Some(message) = extended.as_ref().and_then(|e| e.error.as_ref()) {
                     self.last_error = Some(message.clone());
                 }
-                self.open = Some(slot);
-                Ok(true)
+                self.open = Some(Slot { at: at + BLOCK, size, header_at: at, extended, placeholder });
             }
-            kind @ (b'x' | b'g' | b'L') => {
-                if size > EXTENDED_MAX_BYTES {
-                    return Err(bad(at, "an extended header is too large"));
-                }
-                let end = data_at + size.next_multiple_of(BLOCK);
+            Header::Extended { kind, size } => {
+                let end = at + BLOCK + size.next_multiple_of(BLOCK);
                 if have < end {
                     return Ok(false);
                 }
-                let data = region.bytes(data_at, size);
-                match kind {
-                    b'x' => read_pax(data, &mut self.pending).ok_or_else(|| bad(at, "a PAX record is malformed"))?,
-                    b'L' => self.pending.name = Some(text(data)),
-                    _ => {}
-                }
+                read_extended(kind, region.bytes(at + BLOCK, size), at, &mut self.pending)?;
                 if let Some(message) = &self.pending.error {
                     self.last_error = Some(message.clone());
                 }
                 self.position = end;
-                Ok(true)
             }
-            other => Err(bad(at, &format!("an entry of kind {:?}", other as char))),
         }
+        Ok(true)
     }
 }
 
-fn bad(at: usize, what: &str) -> Failure {
+/// What one block of 512 bytes says.
+pub enum Header {
+    /// A block of zeros: two of them end the archive.
+    Zeros,
+    /// An entry of `size` bytes follows.
+    Entry { size: usize, extended: Option<Box<Extended>>, placeholder: bool },
+    /// `size` bytes about the next entry follow.
+    Extended { kind: u8, size: usize },
+}
+
+/// Reads the header that lies at byte `at` of the stream; an entry takes what extended headers before it said.
+pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool) -> Result<Header> {
+    if block.iter().all(|b| *b == 0) {
+        return Ok(Header::Zeros);
+    }
+    if ended {
+        return Err(bad(at, "an entry after the end of the archive"));
+    }
+    let sum: u64 = block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { b' ' as u64 } else { *b as u64 }).sum();
+    if octal(&block[148..156]) != Some(sum) {
+        return Err(bad(at, "the header's checksum is wrong"));
+    }
+    let size = number(&block[124..136]).ok_or_else(|| bad(at, "the size is not a number"))?;
+    let size = pending.size.filter(|_| matches!(block[156], b'0' | 0)).unwrap_or(size);
+    let size = usize::try_from(size).map_err(|_| bad(at, "the size is absurd"))?;
+    match block[156] {
+        b'0' | 0 => {
+            let extended = std::mem::take(pending);
+            let placeholder = match &extended.name {
+                Some(name) => name.starts_with(PLACEHOLDER_PREFIX),
+                None => block.starts_with(PLACEHOLDER_PREFIX.as_bytes()) || block[345..500].starts_with(b"__404__"),
+            };
+            let some = extended.name.is_some() || extended.error.is_some();
+            Ok(Header::Entry { size, extended: some.then(|| Box::new(extended)), placeholder })
+        }
+        kind @ (b'x' | b'g' | b'L') => {
+            if size > EXTENDED_MAX_BYTES {
+                return Err(bad(at, "an extended header is too large"));
+            }
+            Ok(Header::Extended { kind, size })
+        }
+        other => Err(bad(at, &format!("an entry of kind {:?}", other as char))),
+    }
+}
+
+/// Reads what an extended header of this kind says.
+pub fn read_extended(kind: u8, data: &[u8], at: usize, pending: &mut Extended) -> Result<()> {
+    match kind {
+        b'x' => read_pax(data, pending).ok_or_else(|| bad(at, "a PAX record is malformed")),
+        b'L' => {
+            pending.name = Some(text(data));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn bad(at: usize, what: &str) -> Failure {
     Failure::truncated(format!("the archive in the answer is damaged at byte {at}: {what}"))
 }
 
@@ -161,7 +192,7 @@ fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(&field[..end]).into_owned()
 }
 
-fn header_name(block: &[u8]) -> String {
+pub fn header_name(block: &[u8]) -> String {
     let name = text(&block[..100]);
     let prefix = if &block[257..262] == b"ustar" { text(&block[345..500]) } else { String::new() };
     if prefix.is_empty() { name } else { format!("{prefix}/{name}") }

@@ -8,6 +8,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use std::{
@@ -25,6 +26,8 @@ pub struct App {
     pub tls: Option<Arc<Tls>>,
     pub engine: Engine,
     pub batcher: Batcher,
+    pub datasets: Datasets,
+    pub plans: Plans,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,

@@ -22,6 +22,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -86,6 +87,8 @@ impl Node {
         let buckets = Arc::new(OriginBuckets::new(origins.clone()));
         let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
         let batcher = Batcher::new(engine.clone(), config.batcher());
+        let datasets = Datasets::new(engine.clone(), config.datasets());
+        let plans = Plans::new(&datasets);
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let metrics = Arc::new(Metrics::default());
         let ready = Arc::new(AtomicBool::new(true));
@@ -102,6 +105,8 @@ impl Node {
             metrics: metrics.clone(),
             engine: engine.clone(),
             batcher: batcher.clone(),
+            datasets: datasets.clone(),
+            plans: plans.clone(),
             origins: origins.clone(),
             uploads: uploads.clone(),
             ready: ready.clone(),
@@ -117,6 +122,8 @@ impl Node {
             in_flight: Arc::new(Semaphore::new(config.limits.requests_in_flight)),
             engine,
             batcher,
+            datasets,
+            plans,
             origins,
             uploads,
             metrics,

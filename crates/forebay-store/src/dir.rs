@@ -60,6 +60,8 @@ pub struct Directory {
     pub identity_unsaved: AtomicBool,
     /// Pinned bytes that the evictor has moved, in segments that exist.
     pub held_bytes: AtomicU64,
+    /// Where the evictor goes on asking its advisor about segments in turn.
+    pub asked_in_turn: AtomicU64,
     health: AtomicU8,
     retry_at: AtomicU32,
     _lock: File,
@@ -116,6 +118,7 @@ impl Directory {
             ghosts: AtomicU64::new(0),
             identity_unsaved: AtomicBool::new(false),
             held_bytes: AtomicU64::new(0),
+            asked_in_turn: AtomicU64::new(0),
             health: AtomicU8::new(DirState::Ok as u8),
             retry_at: AtomicU32::new(0),
             _lock: o.lock,
@@ -195,21 +198,7 @@ impl Directory {
                 return Err(self.write_failed(e, now));
             }
         };
-        let segment = Arc::new(Segment {
-            dir: self.index,
-            slot,
-            ordinal,
-            secret: self.secret,
-            path,
-            file,
-            end: AtomicU64::new(0),
-            pending: AtomicU32::new(0),
-            live_bytes: AtomicU64::new(0),
-            live_records: AtomicU64::new(0),
-            held_bytes: AtomicU64::new(0),
-            tombstone_bytes: AtomicU64::new(0),
-            emptying: AtomicBool::new(false),
-        });
+        let segment = Arc::new(Segment::new(self.index, slot, ordinal, self.secret, path, file, 0));
         segments.publish(&segment);
         let mut state = self.state.lock();
         state.segments.insert(ordinal, segment.clone());

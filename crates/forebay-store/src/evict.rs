@@ -5,11 +5,16 @@
 //!   the log.
 //! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and pinned ones, move to the end of the log;
 //!   the rest is dropped. At most half of a segment moves for having been read, so each pass makes progress.
+//! - While an advisor knows what is coming, any segment may go in place of the oldest, and its word counts more than whether a record was
+//!   read ([`advice`](crate::advice)).
 //!
-//! Invariant: a record that is the newest of its key is *dropped* only with the oldest segment, so nothing older of that key is left that
-//! could be taken for current after a restart; for the same reason a tombstone is needed until its segment is the oldest.
+//! Invariant: when a record that is the newest of its name is *dropped*, nothing older of that name is left that could be taken for current
+//! after a restart: it goes with the oldest segment, or no older segment holds an outdated record of any name, or a tombstone takes its
+//! place. For the same reason a tombstone is needed until its segment is the oldest, or the older ones hold nothing outdated. (Parts are
+//! found through their head, and their bytes are those of their version: they may go anywhere.)
 
 use crate::{
+    advice::{self, Advisor, Choice, NextUse},
     dir::{Class, Directory},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
@@ -17,7 +22,7 @@ use crate::{
     segment::Segment,
     sync::{atomic::Ordering::Relaxed, sleep},
 };
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 /// How long the evictor waits for a slow writer whose record lies in the segment that must go.
@@ -31,6 +36,18 @@ const RECLAIM_AHEAD_PASSES: usize = 4;
 enum Mode {
     Compact,
     Clock,
+    Advised(Choice),
+}
+
+/// A segment that is being emptied.
+struct Victim<'a> {
+    segment: &'a Arc<Segment>,
+    mode: Mode,
+    advisor: Option<Arc<dyn Advisor>>,
+    /// No older segment holds a record of a name that is not current.
+    nothing_older: bool,
+    /// Bytes that may still move without being held.
+    second_round: u64,
 }
 
 impl Inner {
@@ -87,7 +104,26 @@ impl Inner {
 
     /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
-        let (victim, mode) = {
+        let advisor = self.advisor();
+        let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else { return Ok(false) };
+        match self.free(dir, &victim, mode, advisor.clone()) {
+            // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.
+            Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir) {
+                Some(oldest) => self.free(dir, &oldest, Mode::Clock, advisor).map(|()| true),
+                None => Err(e),
+            },
+            freed => freed.map(|()| true),
+        }
+    }
+
+    fn oldest(dir: &Directory) -> Option<Arc<Segment>> {
+        let state = dir.state.lock();
+        state.segments.values().find(|s| state.active.as_ref().is_none_or(|a| a.ordinal != s.ordinal)).cloned()
+    }
+
+    /// The segment that goes next, and how.
+    fn choose(dir: &Directory, advisor: Option<&dyn Advisor>) -> Option<(Arc<Segment>, Mode)> {
+        let (idle, found) = {
             let mut state = dir.state.lock();
             let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
             if !state.segments.values().any(|s| sealed(s, &state.active)) {
@@ -98,13 +134,23 @@ impl Inner {
             let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
             let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
             let oldest = state.segments.values().find(|s| sealed(s, &state.active));
-            match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
-                (Some(empty), _, _) => ((*empty).clone(), Mode::Compact),
-                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => ((*dead).clone(), Mode::Compact),
+            let found = match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
+                (Some(empty), _, _) => return Some(((*empty).clone(), Mode::Compact)),
+                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => return Some(((*dead).clone(), Mode::Compact)),
                 (_, _, Some(oldest)) => (oldest.clone(), Mode::Clock),
-                (_, _, None) => return Ok(false),
-            }
+                (_, _, None) => return None,
+            };
+            (idle.into_iter().cloned().collect::<Vec<_>>(), found)
         };
+        let Some(advisor) = advisor else { return Some(found) };
+        let advised = match advice::untidy(dir, &idle) {
+            Some(untidy) => Some((untidy, Mode::Compact)),
+            None => advice::choose(advisor, dir, &idle).map(|(victim, choice)| (victim, Mode::Advised(choice))),
+        };
+        Some(advised.unwrap_or(found))
+    }
+
+    fn free(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, advisor: Option<Arc<dyn Advisor>>) -> Result<()> {
         let mut waited = Duration::ZERO;
         while victim.pending.load(Relaxed) > 0 {
             if waited >= PENDING_WAIT {
@@ -118,7 +164,9 @@ impl Inner {
             dir.ghosts.fetch_add(1, Relaxed);
         }
         if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
-            self.empty(dir, &victim, mode)?;
+            let second_round = victim.end.load(Relaxed) / 2;
+            let nothing_older = Self::nothing_older(dir, victim);
+            self.empty(dir, Victim { segment: victim, mode, advisor, nothing_older, second_round })?;
         }
         dir.disk
             .delete(&victim.path)
@@ -132,18 +180,27 @@ impl Inner {
         dir.held_bytes.fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
         self.segments.free(victim.slot);
         dir.ghosts.fetch_sub(1, Relaxed);
-        Ok(true)
+        Ok(())
+    }
+
+    /// Whether no segment that is older than `victim` can hold a record of a name that is not current.
+    fn nothing_older(dir: &Directory, victim: &Segment) -> bool {
+        // One for the victim itself.
+        let ghosts = dir.ghosts.load(Relaxed) > 1;
+        let state = dir.state.lock();
+        // What is being written may turn out to be outdated; afterwards it is counted.
+        !ghosts && state.segments.range(..victim.ordinal).all(|(_, s)| s.pending.load(Relaxed) == 0 && s.outdated.load(Relaxed) == 0)
     }
 
     /// Takes every entry out of a segment: moved or dropped.
-    fn empty(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode) -> Result<()> {
-        let mut second_round = victim.end.load(Relaxed) / 2;
+    fn empty(&self, dir: &Directory, mut victim: Victim<'_>) -> Result<()> {
         let mut failure = None;
-        let names = !self.pins.is_empty();
-        let walk = victim.scan(0, names && mode == Mode::Clock, &mut |offset, header, name| {
+        let names = victim.mode != Mode::Compact && (!self.pins.is_empty() || victim.advisor.is_some());
+        let segment = victim.segment;
+        let walk = segment.scan(0, names, &mut |offset, header, name, meta| {
             let result = match header.kind {
-                Kind::Tombstone => self.empty_tombstone(dir, victim, mode, offset, header),
-                _ => self.empty_record(dir, victim, mode, offset, header, name, &mut second_round),
+                Kind::Tombstone => self.empty_tombstone(dir, &victim, offset, header),
+                _ => self.empty_record(dir, &mut victim, offset, header, name, meta),
             };
             match result {
                 Ok(()) => ControlFlow::Continue(()),
@@ -158,28 +215,20 @@ impl Inner {
         }
         if let Err(e) = walk {
             dir.counters.read_failures.fetch_add(1, Relaxed);
-            tracing::warn!(file = %victim.path.display(), error = %e, "a segment cannot be read; what it holds is dropped");
+            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read; what it holds is dropped");
         }
-        if victim.live_records.load(Relaxed) > 0 {
-            self.sweep(dir, victim, mode);
+        if segment.live_records.load(Relaxed) > 0 {
+            self.sweep(dir, segment, victim.mode);
         }
         Ok(())
     }
 
-    fn empty_record(
-        &self,
-        dir: &Directory,
-        victim: &Arc<Segment>,
-        mode: Mode,
-        offset: u64,
-        header: &Header,
-        name: &[u8],
-        second_round: &mut u64,
-    ) -> Result<()> {
-        let at_victim = || self.index.peek(header.key).filter(|e| e.is_at(victim.slot, offset));
+    fn empty_record(&self, dir: &Directory, victim: &mut Victim<'_>, offset: u64, header: &Header, name: &[u8], meta: &[u8]) -> Result<()> {
+        let mode = victim.mode;
+        let at_victim = || self.index.peek(header.key).filter(|e| e.is_at(victim.segment.slot, offset));
         let Some(mut entry) = at_victim() else { return Ok(()) };
         let mut waited = Duration::ZERO;
-        while mode == Mode::Compact && entry.has(SUPERSEDED) {
+        while mode != Mode::Clock && entry.has(SUPERSEDED) {
             // Its successor is being written. To drop this one before that has succeeded could bring back an older one after a crash.
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
@@ -193,12 +242,19 @@ impl Inner {
         }
         let len = padded(header.len());
         let held = entry.has(PIN) || entry.has(PINNED) || self.is_held(dir, header, name);
-        let again = entry.has(VISITED) && *second_round >= len;
+        let again = victim.second_round >= len
+            && match (mode, &victim.advisor) {
+                (Mode::Advised(choice), Some(advisor)) => {
+                    let cached = advice::cached_of(header.kind, header.key, header.version, name, meta);
+                    choice.keeps(cached.map_or(NextUse::Unknown, |c| advisor.next_use(&c)), &entry)
+                }
+                _ => entry.has(VISITED),
+            };
         if mode == Mode::Compact || held || again {
-            match self.relocate(dir, victim, offset, header, held) {
+            match self.relocate(dir, victim.segment, offset, header, held, (name, meta)) {
                 Ok(true) => {
                     if !held {
-                        *second_round = second_round.saturating_sub(len);
+                        victim.second_round = victim.second_round.saturating_sub(len);
                     }
                     return Ok(());
                 }
@@ -208,9 +264,17 @@ impl Inner {
                 Err(_) => {}
             }
         }
-        if self.forget(header.key, |e| e.is_at(victim.slot, offset)).is_some() {
+        if self.forget(header.key, |e| e.is_at(victim.segment.slot, offset)).is_some() {
             dir.counters.evicted_records.fetch_add(1, Relaxed);
             dir.counters.evicted_bytes.fetch_add(len, Relaxed);
+            if mode != Mode::Clock
+                && Self::is_named(&entry)
+                && !victim.nothing_older
+                // Its own number: should the file outlive this, the record is current still.
+                && let Err(e) = self.write_tombstone(dir, header.key, "", "", Some(header.seq), Class::Relocation, |_| {})
+            {
+                self.distrust(dir, &e);
+            }
         }
         Ok(())
     }
@@ -221,20 +285,31 @@ impl Inner {
             && split_name(name).is_some_and(|(bucket, key)| self.pins.holds(forebay_core::name::hash_name(bucket, key), header.version))
     }
 
-    fn empty_tombstone(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, offset: u64, header: &Header) -> Result<()> {
-        let needed = mode == Mode::Compact && {
+    fn empty_tombstone(&self, dir: &Directory, victim: &Victim<'_>, offset: u64, header: &Header) -> Result<()> {
+        // What an attempt that broke off has moved is not moved again: else each attempt would cost its room, until none is left.
+        let moved = offset < victim.segment.tombstones_moved_to.load(Relaxed);
+        let needed = victim.mode != Mode::Clock && !victim.nothing_older && !moved && {
             // A newer record of the key in the same log does the tombstone's work.
             let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
             newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
-            self.relocate(dir, victim, offset, header, false)?;
+            self.relocate(dir, victim.segment, offset, header, false, (&[], &[]))?;
+            victim.segment.tombstones_moved_to.store(offset + padded(header.len()), Relaxed);
         }
         Ok(())
     }
 
     /// Copies a record to the end of the log under its old number. `false`: it is not current, or damaged.
-    fn relocate(&self, dir: &Directory, victim: &Arc<Segment>, offset: u64, header: &Header, held: bool) -> Result<bool> {
+    fn relocate(
+        &self,
+        dir: &Directory,
+        victim: &Arc<Segment>,
+        offset: u64,
+        header: &Header,
+        held: bool,
+        (name, meta): (&[u8], &[u8]),
+    ) -> Result<bool> {
         if !dir.may_write(self.now(), self.retry_after_secs()) {
             return Err(Self::resting(dir));
         }
@@ -294,6 +369,13 @@ impl Inner {
                         placed.segment.held_bytes.fetch_add(len, Relaxed);
                         dir.held_bytes.fetch_add(len, Relaxed);
                     }
+                } else if header.kind != Kind::Part {
+                    // It was replaced or removed while it was copied.
+                    placed.segment.outdated.fetch_add(1, Relaxed);
+                }
+                drop(shard);
+                if let Some(cached) = advice::cached_of(header.kind, header.key, header.version, name, meta).filter(|_| !name.is_empty()) {
+                    placed.segment.samples.lock().note(cached, len, header.seq ^ placed.segment.ordinal);
                 }
             }
         }
@@ -311,7 +393,7 @@ impl Inner {
                     victim.sub_live(e.padded());
                     dir.counters.evicted_records.fetch_add(1, Relaxed);
                     dir.counters.evicted_bytes.fetch_add(e.padded(), Relaxed);
-                    if mode == Mode::Compact && Self::is_named(e) {
+                    if mode != Mode::Clock && Self::is_named(e) {
                         named.push(e.key());
                     }
                 }

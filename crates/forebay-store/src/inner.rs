@@ -10,6 +10,7 @@
 //! whatever prefix of old segments is gone, the newest record that is left, or a tombstone behind it, tells the truth about the key.
 
 use crate::{
+    advice::{Advisor, cached_of},
     config::StoreConfig,
     dir::{Class, Directory, Placed, too_large},
     index::{Entry, HEAD, Index, PIN, Shard},
@@ -37,6 +38,7 @@ pub struct Inner {
     pub closed: RwLock<bool>,
     /// Held by whoever writes checkpoints.
     pub checkpointing: Mutex<()>,
+    pub advisor: RwLock<Option<Arc<dyn Advisor>>>,
 }
 
 /// What a removal found.
@@ -121,6 +123,12 @@ impl Inner {
                 dir.counters.written_bytes.fetch_add(len, Relaxed);
                 let entry = Entry::new(record.key, placed.seq, placed.segment.slot, placed.offset, len as u32, record.validated_at, flags);
                 self.publish(entry, &placed, record);
+                if self.advisor().is_some() {
+                    let name = &bytes[HEADER_BYTES..HEADER_BYTES + record.bucket.len() + 1 + record.object_key.len()];
+                    if let Some(cached) = cached_of(record.kind, record.key, record.version, name, record.meta) {
+                        placed.segment.samples.lock().note(cached, padded(len), placed.seq);
+                    }
+                }
                 self.write_succeeded(dir);
                 Ok(())
             }
@@ -168,12 +176,16 @@ impl Inner {
         let other = {
             let mut shard = self.index.shard(record.key);
             if !shard.end_write(record.key, placed.seq) {
+                placed.segment.note_outdated(&entry);
                 return;
             }
             let newer = shard.get(record.key).filter(|e| e.seq > entry.seq).copied();
             match newer {
                 // Another put of the key was quicker: what was just written is the older record.
-                Some(newer) => self.segments.get(newer.slot()).map(|s| (s.dir, placed.segment.dir, newer.seq)),
+                Some(newer) => {
+                    placed.segment.note_outdated(&entry);
+                    self.segments.get(newer.slot()).map(|s| (s.dir, placed.segment.dir, newer.seq))
+                }
                 None => {
                     placed.segment.add_live(entry.padded());
                     let old = shard.insert(entry).inspect(|old| self.sub_live(old));
@@ -195,8 +207,14 @@ impl Inner {
 
     pub fn sub_live(&self, entry: &Entry) {
         if let Some(segment) = self.segments.get(entry.slot()) {
+            segment.note_outdated(entry);
             segment.sub_live(entry.padded());
         }
+    }
+
+    /// Who says what is wanted next, if anybody does at this moment.
+    pub fn advisor(&self) -> Option<Arc<dyn Advisor>> {
+        self.advisor.read().clone().filter(|a| a.is_active())
     }
 
     /// Takes the entry of `key` out of the index, if `condition` holds. The record stays in its file.

@@ -1,6 +1,6 @@
 //! Keys of the index: 128-bit hashes of what a record is about.
 
-use bytes::BufMut;
+use bytes::{Buf, BufMut};
 use forebay_core::VersionId;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -29,6 +29,17 @@ impl Part {
         b.put_u32_le(number);
         out
     }
+
+    pub(crate) fn decode(mut b: &[u8]) -> Option<Part> {
+        if b.len() != PART_META_BYTES {
+            return None;
+        }
+        match (b.get_u8(), b.get_u8(), b.get_u32_le()) {
+            (0, 0, i) => Some(Part::Chunk(i)),
+            (1, kind, i) => Some(Part::Aux(kind, i)),
+            _ => None,
+        }
+    }
 }
 
 /// The key of a part; `name` is the name's own hash, which is the key of its head.
@@ -52,6 +63,15 @@ pub fn pin_key(name: u128, dir: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_read_as_they_were_written() {
+        for part in [Part::Chunk(0), Part::Chunk(u32::MAX), Part::Aux(7, 9)] {
+            assert_eq!(Part::decode(&part.encode()), Some(part));
+        }
+        assert_eq!(Part::decode(&[2; PART_META_BYTES]), None);
+        assert_eq!(Part::decode(&[0; 3]), None);
+    }
 
     #[test]
     fn keys_tell_parts_apart() {

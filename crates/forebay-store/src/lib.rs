@@ -27,6 +27,7 @@
 //! A put that was begun before a [`Store::remove`] of the same name and ends after it is dropped silently. A `put_head` that fails takes
 //! the older head away: it is not current. Parts are found by version; the caller gets the version from the head.
 
+mod advice;
 mod checkpoint;
 mod codec;
 mod config;
@@ -50,6 +51,7 @@ mod store;
 mod sync;
 mod worker;
 
+pub use advice::{Advisor, Cached, NextUse};
 pub use config::{DirConfig, StoreConfig};
 pub use key::Part;
 pub use read::WouldWait;

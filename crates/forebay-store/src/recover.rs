@@ -22,7 +22,7 @@ use crate::{
     stats::DirState,
     sync::{
         Mutex, RwLock,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 use forebay_core::{Clock, Error, Result};
@@ -109,6 +109,11 @@ impl Inner {
             next_seq.fetch_max(f.identity.distrust_below, Relaxed);
         }
         finish_index(&index, &segments);
+        for segment in found.iter().flat_map(|f| f.segments.values()) {
+            // What of it is not current, and whether that has a name, is not known.
+            let unclear = segment.live_bytes.load(Relaxed) != segment.end.load(Relaxed);
+            segment.outdated.store(u64::from(unclear), Relaxed);
+        }
 
         let next_ordinal = found.iter().filter_map(|f| f.segments.last_key_value()).map(|(o, _)| o + 1).max().unwrap_or(0);
         let capacity = found.iter().map(|f| f.capacity).sum();
@@ -130,6 +135,7 @@ impl Inner {
             ordinals: AtomicU64::new(next_ordinal),
             closed: RwLock::new(false),
             checkpointing: Mutex::new(()),
+            advisor: RwLock::new(None),
         };
         inner.load_pins(&away);
         for dir in &inner.dirs {
@@ -209,21 +215,7 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
             });
             let file = file.map_err(|e| unusable(&path, e))?;
             let slot = segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files"))?;
-            let segment = Arc::new(Segment {
-                dir: index,
-                slot,
-                ordinal,
-                secret: found.identity.secret,
-                path,
-                file,
-                end: AtomicU64::new(padded(size)),
-                pending: AtomicU32::new(0),
-                live_bytes: AtomicU64::new(0),
-                live_records: AtomicU64::new(0),
-                held_bytes: AtomicU64::new(0),
-                tombstone_bytes: AtomicU64::new(0),
-                emptying: AtomicBool::new(false),
-            });
+            let segment = Arc::new(Segment::new(index, slot, ordinal, found.identity.secret, path, file, padded(size)));
             segments.publish(&segment);
             found.segments.insert(ordinal, segment);
         } else if name == checkpoint::FILE {
@@ -284,7 +276,7 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
 fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &AtomicU64) {
     let Scan { dir, segment, from, distrust_all, check_from } = scan;
     let mark = dir.identity.distrust_below;
-    let result = segment.scan(*from, false, &mut |offset, header, _| {
+    let result = segment.scan(*from, false, &mut |offset, header, _, _| {
         next_seq.fetch_max(header.seq + 1, Relaxed);
         if offset >= *check_from && !is_whole(segment, offset, header) {
             tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written to its end");

@@ -4,15 +4,20 @@
 //! Readers hold an [`Arc`] of it, so a read that has begun ends well although the file is deleted meanwhile.
 
 use crate::{
+    advice::Sampled,
     disk::DiskFile,
-    index::SLOTS_MAX,
-    record::{ALIGN_BYTES, HEADER_BYTES, Header, Place, padded},
+    index::{Entry, SLOTS_MAX},
+    inner::Inner,
+    record::{ALIGN_BYTES, HEADER_BYTES, Header, Kind, Place, padded},
     sync::{
         Mutex, RwLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 use std::{io, ops::ControlFlow, path::PathBuf, sync::Arc};
+
+/// What a scan calls with the offset, the header, the name and the meta of each record.
+pub type Visit<'a> = dyn FnMut(u64, &Header, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 pub struct Segment {
     /// Index of its directory in the store.
@@ -33,11 +38,38 @@ pub struct Segment {
     /// Pinned bytes that the evictor put here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
+    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the segment that broke off later.
+    pub tombstones_moved_to: AtomicU64,
     /// The evictor has begun to empty it, so it may hold records that are in no index.
     pub emptying: AtomicBool,
+    /// Records of names (heads, pins) that may be found here by a restart although they are not current: replaced, removed, or unclear since
+    /// the last start.
+    pub outdated: AtomicU64,
+    pub samples: Sampled,
 }
 
 impl Segment {
+    pub fn new(dir: usize, slot: u32, ordinal: u64, secret: u64, path: PathBuf, file: Box<dyn DiskFile>, end: u64) -> Self {
+        Self {
+            dir,
+            slot,
+            ordinal,
+            secret,
+            path,
+            file,
+            end: AtomicU64::new(end),
+            pending: AtomicU32::new(0),
+            live_bytes: AtomicU64::new(0),
+            live_records: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+            tombstone_bytes: AtomicU64::new(0),
+            tombstones_moved_to: AtomicU64::new(0),
+            emptying: AtomicBool::new(false),
+            outdated: AtomicU64::new(0),
+            samples: Sampled::default(),
+        }
+    }
+
     pub fn place(&self, offset: u64) -> Place {
         Place { secret: self.secret, ordinal: self.ordinal, offset }
     }
@@ -60,13 +92,20 @@ impl Segment {
         self.live_records.fetch_sub(1, Relaxed);
     }
 
+    /// The entry's record stays in the file, but is not current any more.
+    pub fn note_outdated(&self, entry: &Entry) {
+        if Inner::is_named(entry) {
+            self.outdated.fetch_add(1, Relaxed);
+        }
+    }
+
     pub fn dead_bytes(&self) -> u64 {
         self.end.load(Relaxed).saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
     }
 
-    /// Calls `visit` with each record that begins in `from..end` of the file, in order, with its name if `names` is set. What is not a
-    /// record is stepped over on the 64-byte grid. Returns how many grid points were stepped over.
-    pub fn scan(&self, from: u64, names: bool, visit: &mut dyn FnMut(u64, &Header, &[u8]) -> ControlFlow<()>) -> io::Result<u64> {
+    /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names` is set, with its name and, if it is a part,
+    /// its meta. What is not a record is stepped over on the 64-byte grid. Returns how many grid points were stepped over.
+    pub fn scan(&self, from: u64, names: bool, visit: &mut Visit<'_>) -> io::Result<u64> {
         let size = self.file.size()?;
         let mut window = Window { file: &*self.file, size, bytes: Vec::new(), at: 0 };
         let (mut pos, mut skipped, mut last_len) = (from, 0u64, 0u64);
@@ -79,8 +118,13 @@ impl Segment {
                 last_len = 0;
                 continue;
             };
-            let name = if names { &window.get(pos, header.name_range().end, ahead)?[HEADER_BYTES..] } else { &[] };
-            if visit(pos, &header, name).is_break() {
+            let mut name_and_meta: (&[u8], &[u8]) = (&[], &[]);
+            if names {
+                let name_end = header.name_range().end;
+                let end = if header.kind == Kind::Part { header.meta_range().end } else { name_end };
+                name_and_meta = window.get(pos, end, ahead)?[HEADER_BYTES..].split_at(name_end - HEADER_BYTES);
+            }
+            if visit(pos, &header, name_and_meta.0, name_and_meta.1).is_break() {
                 break;
             }
             last_len = padded(header.len());

@@ -1,6 +1,7 @@
 //! The store's interface. See the crate's documentation for what it promises.
 
 use crate::{
+    advice::Advisor,
     codec,
     config::StoreConfig,
     dir::Directory,
@@ -71,6 +72,11 @@ impl Store {
         let inner = Arc::new(Inner::open(disk, config, clock)?);
         let worker = if inner.config.background { Some(Worker::start(&inner)?) } else { None };
         Ok(Store { inner, _worker: worker })
+    }
+
+    /// Lets `advisor` say what is wanted next, from now on; `None`: nobody does.
+    pub fn set_advisor(&self, advisor: Option<Arc<dyn Advisor>>) {
+        *self.inner.advisor.write() = advisor;
     }
 
     /// What is known of a name without reading.

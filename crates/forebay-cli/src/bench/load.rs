@@ -183,7 +183,11 @@ pub fn run(load: &Load) -> Result<Outcome> {
         if let Some(e) = failure {
             return Err(e);
         }
-        let (first, last) = (first?, last?);
+        let (mut first, last) = (first?, last?);
+        if load.once {
+            // The clients may have begun before this thread looked.
+            (first.objects, first.bytes) = (0, 0);
+        }
         // Of a run that came to its own end, the time is that of the last answer.
         let ended = if load.once { latest.unwrap_or(last.at).min(last.at) } else { last.at };
         outcome.elapsed = ended - first.at;

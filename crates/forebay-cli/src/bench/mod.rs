@@ -14,6 +14,7 @@ pub mod compare;
 pub mod data;
 pub mod existing;
 pub mod fan;
+pub mod follow;
 pub mod histogram;
 pub mod index;
 pub mod interrupt;

@@ -101,6 +101,8 @@ pub struct Report {
 pub fn show(figure: &str, value: f64) -> String {
     if figure.starts_with("of_") || figure.ends_with("_share") {
         format!("{:.0} %", value * 100.0)
+    } else if figure.starts_with("found_") {
+        format!("{:.1} %", value * 100.0)
     } else if figure.starts_with("times_") {
         format!("{value:.1} ×")
     } else if figure.ends_with("bytes_per_s") {
@@ -127,6 +129,7 @@ fn show_figure(figure: &str, value: f64) -> String {
         "objects_per_s" => format!("{} objects/s", crate::out::grouped(value.round() as u64)),
         "round_trips" => format!("{value:.0} round trips"),
         "index_bytes" => format!("{} of memory", show(figure, value)),
+        "found_least" => format!("{} of each later epoch", show(figure, value)),
         f if f.starts_with("ready_") => format!("{} {}", show(f, value), f.trim_end_matches("_us").replace('_', " ")),
         f if f.starts_with("of_") => format!("{} of {}", show(f, value), f[3..].replace('_', " ")),
         f => show(f, value),
@@ -188,13 +191,26 @@ const CACHE: [(&str, &str); 11] = [
     ("no checkpoint", "ready_no_checkpoint_us"),
 ];
 
+/// Of caches that are smaller than what is read, epoch after epoch: what was found in each.
+const EPOCHS: [(&str, &str); 9] = [
+    ("cache", "cache_bytes"),
+    ("of dataset", "of_dataset"),
+    ("held", "held_share"),
+    ("epoch 1", "found_in_1"),
+    ("epoch 2", "found_in_2"),
+    ("epoch 3", "found_in_3"),
+    ("epoch 4", "found_in_4"),
+    ("later", "found_later"),
+    ("written/fetched", "written_per_fetched"),
+];
+
 /// Pauses of a smaller share are not worth a word.
 const PAUSED_TOLD: f64 = 0.01;
 
 /// The lines of the tables, then those of the goals.
 pub fn table(report: &Report, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
-    for part in [&RATES[..], &COSTS[..], &CACHE[..]] {
+    for part in [&RATES[..], &COSTS[..], &CACHE[..], &EPOCHS[..]] {
         let columns: Vec<_> = part.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
         if columns.is_empty() {
             continue;

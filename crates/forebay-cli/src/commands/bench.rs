@@ -2,7 +2,7 @@
 
 use crate::{
     bench::{
-        ceiling, child, cold, compare, data, existing, index, interrupt,
+        ceiling, child, cold, compare, data, existing, follow, index, interrupt,
         measure::{self, Ceilings, Timing, Workload},
         report::{self, Report, Row},
         request::Kind,
@@ -53,6 +53,8 @@ enum Sub {
     Cold(ColdArgs),
     /// Caches of ten thousand to ten million small objects: memory of the index, time to be ready again, speed
     Index(IndexArgs),
+    /// Epochs over a cache that is smaller than the dataset: what is found, with plans that the cache follows and without
+    Follow(FollowArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
     /// Fill sockets with one buffer, again and again: the plain copy that others are compared with
@@ -201,6 +203,24 @@ struct IndexArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct FollowArgs {
+    /// Bytes of one object
+    #[arg(long, value_name = "SIZE", default_value = "100KiB", value_parser = units::parse_bytes)]
+    size: u64,
+    /// Objects in the dataset
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(64..=10_000_000))]
+    count: u64,
+    /// Epochs that are read
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=100))]
+    epochs: u64,
+    /// Size of the cache, in percent of the dataset
+    #[arg(long, value_name = "PERCENT", default_value_t = 50.0)]
+    cache: f64,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct CmpArgs {
     before: PathBuf,
     after: PathBuf,
@@ -278,6 +298,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
         Sub::Table(args) => (&args.how, TABLE, papers_table(args)),
         Sub::Cold(args) => (&args.how, COLD, cold_batches(args)),
         Sub::Index(args) => (&args.how, INDEX, many_entries(args)),
+        Sub::Follow(args) => (&args.how, ONE, epochs(args)),
         Sub::Cmp(_) | Sub::CopyServer(_) => unreachable!("answered above"),
     };
     let made = made.map_err(interrupt::as_failure)?;
@@ -366,6 +387,16 @@ fn many_entries(args: &IndexArgs) -> Result<Made> {
         return Err(Error::invalid("an object of more than 1 MiB is not one entry").hint("--size 100"));
     }
     Ok(Made { rows: index::run(&plan, &args.how.timing(false, INDEX), say)?, notes: vec![] })
+}
+
+fn epochs(args: &FollowArgs) -> Result<Made> {
+    if !(1.0..=1000.0).contains(&args.cache) {
+        return Err(Error::invalid(format!("a cache of {} % of the dataset", args.cache)).hint("as in --cache 50"));
+    }
+    let setup = follow::Setup { epochs: args.epochs, share: args.cache / 100.0 };
+    let rows = follow::run(&args.how.plan(args.size, args.count, 1)?, &setup, say)?;
+    let note = "found: read and not fetched in that epoch; held: what the cache held after the first, records' heads included".to_owned();
+    Ok(Made { rows, notes: vec![note] })
 }
 
 /// Progress, for who waits.

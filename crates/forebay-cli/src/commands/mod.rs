@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod config;
 pub mod get;
+pub mod index;
 pub mod keep;
 pub mod ls;
 pub mod metrics;

@@ -13,7 +13,7 @@
 //!
 //! Invariant: every number in the look-up table is a member's, and a table has at least one free slot, so a look-up ends.
 
-mod codec;
+pub(crate) mod codec;
 mod member;
 
 pub use member::{Extent, Member, Place, Storage};

@@ -230,7 +230,16 @@ fn zip64(mut extra: &[u8]) -> Option<&[u8]> {
 pub fn lz4(bytes: &[u8], max: u64) -> Option<Vec<u8>> {
     let frames = bytes.windows(4).filter(|w| *w == b"\x04\x22\x4d\x18").count();
     let skipped = bytes.windows(4).any(|w| w[0] & 0xf0 == 0x50 && w[1..] == *b"\x2a\x4d\x18");
-    let mut out = Vec::new();
-    (frames == 1 && !skipped).then(|| FrameDecoder::new(bytes).take(max + 1).read_to_end(&mut out).ok())??;
-    Some(out)
+    if frames != 1 || skipped {
+        return None;
+    }
+    let (mut out, mut decoder) = (Vec::new(), FrameDecoder::new(bytes));
+    // A block of no bytes reads like the end: it is the end only where nothing more is taken in.
+    loop {
+        let left = decoder.get_ref().len();
+        let read = decoder.by_ref().take((max + 1).saturating_sub(out.len() as u64)).read_to_end(&mut out).ok()?;
+        if read == 0 && decoder.get_ref().len() == left {
+            return Some(out);
+        }
+    }
 }

@@ -21,6 +21,7 @@ pub use types::{Bytes, CacheDir, FreshnessRule, LogFormat, Mode, Secret, Span};
 
 use forebay_batch::BatchConfig;
 use forebay_core::limits;
+use forebay_dataset::DatasetsConfig;
 use forebay_engine::{BucketRule, BucketRules, EngineConfig};
 use section::section;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,7 @@ pub struct Config {
     pub buckets: BTreeMap<String, Bucket>,
     pub memory: Memory,
     pub batch: Batch,
+    pub datasets: Datasets,
     pub auth: Auth,
     pub tls: Tls,
     pub limits: Limits,
@@ -124,6 +126,18 @@ section! {
 }
 
 section! {
+    /// Datasets: which rows there are, and where. Their indexes are kept, so that opening one again reads only what changed.
+    Datasets {
+        /// Memory for the indexes of datasets; the least recently used ones beyond it are forgotten, and read from disk when they are asked for.
+        memory: Bytes = Bytes(limits::DATASETS_MEMORY_DEFAULT_BYTES),
+        /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if there is none.
+        dir: Option<PathBuf> = None,
+        /// What that directory may take, beside the size of the cache; what was not used longest goes first.
+        disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
+    }
+}
+
+section! {
     /// TLS on the data port. The files are read again within a second when they change, and on SIGHUP: new connections are made with the new certificate, open ones go
     /// on. Files that cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
     Tls {
@@ -205,6 +219,16 @@ impl Config {
             throttle_ready_per_core: b.throttle_ready_per_core,
             throttle_disk_percent: b.throttle_disk_percent,
             throttle_percent: b.throttle_percent,
+        }
+    }
+
+    /// What the registry of datasets needs of it.
+    pub fn datasets(&self) -> DatasetsConfig {
+        let beside = || self.cache.dirs.first().map(|d| d.path.join("datasets"));
+        DatasetsConfig {
+            memory_bytes: self.datasets.memory.0,
+            dir: self.datasets.dir.clone().or_else(beside),
+            disk_bytes: self.datasets.disk.0,
         }
     }
 

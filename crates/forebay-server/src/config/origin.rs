@@ -129,6 +129,13 @@ impl Described for OriginSection {
         ("ca_file", &[" A PEM file of further certificate authorities that are trusted."]),
         ("requests_in_flight", &[" Requests in flight at the same time, bodies included. Default: 256."]),
         ("bytes_per_second", &[" Bytes per second, read and written together: a number or `\"100MB\"`. Default: no limit."]),
+        (
+            "hedge_percent",
+            &[
+                " A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and the first answer is taken: at most so many second",
+                " requests for 100 requests. 5 suits an origin with a long tail. Default: `0`, none.",
+            ],
+        ),
         ("attempts", &[" Attempts for one request, the first included. Default: 5."]),
         ("connect_timeout", &[" Default: `5s`."]),
         ("idle_timeout", &[" An answer or a body that is silent for this long counts as broken. Default: `30s`."]),

@@ -1,7 +1,8 @@
 //! `docs/CONFIGURATION.md`, made from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Config, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection, section::Described,
+    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection,
+    section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};
@@ -44,6 +45,7 @@ pub fn reference() -> String {
     section::<Bucket>(&mut page, "[buckets.NAME]", &Table::try_from(Bucket::default()).unwrap_or_default());
     section::<Memory>(&mut page, "[memory]", &of("memory"));
     section::<Batch>(&mut page, "[batch]", &of("batch"));
+    section::<Datasets>(&mut page, "[datasets]", &of("datasets"));
     section::<Auth>(&mut page, "[auth]", &of("auth"));
     section::<KeyPair>(&mut page, "[[auth.keys]]", &Table::new());
     section::<Grant>(&mut page, "[[auth.keys.allow]]", &Table::new());

@@ -9,6 +9,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
+use forebay_dataset::{Datasets, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -31,6 +32,8 @@ pub struct Scrape {
     pub metrics: Arc<Metrics>,
     pub engine: Engine,
     pub batcher: Batcher,
+    pub datasets: Datasets,
+    pub plans: Plans,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub ready: Arc<AtomicBool>,
@@ -141,6 +144,7 @@ impl Collector for Page {
         self.store(&mut out)?;
         self.origins(&mut out)?;
         self.batches(&mut out)?;
+        self.datasets(&mut out)?;
         self.node(&mut out)
     }
 }
@@ -243,6 +247,8 @@ impl Page {
             "forebay_origin_throttled_seconds" => throttled_seconds,
             "forebay_origin_retries" => retries,
             "forebay_origin_continuations" => continuations,
+            "forebay_origin_hedges" => hedges,
+            "forebay_origin_hedges_won" => hedges_won,
         }
         Ok(())
     }
@@ -264,6 +270,29 @@ impl Page {
         out.one("forebay_getbatch_recoveries_failed", s.recoveries_failed)?;
         out.one("forebay_getbatch_in_flight", s.in_flight)?;
         out.one("forebay_getbatch_sent_bytes", s.bytes_sent)
+    }
+
+    fn datasets(&self, out: &mut Out<'_>) -> Result {
+        let s = self.0.datasets.stats();
+        let opened = [("opened", &s.opened), ("joined", &s.joined), ("failed", &s.failed)];
+        out.samples("forebay_datasets_openings", opened.map(|(outcome, n)| (vec![outcome], n.get().number())))?;
+        out.one("forebay_datasets_opening_seconds", s.open_us.get() as f64 / 1e6)?;
+        let files = [("indexed", &s.files_indexed), ("reused", &s.files_reused), ("skipped", &s.files_skipped)];
+        out.samples("forebay_datasets_files", files.map(|(how, n)| (vec![how], n.get().number())))?;
+        out.one("forebay_datasets_indexed_bytes", s.indexed_bytes.get())?;
+        out.one("forebay_datasets_loaded", s.loaded.get())?;
+        out.one("forebay_datasets_keep_failed", s.keep_failed.get())?;
+        let (kept, bytes) = self.0.datasets.kept();
+        out.one("forebay_datasets_kept", kept as u64)?;
+        out.one("forebay_datasets_memory_bytes", bytes)?;
+        let (leases, plans) = self.0.plans.counts();
+        out.one("forebay_plans_followed", plans)?;
+        out.one("forebay_plan_leases_held", leases)?;
+        let f = self.0.plans.stats();
+        let ended = [("registered", &f.registered), ("released", &f.released), ("expired", &f.expired)];
+        out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
+        out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
+        out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))
     }
 
     fn node(&self, out: &mut Out<'_>) -> Result {

@@ -175,6 +175,8 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             metric("forebay_origin_throttled_seconds", Counter, &["origin"], "Seconds that bytes waited for bytes_per_second, summed."),
             metric("forebay_origin_retries", Counter, &["origin"], "Second and later attempts."),
             metric("forebay_origin_continuations", Counter, &["origin"], "Bodies that broke off and were continued."),
+            metric("forebay_origin_hedges", Counter, &["origin"], "Slow GETs that were sent a second time (hedge_percent)."),
+            metric("forebay_origin_hedges_won", Counter, &["origin"], "Those of them whose second answer came first."),
         ],
     ),
     (
@@ -195,6 +197,34 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             metric("forebay_getbatch_recoveries_failed", Counter, &[], "Entries that failed after all attempts."),
             metric("forebay_getbatch_in_flight", Gauge, &[], "Batches in flight."),
             metric("forebay_getbatch_sent_bytes", Counter, &[], "Bytes of batch answers, headers and padding included."),
+        ],
+    ),
+    (
+        "Datasets",
+        &[
+            metric(
+                "forebay_datasets_openings",
+                Counter,
+                &["outcome"],
+                "Openings of datasets: opened, joined to one that was under way, failed.",
+            ),
+            metric("forebay_datasets_opening_seconds", Counter, &[], "Seconds that openings took, summed."),
+            metric(
+                "forebay_datasets_files",
+                Counter,
+                &["how"],
+                "Files of opened datasets: indexed (footer, headers or directory read), reused (known already), skipped (damaged).",
+            ),
+            metric("forebay_datasets_indexed_bytes", Counter, &[], "Bytes that were read for these indexes."),
+            metric("forebay_datasets_loaded", Counter, &[], "Datasets whose index was read back from disk."),
+            metric("forebay_datasets_keep_failed", Counter, &[], "Indexes that could not be written to disk."),
+            metric("forebay_datasets_kept", Gauge, &[], "Datasets in memory."),
+            metric("forebay_datasets_memory_bytes", Gauge, &[], "What they take."),
+            metric("forebay_plans_followed", Gauge, &[], "Plans that the cache follows: it keeps and fetches by their order."),
+            metric("forebay_plan_leases_held", Gauge, &[], "Leases on them."),
+            metric("forebay_plan_leases", Counter, &["what"], "Leases registered, released by their jobs, and expired."),
+            metric("forebay_plan_ahead_bytes", Counter, &[], "Bytes fetched ahead of plans' positions because they were not there."),
+            metric("forebay_plan_ahead_failed", Counter, &[], "Pieces that could not be fetched ahead."),
         ],
     ),
     (

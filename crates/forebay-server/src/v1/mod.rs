@@ -6,10 +6,12 @@
 mod batch;
 mod buckets;
 mod cluster;
+mod datasets;
 mod error;
 mod msgpack;
 mod node;
 mod objects;
+mod plans;
 mod warm;
 
 use crate::{
@@ -170,6 +172,8 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("ml", "moss") => batch::moss(call, rest.trim_end_matches('/')).await,
         ("objects", bucket) => objects::objects(call, bucket, rest).await,
         ("buckets", bucket) => buckets::buckets(call, bucket, rest).await,
+        ("datasets", "plans") => plans::plans(call, rest).await,
+        ("datasets", id) => datasets::datasets(call, id, rest).await,
         ("daemon", _) => cluster::daemon(call),
         ("cluster", _) => cluster::cluster(call),
         ("health", _) => cluster::health(call),
@@ -180,7 +184,7 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
 
 fn not_offered(call: &Call) -> Error {
     Error::unsupported(format!("{} {} is not offered here", call.note.method, call.path))
-        .hint("see /v1/objects, /v1/buckets, /v1/ml/moss and /v1/forebay")
+        .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
 }
 
 /// An empty answer.

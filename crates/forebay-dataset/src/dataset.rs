@@ -1,0 +1,292 @@
+//! One version of a dataset: its files, its blocks, and from a row's number to its place.
+//!
+//! Rows are numbered file after file and block after block. [`Dataset::locate`] is a binary search over files and one over blocks. Memory grows with files
+//! and blocks, never with rows, except for datasets of whole objects, where a file is a row.
+//!
+//! Invariant: a dataset never changes, and its id stands for all of it: files, versions, blocks, options. Equal ids, equal rows.
+
+use crate::{
+    Format,
+    labels::Labels,
+    table::{FileRef, FileTable},
+};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use forebay_core::{Error, Result};
+use forebay_format::tabular::{FileIndex, encode_schema};
+use forebay_plan::Shape;
+use std::{ops::Range, sync::Arc};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Where a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its file's number.
+    pub file: u32,
+    /// The block that holds it, counted within its file. Of whole objects, 0.
+    pub block: u32,
+    /// The row, counted within that block. Of whole objects, 0.
+    pub row_in_block: u32,
+    /// The block, counted within the dataset, as plans count them. Of whole objects, a run of objects.
+    pub global_block: u64,
+}
+
+/// One version of a dataset; see the [module](self).
+pub struct Dataset {
+    id: String,
+    format: Format,
+    files: FileTable,
+    /// Of each file; empty for whole objects.
+    indexes: Vec<Arc<FileIndex>>,
+    places: Places,
+    shape: Arc<Shape>,
+    schema: SchemaRef,
+    labels: Option<Labels>,
+    options: String,
+}
+
+/// What a dataset is put together from.
+pub(crate) struct Parts {
+    pub format: Format,
+    pub files: FileTable,
+    /// Of each file; empty for whole objects.
+    pub indexes: Vec<Arc<FileIndex>>,
+    /// Where it is not given, it is made of the indexes.
+    pub shape: Option<Shape>,
+    pub schema: SchemaRef,
+    pub labels: Option<Labels>,
+    /// Options of the spec, as JSON.
+    pub options: String,
+}
+
+/// Where each file begins, in rows and in blocks.
+enum Places {
+    /// A file is a row.
+    OnePerFile,
+    Starts {
+        rows: Vec<u64>,
+        blocks: Vec<u64>,
+    },
+}
+
+impl Dataset {
+    /// Of whole objects.
+    pub(crate) fn of_objects(files: FileTable, block_rows: Option<u32>, labels: Option<Labels>, options: String) -> Result<Self> {
+        let mut fields = vec![Field::new("key", DataType::Utf8, false), Field::new("data", DataType::Binary, false)];
+        if let Some(labels) = &labels {
+            fields.push(Field::new("label", labels.data_type(), true));
+        }
+        let rows = files.len() as u64;
+        let block_rows = block_rows.unwrap_or_else(|| block_rows_for(files.total_bytes(), rows));
+        let shape = Some(Shape::uniform(rows, u64::from(block_rows))?);
+        let schema = Arc::new(Schema::new(fields));
+        Self::of_parts(Parts { format: Format::Objects, files, indexes: Vec::new(), shape, schema, labels, options })
+    }
+
+    /// Of anything.
+    pub(crate) fn of_parts(parts: Parts) -> Result<Self> {
+        let Parts { format, files, indexes, shape, schema, labels, options } = parts;
+        let shape = match shape {
+            Some(shape) => shape,
+            None => Shape::from_blocks(indexes.iter().flat_map(|i| i.blocks().each_block_rows()))?,
+        };
+        let places = if format == Format::Objects {
+            Places::OnePerFile
+        } else {
+            let (mut rows, mut blocks) = (Vec::with_capacity(files.len() + 1), Vec::with_capacity(files.len() + 1));
+            let (mut row, mut block) = (0, 0);
+            for index in &indexes {
+                rows.push(row);
+                blocks.push(block);
+                row += index.rows();
+                block += index.blocks().blocks() as u64;
+            }
+            rows.push(row);
+            blocks.push(block);
+            Places::Starts { rows, blocks }
+        };
+        let (file_rows, file_blocks) = match &places {
+            Places::OnePerFile => (files.len() as u64, shape.blocks()),
+            Places::Starts { rows, blocks } => (rows[files.len()], blocks[files.len()]),
+        };
+        if file_rows != shape.rows() || file_blocks != shape.blocks() {
+            return Err(Error::internal(format!(
+                "{file_rows} rows in {file_blocks} blocks of files, and {} in {}",
+                shape.rows(),
+                shape.blocks()
+            )));
+        }
+        let mut hash = Xxh3::new();
+        hash.update(b"forebay dataset 1\0");
+        hash.update(format.name().as_bytes());
+        hash.update(b"\0");
+        hash.update(options.as_bytes());
+        hash.update(b"\0");
+        for (bucket, range) in files.by_bucket() {
+            hash.update(bucket.as_bytes());
+            hash.update(b"\0");
+            for i in range {
+                hash.update(files.key(i).as_bytes());
+                hash.update(b"\0");
+                hash.update(&files.size(i).to_le_bytes());
+                let tag = files.tag_bytes(i);
+                hash.update(&(tag.len() as u32).to_le_bytes());
+                hash.update(tag);
+            }
+        }
+        hash.update(&shape.encode());
+        hash.update(&encode_schema(&schema)?);
+        if let Some(labels) = &labels {
+            labels.hash_into(&mut hash);
+        }
+        let id = format!("{:032x}", hash.digest128());
+        Ok(Self { id, format, files, indexes, places, shape: Arc::new(shape), schema, labels, options })
+    }
+
+    /// 32 hexadecimal digits that stand for all of it.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn files(&self) -> &FileTable {
+        &self.files
+    }
+
+    /// Rows per block.
+    pub fn shape(&self) -> &Arc<Shape> {
+        &self.shape
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.shape.rows()
+    }
+
+    /// The columns of its rows.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// # Panics
+    /// If there is no such file.
+    pub fn file(&self, i: u32) -> FileRef {
+        self.files.file(i as usize)
+    }
+
+    /// What is known of the blocks of a file; `None` for whole objects, which need no index.
+    pub fn index(&self, file: usize) -> Option<&Arc<FileIndex>> {
+        self.indexes.get(file)
+    }
+
+    /// The rows of a file.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn file_rows(&self, i: usize) -> Range<u64> {
+        match &self.places {
+            Places::OnePerFile => i as u64..i as u64 + 1,
+            Places::Starts { rows, .. } => rows[i]..rows[i + 1],
+        }
+    }
+
+    /// The blocks of a file; of whole objects, the one that it is in.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn file_blocks(&self, i: usize) -> Range<u64> {
+        match &self.places {
+            Places::OnePerFile => {
+                let block = self.shape.block_of(i as u64);
+                block..block + 1
+            }
+            Places::Starts { blocks, .. } => blocks[i]..blocks[i + 1],
+        }
+    }
+
+    /// Where a row is.
+    ///
+    /// # Errors
+    /// `RangeNotSatisfiable` if there is no such row.
+    pub fn locate(&self, row: u64) -> Result<Located> {
+        if row >= self.rows() {
+            return Err(Error::range_not_satisfiable(format!("row {row} of a dataset of {} rows", self.rows()))
+                .hint("rows are numbered from 0; another version of the dataset may have another number of them"));
+        }
+        let global_block = self.shape.block_of(row);
+        Ok(match &self.places {
+            Places::OnePerFile => Located { file: row as u32, block: 0, row_in_block: 0, global_block },
+            Places::Starts { rows, blocks } => {
+                // Of files that begin at the same row, all but the last are empty.
+                let file = rows.partition_point(|&first| first <= row) - 1;
+                Located {
+                    file: file as u32,
+                    block: (global_block - blocks[file]) as u32,
+                    row_in_block: (row - self.shape.block_range(global_block).start) as u32,
+                    global_block,
+                }
+            }
+        })
+    }
+
+    /// The label of a file, where the dataset has labels; its column says whether labels are numbers.
+    pub fn label(&self, file: usize) -> Option<&str> {
+        self.labels.as_ref()?.of(&self.files, file)
+    }
+
+    pub(crate) fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    /// The options that it was made with, as JSON.
+    pub(crate) fn options(&self) -> &str {
+        &self.options
+    }
+
+    /// Memory that it holds, about.
+    pub fn memory_bytes(&self) -> u64 {
+        let places = match &self.places {
+            Places::OnePerFile => 0,
+            Places::Starts { rows, blocks } => (rows.capacity() + blocks.capacity()) as u64 * 8,
+        };
+        let shape = self.shape.runs().count() as u64 * 24;
+        let indexes: usize = self.indexes.iter().map(|i| i.memory_bytes() + 24).sum();
+        self.files.memory_bytes() + places + shape + indexes as u64 + self.labels.as_ref().map_or(0, Labels::memory_bytes) + 4096
+    }
+}
+
+impl std::fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Dataset({} {}: {} rows in {} blocks of {} files)",
+            self.id,
+            self.format,
+            self.rows(),
+            self.shape.blocks(),
+            self.files.len()
+        )
+    }
+}
+
+/// Rows that take about [`DATASET_BLOCK_BYTES`](forebay_core::limits::DATASET_BLOCK_BYTES), as a power of two, so that small changes of the average do
+/// not change the blocks.
+pub(crate) fn block_rows_for(bytes: u64, rows: u64) -> u32 {
+    use forebay_core::limits::{DATASET_BLOCK_BYTES, DATASET_BLOCK_ROWS_MAX};
+    let fit = DATASET_BLOCK_BYTES / (bytes / rows.max(1)).max(1);
+    let fit = fit.clamp(1, u64::from(DATASET_BLOCK_ROWS_MAX)) as u32;
+    1 << fit.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_small_things_are_a_few_mib() {
+        assert_eq!(block_rows_for(0, 0), 4096);
+        assert_eq!(block_rows_for(100 * 100_000, 100), 32);
+        assert_eq!(block_rows_for(u64::MAX, 1), 1);
+    }
+}

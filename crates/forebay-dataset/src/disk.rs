@@ -1,0 +1,303 @@
+//! Indexes of datasets on the node's disk: small files that check themselves, within a bound.
+//!
+//! A file is one dataset as one spec opened it, named `<spec>-<id>.fbds`: whether a spec is known, and where an id is, is told by names alone. A file is
+//! written under another name and then renamed; one that is torn or damaged fails its checksum and is removed, and the dataset is indexed anew. The
+//! modification time is that of the last use; what was not used longest goes first.
+//!
+//! Invariant: the files take at most what they may, and are at most so many; what is read back equals what was written.
+
+use crate::{
+    Dataset, Format,
+    dataset::Parts,
+    labels::Labels,
+    table::{FileRef, FileTable, FileTableBuilder},
+};
+use forebay_core::{Error, ObjectName, Result, limits};
+use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
+use std::{
+    fs,
+    io::Write,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+use xxhash_rust::xxh3::xxh3_128;
+
+const MAGIC: &[u8; 8] = b"FBDS\0\0\0\x01";
+const EXTENSION: &str = "fbds";
+const SUM_BYTES: usize = 16;
+/// A dataset that would take more of the directory than this is kept in RAM only.
+const LARGEST_SHARE: u64 = 2;
+
+/// A directory of indexes.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    dir: PathBuf,
+    most_bytes: u64,
+    names: AtomicU64,
+}
+
+struct Kept {
+    path: PathBuf,
+    spec: String,
+    id: String,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl Disk {
+    /// Makes the directory if need be, and removes what an earlier process left half written.
+    pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
+        let failed =
+            |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
+        fs::create_dir_all(&dir).map_err(failed)?;
+        for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(".tmp-") {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let disk = Self { dir, most_bytes, names: AtomicU64::new(0) };
+        disk.prune(0);
+        Ok(disk)
+    }
+
+    /// The dataset that a spec was last opened as.
+    pub(crate) fn by_spec(&self, spec: u128) -> Option<Dataset> {
+        let spec = spec_name(spec);
+        let latest = self.kept().into_iter().filter(|k| k.spec == spec).max_by_key(|k| k.used)?;
+        self.load(&latest)
+    }
+
+    pub(crate) fn by_id(&self, id: &str) -> Option<Dataset> {
+        self.kept().into_iter().filter(|k| k.id == id).find_map(|k| self.load(&k))
+    }
+
+    /// Keeps a dataset. What the spec was opened as before goes on being found by its id, until it is the oldest.
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub(crate) fn keep(&self, spec: u128, dataset: &Dataset) -> Result<()> {
+        let path = self.dir.join(format!("{}-{}.{EXTENSION}", spec_name(spec), dataset.id()));
+        if fs::File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now())).is_ok() {
+            return Ok(());
+        }
+        let bytes = encode(dataset)?;
+        if bytes.len() as u64 > self.most_bytes / LARGEST_SHARE {
+            return Ok(());
+        }
+        self.prune(bytes.len() as u64);
+        let temporary = self.dir.join(format!(".tmp-{}-{}", std::process::id(), self.names.fetch_add(1, Relaxed)));
+        let written = (|| {
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(&bytes)?;
+            drop(file);
+            fs::rename(&temporary, &path)
+        })();
+        written.map_err(|e| {
+            let _ = fs::remove_file(&temporary);
+            Error::internal(format!("the index of a dataset cannot be written to {}: {e}", self.dir.display())).source(e)
+        })
+    }
+
+    /// Bytes and files here.
+    pub(crate) fn usage(&self) -> (u64, usize) {
+        let kept = self.kept();
+        (kept.iter().map(|k| k.bytes).sum(), kept.len())
+    }
+
+    fn load(&self, kept: &Kept) -> Option<Dataset> {
+        let decoded = fs::read(&kept.path).ok().and_then(|bytes| match decode(&bytes) {
+            Ok(dataset) if dataset.id() == kept.id => Some(dataset),
+            _ => None,
+        });
+        match &decoded {
+            Some(_) => {
+                // The time tells what was used; a disk that refuses costs the order of eviction, nothing else.
+                let _ = fs::File::options().append(true).open(&kept.path).and_then(|f| f.set_modified(SystemTime::now()));
+            }
+            None => {
+                tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, and will be made anew");
+                let _ = fs::remove_file(&kept.path);
+            }
+        }
+        decoded
+    }
+
+    fn kept(&self) -> Vec<Kept> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let (spec, id) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('-')?;
+                let meta = entry.metadata().ok()?;
+                Some(Kept {
+                    path: entry.path(),
+                    spec: spec.to_owned(),
+                    id: id.to_owned(),
+                    bytes: meta.len(),
+                    used: meta.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                })
+            })
+            .collect()
+    }
+
+    /// Makes room for so many bytes more.
+    fn prune(&self, more: u64) {
+        let mut kept = self.kept();
+        kept.sort_by_key(|k| k.used);
+        let mut bytes: u64 = kept.iter().map(|k| k.bytes).sum::<u64>() + more;
+        let mut count = kept.len() + usize::from(more > 0);
+        for old in kept {
+            if bytes <= self.most_bytes && count <= limits::DATASETS_KEPT_MAX {
+                break;
+            }
+            if fs::remove_file(&old.path).is_ok() {
+                bytes -= old.bytes;
+                count -= 1;
+            }
+        }
+    }
+}
+
+fn spec_name(spec: u128) -> String {
+    format!("{spec:032x}")
+}
+
+/// The bytes of a dataset.
+fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
+    let files = dataset.files();
+    let mut out = Vec::with_capacity(64 * files.len() + 4096);
+    out.extend_from_slice(MAGIC);
+    put_bytes(&mut out, dataset.format().name().as_bytes());
+    put_bytes(&mut out, dataset.options().as_bytes());
+    put_bytes(&mut out, &encode_schema(dataset.schema())?);
+    put_bytes(&mut out, &dataset.shape().encode());
+    put(&mut out, files.len() as u64);
+    for (bucket, range) in files.by_bucket() {
+        put_bytes(&mut out, bucket.as_bytes());
+        put(&mut out, range.len() as u64);
+        for i in range {
+            put_bytes(&mut out, files.key(i).as_bytes());
+            put(&mut out, files.size(i));
+            put_bytes(&mut out, files.tag_bytes(i));
+        }
+    }
+    for i in 0..files.len() {
+        if let Some(index) = dataset.index(i) {
+            put_bytes(&mut out, &index.encode());
+        }
+    }
+    match dataset.labels() {
+        None => out.push(0),
+        Some(labels) => {
+            out.push(1);
+            labels.encode(&mut out);
+        }
+    }
+    let sum = xxh3_128(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    Ok(out)
+}
+
+fn decode(bytes: &[u8]) -> Result<Dataset> {
+    let damaged = || Error::corrupt("the stored index of a dataset is damaged");
+    let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(damaged)?;
+    if xxh3_128(body) != u128::from_le_bytes(*sum) {
+        return Err(damaged());
+    }
+    let body = body.strip_prefix(MAGIC).ok_or_else(damaged)?;
+    Decoder { bytes: body }.dataset().unwrap_or_else(|| Err(damaged()))
+}
+
+/// Variable-length numbers: seven bits in each byte, the lowest first.
+pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Reads what [`encode`] wrote. `None` where it contradicts itself.
+pub(crate) struct Decoder<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Decoder<'a> {
+    pub(crate) fn number(&mut self) -> Option<u64> {
+        let mut n = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.bytes.split_first()?;
+            self.bytes = rest;
+            n |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn take(&mut self) -> Option<&'a [u8]> {
+        let length = usize::try_from(self.number()?).ok()?;
+        let (taken, rest) = self.bytes.split_at_checked(length)?;
+        self.bytes = rest;
+        Some(taken)
+    }
+
+    pub(crate) fn text(&mut self) -> Option<&'a str> {
+        std::str::from_utf8(self.take()?).ok()
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.bytes.split_first()?;
+        self.bytes = rest;
+        Some(*byte)
+    }
+
+    fn dataset(&mut self) -> Option<Result<Dataset>> {
+        let format = Format::parse(self.text()?).ok()?;
+        let options = self.text()?.to_owned();
+        let schema = decode_schema(self.take()?).ok()?;
+        let shape = forebay_plan::Shape::decode(self.take()?).ok()?;
+        let files = self.files()?;
+        let mut indexes = Vec::new();
+        if format != Format::Objects {
+            indexes.reserve(files.len());
+            for _ in 0..files.len() {
+                indexes.push(Arc::new(FileIndex::decode(self.take()?, schema.clone()).ok()?));
+            }
+        }
+        let labels = match self.byte()? {
+            0 => None,
+            _ => Some(Labels::decode(self, files.len())?),
+        };
+        self.bytes.is_empty().then(|| Dataset::of_parts(Parts { format, files, indexes, shape: Some(shape), schema, labels, options }))
+    }
+
+    fn files(&mut self) -> Option<FileTable> {
+        let count = usize::try_from(self.number()?).ok()?;
+        let mut builder = FileTableBuilder::default();
+        while builder.len() < count {
+            let bucket: Arc<str> = self.text()?.into();
+            let in_bucket = self.number()?;
+            if in_bucket == 0 {
+                return None;
+            }
+            for _ in 0..in_bucket {
+                let name = ObjectName::new(bucket.clone(), self.text()?).ok()?;
+                let size = self.number()?;
+                let (etag, last_modified_ms) = crate::table::parse_tag(self.take()?);
+                builder.push(&FileRef { name, size, etag, last_modified_ms }).ok()?;
+            }
+        }
+        (builder.len() == count).then(|| builder.finish())
+    }
+}

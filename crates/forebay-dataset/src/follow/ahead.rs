@@ -1,0 +1,103 @@
+//! Fetching ahead of a plan's position what is not there, within a budget of bytes.
+//!
+//! The order is walked from the position on, and each object or block in it that is not on the disk is asked for once, a few at a time, through the
+//! engine: as any other fill it is shared with whoever wants the same bytes. Under a full shuffle of rows that lie many to a block nothing is fetched
+//! ahead: a block for each row would be more than what is read.
+
+use super::{Inner, table::Followed};
+use crate::Format;
+use forebay_core::limits;
+use forebay_engine::Engine;
+use forebay_plan::Shuffle;
+use futures::{StreamExt, stream::FuturesUnordered};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::sync::Notify;
+
+/// Rows of the order that are looked at together.
+const STRIDE_ROWS: u64 = 1024;
+/// Without a word the position is looked at all the same.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After a failure: the job that reads this hears of it; here it only wants patience.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Runs until it is aborted, or the plans are gone.
+pub(super) async fn run(engine: Engine, plans: Weak<Inner>, followed: Arc<Followed>, wake: Arc<Notify>) {
+    let plan = &followed.plan;
+    let rows = plan.rows_per_epoch();
+    let mut next = followed.at.load(Relaxed);
+    loop {
+        let at = followed.at.load(Relaxed);
+        let window = (followed.ahead_bytes.load(Relaxed) / followed.row_bytes).max(1);
+        // The job may have begun anew, or have left what was walked behind.
+        if next < at || next > at.saturating_add(window).saturating_add(STRIDE_ROWS) {
+            next = at;
+        }
+        let (epoch, position) = (next / rows, next % rows);
+        // A piece of the window at a time, and within one epoch.
+        let end = next + STRIDE_ROWS.min(window.div_ceil(2)).min(rows - position);
+        if end > at.saturating_add(window) || epoch >= followed.until_epoch.load(Relaxed) {
+            let _ = tokio::time::timeout(LOOK_EVERY, wake.notified()).await;
+            if plans.strong_count() == 0 {
+                return;
+            }
+            continue;
+        }
+        let (fetched, failed) = fetch(&engine, &followed, epoch, position..position + (end - next)).await;
+        if let Some(inner) = plans.upgrade() {
+            inner.stats.ahead_bytes.fetch_add(fetched, Relaxed);
+            inner.stats.ahead_failed.fetch_add(failed, Relaxed);
+        }
+        next = end;
+        if failed > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Brings what a run of positions needs: bytes that were missing, and pieces that did not come.
+async fn fetch(engine: &Engine, followed: &Followed, epoch: u64, positions: std::ops::Range<u64>) -> (u64, u64) {
+    let mut rows = Vec::new();
+    followed.plan.fill(epoch, positions, &mut rows);
+    let full = followed.plan.spec().shuffle == Shuffle::Full;
+    let (mut seen, mut work, mut fetched, mut failed) = (HashSet::new(), FuturesUnordered::new(), 0, 0);
+    for row in rows {
+        let Some(layout) = followed.layouts.get(row.source as usize) else { continue };
+        if full && layout.dataset().format() != Format::Objects {
+            continue;
+        }
+        let Some((file, unit, bytes)) = layout.bytes_of_row(row.row) else { continue };
+        if !seen.insert((row.source, unit)) {
+            continue;
+        }
+        let file = layout.dataset().file(file as u32);
+        let meta = Arc::new(file.meta());
+        if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &bytes) {
+            continue;
+        }
+        while work.len() >= limits::PLAN_AHEAD_FETCHES {
+            count(work.next().await, &mut fetched, &mut failed);
+        }
+        work.push(async move {
+            let length = bytes.end - bytes.start;
+            engine.bring_version(&file.name, &meta, bytes).await.map(|_| length).inspect_err(|e| {
+                tracing::debug!(object = %file.name, error = %e.describe(), "not fetched ahead");
+            })
+        });
+    }
+    while let Some(done) = work.next().await {
+        count(Some(done), &mut fetched, &mut failed);
+    }
+    (fetched, failed)
+}
+
+fn count(done: Option<forebay_core::Result<u64>>, fetched: &mut u64, failed: &mut u64) {
+    match done {
+        Some(Ok(bytes)) => *fetched += bytes,
+        Some(Err(_)) => *failed += 1,
+        None => {}
+    }
+}

@@ -1,0 +1,131 @@
+//! Where a dataset's rows lie, seen from the cache: from an entry (a small object, a chunk of a large one) to the rows or blocks that it holds.
+//!
+//! A dataset's own tables lead from rows to files; the only thing to add is the way from the hash of a name to the file: 12 bytes a file, for as
+//! long as a plan on it is followed.
+
+use crate::{Dataset, Format};
+use forebay_core::limits::CHUNK_BYTES;
+use forebay_store::{Cached, Part};
+use std::{ops::Range, sync::Arc};
+
+/// What an entry of the cache holds of a dataset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// This row, or a part of it.
+    Row(u64),
+    /// Blocks of the dataset, or parts of them.
+    Blocks(Range<u64>),
+    /// What is needed to read anything else of the file: a head, an index of members.
+    Key,
+    /// What the file unpacks to, or anything else whose place in it is not known.
+    File(Range<u64>),
+}
+
+pub struct Layout {
+    dataset: Arc<Dataset>,
+    /// The low half of a name's hash and the file, ordered.
+    files: Box<[(u64, u32)]>,
+    /// Of a mean row.
+    row_bytes: u64,
+}
+
+impl Layout {
+    pub fn new(dataset: Arc<Dataset>) -> Self {
+        let table = dataset.files();
+        let hash = |i| forebay_core::name::hash_name(table.bucket(i), table.key(i)) as u64;
+        let mut files: Box<[(u64, u32)]> = (0..table.len()).map(|i| (hash(i), i as u32)).collect();
+        files.sort_unstable();
+        let row_bytes = (table.total_bytes() / dataset.rows().max(1)).max(1);
+        Self { dataset, files, row_bytes }
+    }
+
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
+    pub fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        self.files.len() as u64 * 16
+    }
+
+    /// What an entry holds; `None` if it is of no file of the dataset, or of another version of one.
+    pub(crate) fn holds(&self, entry: &Cached) -> Option<Holds> {
+        let hash = entry.name as u64;
+        let from = self.files.partition_point(|(h, _)| *h < hash);
+        let file = self.files[from..].iter().take_while(|(h, _)| *h == hash).map(|(_, file)| *file as usize);
+        let file = file.into_iter().find(|&file| self.dataset.file(file as u32).version() == entry.version)?;
+        let size = self.dataset.files().size(file);
+        let bytes = match entry.part {
+            None if size > CHUNK_BYTES => return Some(Holds::Key),
+            None => 0..size,
+            Some(Part::Chunk(i)) => {
+                let start = u64::from(i) * CHUNK_BYTES;
+                start..(start + CHUNK_BYTES).min(size)
+            }
+            Some(Part::Aux(forebay_engine::AUX_INDEX, _)) => return Some(Holds::Key),
+            Some(Part::Aux(..)) => return Some(Holds::File(self.dataset.file_blocks(file))),
+        };
+        Some(match self.dataset.format() {
+            Format::Objects => Holds::Row(file as u64),
+            _ => Holds::Blocks(self.blocks_of(file, &bytes)),
+        })
+    }
+
+    /// The blocks of a file that have bytes in this range.
+    fn blocks_of(&self, file: usize, bytes: &Range<u64>) -> Range<u64> {
+        let blocks = self.dataset.file_blocks(file);
+        let first = partition(&blocks, |b| self.block_bytes(file, b).end <= bytes.start);
+        let end = partition(&blocks, |b| self.block_bytes(file, b).start < bytes.end);
+        first..end.max(first)
+    }
+
+    /// The bytes of a block, in its file.
+    pub(crate) fn block_bytes(&self, file: usize, block: u64) -> Range<u64> {
+        let first = self.dataset.file_blocks(file).start;
+        match self.dataset.index(file) {
+            Some(index) => index.blocks().bytes((block - first) as usize),
+            None => 0..self.dataset.files().size(file),
+        }
+    }
+
+    /// The file and the bytes of what a row needs: of whole objects the object, otherwise its block.
+    pub(crate) fn bytes_of_row(&self, row: u64) -> Option<(usize, u64, Range<u64>)> {
+        let located = self.dataset.locate(row).ok()?;
+        let file = located.file as usize;
+        Some(match self.dataset.format() {
+            Format::Objects => (file, row, 0..self.dataset.files().size(file)),
+            _ => (file, located.global_block, self.block_bytes(file, located.global_block)),
+        })
+    }
+}
+
+/// The first number of `of` for which `before` is false, where it is true for all before that.
+fn partition(of: &Range<u64>, before: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (of.start, of.end);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if before(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_point_of_numbers() {
+        for of in [0..0, 3..3, 0..10, 5..100] {
+            for at in of.start..=of.end {
+                assert_eq!(partition(&of, |n| n < at), at);
+            }
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Plans that the cache follows: what a job will read decides what is kept, what is fetched ahead, and what goes.
+//!
+//! A job registers its plan and gets a *lease*, which it renews by saying where it is ([`Plans::progress`]), or which is renewed for it where the node sees
+//! rows of the plan being asked for ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the one that is furthest behind.
+//!
+//! - [`Table`] is what the store asks when it makes room: the nearest use of an entry by any plan (`table.rs`), found by the layout of the datasets
+//!   (`layout.rs`).
+//! - A task for each plan fetches what comes next and is not there, within a budget of bytes ahead of the position (`ahead.rs`).
+//!
+//! A lease that is released or runs out takes its plan along when it was the last one: the table forgets it, the task ends, and what the plan held is
+//! from then on evicted as everything else.
+//!
+//! Invariant: nothing of this is needed for a right answer. Positions that are wrong, or plans that nobody reads by, cost misses and fetches.
+
+mod ahead;
+mod layout;
+mod table;
+
+pub use layout::Layout;
+pub use table::Table;
+
+use crate::{Access, Datasets};
+use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_engine::Engine;
+use forebay_plan::{Plan, PlanDocument};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use table::Followed;
+use tokio::{sync::Notify, task::AbortHandle};
+
+/// What a job says when it registers its plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Registration {
+    pub plan: PlanDocument,
+    /// Where the job begins.
+    #[serde(default)]
+    pub epoch: u64,
+    #[serde(default)]
+    pub position: u64,
+    /// The epoch before which the job ends; `None`: it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_epoch: Option<u64>,
+    /// How long the lease lasts without a word.
+    #[serde(default = "lease_seconds")]
+    pub lease_seconds: u64,
+    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the cache.
+    #[serde(default = "ahead_bytes")]
+    pub ahead_bytes: u64,
+}
+
+fn lease_seconds() -> u64 {
+    limits::PLAN_LEASE_DEFAULT_SECS
+}
+
+fn ahead_bytes() -> u64 {
+    limits::PLAN_AHEAD_DEFAULT_BYTES
+}
+
+/// A lease as its holder sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    pub lease: String,
+    /// The identity of the plan's order.
+    pub plan: String,
+    pub rows_per_epoch: u64,
+    /// Where the cache takes the job to be.
+    pub epoch: u64,
+    pub position: u64,
+    pub expires_in_seconds: u64,
+    /// Leases on this plan, this one included.
+    pub leases: usize,
+}
+
+/// Counters. They only grow.
+#[derive(Debug, Default)]
+pub struct FollowStats {
+    pub registered: AtomicU64,
+    pub released: AtomicU64,
+    /// Leases that ran out.
+    pub expired: AtomicU64,
+    /// Bytes that were asked for ahead of jobs, and were not there.
+    pub ahead_bytes: AtomicU64,
+    /// Pieces that could not be fetched ahead.
+    pub ahead_failed: AtomicU64,
+}
+
+/// The plans of a node; cheap to clone, all clones are one.
+#[derive(Clone)]
+pub struct Plans {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    engine: Engine,
+    datasets: Datasets,
+    table: Arc<Table>,
+    state: Mutex<State>,
+    stats: FollowStats,
+    next: AtomicU64,
+    /// Makes of that the numbers of leases: who was not told one does not know it.
+    secret: RandomState,
+}
+
+#[derive(Default)]
+struct State {
+    /// By lease.
+    held: HashMap<u64, Held>,
+    /// By the plan's identity.
+    groups: HashMap<String, Group>,
+    sweeping: bool,
+}
+
+struct Held {
+    plan: String,
+    /// Over all epochs.
+    at: u64,
+    until_epoch: Option<u64>,
+    lasts: Duration,
+    expires: Instant,
+}
+
+struct Group {
+    followed: Arc<Followed>,
+    wake: Arc<Notify>,
+    task: Option<AbortHandle>,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl Plans {
+    /// Plans over datasets of this registry. The store of its engine asks them from now on.
+    pub fn new(datasets: &Datasets) -> Self {
+        let engine = datasets.engine().clone();
+        let table = Arc::new(Table::default());
+        if let Some(store) = engine.store() {
+            store.set_advisor(Some(table.clone()));
+        }
+        let inner = Inner {
+            engine,
+            datasets: datasets.clone(),
+            table,
+            state: Mutex::default(),
+            stats: FollowStats::default(),
+            next: AtomicU64::new(0),
+            secret: RandomState::new(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    pub fn stats(&self) -> &FollowStats {
+        &self.inner.stats
+    }
+
+    /// Leases, and plans that they are on.
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.inner.state.lock();
+        (state.held.len(), state.groups.len())
+    }
+
+    /// Follows a plan from now on, as long as its lease is renewed.
+    ///
+    /// # Errors
+    /// `Invalid` for a plan or a place that cannot be, `NotFound` for a dataset that is not known here, `PermissionDenied`, `Busy` for one lease too many.
+    pub async fn register(&self, registration: &Registration, access: &dyn Access) -> Result<Lease> {
+        check(registration)?;
+        let mut layouts: Vec<Arc<Layout>> = Vec::new();
+        for source in &registration.plan.sources {
+            let dataset = self.inner.datasets.get(&source.dataset, access).await?;
+            let known =
+                layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
+            layouts.push(known.unwrap_or_else(|| Arc::new(Layout::new(dataset))));
+        }
+        let mut shapes = layouts.iter();
+        let spec = registration.plan.resolve(|id| {
+            let layout = shapes.next().ok_or_else(|| Error::internal(format!("the dataset {id} was not looked up")))?;
+            Ok(layout.dataset().shape().clone())
+        })?;
+        let plan = Arc::new(Plan::new(spec)?);
+        let at = place(&plan, registration.epoch, registration.position)?;
+        let lasts = Duration::from_secs(registration.lease_seconds);
+        let lease = self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed));
+        let identity = plan.identity().to_owned();
+        {
+            let mut state = self.inner.state.lock();
+            if state.held.len() >= limits::PLAN_LEASES_MAX {
+                return Err(Error::busy(format!("{} plans are followed already", limits::PLAN_LEASES_MAX))
+                    .hint("release plans that ended, or let their leases run out"));
+            }
+            if !state.groups.contains_key(&identity) {
+                let followed = Arc::new(Followed::new(plan, layouts, at));
+                let group = Group { followed: followed.clone(), wake: Arc::new(Notify::new()), task: None };
+                state.groups.insert(identity.clone(), group);
+                self.inner.table.add(followed);
+            }
+            let held = Held { plan: identity.clone(), at, until_epoch: registration.until_epoch, lasts, expires: Instant::now() + lasts };
+            state.held.insert(lease, held);
+            state.settle(&identity);
+            let ahead = registration.ahead_bytes.min(self.inner.ahead_most());
+            if let Some(group) = state.groups.get_mut(&identity)
+                && ahead > group.followed.ahead_bytes.load(Relaxed)
+            {
+                group.followed.ahead_bytes.store(ahead, Relaxed);
+                if group.task.is_none() {
+                    let task =
+                        ahead::run(self.inner.engine.clone(), Arc::downgrade(&self.inner), group.followed.clone(), group.wake.clone());
+                    group.task = Some(tokio::spawn(task).abort_handle());
+                }
+            }
+            if !std::mem::replace(&mut state.sweeping, true) {
+                tokio::spawn(sweep(Arc::downgrade(&self.inner)));
+            }
+        }
+        self.inner.stats.registered.fetch_add(1, Relaxed);
+        tracing::info!(plan = %identity, lease = format_args!("{lease:016x}"), "the cache follows a plan");
+        self.of(lease)
+    }
+
+    /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the lease.
+    ///
+    /// # Errors
+    /// `NotFound` for a lease that ran out or was released; `Invalid` for a place that cannot be.
+    pub fn progress(&self, lease: &str, epoch: u64, position: u64) -> Result<Lease> {
+        let id = parse(lease)?;
+        {
+            let mut state = self.inner.state.lock();
+            let identity = state.held.get(&id).map(|h| h.plan.clone()).ok_or_else(|| unknown(lease))?;
+            let followed = state.groups.get(&identity).map(|g| g.followed.clone()).ok_or_else(|| unknown(lease))?;
+            let at = place(&followed.plan, epoch, position)?;
+            if let Some(held) = state.held.get_mut(&id) {
+                held.at = at;
+                held.expires = Instant::now() + held.lasts;
+            }
+            state.settle(&identity);
+        }
+        self.of(id)
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn release(&self, lease: &str) -> Result<()> {
+        let id = parse(lease)?;
+        let mut state = self.inner.state.lock();
+        if !state.end(id, &self.inner.table) {
+            return Err(unknown(lease));
+        }
+        self.inner.stats.released.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// All leases, in the order of their numbers.
+    pub fn list(&self, access: &dyn Access) -> Vec<Lease> {
+        let mut ids: Vec<(u64, String)> = self.inner.state.lock().held.iter().map(|(id, h)| (*id, h.plan.clone())).collect();
+        ids.sort_unstable();
+        let may = |plan: &String| {
+            let followed = self.inner.state.lock().groups.get(plan).map(|g| g.followed.clone());
+            followed.is_some_and(|f| f.layouts.iter().all(|l| l.dataset().check_access(access).is_ok()))
+        };
+        ids.iter().filter(|(_, plan)| may(plan)).filter_map(|(id, _)| self.of(*id).ok()).collect()
+    }
+
+    /// Rows of a dataset are being read. Where they are what a plan on it would read about now, its jobs are taken to be there, and their leases are
+    /// renewed.
+    pub fn asked(&self, dataset: &str, rows: &[u64]) {
+        if !self.inner.table.any() || rows.is_empty() {
+            return;
+        }
+        for followed in self.inner.table.all().iter() {
+            let Some(source) = followed.layouts.iter().position(|l| l.dataset().id() == dataset) else { continue };
+            let Some(at) = followed.place_of(source as u32, rows) else { continue };
+            let mut state = self.inner.state.lock();
+            let identity = followed.plan.identity();
+            let now = Instant::now();
+            for held in state.held.values_mut().filter(|h| h.plan == identity) {
+                held.at = held.at.max(at);
+                held.expires = held.expires.max(now + held.lasts);
+            }
+            state.settle(identity);
+        }
+    }
+
+    fn of(&self, lease: u64) -> Result<Lease> {
+        let state = self.inner.state.lock();
+        let text = format!("{lease:016x}");
+        let held = state.held.get(&lease).ok_or_else(|| unknown(&text))?;
+        let group = state.groups.get(&held.plan).ok_or_else(|| unknown(&text))?;
+        let rows = group.followed.plan.rows_per_epoch();
+        Ok(Lease {
+            plan: held.plan.clone(),
+            rows_per_epoch: rows,
+            epoch: held.at / rows,
+            position: held.at % rows,
+            expires_in_seconds: held.expires.saturating_duration_since(Instant::now()).as_secs(),
+            leases: state.held.values().filter(|h| h.plan == held.plan).count(),
+            lease: text,
+        })
+    }
+}
+
+impl Inner {
+    /// What may be fetched ahead of one plan.
+    fn ahead_most(&self) -> u64 {
+        let capacity: u64 = self.engine.store().map_or(0, |s| s.stats().dirs.iter().map(|d| d.capacity_bytes).sum());
+        capacity / limits::PLAN_AHEAD_SHARE
+    }
+}
+
+impl State {
+    /// A plan is where the last of its jobs is, and goes on for as long as the longest of them.
+    fn settle(&mut self, identity: &str) {
+        let Some(group) = self.groups.get(identity) else { return };
+        let held = || self.held.values().filter(|h| h.plan == identity);
+        if let Some(at) = held().map(|h| h.at).min() {
+            group.followed.at.store(at, Relaxed);
+        }
+        let until = held().map(|h| h.until_epoch.unwrap_or(u64::MAX)).max().unwrap_or(u64::MAX);
+        group.followed.until_epoch.store(until, Relaxed);
+        group.wake.notify_one();
+    }
+
+    /// Ends a lease, and its plan if it was the last one. `false`: there is none.
+    fn end(&mut self, lease: u64, table: &Table) -> bool {
+        let Some(held) = self.held.remove(&lease) else { return false };
+        if self.held.values().any(|h| h.plan == held.plan) {
+            self.settle(&held.plan);
+        } else {
+            self.groups.remove(&held.plan);
+            table.remove(&held.plan);
+            tracing::info!(plan = %held.plan, "the cache follows this plan no more");
+        }
+        true
+    }
+}
+
+/// Ends leases that ran out, until there are none.
+async fn sweep(plans: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let Some(inner) = plans.upgrade() else { return };
+        let mut state = inner.state.lock();
+        let now = Instant::now();
+        let over: Vec<u64> = state.held.iter().filter(|(_, h)| h.expires <= now).map(|(id, _)| *id).collect();
+        for lease in over {
+            state.end(lease, &inner.table);
+            inner.stats.expired.fetch_add(1, Relaxed);
+            tracing::info!(lease = format_args!("{lease:016x}"), "the lease on a plan ran out");
+        }
+        if state.held.is_empty() {
+            state.sweeping = false;
+            return;
+        }
+    }
+}
+
+fn check(registration: &Registration) -> Result<()> {
+    if !(1..=limits::PLAN_LEASE_MAX_SECS).contains(&registration.lease_seconds) {
+        return Err(Error::invalid(format!("a lease of {} seconds", registration.lease_seconds))
+            .hint(format!("1 to {}; it is renewed by saying where the job is", limits::PLAN_LEASE_MAX_SECS)));
+    }
+    if registration.until_epoch.is_some_and(|until| until <= registration.epoch) {
+        return Err(Error::invalid(format!(
+            "a job that begins in epoch {} and ends before epoch {}",
+            registration.epoch,
+            registration.until_epoch.unwrap_or_default()
+        ))
+        .hint("until_epoch is the epoch after the last one"));
+    }
+    Ok(())
+}
+
+/// A place as one number.
+fn place(plan: &Plan, epoch: u64, position: u64) -> Result<u64> {
+    let rows = plan.rows_per_epoch();
+    if epoch >= limits::PLAN_EPOCHS_MAX || position > rows {
+        return Err(Error::invalid(format!("position {position} of epoch {epoch}, in a plan of {rows} rows an epoch"))
+            .hint("positions count the rows of all ranks together; they begin at 0 in each epoch"));
+    }
+    Ok(epoch * rows + position)
+}
+
+fn parse(lease: &str) -> Result<u64> {
+    u64::from_str_radix(lease, 16).ok().filter(|_| lease.len() == 16).ok_or_else(|| unknown(lease))
+}
+
+fn unknown(lease: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("there is no lease {:?}", forebay_core::name::shorten(lease)))
+        .hint("it ran out, or the node was started anew: register the plan again")
+}

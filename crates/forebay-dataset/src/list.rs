@@ -1,0 +1,335 @@
+//! From what is wanted to files with sizes and versions, with few and parallel questions to the origin.
+//!
+//! - A pattern lists its prefix. Where an earlier opening knows the names, the listing is cut at them into segments of a page each, and all are asked
+//!   for at once: a page takes a round trip, and ten thousand names take ten.
+//! - Exact names that lie close together are looked up in pages of a listing too; the others are asked for one by one.
+//! - A manifest is read. Files that it gives with size and version are taken at its word: reads are conditional on it, so a wrong word is an error then.
+//!
+//! Invariant: the answer is in the order of the sources, within a pattern by name, and holds no name twice.
+
+use crate::{
+    Format,
+    manifest::{self, Line},
+    pattern::{Globs, Wanted},
+    progress::Progress,
+    table::{FileRef, FileTable, FileTableBuilder},
+};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
+use forebay_engine::{Engine, ListRequest, ReadOptions};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::{collections::HashSet, ops::Range};
+
+/// Fewer exact names than this are asked for one by one.
+const EXACT_LISTED_FROM: usize = 16;
+/// A page of a listing that has fewer of the names than this is not worth another.
+const EXACT_PER_PAGE: usize = 50;
+/// How many missing names an error tells.
+const MISSING_TOLD: usize = 5;
+
+/// What a listing found.
+pub(crate) struct Listed {
+    pub files: FileTable,
+    /// For each file, whether a pattern found it: such a file may be passed over for its name.
+    pub by_pattern: Vec<Range<usize>>,
+    /// Names that are at the origin and cannot be read through this node.
+    pub unreadable: Vec<String>,
+    /// What a manifest says of them.
+    pub format: Option<Format>,
+}
+
+/// Lists what is wanted. `known` are the files of an earlier opening of the same spec.
+pub(crate) async fn list(engine: &Engine, wanted: Vec<Wanted>, known: Option<&FileTable>, progress: &Progress) -> Result<Listed> {
+    let mut out = Collected::new(wanted.len() > 1);
+    let mut wanted = wanted.into_iter().peekable();
+    while let Some(next) = wanted.next() {
+        match next {
+            Wanted::Pattern { bucket, prefix, globs } => {
+                let begin = out.files.len();
+                list_pattern(engine, &bucket, &prefix, &globs, known, progress, &mut out).await?;
+                out.by_pattern.push(begin..out.files.len());
+            }
+            Wanted::Exact(bucket, key) => {
+                let mut names = vec![ObjectName::new(bucket, key)?];
+                while let Some(Wanted::Exact(bucket, key)) = wanted.next_if(|w| matches!(w, Wanted::Exact(..))) {
+                    names.push(ObjectName::new(bucket, key)?);
+                }
+                for file in look_up(engine, names, progress).await? {
+                    out.push(file)?;
+                }
+            }
+            Wanted::Manifest(bucket, key) => {
+                let name = ObjectName::new(bucket, key)?;
+                let lines = manifest::read(engine, &name).await?;
+                out.format = out.format.or(lines.format);
+                let mut unknown = Vec::new();
+                let mut files = Vec::with_capacity(lines.lines.len());
+                for line in lines.lines {
+                    match line {
+                        Line::Known(file) => files.push(Some(file)),
+                        Line::Name(name) => {
+                            unknown.push(name);
+                            files.push(None);
+                        }
+                    }
+                }
+                let mut found =
+                    look_up(engine, unknown, progress).await.map_err(|e| e.context(format_args!("manifest {name}")))?.into_iter();
+                for file in files {
+                    let file = file.or_else(|| found.next()).ok_or_else(|| Error::internal("a name of the manifest was lost"))?;
+                    out.push(file)?;
+                }
+            }
+        }
+        progress.listed(out.files.len());
+    }
+    Ok(Listed { files: out.files.finish(), by_pattern: out.by_pattern, unreadable: out.unreadable, format: out.format })
+}
+
+struct Collected {
+    files: FileTableBuilder,
+    /// Hashes of names, where one may come twice.
+    seen: Option<HashSet<u128>>,
+    by_pattern: Vec<Range<usize>>,
+    unreadable: Vec<String>,
+    format: Option<Format>,
+}
+
+impl Collected {
+    fn new(may_repeat: bool) -> Self {
+        Self {
+            files: FileTableBuilder::default(),
+            seen: may_repeat.then(HashSet::new),
+            by_pattern: Vec::new(),
+            unreadable: Vec::new(),
+            format: None,
+        }
+    }
+
+    /// The first time that a name comes is its place.
+    fn push(&mut self, file: FileRef) -> Result<()> {
+        let seen = self.seen.get_or_insert_default();
+        if seen.insert(file.name.hash128()) { self.files.push(&file) } else { Ok(()) }
+    }
+}
+
+async fn list_pattern(
+    engine: &Engine,
+    bucket: &str,
+    prefix: &str,
+    globs: &Globs,
+    known: Option<&FileTable>,
+    progress: &Progress,
+    out: &mut Collected,
+) -> Result<()> {
+    let mut segments = stream::iter(segments(bucket, prefix, known))
+        .map(|(after, until)| list_segment(engine, bucket, prefix, globs, after, until, progress))
+        .buffered(limits::DATASET_LIST_PAGES);
+    let mut last = String::new();
+    let mut sorted = true;
+    let mut tables = Vec::new();
+    while let Some((table, unreadable)) = segments.try_next().await? {
+        out.unreadable.extend(unreadable);
+        sorted &= table.is_empty() || (*table.key(0) > *last && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
+        if let Some(end) = table.len().checked_sub(1) {
+            last = table.key(end).to_owned();
+        }
+        tables.push(table);
+    }
+    if sorted {
+        let single = out.seen.is_none();
+        for file in tables.iter().flat_map(FileTable::iter) {
+            // One listing in order has no name twice.
+            if single { out.files.push(&file)? } else { out.push(file)? }
+        }
+    } else {
+        let mut files: Vec<FileRef> = tables.iter().flat_map(FileTable::iter).collect();
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        for file in files {
+            out.push(file)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where pages of a listing begin and end, as far as an earlier opening tells: after one name, up to and with another.
+fn segments(bucket: &str, prefix: &str, known: Option<&FileTable>) -> Vec<(Option<String>, Option<String>)> {
+    let mut keys: Vec<&str> = known
+        .into_iter()
+        .flat_map(|t| t.by_bucket().filter(|(b, _)| *b == bucket).flat_map(|(_, files)| files.map(|i| t.key(i))))
+        .filter(|k| k.starts_with(prefix))
+        .collect();
+    keys.sort_unstable();
+    let mut out = Vec::with_capacity(keys.len() / limits::LIST_PAGE_MAX_KEYS + 1);
+    let mut after: Option<String> = None;
+    for page in keys.chunks_exact(limits::LIST_PAGE_MAX_KEYS) {
+        let until = page.last().map(|k| k.to_string());
+        out.push((after, until.clone()));
+        after = until;
+    }
+    out.push((after, None));
+    out
+}
+
+async fn list_segment(
+    engine: &Engine,
+    bucket: &str,
+    prefix: &str,
+    globs: &Globs,
+    after: Option<String>,
+    until: Option<String>,
+    progress: &Progress,
+) -> Result<(FileTable, Vec<String>)> {
+    let (mut files, mut unreadable) = (FileTableBuilder::default(), Vec::new());
+    let bucket_name: std::sync::Arc<str> = bucket.into();
+    let mut request = ListRequest {
+        prefix: prefix.to_owned(),
+        start_after: after.clone(),
+        max_keys: limits::LIST_PAGE_MAX_KEYS,
+        ..ListRequest::default()
+    };
+    loop {
+        let page =
+            engine.list(bucket, request.clone()).await.map_err(|e| e.context(format_args!("listing {bucket}/{}", shorten(prefix))))?;
+        progress.pages(1);
+        let ends = until.as_ref().is_some_and(|u| page.entries.last().is_some_and(|e| e.key >= *u));
+        for entry in page.entries {
+            let outside = after.as_ref().is_some_and(|a| entry.key <= *a) || until.as_ref().is_some_and(|u| entry.key > *u);
+            // What ends in a slash is a folder that some program marked so.
+            if outside || entry.key.ends_with('/') || !globs.matches(&entry.key) {
+                continue;
+            }
+            match ObjectName::new(bucket_name.clone(), entry.key.as_str()) {
+                Ok(name) => files.push(&FileRef {
+                    name,
+                    size: entry.size,
+                    last_modified_ms: if entry.etag.is_some() { 0 } else { entry.last_modified_ms },
+                    etag: entry.etag,
+                })?,
+                Err(_) => unreadable.push(format!("{bucket}/{}", entry.key)),
+            }
+        }
+        match page.next_token {
+            Some(token) if !ends => request.token = Some(token),
+            _ => return Ok((files.finish(), unreadable)),
+        }
+    }
+}
+
+/// Exact names, in their order.
+///
+/// # Errors
+/// `NotFound` with those that are not there.
+async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -> Result<Vec<FileRef>> {
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    order.sort_by(|&a, &b| names[a].cmp(&names[b]));
+    let names = &names;
+    // Chunks do not cross buckets.
+    let mut chunks: Vec<Vec<usize>> = Vec::new();
+    for i in order {
+        match chunks.last_mut() {
+            Some(c) if c.len() < limits::LIST_PAGE_MAX_KEYS && names[c[0]].bucket() == names[i].bucket() => c.push(i),
+            _ => chunks.push(vec![i]),
+        }
+    }
+    let mut found: Vec<Option<FileRef>> = vec![None; names.len()];
+    let mut one_by_one = Vec::new();
+    let mut pages = stream::iter(chunks).map(|chunk| in_pages(engine, names, chunk)).buffer_unordered(limits::DATASET_LIST_PAGES);
+    while let Some((here, rest)) = pages.try_next().await? {
+        for (i, file) in here {
+            found[i] = Some(file);
+        }
+        one_by_one.extend(rest);
+        progress.listed(found.iter().flatten().count());
+    }
+    let mut heads =
+        stream::iter(one_by_one).map(|i| async move { (i, head(engine, &names[i]).await) }).buffer_unordered(limits::DATASET_OPEN_FILES);
+    let mut missing: Vec<(&ObjectName, Error)> = Vec::new();
+    let mut missing_count = 0;
+    while let Some((i, file)) = heads.next().await {
+        match file {
+            Ok(file) => found[i] = Some(file),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                missing_count += 1;
+                if missing.len() < MISSING_TOLD {
+                    missing.push((&names[i], e));
+                }
+            }
+            Err(e) => return Err(e.context(&names[i])),
+        }
+    }
+    if missing_count > 0 {
+        missing.sort_by(|a, b| a.0.cmp(b.0));
+        let told: Vec<String> = missing.iter().map(|(n, _)| n.to_string()).collect();
+        let more = missing_count - told.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        return Err(Error::not_found(format!(
+            "of {} files that are named {missing_count} are not there: {}{more}",
+            names.len(),
+            told.join(", ")
+        ))
+        .hint("to take all that is below a name, end it with a slash"));
+    }
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Looks names of one bucket, in order, up in pages of a listing. What that does not decide is left over.
+async fn in_pages(engine: &Engine, names: &[ObjectName], chunk: Vec<usize>) -> Result<(Vec<(usize, FileRef)>, Vec<usize>)> {
+    let (mut found, mut rest) = (Vec::new(), chunk.as_slice());
+    let key = |i: usize| names[i].key();
+    while rest.len() >= EXACT_LISTED_FROM {
+        let (first, last) = (key(rest[0]), key(rest[rest.len() - 1]));
+        let same = first.char_indices().zip(last.chars()).take_while(|((_, a), b)| a == b).map(|((at, a), _)| at + a.len_utf8()).last();
+        let prefix = first[..same.unwrap_or(0)].to_owned();
+        // The greatest text before this name that is easily had: the name without its last character.
+        let start_after = first.char_indices().next_back().map(|(at, _)| first[..at].to_owned()).filter(|s| !s.is_empty());
+        let request = ListRequest { prefix, start_after, max_keys: limits::LIST_PAGE_MAX_KEYS, ..ListRequest::default() };
+        let bucket = names[rest[0]].bucket();
+        let page = match engine.list(bucket, request).await {
+            Ok(page) => page,
+            // Who may read and not list has to ask one by one.
+            Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => break,
+            Err(e) => return Err(e),
+        };
+        let (before, mut at) = (found.len(), 0);
+        let mut undecided = Vec::new();
+        let end = page.entries.last().map(|e| e.key.clone());
+        let covers = |k: &str| page.next_token.is_none() || end.as_deref().is_some_and(|e| k <= e);
+        let mut later = rest.len();
+        for (n, &i) in rest.iter().enumerate() {
+            if !covers(key(i)) {
+                later = n;
+                break;
+            }
+            while at < page.entries.len() && *page.entries[at].key < *key(i) {
+                at += 1;
+            }
+            match page.entries.get(at).filter(|e| e.key == key(i)) {
+                Some(e) => found.push((
+                    i,
+                    FileRef {
+                        name: names[i].clone(),
+                        size: e.size,
+                        last_modified_ms: if e.etag.is_some() { 0 } else { e.last_modified_ms },
+                        etag: e.etag.clone(),
+                    },
+                )),
+                // Not there, as far as the listing goes; the origin has the last word.
+                None => undecided.push(i),
+            }
+        }
+        let found_here = found.len() - before;
+        rest = &rest[later..];
+        if !undecided.is_empty() || found_here < EXACT_PER_PAGE {
+            undecided.extend_from_slice(rest);
+            return Ok((found, undecided));
+        }
+    }
+    Ok((found, rest.to_vec()))
+}
+
+/// One file, as the origin has it now.
+pub(crate) async fn head(engine: &Engine, name: &ObjectName) -> Result<FileRef> {
+    let head = engine.head(name, &ReadOptions { bypass: true, ..ReadOptions::default() }).await?;
+    let last_modified_ms = if head.meta.etag.is_some() { 0 } else { head.meta.last_modified_ms };
+    Ok(FileRef { name: name.clone(), size: head.meta.size, etag: head.meta.etag.clone(), last_modified_ms })
+}

@@ -1,0 +1,208 @@
+//! Manifests: the files of a dataset as an object of lines, written once and read instead of listing.
+//!
+//! A line is `bucket/key`, or JSON: `{"name": "bucket/key", "size": …, "etag": …}`. With size and version nothing is asked of the origin. The first line
+//! of a manifest that is written here says what it is; lines that are empty or begin with `#` are passed over.
+
+use crate::{Dataset, Format, table::FileRef};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
+use forebay_engine::{Engine, ReadOptions};
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// One line of a manifest.
+pub(crate) enum Line {
+    /// With size and version.
+    Known(FileRef),
+    Name(ObjectName),
+}
+
+pub(crate) struct Lines {
+    pub lines: Vec<Line>,
+    pub format: Option<Format>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    /// The version of what follows.
+    forebay_manifest: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    format: Option<Format>,
+    #[serde(default)]
+    dataset: String,
+    #[serde(default)]
+    files: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_modified_ms: Option<i64>,
+    /// For people and for other programs; not read back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rows: Option<u64>,
+}
+
+const VERSION: u32 = 1;
+
+/// Reads a manifest through the cache.
+pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Lines> {
+    let bytes = read_whole(engine, name, limits::DATASET_MANIFEST_MAX_BYTES).await?;
+    parse(&bytes).map_err(|e| e.context(format_args!("manifest {name}")))
+}
+
+/// A whole object of at most `most` bytes.
+pub(crate) async fn read_whole(engine: &Engine, name: &ObjectName, most: u64) -> Result<Vec<u8>> {
+    let mut read = engine.read(name, None, &ReadOptions::default()).await?;
+    if read.meta.size > most {
+        return Err(Error::new(ErrorKind::TooLarge, format!("{name} has {} bytes; the most are {most}", read.meta.size)));
+    }
+    // What is read is parsed at once; until then it is memory of this request.
+    let _held = engine.budget().hold(read.meta.size.max(1)).await?;
+    let mut out = Vec::with_capacity(read.meta.size as usize);
+    while let Some(piece) = read.body.next().await {
+        out.extend_from_slice(&piece?);
+    }
+    Ok(out)
+}
+
+fn parse(bytes: &[u8]) -> Result<Lines> {
+    let text = std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is no text: {e}")))?;
+    let (mut lines, mut format) = (Vec::new(), None);
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let at = |e: Error| e.context(format_args!("line {}", number + 1));
+        if lines.len() >= limits::DATASET_FILES_MAX {
+            return Err(Error::new(ErrorKind::TooLarge, format!("more than {} files", limits::DATASET_FILES_MAX)));
+        }
+        if !line.starts_with('{') {
+            lines.push(Line::Name(object(line).map_err(at)?));
+            continue;
+        }
+        if lines.is_empty() && line.contains("\"forebay_manifest\"") {
+            let head: Head = serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
+            if head.forebay_manifest != VERSION {
+                return Err(at(
+                    Error::unsupported(format!("a manifest of version {}", head.forebay_manifest)).hint("this release reads version 1")
+                ));
+            }
+            format = head.format;
+            continue;
+        }
+        let entry: Entry = serde_json::from_str(line).map_err(|e| {
+            at(Error::invalid(e.to_string()).hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#))
+        })?;
+        let name = object(&entry.name).map_err(at)?;
+        lines.push(match (entry.size, entry.etag, entry.last_modified_ms) {
+            (Some(size), Some(etag), _) => Line::Known(FileRef { name, size, etag: Some(etag), last_modified_ms: 0 }),
+            (Some(size), None, Some(last_modified_ms)) => Line::Known(FileRef { name, size, etag: None, last_modified_ms }),
+            _ => Line::Name(name),
+        });
+    }
+    if lines.is_empty() {
+        return Err(Error::invalid("it names no files").hint("one file on each line, as bucket/key"));
+    }
+    Ok(Lines { lines, format })
+}
+
+fn object(text: &str) -> Result<ObjectName> {
+    let text = text.strip_prefix("s3://").unwrap_or(text);
+    let (bucket, key) =
+        text.split_once('/').ok_or_else(|| Error::invalid(format!("{:?} names no object", shorten(text))).hint("bucket/key"))?;
+    ObjectName::new(bucket, key)
+}
+
+/// The lines of a dataset's manifest.
+pub struct ManifestLines(Arc<Dataset>);
+
+impl Dataset {
+    /// Its files as a manifest that a later opening reads instead of listing.
+    pub fn manifest_lines(self: &Arc<Self>) -> ManifestLines {
+        ManifestLines(self.clone())
+    }
+}
+
+impl ManifestLines {
+    /// One more than there are files.
+    pub fn len(&self) -> usize {
+        self.0.files().len() + 1
+    }
+
+    /// Never: the first line says what it is.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Line `i`, with its end.
+    pub fn line(&self, i: usize) -> String {
+        let dataset = &self.0;
+        let json = match i.checked_sub(1) {
+            None => serde_json::to_string(&Head {
+                forebay_manifest: VERSION,
+                format: Some(dataset.format()),
+                dataset: dataset.id().to_owned(),
+                files: dataset.files().len() as u64,
+            }),
+            Some(i) => {
+                let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);
+                let last_modified_ms = etag.is_none().then_some(last_modified_ms);
+                let rows = dataset.file_rows(i);
+                serde_json::to_string(&Entry {
+                    name: name.to_string(),
+                    size: Some(size),
+                    etag,
+                    last_modified_ms,
+                    rows: Some(rows.end - rows.start),
+                })
+            }
+        };
+        // Strings and numbers cannot fail to be JSON.
+        json.unwrap_or_default() + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_any_kind_are_read() {
+        let text = "# a comment\n\n{\"forebay_manifest\": 1, \"format\": \"parquet\"}\nbk/a b.parquet\r\ns3://bk/c\n\
+                    {\"name\": \"bk/d\", \"size\": 5, \"etag\": \"\\\"x\\\"\", \"rows\": 7}\n{\"name\": \"bk/e\", \"size\": 5}\n\
+                    {\"name\": \"bk/f\", \"size\": 6, \"last_modified_ms\": 9}\n";
+        let Lines { lines, format } = parse(text.as_bytes()).unwrap();
+        assert_eq!(format, Some(Format::Parquet));
+        let told: Vec<String> = lines
+            .iter()
+            .map(|l| match l {
+                Line::Known(f) => format!("{} {} {:?} {}", f.name, f.size, f.etag, f.last_modified_ms),
+                Line::Name(n) => n.to_string(),
+            })
+            .collect();
+        assert_eq!(told, ["bk/a b.parquet", "bk/c", "bk/d 5 Some(\"\\\"x\\\"\") 0", "bk/e", "bk/f 6 None 9"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (text, part) in [
+            ("bk/a\nnothing", "line 2"),
+            ("{\"nam\": 1}", "line 1"),
+            ("{\"forebay_manifest\": 2}", "version 2"),
+            ("", "no files"),
+            ("# only this", "no files"),
+            ("bk/../x", "line 1"),
+        ] {
+            let e = parse(text.as_bytes()).map(|_| ()).unwrap_err();
+            assert!(e.to_string().contains(part), "{text:?}: {e}");
+        }
+        assert!(parse(&[0xff, 0xfe]).is_err());
+    }
+}

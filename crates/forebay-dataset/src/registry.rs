@@ -1,0 +1,382 @@
+//! The datasets of a node: opened once for all who ask, kept, updated by reading only what changed.
+//!
+//! [`Datasets::open`], in order: parse the patterns (`pattern.rs`), check what the caller may do (`access.rs`), join an opening of the same spec that
+//! is under way or begin one in a task of its own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those files that
+//! are new or changed (`open.rs`), and put the dataset together (`dataset.rs`). What comes of it is kept in RAM within a bound.
+//!
+//! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets nothing that has a file it may not read.
+
+use crate::{
+    Access, Dataset, DatasetSpec, FileTable, Format,
+    access::check_wanted,
+    dataset::Parts,
+    disk::Disk,
+    labels::Labels,
+    list::list,
+    open::{Indexed, Order, index},
+    pattern::{self, Wanted},
+    progress::Progress,
+    schema::common_schema,
+    select::{Selected, select},
+    stats::DatasetStats,
+};
+use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_engine::{Engine, Flights, Joined};
+use forebay_format::tabular::IndexOptions;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What an operator may say about datasets.
+#[derive(Clone, Debug)]
+pub struct DatasetsConfig {
+    /// Memory for datasets, those in use included; the least recently used ones beyond it are forgotten.
+    pub memory_bytes: u64,
+    /// Where indexes are kept; `None`: in RAM only.
+    pub dir: Option<PathBuf>,
+    /// What that directory may take.
+    pub disk_bytes: u64,
+}
+
+impl Default for DatasetsConfig {
+    fn default() -> Self {
+        Self { memory_bytes: limits::DATASETS_MEMORY_DEFAULT_BYTES, dir: None, disk_bytes: limits::DATASETS_DISK_DEFAULT_BYTES }
+    }
+}
+
+/// What came of an opening.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub dataset: Arc<Dataset>,
+    /// Files whose footer, headers or directory was read for it.
+    pub indexed_files: u64,
+    /// Files that were known already.
+    pub reused_files: u64,
+    /// Bytes that were read for it.
+    pub indexed_bytes: u64,
+    /// The version that the same spec had at its last opening, if that was another one.
+    pub previous: Option<String>,
+    /// Files that were left out, and why.
+    pub skipped: Vec<(String, Error)>,
+    pub took: Duration,
+}
+
+/// The registry; cheap to clone, all clones are one.
+#[derive(Clone)]
+pub struct Datasets {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    config: DatasetsConfig,
+    disk: Option<Arc<Disk>>,
+    opening: Flights<u128, Opened>,
+    progress: Mutex<HashMap<u128, Arc<Progress>>>,
+    kept: Mutex<Kept>,
+    stats: DatasetStats,
+}
+
+/// Datasets in RAM.
+#[derive(Default)]
+struct Kept {
+    by_id: HashMap<String, (Arc<Dataset>, u64)>,
+    latest: HashMap<u128, String>,
+    uses: u64,
+}
+
+impl Kept {
+    fn get(&mut self, id: &str) -> Option<Arc<Dataset>> {
+        self.uses += 1;
+        let (dataset, used) = self.by_id.get_mut(id)?;
+        *used = self.uses;
+        Some(dataset.clone())
+    }
+
+    fn latest(&mut self, spec: u128) -> Option<Arc<Dataset>> {
+        let id = self.latest.get(&spec)?.clone();
+        self.get(&id)
+    }
+
+    fn keep(&mut self, spec: Option<u128>, dataset: &Arc<Dataset>, most: u64) {
+        self.uses += 1;
+        self.by_id.insert(dataset.id().to_owned(), (dataset.clone(), self.uses));
+        if let Some(spec) = spec {
+            self.latest.insert(spec, dataset.id().to_owned());
+        }
+        let mut total = self.memory_bytes();
+        while total > most && self.by_id.len() > 1 {
+            let oldest =
+                self.by_id.iter().filter(|(id, _)| *id != dataset.id()).min_by_key(|(_, (_, used))| *used).map(|(id, _)| id.clone());
+            let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else { break };
+            total -= gone.memory_bytes().min(total);
+        }
+        let by_id = &self.by_id;
+        self.latest.retain(|_, id| by_id.contains_key(id));
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.by_id.values().map(|(d, _)| d.memory_bytes()).sum()
+    }
+}
+
+impl Datasets {
+    /// A directory that cannot be used is told in the log; datasets are then kept in RAM only.
+    pub fn new(engine: Engine, config: DatasetsConfig) -> Self {
+        let disk = config.dir.clone().and_then(|dir| match Disk::open(dir, config.disk_bytes) {
+            Ok(disk) => Some(Arc::new(disk)),
+            Err(e) => {
+                tracing::warn!(error = %e.describe(), "indexes of datasets are kept in memory only");
+                None
+            }
+        });
+        let inner = Inner {
+            engine,
+            config,
+            disk,
+            opening: Flights::default(),
+            progress: Mutex::default(),
+            kept: Mutex::default(),
+            stats: DatasetStats::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    pub fn stats(&self) -> &DatasetStats {
+        &self.inner.stats
+    }
+
+    /// Datasets in RAM, and what they take.
+    pub fn kept(&self) -> (usize, u64) {
+        let kept = self.inner.kept.lock();
+        (kept.by_id.len(), kept.memory_bytes())
+    }
+
+    /// Opens a dataset as its files are now. Who comes while the same spec is being opened waits for that.
+    ///
+    /// # Errors
+    /// `Invalid` for a spec that makes no sense or files that do not go together, `PermissionDenied`, `NotFound` if nothing matches, `Corrupt` for a file
+    /// that cannot be read, and whatever keeps the origin from answering.
+    pub async fn open(&self, spec: &DatasetSpec, access: &dyn Access) -> Result<Opened> {
+        spec.check()?;
+        let wanted = pattern::parse(&spec.sources)?;
+        check_wanted(access, spec, &wanted)?;
+        let follower = match self.inner.opening.join(spec.key()) {
+            Joined::Follower(follower) => {
+                self.inner.stats.joined.add(1);
+                follower
+            }
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let progress = Arc::new(Progress::default());
+                self.inner.progress.lock().insert(spec.key(), progress.clone());
+                let (this, spec) = (self.clone(), spec.clone());
+                tokio::spawn(async move {
+                    let began = Instant::now();
+                    let opened = this.open_now(&spec, wanted, &progress, began).await;
+                    this.inner.progress.lock().remove(&spec.key());
+                    match &opened {
+                        Ok(opened) => {
+                            this.inner.stats.opened.add(1);
+                            this.inner.stats.open_us.add(began.elapsed().as_micros() as u64);
+                            tracing::info!(dataset = ?opened.dataset, indexed = opened.indexed_files, ms = began.elapsed().as_millis() as u64, "opened");
+                        }
+                        Err(_) => this.inner.stats.failed.add(1),
+                    }
+                    leader.publish(opened);
+                });
+                follower
+            }
+        };
+        let opened = follower.wait().await?;
+        opened.dataset.check_access(access)?;
+        Ok(opened)
+    }
+
+    /// How far an opening of this spec is, if one is under way.
+    pub fn progress(&self, spec: &DatasetSpec) -> Option<Arc<Progress>> {
+        self.inner.progress.lock().get(&spec.key()).cloned()
+    }
+
+    /// A dataset that was opened before, by its id.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not known here (any more); `PermissionDenied`.
+    pub async fn get(&self, id: &str, access: &dyn Access) -> Result<Arc<Dataset>> {
+        let found = self.inner.kept.lock().get(id);
+        let found = match found {
+            Some(found) => Some(found),
+            None => self.from_disk(id).await?,
+        };
+        let dataset = found.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("the dataset {:?} is not known here", forebay_core::name::shorten(id)))
+                .hint("open it again: it may have been opened at another node, or long ago")
+        })?;
+        dataset.check_access(access)?;
+        Ok(dataset)
+    }
+
+    async fn from_disk(&self, id: &str) -> Result<Option<Arc<Dataset>>> {
+        let (disk, id) = (self.inner.disk.clone(), id.to_owned());
+        let loaded = blocking(move || disk.and_then(|d| d.by_id(&id))).await?;
+        Ok(loaded.map(|dataset| {
+            self.inner.stats.loaded.add(1);
+            let mut kept = self.inner.kept.lock();
+            // Somebody may have loaded it meanwhile.
+            let dataset = kept.get(dataset.id()).unwrap_or_else(|| Arc::new(dataset));
+            kept.keep(None, &dataset, self.inner.config.memory_bytes);
+            dataset
+        }))
+    }
+
+    /// What the directory of indexes holds: bytes and files.
+    pub async fn on_disk(&self) -> (u64, usize) {
+        let disk = self.inner.disk.clone();
+        blocking(move || disk.map_or((0, 0), |d| d.usage())).await.unwrap_or_default()
+    }
+
+    /// Datasets in RAM that the caller may read, the most recently used first.
+    pub fn list(&self, access: &dyn Access) -> Vec<Arc<Dataset>> {
+        let mut all: Vec<(Arc<Dataset>, u64)> = self.inner.kept.lock().by_id.values().cloned().collect();
+        all.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
+        all.into_iter().map(|(d, _)| d).filter(|d| d.check_access(access).is_ok()).collect()
+    }
+
+    async fn open_now(&self, spec: &DatasetSpec, wanted: Vec<Wanted>, progress: &Arc<Progress>, began: Instant) -> Result<Opened> {
+        let engine = &self.inner.engine;
+        let known = self.known(spec).await?;
+        let listed = list(engine, wanted, known.as_deref().map(Dataset::files), progress).await?;
+        progress.listed(listed.files.len());
+        let unreadable = listed.unreadable.len();
+        if unreadable > 0 {
+            tracing::warn!(names = unreadable, first = %listed.unreadable[0], "files of a dataset have names that cannot be read here; they are left out");
+        }
+        let mut selected = select(listed, spec.format, &spec.sources)?;
+        if selected.unsure {
+            selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
+        }
+        let (dataset, counts) = if selected.format == Format::Objects {
+            let labels = Labels::of_spec(engine, spec.labels.as_ref(), &selected.files).await?;
+            (Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?, Counts::default())
+        } else {
+            self.of_files(spec, selected, known.as_deref(), progress).await?
+        };
+        let stats = &self.inner.stats;
+        stats.files_indexed.add(counts.indexed);
+        stats.files_reused.add(counts.reused);
+        stats.indexed_bytes.add(counts.bytes);
+        stats.files_skipped.add(counts.skipped.len() as u64);
+        // One Arc for one dataset, whoever holds it.
+        let found = self.inner.kept.lock().get(dataset.id());
+        let dataset = found.unwrap_or_else(|| Arc::new(dataset));
+        self.inner.kept.lock().keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
+        self.keep_on_disk(spec.key(), &dataset).await;
+        let previous = known.map(|k| k.id().to_owned()).filter(|id| id != dataset.id());
+        Ok(Opened {
+            dataset,
+            indexed_files: counts.indexed,
+            reused_files: counts.reused,
+            indexed_bytes: counts.bytes,
+            previous,
+            skipped: counts.skipped,
+            took: began.elapsed(),
+        })
+    }
+
+    /// Files with indexes.
+    async fn of_files(
+        &self,
+        spec: &DatasetSpec,
+        selected: Selected,
+        known: Option<&Dataset>,
+        progress: &Arc<Progress>,
+    ) -> Result<(Dataset, Counts)> {
+        let format = selected.format;
+        let wrong = |what: &str| Err(Error::invalid(format!("{what}, and these files are {format}")));
+        if spec.labels.is_some() {
+            return wrong("labels are for whole objects");
+        }
+        if spec.example.spec().is_some() && format != Format::TfRecord {
+            return wrong("\"example\" is for TFRecord");
+        }
+        let mut options = IndexOptions { example: spec.example.spec(), ..IndexOptions::default() };
+        if let Some(rows) = spec.block_rows {
+            (options.block_rows, options.block_bytes) = (rows, u64::MAX);
+        }
+        if let Some(known) = known {
+            options.schemas.share(known.schema().clone());
+        }
+        let order = Order {
+            engine: self.inner.engine.clone(),
+            files: selected.files,
+            companions: selected.companions,
+            format,
+            options,
+            on_damaged: spec.on_damaged,
+        };
+        let Indexed { files, indexes, indexed_files, reused_files, bytes, skipped } = index(order, known, progress).await?;
+        let schema = common_schema(format, &files, &indexes)?;
+        let parts = Parts { format, files, indexes, shape: None, schema, labels: None, options: spec.options() };
+        Ok((Dataset::of_parts(parts)?, Counts { indexed: indexed_files, reused: reused_files, bytes, skipped }))
+    }
+
+    /// What this spec was last opened as.
+    async fn known(&self, spec: &DatasetSpec) -> Result<Option<Arc<Dataset>>> {
+        if let Some(known) = self.inner.kept.lock().latest(spec.key()) {
+            return Ok(Some(known));
+        }
+        let (disk, key) = (self.inner.disk.clone(), spec.key());
+        let loaded = blocking(move || disk.and_then(|d| d.by_spec(key))).await?;
+        Ok(loaded.map(|dataset| {
+            self.inner.stats.loaded.add(1);
+            let dataset = Arc::new(dataset);
+            self.inner.kept.lock().keep(Some(key), &dataset, self.inner.config.memory_bytes);
+            dataset
+        }))
+    }
+
+    /// A disk that refuses costs the next process the work, nothing else.
+    async fn keep_on_disk(&self, key: u128, dataset: &Arc<Dataset>) {
+        let Some(disk) = self.inner.disk.clone() else { return };
+        let dataset = dataset.clone();
+        let kept = blocking(move || disk.keep(key, &dataset)).await.and_then(|kept| kept);
+        if let Err(e) = kept {
+            self.inner.stats.keep_failed.add(1);
+            tracing::warn!(error = %e.describe(), "the index of a dataset was not kept on disk");
+        }
+    }
+}
+
+/// What an opening did.
+#[derive(Default)]
+struct Counts {
+    indexed: u64,
+    reused: u64,
+    bytes: u64,
+    skipped: Vec<(String, Error)>,
+}
+
+/// The format that the first bytes of the first file that has any tell.
+async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> Result<Format> {
+    let Some(first) = files.iter().find(|f| f.size > 0) else { return Ok(by_name) };
+    let head = engine.peek_version(&first.name, &Arc::new(first.meta()), 0..first.size.min(Format::MAGIC_BYTES as u64)).await?;
+    let told = Format::from_magic(&head);
+    Ok(match (by_name, told) {
+        (Format::ArrowFile, Some(arrow @ (Format::ArrowFile | Format::ArrowStream))) => arrow,
+        (Format::Objects, Some(other)) => other,
+        _ => by_name,
+    })
+}
+
+/// Runs what may wait for a disk, or burn CPU, on a thread made for that.
+async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(f).await.map_err(|e| Error::internal("a worker thread failed").source(e))
+}

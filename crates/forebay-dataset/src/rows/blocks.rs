@@ -1,0 +1,375 @@
+//! Rows of formats that have blocks: grouped by block, fetched and decoded many blocks at a time.
+//!
+//! What a decoder asks for is fed to it on a thread that may block as long as it is on the local disk; what is not is fetched on the async side, all ranges
+//! of a block at once, while other blocks are decoded.
+//!
+//! Memory: fetched bytes are held from the budget while a block is decoded, and nothing else is waited for meanwhile. A decoded block that is to stay takes
+//! its memory if that is there, after the cache has given way; if not, only the wanted rows are decoded, which the answer has memory for.
+
+use super::{
+    RowBatch, RowMemory, Rows,
+    attempts::attempts,
+    cache::{Block, BlockKey},
+    files::{Fed, OpenFile},
+    gather::{Pick, conform, gather},
+    joined,
+    of_file,
+    stats::add,
+};
+use crate::Dataset;
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits::CHUNK_BYTES};
+use forebay_engine::{Engine, Joined};
+use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
+use futures::{StreamExt, stream::FuturesUnordered};
+use std::{
+    hash::{Hash, Hasher},
+    ops::Range,
+    sync::Arc,
+    time::Instant,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Ranges of one block that are fetched at the same time.
+const RANGES_AT_ONCE: usize = 16;
+
+/// What rows are read as: for keys of caches.
+pub(super) struct Keys {
+    pub columns: Projection,
+    pub schema: SchemaRef,
+    /// Of the dataset's options and format.
+    pub options: u64,
+    /// Of those, and the columns with their types.
+    pub wanted: u64,
+}
+
+impl Keys {
+    pub(super) fn new(dataset: &Dataset, columns: &Projection) -> Result<Self> {
+        let schema = columns.schema(dataset.schema())?;
+        let mut hash = Xxh3::new();
+        hash.update(dataset.options().as_bytes());
+        hash.update(dataset.format().name().as_bytes());
+        let options = hash.digest();
+        schema.fields().hash(&mut hash);
+        Ok(Self { columns: columns.clone(), schema, options, wanted: hash.finish() })
+    }
+}
+
+/// Rows of one block that a request wants.
+struct Part {
+    file: u32,
+    block: u32,
+    /// Each once, ascending.
+    rows: Vec<u32>,
+    /// One of them, as the dataset numbers it.
+    example: u64,
+}
+
+/// A part that was read.
+struct PartRead {
+    batch: RecordBatch,
+    /// The batch is the whole block; else it has the part's rows.
+    whole: Option<Arc<Block>>,
+}
+
+impl Rows {
+    pub(super) async fn read_blocks(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        schema: SchemaRef,
+        mut memory: RowMemory,
+    ) -> Result<RowBatch> {
+        let keys = Keys::new(dataset, columns)?;
+        let (parts, mut picks) = group(dataset, rows)?;
+        let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
+        let mut read = Vec::new();
+        loop {
+            while pending.len() < self.inner.config.blocks_in_flight.max(1)
+                && let Some((number, part)) = waiting.next()
+            {
+                pending.push(self.numbered_part(dataset, number, part, &keys));
+            }
+            match pending.next().await {
+                Some(part) => read.push(part?),
+                None => break,
+            }
+        }
+        drop(pending);
+        read.sort_unstable_by_key(|(number, ..)| *number);
+        // In a whole block a row is where it is; in a part of one it is as far as its place among the part's rows.
+        for pick in &mut picks {
+            let (_, part, read) = &read[pick.0];
+            if read.whole.is_none() {
+                pick.1 = part.rows.partition_point(|&r| (r as usize) < pick.1);
+            }
+        }
+        let mut batches = Vec::with_capacity(read.len());
+        for (.., part) in read {
+            batches.push(part.batch);
+            memory.blocks.extend(part.whole);
+        }
+        let began = Instant::now();
+        let (batch, memory) = joined(
+            tokio::task::spawn_blocking(move || -> Result<_> {
+                let batch = gather(&schema, &batches, &picks)?;
+                // Blocks of which rows were copied need not wait for the answer to be sent.
+                if batches.len() > 1 {
+                    memory.blocks.clear();
+                }
+                Ok((batch, memory))
+            })
+            .await,
+        )??;
+        add(&self.inner.stats.gather_ns, began.elapsed().as_nanos() as u64);
+        Ok(RowBatch { batch, memory })
+    }
+
+    async fn numbered_part(&self, dataset: &Arc<Dataset>, number: usize, part: Part, keys: &Keys) -> Result<(usize, Part, PartRead)> {
+        match self.part(dataset, &part, keys).await {
+            Ok(read) => Ok((number, part, read)),
+            Err(e) => Err(of_file(e, part.example, &dataset.file(part.file))),
+        }
+    }
+
+    async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {
+        let inner = &self.inner;
+        let key = self.block_key(dataset, part.file, part.block, keys);
+        let whole = |block: Arc<Block>| PartRead { batch: block.batch.clone(), whole: Some(block) };
+        if let Some(block) = inner.cache.get(&key) {
+            add(&inner.stats.blocks_reused, 1);
+            return Ok(whole(block));
+        }
+        let range = dataset.index(part.file as usize).map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
+        let much = part.rows.len() as u64 * 2 >= range;
+        if much || inner.cache.touch(key) || inner.decoding_whole.contains(&key) {
+            match self.block(dataset, part.file, part.block, keys).await {
+                Ok((block, _)) => return Ok(whole(block)),
+                // No memory to keep it: the wanted rows are read all the same.
+                Err(e) if e.kind() == ErrorKind::Busy => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let file = self.open_file(dataset, part.file, keys.options).await?;
+        let rows = if part.rows.len() as u64 == range { BlockRows::All } else { BlockRows::sorted(part.rows.as_slice())? };
+        let batch = self.decode(&file, part.block, rows, keys).await?;
+        add(&inner.stats.blocks_read_in_part, 1);
+        Ok(PartRead { batch, whole: None })
+    }
+
+    fn block_key(&self, dataset: &Dataset, file: u32, block: u32, keys: &Keys) -> BlockKey {
+        let file = dataset.file(file);
+        BlockKey { file: file.name.hash128(), version: file.version(), columns: keys.wanted, block }
+    }
+
+    /// A block whole, decoded once for all who want it; and whether that had to be done now.
+    ///
+    /// # Errors
+    /// `Busy` if there is no memory for it to stay.
+    pub(super) async fn block(&self, dataset: &Arc<Dataset>, file: u32, block: u32, keys: &Keys) -> Result<(Arc<Block>, bool)> {
+        let key = self.block_key(dataset, file, block, keys);
+        if let Some(block) = self.inner.cache.get(&key) {
+            add(&self.inner.stats.blocks_reused, 1);
+            return Ok((block, false));
+        }
+        match self.inner.decoding_whole.join(key) {
+            Joined::Follower(follower) => Ok((follower.wait().await?, true)),
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let (rows, dataset) = (self.clone(), dataset.clone());
+                let keys = Keys { columns: keys.columns.clone(), schema: keys.schema.clone(), ..*keys };
+                tokio::spawn(async move {
+                    // Who finished between the look into the cache and the join has left it there.
+                    let decoded = match rows.inner.cache.get(&key) {
+                        Some(block) => Ok(block),
+                        None => rows.decode_whole(&dataset, file, block, &keys).await,
+                    };
+                    if let Ok(block) = &decoded {
+                        rows.inner.cache.insert(key, block);
+                    }
+                    leader.publish(decoded);
+                });
+                Ok((follower.wait().await?, true))
+            }
+        }
+    }
+
+    async fn decode_whole(&self, dataset: &Arc<Dataset>, file: u32, block: u32, keys: &Keys) -> Result<Arc<Block>> {
+        let file = self.open_file(dataset, file, keys.options).await?;
+        let batch = self.decode(&file, block, BlockRows::All, keys).await?;
+        let bytes = batch.get_array_memory_size() as u64;
+        let memory = self.spare(bytes).ok_or_else(|| Error::busy(format!("there is no memory to keep a block of {bytes} bytes")))?;
+        add(&self.inner.stats.blocks_decoded, 1);
+        Ok(Arc::new(Block { batch, bytes, _memory: memory }))
+    }
+
+    /// Memory that is to be had at once, by letting go of cached blocks if need be.
+    fn spare(&self, bytes: u64) -> Option<Reservation> {
+        let budget = self.inner.engine.budget();
+        budget.try_hold(bytes).ok().or_else(|| {
+            self.inner.cache.give_way(bytes);
+            budget.try_hold(bytes).ok()
+        })
+    }
+
+    /// Rows of one block.
+    async fn decode(&self, file: &Arc<OpenFile>, block: u32, rows: BlockRows, keys: &Keys) -> Result<RecordBatch> {
+        let inner = &self.inner;
+        let closed = |e| Error::internal("the reading of blocks has ended").source(e);
+        let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
+        let mut read = file.reader.read(block as usize, rows, &keys.columns)?;
+        let mut held: Vec<Reservation> = Vec::new();
+        loop {
+            let _thread = inner.decoding.acquire().await.map_err(closed)?;
+            let (rows, of, began) = (self.clone(), file.clone(), Instant::now());
+            let decoded = joined(
+                tokio::task::spawn_blocking(move || {
+                    let step = step(&rows, &of, &mut read, &mut held);
+                    let done = match step {
+                        Ok(None) => read.finish().map(Step::Done),
+                        Ok(Some(ranges)) => Ok(Step::Missing(read, ranges)),
+                        Err(e) => Err(e),
+                    };
+                    (done, held)
+                })
+                .await,
+            )?;
+            add(&inner.stats.decode_ns, began.elapsed().as_nanos() as u64);
+            drop(_thread);
+            let ranges;
+            let (done, kept) = decoded;
+            held = kept;
+            match done? {
+                Step::Done(batch) => return conform(batch, &keys.schema),
+                Step::Missing(unfinished, missing) => (read, ranges) = (unfinished, missing),
+            }
+            let began = Instant::now();
+            let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+            let memory = match self.spare(bytes) {
+                Some(memory) => memory,
+                None => inner.engine.budget().hold(bytes).await?,
+            };
+            held.push(memory);
+            for (range, bytes) in fetch_all(inner, &file.name, &file.meta, file.unpacked, ranges).await? {
+                read.feed(range.start, bytes)?;
+            }
+            add(&inner.stats.fetch_ns, began.elapsed().as_nanos() as u64);
+        }
+    }
+}
+
+enum Step {
+    Done(RecordBatch),
+    Missing(BlockRead, Vec<Range<u64>>),
+}
+
+/// Goes on with a block as far as what it needs is on the local disk. `None`: it is done.
+fn step(rows: &Rows, file: &OpenFile, read: &mut BlockRead, held: &mut Vec<Reservation>) -> Result<Option<Vec<Range<u64>>>> {
+    loop {
+        let Need::Ranges(ranges) = read.step()? else { return Ok(None) };
+        let ranges = merged(ranges);
+        let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+        let engine: &Engine = &rows.inner.engine;
+        if file.unpacked || !ranges.iter().all(|r| engine.may_have_version(&file.name, &file.meta, r)) {
+            return Ok(Some(ranges));
+        }
+        let Some(memory) = rows.spare(bytes) else { return Ok(Some(ranges)) };
+        held.push(memory);
+        for range in &ranges {
+            let mut out = Vec::with_capacity((range.end - range.start) as usize);
+            if !engine.append_version(&file.name, &file.meta, range.clone(), &mut out) {
+                // What was fed is not asked for again.
+                let Need::Ranges(left) = read.step()? else { return Ok(None) };
+                return Ok(Some(merged(left)));
+            }
+            read.feed(range.start, Bytes::from(out))?;
+        }
+    }
+}
+
+/// Ranges that touch or nearly do are one: a gap that is smaller than a chunk is read with its neighbours anyway.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|r| r.start);
+    let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+/// A gap that costs less to read than another request or another read of the disk.
+const GAP_BYTES: u64 = CHUNK_BYTES / 16;
+
+/// Fetches ranges of one version, some at a time.
+pub(super) async fn fetch_all(
+    inner: &super::Inner,
+    name: &ObjectName,
+    meta: &Arc<ObjectMeta>,
+    unpacked: bool,
+    ranges: Vec<Range<u64>>,
+) -> Result<Vec<Fed>> {
+    let (mut waiting, mut pending, mut fed) = (ranges.into_iter(), FuturesUnordered::new(), Vec::new());
+    loop {
+        while pending.len() < RANGES_AT_ONCE
+            && let Some(range) = waiting.next()
+        {
+            pending.push(fetch(inner, name, meta, unpacked, range));
+        }
+        match pending.next().await {
+            Some(bytes) => fed.push(bytes?),
+            None => return Ok(fed),
+        }
+    }
+}
+
+async fn fetch(inner: &super::Inner, name: &ObjectName, meta: &Arc<ObjectMeta>, unpacked: bool, range: Range<u64>) -> Result<Fed> {
+    let (engine, tries) = (&inner.engine, inner.config.attempts);
+    let mut out = Vec::with_capacity((range.end - range.start) as usize);
+    let status = match unpacked {
+        true => attempts!(tries, engine.read_unpacked_version(name, meta, range.clone(), &mut out).await),
+        false => attempts!(tries, engine.read_version(name, meta, range.clone(), &mut out).await),
+    };
+    if status? == CacheStatus::Miss {
+        add(&inner.stats.ranges_fetched, 1);
+    }
+    Ok((range, Bytes::from(out)))
+}
+
+/// The rows by block, and for each row of the request its part and its row in the block.
+fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
+    let mut wanted = Vec::with_capacity(rows.len());
+    for (at, &row) in rows.iter().enumerate() {
+        let place = dataset.locate(row)?;
+        wanted.push((place.file, place.block, place.row_in_block, at));
+    }
+    wanted.sort_unstable();
+    let (mut parts, mut picks): (Vec<Part>, _) = (Vec::new(), vec![(0, 0); rows.len()]);
+    for (file, block, row, at) in wanted {
+        let same = parts.last_mut().filter(|p| (p.file, p.block) == (file, block));
+        match same {
+            Some(part) if part.rows.last() == Some(&row) => {}
+            Some(part) => part.rows.push(row),
+            None => parts.push(Part { file, block, rows: vec![row], example: rows[at] }),
+        }
+        picks[at] = (parts.len() - 1, row as usize);
+    }
+    Ok((parts, picks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_nearly_touch_are_one() {
+        assert_eq!(merged(vec![10..20, 0..5]), [0..20]);
+        assert_eq!(merged(vec![0..5, 0..3, GAP_BYTES + 6..GAP_BYTES + 7]), [0..5, GAP_BYTES + 6..GAP_BYTES + 7]);
+        assert_eq!(merged(Vec::new()), [] as [Range<u64>; 0]);
+    }
+}

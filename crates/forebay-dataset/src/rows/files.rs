@@ -1,0 +1,100 @@
+//! Files that are open: what decoding their blocks needs besides the blocks (a Parquet footer, Arrow dictionaries, the members of an archive), kept while
+//! there is room.
+//!
+//! Invariant: what is kept for a file is of the version that it is keyed by.
+
+use super::{Rows, blocks::fetch_all, joined, lru::Lru};
+use crate::Dataset;
+use bytes::Bytes;
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId};
+use forebay_engine::{Flights, Joined};
+use forebay_format::{
+    ArchiveKind,
+    tabular::{FileOpener, FileReader, Format, Need},
+};
+use parking_lot::Mutex;
+use std::{ops::Range, sync::Arc};
+
+/// Name, version, and what the dataset's options make of the file.
+type FileKey = (u128, VersionId, u64);
+
+/// One file of a dataset, ready to be read.
+pub(super) struct OpenFile {
+    pub name: ObjectName,
+    pub meta: Arc<ObjectMeta>,
+    pub reader: Arc<FileReader>,
+    /// Its bytes are those that it unpacks to.
+    pub unpacked: bool,
+}
+
+pub(super) struct Files {
+    open: Mutex<Lru<FileKey, Arc<OpenFile>>>,
+    opening: Flights<FileKey, Arc<OpenFile>>,
+    max_bytes: u64,
+}
+
+impl Files {
+    pub(super) fn new(max_bytes: u64) -> Self {
+        Self { open: Mutex::default(), opening: Flights::default(), max_bytes }
+    }
+}
+
+impl Rows {
+    pub(super) async fn open_file(&self, dataset: &Arc<Dataset>, file: u32, options: u64) -> Result<Arc<OpenFile>> {
+        let files = &self.inner.files;
+        let of = dataset.file(file);
+        let meta = Arc::new(of.meta());
+        let key = (of.name.hash128(), meta.version(), options);
+        if let Some(open) = files.open.lock().get(&key) {
+            return Ok(open.clone());
+        }
+        match files.opening.join(key) {
+            Joined::Follower(follower) => follower.wait().await,
+            Joined::Leader(leader) => {
+                let follower = leader.follower();
+                let (rows, dataset) = (self.clone(), dataset.clone());
+                tokio::spawn(async move {
+                    let opened = rows.open_file_now(&dataset, file, of.name, meta).await.map(Arc::new);
+                    if let Ok(open) = &opened {
+                        let files = &rows.inner.files;
+                        let mut kept = files.open.lock();
+                        kept.insert(key, open.clone(), open.reader.memory_bytes() as u64 + 512);
+                        kept.shrink_to(files.max_bytes);
+                    }
+                    leader.publish(opened);
+                });
+                follower.wait().await
+            }
+        }
+    }
+
+    async fn open_file_now(&self, dataset: &Dataset, file: u32, name: ObjectName, meta: Arc<ObjectMeta>) -> Result<OpenFile> {
+        let engine = &self.inner.engine;
+        let index = dataset.index(file as usize).ok_or_else(|| Error::internal(format!("{name} has no index")))?.clone();
+        if matches!(dataset.format(), Format::Tar | Format::Zip) {
+            let members = engine.members_of_version(&name, &meta).await?;
+            let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);
+            return Ok(OpenFile { name, meta, reader: Arc::new(FileReader::of_members(index, members)?), unpacked });
+        }
+        let mut opener = FileOpener::new(index)?;
+        loop {
+            let (stepped, need) = joined(
+                tokio::task::spawn_blocking(move || {
+                    let need = opener.step();
+                    (opener, need)
+                })
+                .await,
+            )?;
+            opener = stepped;
+            let Need::Ranges(ranges) = need? else { break };
+            for (range, bytes) in fetch_all(&self.inner, &name, &meta, false, ranges).await? {
+                opener.feed(range.start, bytes)?;
+            }
+        }
+        let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
+        Ok(OpenFile { name, meta, reader: Arc::new(reader), unpacked: false })
+    }
+}
+
+/// Bytes of a file and where they are.
+pub(super) type Fed = (Range<u64>, Bytes);

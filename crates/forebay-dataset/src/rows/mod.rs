@@ -1,0 +1,247 @@
+//! Reading rows by their numbers: any rows, in any order, as one record batch.
+//!
+//! How a request goes ([`Rows::read`]):
+//! 1. **Locate** every row (two binary searches each), and hold memory for the answer, or refuse.
+//! 2. Rows that are whole objects (`objects.rs`): one thread goes over them in order and the engine appends what is on the local disk straight to the
+//!    column's buffer; what is not is fetched ahead, many at a time, as in a batch.
+//! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are decoded already are taken as they are (`cache.rs`); of the others the
+//!    bytes that hold the rows are fetched, many blocks at a time, and decoded on threads for that. A block that is wanted again and again is decoded whole
+//!    and kept.
+//! 4. **Gather** (`gather.rs`): rows of all blocks are put into the order that was asked for, duplicates included.
+//!
+//! A stream that knows its order holds blocks ahead of their use ([`Rows::hold`]): while a [`Hold`] lives, reads of that block decode nothing.
+//!
+//! Invariants:
+//! - row *i* of the answer is row *i* of the request, of the version that the dataset was built from; a file that has changed or is gone is an error that
+//!   says so, never other bytes;
+//! - an answer that was begun waits for no memory that another answer holds: answers take at most half of what may be held, so that fetching, which needs
+//!   the rest, always goes on;
+//! - what is decoded is in the memory budget: the answer until it is sent, a block until the last who uses it is done.
+
+mod attempts;
+mod blocks;
+mod cache;
+mod config;
+mod files;
+mod gather;
+mod hold;
+mod lru;
+mod objects;
+mod stats;
+
+pub use config::RowsConfig;
+pub use hold::Hold;
+pub use stats::{RowsSnapshot, RowsStats};
+
+use crate::{Dataset, FileRef};
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use cache::{Block, BlockCache, BlockKey};
+use files::Files;
+use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, limits};
+use forebay_engine::{Engine, Flights};
+use forebay_format::tabular::{Format, Projection};
+use stats::add;
+use std::{sync::Arc, time::Instant};
+use tokio::sync::Semaphore;
+
+/// Rows, and the memory that they take.
+#[derive(Debug)]
+pub struct RowBatch {
+    pub batch: RecordBatch,
+    /// To be kept as long as the batch, or what is made of its buffers.
+    pub memory: RowMemory,
+}
+
+/// Memory of an answer; given back when dropped.
+#[derive(Debug, Default)]
+pub struct RowMemory {
+    held: Vec<Reservation>,
+    /// Blocks that the rows are slices of.
+    blocks: Vec<Arc<Block>>,
+}
+
+impl From<Vec<Reservation>> for RowMemory {
+    fn from(held: Vec<Reservation>) -> Self {
+        Self { held, blocks: Vec::new() }
+    }
+}
+
+/// Reads rows of datasets over one engine. Cheap to clone: all clones are one.
+#[derive(Clone)]
+pub struct Rows {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    config: RowsConfig,
+    stats: RowsStats,
+    /// The part of what may be held that answers may take; see the module.
+    answers: MemoryBudget,
+    files: Files,
+    cache: BlockCache,
+    /// Blocks whose bytes are on their way or in memory.
+    blocks: Semaphore,
+    /// Threads that decode.
+    decoding: Semaphore,
+    decoding_whole: Flights<BlockKey, Arc<Block>>,
+}
+
+impl Rows {
+    pub fn new(engine: Engine, config: RowsConfig) -> Self {
+        let holdable = engine.budget().holdable_bytes();
+        let inner = Inner {
+            answers: MemoryBudget::new(holdable),
+            files: Files::new(config.open_files_memory_bytes),
+            cache: BlockCache::new(config.block_cache_bytes.min(holdable / 4)),
+            blocks: Semaphore::new(config.blocks_in_flight.max(1)),
+            decoding: Semaphore::new(config.decode_threads.max(1)),
+            decoding_whole: Flights::default(),
+            stats: RowsStats::default(),
+            config,
+            engine,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    pub fn stats(&self) -> RowsSnapshot {
+        let inner = &self.inner;
+        RowsSnapshot { cached_blocks: inner.cache.len() as u64, cached_bytes: inner.cache.bytes(), ..inner.stats.snapshot() }
+    }
+
+    /// Reads rows; waits for memory for as long as accepted work may.
+    ///
+    /// # Errors
+    /// `RangeNotSatisfiable` for a row that is not there, `Invalid` for a column that is not, `TooLarge` for more than one answer may hold, `Busy`;
+    /// `VersionChanged` and `NotFound` for a file that is no more what it was when the dataset was opened; and what keeps a file from being read. What
+    /// concerns one row names it.
+    pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+        self.check(dataset, rows)?;
+        let bytes = self.expected_bytes(dataset, rows.len());
+        let memory =
+            self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
+        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
+    }
+
+    /// The same for a new request, which is refused at once if there is no memory for it.
+    ///
+    /// # Errors
+    /// As [`Rows::read`].
+    pub async fn read_now(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+        self.check(dataset, rows)?;
+        let bytes = self.expected_bytes(dataset, rows.len());
+        let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
+        let memory =
+            held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
+        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
+    }
+
+    async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        work.await.inspect_err(|_| add(&self.inner.stats.failed, 1))
+    }
+
+    async fn read_held(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection, memory: RowMemory) -> Result<RowBatch> {
+        let began = Instant::now();
+        let schema = columns.schema(dataset.schema())?;
+        let mut read = if rows.is_empty() {
+            RowBatch { batch: RecordBatch::new_empty(schema), memory }
+        } else {
+            match dataset.format() {
+                Format::Objects => self.read_objects(dataset, rows, schema, memory).await?,
+                _ => self.read_blocks(dataset, rows, columns, schema, memory).await?,
+            }
+        };
+        let bytes = batch_bytes(&read.batch);
+        self.settle(&mut read.memory, bytes).await?;
+        let stats = &self.inner.stats;
+        add(&stats.requests, 1);
+        add(&stats.rows, rows.len() as u64);
+        add(&stats.bytes, bytes);
+        add(&stats.read_ns, began.elapsed().as_nanos() as u64);
+        Ok(read)
+    }
+
+    fn check(&self, dataset: &Dataset, rows: &[u64]) -> Result<()> {
+        let checked = (|| {
+            if rows.len() > limits::ROWS_PER_REQUEST_MAX {
+                let most = limits::ROWS_PER_REQUEST_MAX;
+                return Err(Error::new(ErrorKind::TooLarge, format!("{} rows in one request; the most are {most}", rows.len()))
+                    .hint("ask for them in several requests"));
+            }
+            let all = dataset.rows();
+            match rows.iter().position(|&row| row >= all) {
+                None => Ok(()),
+                Some(at) => {
+                    Err(Error::range_not_satisfiable(format!("row {} (number {at} of the request) of a dataset of {all} rows", rows[at]))
+                        .hint("rows are numbered from 0; another version of the dataset may have another number of them"))
+                }
+            }
+        })();
+        checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
+    }
+
+    /// What so many rows take, by the average of the dataset's bytes.
+    fn expected_bytes(&self, dataset: &Dataset, rows: usize) -> u64 {
+        let average = dataset.files().total_bytes() / dataset.rows().max(1);
+        let expected = average.saturating_mul(rows as u64).saturating_add(4096);
+        // A guess: what is missing is taken when it is known.
+        expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes())
+    }
+
+    /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
+    async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
+        check_answer(bytes)?;
+        let held = memory.held.first().map_or(0, Reservation::bytes);
+        if bytes > held + held / 4 + 4096 {
+            // All of it anew: answers that wait for more while they hold some would wait for each other.
+            memory.held.clear();
+            memory.held.push(self.inner.answers.hold(bytes).await?);
+            memory.held.push(self.inner.engine.budget().hold(bytes).await?);
+        }
+        Ok(())
+    }
+}
+
+fn check_answer(bytes: u64) -> Result<()> {
+    let most = limits::ROWS_ANSWER_MAX_BYTES;
+    if bytes > most {
+        return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
+            .hint("ask for fewer rows or columns at a time"));
+    }
+    Ok(())
+}
+
+/// Bytes of the rows themselves: slices of larger buffers count as what they show.
+fn batch_bytes(batch: &RecordBatch) -> u64 {
+    let of = |data: arrow_data::ArrayData| data.get_slice_memory_size().unwrap_or_else(|_| data.get_array_memory_size());
+    batch.columns().iter().map(|c| of(c.to_data()) as u64).sum()
+}
+
+/// What went wrong with a file, for whoever asked for a row of it.
+fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
+    if error.kind() != ErrorKind::VersionChanged {
+        return error.context(format_args!("row {row}, in {}", file.name));
+    }
+    let reopen = "open the dataset again to get its rows as they are now";
+    let gone = std::error::Error::source(&error).and_then(|s| s.downcast_ref::<Error>()).is_some_and(|s| s.kind() == ErrorKind::NotFound);
+    if gone {
+        Error::not_found(format!("row {row}: {} is gone since the dataset was opened", file.name)).hint(reopen)
+    } else {
+        Error::version_changed(format!("row {row}: {} has changed since the dataset was opened", file.name)).hint(reopen)
+    }
+}
+
+/// A worker thread that failed.
+fn joined<T>(result: Result<T, tokio::task::JoinError>) -> Result<T> {
+    result.map_err(|e| Error::internal("a thread that reads rows failed").source(e))
+}
+
+/// The columns of a schema by name, for formats whose columns are made here.
+fn wants(schema: &SchemaRef, column: &str) -> bool {
+    schema.column_with_name(column).is_some()
+}

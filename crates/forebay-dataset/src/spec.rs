@@ -1,0 +1,209 @@
+//! What a caller says of a dataset: which files, of which format, read how.
+//!
+//! Invariant: two specs with the same [`DatasetSpec::key`] ask for the same thing, so one opening serves both.
+
+use crate::Format;
+use forebay_core::{Error, Result, limits};
+use forebay_format::example::ExampleSpec;
+use serde::{Deserialize, Deserializer, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// A dataset, as it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DatasetSpec {
+    /// `bucket/key`, with or without `s3://`: an exact name, a pattern (`{000..127}`, `{a,b}`, `*`, `?`, `[a-z]`, `**`), everything under a prefix
+    /// (it ends in `/`), or `manifest:bucket/key`. Rows are numbered in the order of sources; within a pattern by name.
+    #[serde(alias = "source", deserialize_with = "one_or_many")]
+    pub sources: Vec<String>,
+    /// Where it is not given, the names tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// Whole objects only: a `label` column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelSource>,
+    /// What to do about a file whose footer, headers or directory cannot be read.
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_damaged: OnDamaged,
+    /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
+    #[serde(skip_serializing_if = "is_default")]
+    pub example: Example,
+    /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord, JSONL. Where it is not given, a number that makes
+    /// blocks of a few MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_rows: Option<u32>,
+}
+
+/// Where labels come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "from", deny_unknown_fields)]
+pub enum LabelSource {
+    /// A part of the key, counted from its end: 1 is the directory that the object is in.
+    Path {
+        #[serde(default = "one")]
+        level: u32,
+    },
+    /// A JSONL or CSV object that has a name and a label for each object.
+    File {
+        /// `bucket/key`.
+        name: String,
+        /// The column or field with the object's name: its whole key, or the end of it from a `/` on. The usual names where it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
+    },
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDamaged {
+    /// Opening fails and names the file.
+    #[default]
+    Error,
+    /// The file is left out; the answer names it.
+    Skip,
+}
+
+/// Whether records are decoded as `tf.train.Example`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Example {
+    /// `true`: with the features that the first records have.
+    Flag(bool),
+    /// With these, by name: `int64`, `bytes`, `text`, `float`, or a list of one of them.
+    Features(ExampleSpec),
+}
+
+impl Default for Example {
+    fn default() -> Self {
+        Example::Flag(false)
+    }
+}
+
+impl Example {
+    /// `None`: records stay bytes. A spec without features: those of the first records.
+    pub(crate) fn spec(&self) -> Option<ExampleSpec> {
+        match self {
+            Example::Flag(wanted) => wanted.then(ExampleSpec::default),
+            Example::Features(spec) => Some(spec.clone()),
+        }
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match OneOrMany::deserialize(from)? {
+        OneOrMany::One(one) => vec![one],
+        OneOrMany::Many(many) => many,
+    })
+}
+
+impl DatasetSpec {
+    /// One source, everything else by itself.
+    pub fn of(source: impl Into<String>) -> Self {
+        Self { sources: vec![source.into()], ..Self::default() }
+    }
+
+    /// From the JSON of a request.
+    ///
+    /// # Errors
+    /// `Invalid` for anything that is not a spec, or makes no sense.
+    pub fn parse(json: &[u8]) -> Result<Self> {
+        let spec: Self = serde_json::from_slice(json).map_err(|e| {
+            Error::invalid(format!("this is not the description of a dataset: {e}")).hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
+        })?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// # Errors
+    /// `Invalid` for what makes no sense.
+    pub fn check(&self) -> Result<()> {
+        if self.sources.is_empty() {
+            return Err(Error::invalid("a dataset of no sources").hint(r#"give "sources": ["bucket/prefix/**.parquet"]"#));
+        }
+        if self.sources.len() > limits::DATASET_SOURCES_MAX {
+            return Err(Error::invalid(format!("{} sources; the most are {}", self.sources.len(), limits::DATASET_SOURCES_MAX))
+                .hint("write them into a manifest object: manifest:bucket/key"));
+        }
+        let only = |what: &str, format: Format| match self.format {
+            Some(f) if f != format => Err(Error::invalid(format!("{what} is for {format}, and the format is {f}"))),
+            _ => Ok(()),
+        };
+        if self.labels.is_some() {
+            only("labels", Format::Objects)?;
+        }
+        if let Some(LabelSource::Path { level: 0 }) = self.labels {
+            return Err(Error::invalid("labels.level is 0").hint("1 is the directory that the object is in, 2 the one above"));
+        }
+        if self.example.spec().is_some() {
+            only("example", Format::TfRecord)?;
+        }
+        if self.block_rows == Some(0) {
+            return Err(Error::invalid("block_rows is 0").hint("1 or more, or leave it out"));
+        }
+        Ok(())
+    }
+
+    /// Stands for this spec: equal for equal ones, on every platform.
+    pub fn key(&self) -> u128 {
+        let mut spec = self.clone();
+        for source in &mut spec.sources {
+            if let Some(rest) = source.strip_prefix("s3://") {
+                *source = rest.to_owned();
+            }
+        }
+        // A struct of strings and numbers cannot fail to be JSON.
+        xxh3_128(&serde_json::to_vec(&spec).unwrap_or_default())
+    }
+
+    /// What the id of a dataset depends on besides its files.
+    pub(crate) fn options(&self) -> String {
+        let options = Self { sources: Vec::new(), format: None, on_damaged: OnDamaged::Error, ..self.clone() };
+        serde_json::to_string(&options).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_are_read_and_checked() {
+        let spec = DatasetSpec::parse(br#"{"source": "s3://b1/x/**", "format": "objects", "labels": {"from": "path"}}"#).unwrap();
+        assert_eq!(spec.sources, ["s3://b1/x/**"]);
+        assert_eq!(spec.labels, Some(LabelSource::Path { level: 1 }));
+        assert_eq!(spec.key(), DatasetSpec { sources: vec!["b1/x/**".into()], ..spec.clone() }.key());
+        assert_ne!(spec.key(), DatasetSpec { labels: None, ..spec.clone() }.key());
+        for bad in [
+            r#"{}"#,
+            r#"[]"#,
+            r#"{"sources": []}"#,
+            r#"{"sources": ["a"], "formt": "tar"}"#,
+            r#"{"sources": ["a"], "format": "rar"}"#,
+            r#"{"sources": ["a"], "format": "tar", "labels": {"from": "path"}}"#,
+            r#"{"sources": ["a"], "format": "tar", "example": true}"#,
+            r#"{"sources": ["a"], "example": {"x": "float128"}}"#,
+            r#"{"sources": ["a"], "labels": {"from": "path", "level": 0}}"#,
+            r#"{"sources": ["a"], "labels": {"from": "air"}}"#,
+            r#"{"sources": ["a"], "block_rows": 0}"#,
+            r#"{"sources": [1]}"#,
+        ] {
+            assert_eq!(DatasetSpec::parse(bad.as_bytes()).unwrap_err().kind(), forebay_core::ErrorKind::Invalid, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Whether what the header of a batch says fits its body.
+
+use arrow_ipc::{CompressionType, RecordBatch};
+use forebay_core::{Error, ErrorKind, Result, limits};
+
+/// A codec cannot make more of a byte than about this many: a claim above it is a lie.
+fn most_per_byte(codec: CompressionType) -> Option<u64> {
+    match codec {
+        CompressionType::LZ4_FRAME => Some(256),
+        CompressionType::ZSTD => Some(1 << 16),
+        _ => None,
+    }
+}
+
+/// Checks every buffer and every length before they are used.
+///
+/// # Errors
+/// `Corrupt` with the offset of the message, `Unsupported` for a codec that is not known, `TooLarge`.
+pub(super) fn check(batch: &RecordBatch<'_>, body: &[u8], at: u64) -> Result<()> {
+    let corrupt = |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
+    if batch.length() < 0 {
+        return Err(corrupt(format!("it has {} rows", batch.length())));
+    }
+    for node in batch.nodes().into_iter().flatten() {
+        if node.length() < 0 || node.null_count() < 0 || node.null_count() > node.length() {
+            return Err(corrupt(format!("a column has {} values, of which {} are null", node.length(), node.null_count())));
+        }
+    }
+    if batch.variadicBufferCounts().into_iter().flatten().any(|n| n < 0) {
+        return Err(corrupt("a column has fewer buffers than none".to_owned()));
+    }
+    let most = match batch.compression() {
+        None => None,
+        Some(c) => Some(most_per_byte(c.codec()).ok_or_else(|| {
+            Error::unsupported(format!("the Arrow batch at offset {at} is compressed with codec {}, which is not offered", c.codec().0))
+        })?),
+    };
+    let mut decoded = 0u64;
+    for buffer in batch.buffers().into_iter().flatten() {
+        let place = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
+        let bytes = place.and_then(|(offset, len)| body.get(offset..offset.checked_add(len)?)).ok_or_else(|| {
+            corrupt(format!("a buffer is said to be {} bytes at {} of a body of {}", buffer.length(), buffer.offset(), body.len()))
+        })?;
+        let claimed = match (most, bytes.split_first_chunk::<8>()) {
+            (None, _) => 0,
+            (Some(_), None) if bytes.is_empty() => 0,
+            (Some(_), None) => return Err(corrupt("a compressed buffer is shorter than its length".to_owned())),
+            (Some(most), Some((len, data))) => match i64::from_le_bytes(*len) {
+                -1 => 0,
+                len if len < 0 || len as u64 > most.saturating_mul(data.len() as u64 + 64) => {
+                    return Err(corrupt(format!("{} bytes are said to be {len} when they are decompressed", data.len())));
+                }
+                len => len as u64,
+            },
+        };
+        decoded = decoded.saturating_add(claimed);
+        if decoded > limits::BLOCK_DECODED_MAX_BYTES {
+            let max = limits::BLOCK_DECODED_MAX_BYTES;
+            return Err(Error::new(ErrorKind::TooLarge, format!("the Arrow batch at offset {at} holds more than {max} bytes"))
+                .hint("write the file with smaller batches"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Dictionaries of a file, and one batch of it.
+
+use super::{Places, check::check, message};
+use crate::{
+    parquet::guarded,
+    tabular::{Detail, FileIndex, Format, Held, Need, Projection, Rows, arrow_error, take_rows},
+};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::{RecordBatchDecoder, read_dictionary};
+use arrow_schema::{Schema, SchemaRef};
+use bytes::Bytes;
+use forebay_core::{Error, Result, limits};
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+type Dictionaries = HashMap<i64, ArrayRef>;
+
+/// Reads the schema, as it is in the file, and all dictionaries.
+#[derive(Debug)]
+pub(crate) struct Opener {
+    ranges: Vec<Range<u64>>,
+    held: Held,
+}
+
+impl Opener {
+    pub fn new(places: &Places) -> Self {
+        let ranges = std::iter::once(&places.schema).chain(places.dictionaries.iter().map(|d| &d.bytes)).cloned();
+        Self { ranges: ranges.collect(), held: Held::default() }
+    }
+
+    pub fn step(&mut self) -> Result<Need> {
+        let bytes: u64 = self.ranges.iter().map(|r| r.end - r.start).sum();
+        if bytes > limits::BLOCK_DECODED_MAX_BYTES {
+            let max = limits::BLOCK_DECODED_MAX_BYTES;
+            return Err(Error::unsupported(format!("the dictionaries of the Arrow file take {bytes} bytes; the limit is {max}")));
+        }
+        let missing = self.held.missing(&self.ranges);
+        Ok(if missing.is_empty() { Need::Done } else { Need::Ranges(missing) })
+    }
+
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        self.held.put(offset, bytes);
+        Ok(())
+    }
+
+    pub fn finish(self, index: &FileIndex) -> Result<Opened> {
+        let Detail::Ipc(places) = &index.detail else { return Err(Error::internal("an Arrow file without its places")) };
+        let get = |range: &Range<u64>| self.held.get(range).ok_or_else(|| Error::internal("bytes of an Arrow file were not fed"));
+        let at = places.schema.start;
+        let bytes = get(&places.schema)?;
+        let schema = if index.format == Format::ArrowFile {
+            let footer = guarded("an Arrow footer", || {
+                arrow_ipc::root_as_footer(&bytes).map_err(|e| Error::corrupt(format!("the Arrow footer at offset {at} is damaged: {e}")))
+            })?;
+            let schema = footer.schema().ok_or_else(|| Error::corrupt(format!("the Arrow footer at offset {at} has no schema")))?;
+            message::decode_schema(schema, at)?
+        } else {
+            message::schema(&message::header(&bytes, at)?, at)?
+        };
+        if schema.fields() != index.schema.fields() {
+            return Err(Error::version_changed("the Arrow file has another schema than when it was indexed").hint("open the dataset again"));
+        }
+        let mut opened = Opened { schema: Arc::new(schema), dictionaries: vec![(0, Dictionaries::new())], memory_bytes: 0 };
+        for d in &places.dictionaries {
+            opened.dictionary(&get(&d.bytes)?, d)?;
+        }
+        Ok(opened)
+    }
+}
+
+/// What all reads of a file share.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// With the dictionaries' numbers, which the schema of the index may lack.
+    schema: Arc<Schema>,
+    /// The dictionaries in force from a block on. Those that did not change share their values.
+    dictionaries: Vec<(u32, Dictionaries)>,
+    memory_bytes: usize,
+}
+
+impl Opened {
+    fn dictionary(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
+        let at = place.bytes.start;
+        let message = message::header(bytes, at)?;
+        let (Some(batch), Some(body)) = (message.header_as_dictionary_batch(), bytes.get(place.head as usize..)) else {
+            return Err(Error::corrupt(format!("the Arrow message at offset {at} is no dictionary")));
+        };
+        let data = batch.data().ok_or_else(|| Error::corrupt(format!("the Arrow dictionary at offset {at} has no values")))?;
+        check(&data, body, at)?;
+        if let Some((_, last)) = self.dictionaries.last().filter(|(block, _)| *block != place.block) {
+            let next = last.clone();
+            self.dictionaries.push((place.block, next));
+        }
+        let Some((_, now)) = self.dictionaries.last_mut() else { return Err(Error::internal("an Arrow file without dictionaries")) };
+        let buffer = Buffer::from(bytes.slice(place.head as usize..));
+        guarded("an Arrow dictionary", || read_dictionary(&buffer, batch, &self.schema, now, &message.version()).map_err(arrow_error))
+            .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
+        self.memory_bytes += now.get(&batch.id()).map_or(0, |values| values.get_array_memory_size());
+        Ok(())
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        self.memory_bytes + self.dictionaries.iter().map(|(_, d)| d.len() * 64).sum::<usize>()
+    }
+
+    pub fn read(&self, index: &FileIndex, block: usize, rows: Rows, projection: &Projection) -> Result<Read> {
+        let Detail::Ipc(places) = &index.detail else { return Err(Error::internal("an Arrow file without its places")) };
+        let in_force = self.dictionaries.partition_point(|&(first, _)| first as usize <= block).max(1) - 1;
+        let columns = projection.indices(index.schema())?;
+        let block_rows = index.blocks().block_rows(block);
+        Ok(Read {
+            place: index.blocks().bytes(block),
+            head: places.heads[block] as usize,
+            block_rows,
+            nothing: columns.is_empty() || rows.count(block_rows) == 0,
+            rows,
+            columns,
+            schema: projection.schema(index.schema())?,
+            file_schema: self.schema.clone(),
+            dictionaries: self.dictionaries[in_force].1.clone(),
+            bytes: None,
+        })
+    }
+}
+
+/// Reads one batch.
+#[derive(Debug)]
+pub(crate) struct Read {
+    place: Range<u64>,
+    head: usize,
+    block_rows: u32,
+    rows: Rows,
+    nothing: bool,
+    columns: Vec<usize>,
+    schema: SchemaRef,
+    file_schema: SchemaRef,
+    dictionaries: Dictionaries,
+    bytes: Option<Bytes>,
+}
+
+impl Read {
+    pub fn step(&mut self) -> Result<Need> {
+        Ok(if self.nothing || self.bytes.is_some() { Need::Done } else { Need::one(self.place.clone()) })
+    }
+
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        let mut held = Held::default();
+        held.put(offset, bytes);
+        if let Some(bytes) = held.get(&self.place) {
+            self.bytes = Some(bytes);
+        }
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<RecordBatch> {
+        let count = self.rows.count(self.block_rows);
+        if count == 0 {
+            return Ok(RecordBatch::new_empty(self.schema));
+        }
+        if self.nothing {
+            let options = RecordBatchOptions::new().with_row_count(Some(count));
+            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options).map_err(arrow_error);
+        }
+        let bytes = self.bytes.ok_or_else(|| Error::internal("bytes of an Arrow batch were not fed"))?;
+        let at = self.place.start;
+        let changed = || Error::version_changed(format!("the Arrow file has no batch of {} rows at offset {at} any more", self.block_rows));
+        let message = message::header(&bytes, at)?;
+        let batch = message.header_as_record_batch().ok_or_else(changed)?;
+        let body = bytes.get(self.head..).ok_or_else(changed)?;
+        check(&batch, body, at)?;
+        if batch.length() != i64::from(self.block_rows) {
+            return Err(changed());
+        }
+        let buffer = Buffer::from(bytes.slice(self.head..));
+        let batch = guarded("an Arrow batch", || {
+            RecordBatchDecoder::try_new(&buffer, batch, self.file_schema.clone(), &self.dictionaries, &message.version())
+                .and_then(|d| d.with_projection(Some(&self.columns)).read_record_batch())
+                .map_err(arrow_error)
+        })
+        .map_err(|e| e.context(format!("the Arrow batch at offset {at}")))?;
+        let batch = RecordBatch::try_new(self.schema, batch.columns().to_vec()).map_err(arrow_error)?;
+        guarded("an Arrow batch", || take_rows(&batch, &self.rows))
+    }
+}

@@ -1,0 +1,215 @@
+//! A Parquet file that is open: its footer, built whole, and the page indexes that were read so far.
+
+use super::{
+    footer, guarded,
+    index::decode_footer,
+    parquet_error,
+    read::Read,
+    thrift::{Bad, Compact, Type},
+};
+use crate::tabular::{FileIndex, Held, Need, Projection, Rows};
+use ::parquet::{
+    arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
+    file::{
+        metadata::{ColumnChunkMetaData, OffsetIndexBuilder, ParquetMetaData, page_index::PageIndexProvider},
+        page_index::{column_index::ColumnIndexMetaData, offset_index::OffsetIndexMetaData},
+    },
+};
+use bytes::Bytes;
+use forebay_core::{Error, Result, limits};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
+
+/// Reads a footer once more, for decoding.
+#[derive(Debug)]
+pub(crate) struct Opener {
+    footer: Range<u64>,
+    size: u64,
+    held: Held,
+}
+
+impl Opener {
+    pub fn new(size: u64, footer_bytes: u32) -> Self {
+        let end = size.saturating_sub(super::TAIL_BYTES);
+        Self { footer: end.saturating_sub(u64::from(footer_bytes))..end, size, held: Held::default() }
+    }
+
+    pub fn step(&mut self) -> Result<Need> {
+        Ok(if self.held.get(&self.footer).is_some() { Need::Done } else { Need::one(self.footer.clone()) })
+    }
+
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        self.held.put(offset, bytes);
+        Ok(())
+    }
+
+    pub fn finish(self, index: &FileIndex) -> Result<Opened> {
+        let bytes = self.held.get(&self.footer).ok_or_else(|| Error::internal("the Parquet footer was not read"))?;
+        let (mut groups, blocks) = (0, index.blocks());
+        let mut same = true;
+        let schema = footer::scan(&bytes, self.size, |group| {
+            same &= groups < blocks.blocks() && u64::from(blocks.block_rows(groups)) == group.rows && blocks.bytes(groups) == group.bytes;
+            groups += 1;
+            Ok(())
+        })?;
+        let changed = || Error::version_changed("the Parquet file has other rows than when it was indexed").hint("open the dataset again");
+        if !same || groups != blocks.blocks() {
+            return Err(changed());
+        }
+        let chunks = groups as u64 * schema.columns;
+        if chunks > limits::PARQUET_CHUNKS_MAX {
+            return Err(Error::unsupported(format!(
+                "the Parquet file has {chunks} column chunks; the limit for reading is {}",
+                limits::PARQUET_CHUNKS_MAX
+            ))
+            .hint("write it with larger row groups, or as several files"));
+        }
+        let metadata = decode_footer(&bytes)?;
+        let pages = Arc::new(Pages::new(&metadata));
+        let metadata = metadata.into_builder().set_page_index(Some(pages.clone())).build();
+        let arrow = guarded("the Parquet schema", || {
+            ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()).map_err(parquet_error)
+        })?;
+        if arrow.schema().fields() != index.schema().fields() {
+            return Err(changed());
+        }
+        Ok(Opened { arrow, pages })
+    }
+}
+
+/// What all reads of a file share.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    arrow: ArrowReaderMetadata,
+    pages: Arc<Pages>,
+}
+
+impl Opened {
+    pub fn memory_bytes(&self) -> usize {
+        self.arrow.metadata().memory_size() + self.pages.memory_bytes
+    }
+
+    pub fn read(&self, index: &FileIndex, block: usize, rows: Rows, projection: &Projection) -> Result<Read> {
+        Read::new(&self.arrow, &self.pages, index, block, rows, projection)
+    }
+}
+
+/// Where pages are, of the columns and row groups for which it was asked.
+///
+/// A cell is set once, by the first read that needs it; until then the column looks as if it had no page index, which is true to what is
+/// known of it.
+#[derive(Debug)]
+pub(super) struct Pages {
+    columns: usize,
+    cells: Box<[OnceLock<OffsetIndexMetaData>]>,
+    any: bool,
+    /// With all cells set, about.
+    memory_bytes: usize,
+}
+
+impl Pages {
+    fn new(metadata: &ParquetMetaData) -> Self {
+        let columns = metadata.file_metadata().schema_descr().num_columns();
+        let lens = || metadata.row_groups().iter().flat_map(|g| g.columns()).filter_map(|c| c.offset_index_length());
+        let any = lens().any(|len| len > 0);
+        let cells: Box<[_]> =
+            if any { (0..columns * metadata.num_row_groups()).map(|_| OnceLock::new()).collect() } else { Box::default() };
+        // A location takes 24 bytes, and in the file about a third of that.
+        let memory_bytes = size_of_val(&*cells) + lens().map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4)).sum::<usize>();
+        Self { columns, cells, any, memory_bytes }
+    }
+
+    /// Where the page index of a column is, if there is one and it was not read yet.
+    pub fn wanted(&self, row_group: usize, column: usize, chunk: &ColumnChunkMetaData) -> Result<Option<Range<u64>>> {
+        if !self.any || self.cells[row_group * self.columns + column].get().is_some() {
+            return Ok(None);
+        }
+        let (Some(offset), Some(len)) = (chunk.offset_index_offset(), chunk.offset_index_length()) else { return Ok(None) };
+        match (u64::try_from(offset), u64::try_from(len)) {
+            (Ok(_), Ok(0)) => Ok(None),
+            (Ok(offset), Ok(len)) => Ok(Some(offset..offset + len)),
+            _ => Err(Error::corrupt(format!("the Parquet page index of column {column}, row group {row_group} is said to be at {offset}"))),
+        }
+    }
+
+    pub fn set(&self, row_group: usize, column: usize, chunk: &ColumnChunkMetaData, rows: u32, at: u64, bytes: &[u8]) -> Result<()> {
+        let locations = parse(bytes, chunk, rows)
+            .map_err(|bad| Error::corrupt(format!("the Parquet page index at offset {} is damaged: {}", at + bad.at as u64, bad.what)))?;
+        // Another read may have been first, with the same.
+        let _ = self.cells[row_group * self.columns + column].set(locations);
+        Ok(())
+    }
+}
+
+/// Pages must follow each other within their chunk, and begin at ascending rows from 0.
+fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetIndexMetaData, Bad> {
+    let (start, len) = chunk.byte_range();
+    let (mut end, chunk_end) = (start, start + len);
+    let mut pages: Vec<(u64, i32, u32)> = Vec::new();
+    let mut c = Compact::new(bytes);
+    c.fields(|c, id, ty| {
+        if (id, ty) != (1, Type::List) {
+            return Ok(false);
+        }
+        let (ty, n) = c.list()?;
+        if ty != Type::Struct {
+            return Err(c.bad("it is no list of pages"));
+        }
+        for _ in 0..n {
+            let (mut offset, mut size, mut first_row) = (-1, -1, -1);
+            c.fields(|c, id, ty| {
+                match (id, ty) {
+                    (1, Type::I64) => offset = c.int()?,
+                    (2, Type::I32) => size = c.i32()?,
+                    (3, Type::I64) => first_row = c.int()?,
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            })?;
+            let (Ok(offset), Ok(stored), Ok(first_row)) = (u64::try_from(offset), u64::try_from(size), u32::try_from(first_row)) else {
+                return Err(c.bad("a page has an impossible place"));
+            };
+            let row_fits = pages.last().map_or(first_row == 0, |&(_, _, before)| first_row > before) && first_row < rows.max(1);
+            if offset < end || offset.checked_add(stored).is_none_or(|e| e > chunk_end) || !row_fits {
+                return Err(c.bad("pages overlap, or lie outside their column"));
+            }
+            end = offset + stored;
+            pages.push((offset, size, first_row));
+        }
+        Ok(true)
+    })?;
+    if pages.is_empty() && rows > 0 {
+        return Err(c.bad("it has no pages"));
+    }
+    let mut builder = OffsetIndexBuilder::new();
+    for (i, &(offset, size, first_row)) in pages.iter().enumerate() {
+        let next = pages.get(i + 1).map_or(rows, |p| p.2);
+        builder.append_row_count(i64::from(next - first_row));
+        builder.append_offset_and_size(offset as i64, size);
+    }
+    Ok(builder.build())
+}
+
+impl PageIndexProvider for Pages {
+    fn has_offset_indexes(&self) -> bool {
+        self.any
+    }
+
+    fn has_column_indexes(&self) -> bool {
+        false
+    }
+
+    fn column_index(&self, _row_group: usize, _column: usize) -> Option<&ColumnIndexMetaData> {
+        None
+    }
+
+    fn offset_index(&self, row_group: usize, column: usize) -> Option<&OffsetIndexMetaData> {
+        self.cells.get(row_group * self.columns + column)?.get()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -1,0 +1,199 @@
+//! Just as much of Thrift's compact protocol as it takes to walk over Parquet's footers and page headers without building them.
+//!
+//! Nothing is allocated, no length is believed that is longer than what is there, and recursion has a limit.
+
+/// What is wrong, and where in the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bad {
+    pub at: usize,
+    pub what: &'static str,
+}
+
+type Result<T> = std::result::Result<T, Bad>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Type {
+    Bool(bool),
+    I8,
+    I16,
+    I32,
+    I64,
+    Double,
+    Binary,
+    List,
+    Map,
+    Struct,
+    Uuid,
+}
+
+/// Deepest nesting of what is skipped.
+const DEPTH_MAX: u32 = 32;
+
+#[derive(Debug)]
+pub(super) struct Compact<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Compact<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// How far it has come.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    pub fn bad(&self, what: &'static str) -> Bad {
+        Bad { at: self.at, what }
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        let b = *self.bytes.get(self.at).ok_or(self.bad("it ends too early"))?;
+        self.at += 1;
+        Ok(b)
+    }
+
+    fn varint(&mut self) -> Result<u64> {
+        let mut v = 0u64;
+        for shift in (0..64).step_by(7) {
+            let b = self.byte()?;
+            v |= u64::from(b & 0x7f) << shift;
+            if b < 0x80 {
+                return Ok(v);
+            }
+        }
+        Err(self.bad("a number has too many bytes"))
+    }
+
+    pub fn int(&mut self) -> Result<i64> {
+        let v = self.varint()?;
+        Ok((v >> 1) as i64 ^ -((v & 1) as i64))
+    }
+
+    pub fn i32(&mut self) -> Result<i32> {
+        let v = self.int()?;
+        i32::try_from(v).map_err(|_| self.bad("a number of 32 bits has more"))
+    }
+
+    pub fn binary(&mut self) -> Result<&'a [u8]> {
+        let len = self.varint()?;
+        let rest = &self.bytes[self.at..];
+        let taken = usize::try_from(len).ok().and_then(|n| rest.get(..n)).ok_or(self.bad("a text is longer than what is there"))?;
+        self.at += taken.len();
+        Ok(taken)
+    }
+
+    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is skipped.
+    pub fn fields(&mut self, mut f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
+        let mut last = 0i16;
+        while let Some((id, ty)) = self.field(last)? {
+            last = id;
+            if !f(self, id, ty)? {
+                self.skip(ty, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, last: i16) -> Result<Option<(i16, Type)>> {
+        let head = self.byte()?;
+        if head == 0 {
+            return Ok(None);
+        }
+        let ty = self.kind(head & 15)?;
+        let id = match head >> 4 {
+            0 => i16::try_from(self.int()?).map_err(|_| self.bad("a field has an impossible number"))?,
+            delta => last.checked_add(i16::from(delta)).ok_or(self.bad("a field has an impossible number"))?,
+        };
+        Ok(Some((id, ty)))
+    }
+
+    fn kind(&self, code: u8) -> Result<Type> {
+        Ok(match code {
+            1 => Type::Bool(true),
+            2 => Type::Bool(false),
+            3 => Type::I8,
+            4 => Type::I16,
+            5 => Type::I32,
+            6 => Type::I64,
+            7 => Type::Double,
+            8 => Type::Binary,
+            9 | 10 => Type::List,
+            11 => Type::Map,
+            12 => Type::Struct,
+            13 => Type::Uuid,
+            _ => return Err(self.bad("a field is of a type that there is not")),
+        })
+    }
+
+    /// The head of a list: of what, and how many. No element takes less than a byte.
+    pub fn list(&mut self) -> Result<(Type, usize)> {
+        let head = self.byte()?;
+        let ty = self.kind(head & 15)?;
+        let len = match head >> 4 {
+            15 => self.varint()?,
+            short => u64::from(short),
+        };
+        match usize::try_from(len) {
+            Ok(n) if n <= self.bytes.len() - self.at => Ok((ty, n)),
+            _ => Err(self.bad("a list is longer than what is there")),
+        }
+    }
+
+    pub fn skip(&mut self, ty: Type, depth: u32) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(self.bad("values are nested too deeply"));
+        }
+        match ty {
+            // Inside a field its head has the value; inside a list it is a byte, which `skip_element` takes.
+            Type::Bool(_) => {}
+            Type::I8 => drop(self.byte()?),
+            Type::I16 | Type::I32 | Type::I64 => drop(self.varint()?),
+            Type::Double => self.jump(8)?,
+            Type::Uuid => self.jump(16)?,
+            Type::Binary => drop(self.binary()?),
+            Type::List => {
+                let (ty, n) = self.list()?;
+                for _ in 0..n {
+                    self.skip_element(ty, depth + 1)?;
+                }
+            }
+            Type::Map => {
+                let n = self.varint()?;
+                if n > 0 {
+                    let types = self.byte()?;
+                    let (key, value) = (self.kind(types >> 4)?, self.kind(types & 15)?);
+                    for _ in 0..n {
+                        self.skip_element(key, depth + 1)?;
+                        self.skip_element(value, depth + 1)?;
+                    }
+                }
+            }
+            Type::Struct => {
+                let mut last = 0;
+                while let Some((id, ty)) = self.field(last)? {
+                    last = id;
+                    self.skip(ty, depth + 1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_element(&mut self, ty: Type, depth: u32) -> Result<()> {
+        match ty {
+            Type::Bool(_) => self.jump(1),
+            ty => self.skip(ty, depth),
+        }
+    }
+
+    fn jump(&mut self, n: usize) -> Result<()> {
+        if self.bytes.len() - self.at < n {
+            return Err(self.bad("it ends too early"));
+        }
+        self.at += n;
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Rows of formats in which records just follow each other: TFRecord and JSONL.
+//!
+//! Read are the pieces that hold wanted rows, and of them those rows are made a batch.
+
+use crate::{
+    example, jsonl,
+    tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Projection, Rows, text_rows},
+    tfrecord,
+};
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use forebay_core::{Error, Result};
+use std::{ops::Range, sync::Arc};
+
+#[derive(Debug)]
+pub(crate) struct Read {
+    index: Arc<FileIndex>,
+    block: usize,
+    rows: Rows,
+    schema: SchemaRef,
+    ranges: Vec<Range<u64>>,
+    held: Held,
+}
+
+impl Read {
+    pub fn new(index: Arc<FileIndex>, block: usize, rows: Rows, projection: &Projection) -> Result<Self> {
+        let schema = projection.schema(index.schema())?;
+        let ranges = if schema.fields().is_empty() { Vec::new() } else { index.blocks().bytes_of_rows(block, rows.slice()) };
+        Ok(Self { index, block, rows, schema, ranges, held: Held::default() })
+    }
+
+    pub fn step(&mut self) -> Result<Need> {
+        let missing = self.held.missing(&self.ranges);
+        Ok(if missing.is_empty() { Need::Done } else { Need::Ranges(missing) })
+    }
+
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        self.held.put(offset, bytes);
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<RecordBatch> {
+        let count = self.rows.count(self.index.blocks().block_rows(self.block));
+        if self.schema.fields().is_empty() {
+            let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(count));
+            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options).map_err(crate::tabular::arrow_error);
+        }
+        if matches!(self.index.detail, Detail::TfRecord { example: true }) {
+            let mut builder = example::Builder::new(self.schema.clone())?;
+            self.each(|record, at| builder.push(record).map_err(|e| e.context(format!("the record at offset {at}"))))?;
+            return builder.finish();
+        }
+        let bytes = self.ranges.iter().map(|r| (r.end - r.start) as usize).sum();
+        let mut column = BinaryRows::with_capacity(count, if self.rows == Rows::All { bytes } else { 0 });
+        self.each(|record, _| column.push(record))?;
+        match self.index.format {
+            Format::Jsonl => text_rows(self.schema, column.finish_text().map_err(|e| e.context("a line of JSONL"))?),
+            _ => text_rows(self.schema, column.finish()),
+        }
+    }
+
+    /// Each wanted record, and where it is.
+    fn each(&self, mut take: impl FnMut(&[u8], u64) -> Result<()>) -> Result<()> {
+        let blocks = self.index.blocks();
+        let wanted = self.rows.slice();
+        for piece in blocks.pieces_of_rows(self.block, wanted) {
+            let bytes = self.held.get(&piece.bytes).ok_or_else(|| Error::internal("bytes of a piece were not fed"))?;
+            let (mut row, mut at) = (piece.rows.start, 0usize);
+            let mut next = wanted.map(|w| w[w.partition_point(|&r| r < piece.rows.start)..].iter().copied());
+            let mut target = next.as_mut().map_or(Some(row), Iterator::next);
+            while let Some(wanted_row) = target.filter(|&r| r < piece.rows.end) {
+                let here = piece.bytes.start + at as u64;
+                let is_wanted = wanted_row == row;
+                let (record, len) = match self.index.format {
+                    Format::Jsonl => jsonl::next(&bytes[at..]),
+                    _ => tfrecord::next(&bytes[at..], here, is_wanted)?,
+                };
+                if len == 0 {
+                    return Err(Error::version_changed(format!(
+                        "the file has no row at offset {here}, where it had one when it was indexed"
+                    ))
+                    .hint("open the dataset again"));
+                }
+                at += len;
+                // Lines of nothing but space are no rows.
+                let Some(record) = record else { continue };
+                if is_wanted {
+                    take(record, here)?;
+                    target = next.as_mut().map_or(Some(row + 1), Iterator::next);
+                }
+                row += 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! The index of one file of any format, and the parser that makes it.
+
+use super::{BlockIndex, Format, Need, Schemas};
+use crate::{
+    example::ExampleSpec,
+    index::codec::{Reader, put},
+    ipc, jsonl, parquet, samples, tfrecord,
+};
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use forebay_core::{Error, Result, limits};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How files are indexed.
+#[derive(Clone, Debug)]
+pub struct IndexOptions {
+    /// Schemas that were seen: one for all files of a dataset.
+    pub schemas: Arc<Schemas>,
+    /// TFRecord: the features of `tf.train.Example` as columns, not the bytes of the record.
+    pub example: Option<ExampleSpec>,
+    /// Where blocks of TFRecord, JSONL and tar end.
+    pub block_bytes: u64,
+    pub block_rows: u32,
+    /// How finely such blocks are indexed.
+    pub piece_bytes: u64,
+}
+
+impl Default for IndexOptions {
+    fn default() -> Self {
+        Self {
+            schemas: Arc::default(),
+            example: None,
+            block_bytes: limits::BLOCK_TARGET_BYTES,
+            block_rows: limits::BLOCK_TARGET_ROWS,
+            piece_bytes: limits::PIECE_TARGET_BYTES,
+        }
+    }
+}
+
+/// What is known of a file: its blocks, its schema, and where what readers need is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileIndex {
+    pub(crate) format: Format,
+    pub(crate) size: u64,
+    pub(crate) blocks: BlockIndex,
+    pub(crate) schema: SchemaRef,
+    pub(crate) detail: Detail,
+}
+
+/// What each format keeps besides.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Detail {
+    None,
+    Parquet {
+        footer_bytes: u32,
+    },
+    Ipc(ipc::Places),
+    Members(samples::Places),
+    /// Whether records are decoded as `tf.train.Example`.
+    TfRecord {
+        example: bool,
+    },
+}
+
+const MAGIC: &[u8; 4] = b"FBFI";
+const VERSION: u8 = 1;
+
+impl FileIndex {
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn blocks(&self) -> &BlockIndex {
+        &self.blocks
+    }
+
+    pub fn rows(&self) -> u64 {
+        self.blocks.rows()
+    }
+
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Memory that it holds, without the schema, which files share.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.blocks.memory_bytes()
+            + match &self.detail {
+                Detail::Ipc(places) => places.memory_bytes(),
+                Detail::Members(places) => places.memory_bytes(),
+                _ => 0,
+            }
+    }
+
+    /// For a store: versioned and checksummed; without the schema ([`encode_schema`](super::encode_schema)), which files share.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + self.blocks.piece_count() * 8);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&[VERSION, self.format.code()]);
+        put(&mut out, self.size);
+        self.blocks.encode(&mut out);
+        match &self.detail {
+            Detail::None => out.push(0),
+            Detail::Parquet { footer_bytes } => {
+                out.push(1);
+                put(&mut out, u64::from(*footer_bytes));
+            }
+            Detail::Ipc(places) => {
+                out.push(2);
+                places.encode(&mut out);
+            }
+            Detail::Members(places) => {
+                out.push(3);
+                places.encode(&mut out);
+            }
+            Detail::TfRecord { example } => out.extend_from_slice(&[4, u8::from(*example)]),
+        }
+        let sum = xxh3_64(&out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// # Errors
+    /// `Corrupt` for anything but the whole output of [`FileIndex::encode`] of this version.
+    pub fn decode(bytes: &[u8], schema: SchemaRef) -> Result<Self> {
+        let corrupt = |what: &str| Error::corrupt(format!("a stored file index is damaged: {what}")).hint("index the file again");
+        let Some((body, sum)) = bytes.split_last_chunk::<8>() else { return Err(corrupt("it is too short")) };
+        if xxh3_64(body) != u64::from_le_bytes(*sum) {
+            return Err(corrupt("its checksum does not match"));
+        }
+        let mut r = Reader { bytes: body };
+        if r.take(4) != Some(MAGIC.as_slice()) {
+            return Err(corrupt("it is not an index"));
+        }
+        if r.byte() != Some(VERSION) {
+            return Err(corrupt("it is of another version"));
+        }
+        Self::parse(&mut r, schema).ok_or_else(|| corrupt("it contradicts itself"))
+    }
+
+    fn parse(r: &mut Reader<'_>, schema: SchemaRef) -> Option<Self> {
+        let format = Format::from_code(r.byte()?)?;
+        let size = r.number()?;
+        let blocks = BlockIndex::decode(r, size)?;
+        let detail = match (r.byte()?, format) {
+            (0, Format::Jsonl) => Detail::None,
+            (1, Format::Parquet) => {
+                let footer_bytes = u32::try_from(r.number()?).ok()?;
+                (u64::from(footer_bytes) + 12 <= size).then_some(())?;
+                Detail::Parquet { footer_bytes }
+            }
+            (2, Format::ArrowFile | Format::ArrowStream) => Detail::Ipc(ipc::Places::decode(r, blocks.blocks(), size)?),
+            (3, Format::Tar | Format::Zip) => Detail::Members(samples::Places::decode(r, blocks.piece_count())?),
+            (4, Format::TfRecord) => Detail::TfRecord { example: r.byte()? == 1 },
+            _ => return None,
+        };
+        r.bytes.is_empty().then_some(Self { format, size, blocks, schema, detail })
+    }
+}
+
+/// Makes the [`FileIndex`] of a file; see the [module](super) for how it is fed.
+#[derive(Debug)]
+pub struct FileIndexer {
+    inner: Inner,
+    failed: Option<Error>,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Parquet(parquet::Indexer),
+    ArrowFile(ipc::FileIndexer),
+    ArrowStream(ipc::StreamIndexer),
+    TfRecord(Box<tfrecord::Indexer>),
+    Jsonl(jsonl::Indexer),
+}
+
+macro_rules! each {
+    ($inner:expr, $x:ident => $do:expr) => {
+        match $inner {
+            Inner::Parquet($x) => $do,
+            Inner::ArrowFile($x) => $do,
+            Inner::ArrowStream($x) => $do,
+            Inner::TfRecord($x) => $do,
+            Inner::Jsonl($x) => $do,
+        }
+    };
+}
+
+impl FileIndexer {
+    /// For a file of `size` bytes.
+    ///
+    /// # Errors
+    /// `Invalid` for archives, which have their rows by [`FileIndex::of_members`], and for whole objects, which need no index.
+    pub fn new(format: Format, size: u64, options: &IndexOptions) -> Result<Self> {
+        let inner = match format {
+            Format::Parquet => Inner::Parquet(parquet::Indexer::new(size, options)),
+            Format::ArrowFile => Inner::ArrowFile(ipc::FileIndexer::new(size, options)),
+            Format::ArrowStream => Inner::ArrowStream(ipc::StreamIndexer::new(size, options)),
+            Format::TfRecord => Inner::TfRecord(Box::new(tfrecord::Indexer::new(size, options))),
+            Format::Jsonl => Inner::Jsonl(jsonl::Indexer::new(size, options)),
+            Format::Objects | Format::Tar | Format::Zip => {
+                return Err(Error::invalid(format!("{format} is not indexed as a file of rows"))
+                    .hint("archives are indexed by their members, and an object of its own is one row"));
+            }
+        };
+        Ok(Self { inner, failed: None })
+    }
+
+    /// What is needed next.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Unsupported`, with the offset; then the same again.
+    pub fn step(&mut self) -> Result<Need> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        each!(&mut self.inner, x => x.step()).inspect_err(|e| self.failed = Some(e.clone()))
+    }
+
+    /// Bytes that begin at `offset`.
+    ///
+    /// # Errors
+    /// As [`FileIndexer::step`].
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        each!(&mut self.inner, x => x.feed(offset, bytes)).inspect_err(|e| self.failed = Some(e.clone()))
+    }
+
+    /// The index, once [`FileIndexer::step`] says `Done`.
+    ///
+    /// # Errors
+    /// As [`FileIndexer::step`]; `Internal` before it.
+    pub fn finish(mut self) -> Result<FileIndex> {
+        match self.step()? {
+            Need::Done => each!(self.inner, x => x.finish()),
+            Need::Ranges(_) => Err(Error::internal("an index was asked for before its file was read")),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Files of rows: which rows they have, and record batches of the rows that are wanted.
+//!
+//! Three parsers without I/O, one after the other, each with `step` (what is needed next) and `feed`:
+//!
+//! 1. A [`FileIndexer`] reads footers and headers, and becomes a [`FileIndex`]: blocks, rows, schema. Kept for good; small.
+//! 2. A [`FileOpener`] reads what decoding needs of a file besides its blocks (a Parquet footer, Arrow dictionaries; of most formats
+//!    nothing), and becomes a [`FileReader`]. Kept while there is memory.
+//! 3. A [`BlockRead`] reads rows of one block, and becomes a `RecordBatch`.
+//!
+//! ```
+//! # use forebay_format::tabular::*; use std::sync::Arc; use bytes::Bytes;
+//! # fn main() -> forebay_core::Result<()> {
+//! let file = Bytes::from_static(b"{\"n\": 0}\n{\"n\": 1}\n{\"n\": 2}\n");
+//! let read = |r: &std::ops::Range<u64>| file.slice(r.start as usize..r.end as usize); // from a disk, from an origin
+//!
+//! let mut indexer = FileIndexer::new(Format::Jsonl, file.len() as u64, &IndexOptions::default())?;
+//! while let Need::Ranges(ranges) = indexer.step()? {
+//!     for r in &ranges { indexer.feed(r.start, read(r))?; }
+//! }
+//! let index = Arc::new(indexer.finish()?);
+//!
+//! let mut opener = FileOpener::new(index.clone())?;
+//! while let Need::Ranges(ranges) = opener.step()? {
+//!     for r in &ranges { opener.feed(r.start, read(r))?; }
+//! }
+//! let reader = Arc::new(opener.finish()?);
+//!
+//! let (block, row) = index.blocks().locate(2).expect("the file has three rows");
+//! let mut rows = reader.read(block, Rows::sorted([row])?, &Projection::All)?;
+//! while let Need::Ranges(ranges) = rows.step()? {
+//!     for r in &ranges { rows.feed(r.start, read(r))?; }
+//! }
+//! assert_eq!(rows.finish()?.num_rows(), 1);
+//! # Ok(()) }
+//! ```
+//!
+//! **The contract of `step` and `feed`.** Each range of a [`Need`] is fed once, whole (or more than it) in one buffer, in any order; then comes
+//! the next `step`. Buffers are kept as they are, not copied. What was not fed is asked for again. An error is final.
+//!
+//! Archives have their rows by way of a [`MemberIndex`](crate::MemberIndex): [`FileIndex::of_members`], [`FileReader::of_members`].
+
+mod blocks;
+mod file;
+mod format;
+mod held;
+mod read;
+mod rows;
+mod schemas;
+
+pub use blocks::{BlockIndex, BlockIndexBuilder, Piece};
+pub use file::{FileIndex, FileIndexer, IndexOptions};
+pub use format::Format;
+pub use read::{BlockRead, FileOpener, FileReader};
+pub use rows::{Projection, Rows};
+pub use schemas::{Schemas, decode_schema, encode_schema};
+
+pub(crate) use file::Detail;
+pub(crate) use held::Held;
+pub(crate) use rows::{BinaryRows, arrow_error, take_rows, text_rows};
+
+use std::ops::Range;
+
+/// What a parser needs next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// These bytes, each range in one buffer.
+    Ranges(Vec<Range<u64>>),
+    /// Nothing more: `finish` has what was asked for.
+    Done,
+}
+
+impl Need {
+    pub(crate) fn one(range: Range<u64>) -> Self {
+        Need::Ranges(vec![range])
+    }
+}

@@ -1,0 +1,200 @@
+//! Rows of a block of any format.
+
+use super::{Detail, FileIndex, Format, Need, Projection, Rows};
+use crate::{MemberIndex, ipc, parquet, records, samples};
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use forebay_core::{Error, Result};
+use std::sync::Arc;
+
+/// Reads what decoding needs of a file besides its blocks.
+#[derive(Debug)]
+pub struct FileOpener {
+    index: Arc<FileIndex>,
+    inner: Opening,
+}
+
+#[derive(Debug)]
+enum Opening {
+    Parquet(parquet::Opener),
+    Ipc(ipc::Opener),
+    Nothing,
+}
+
+impl FileOpener {
+    /// # Errors
+    /// `Invalid` for archives ([`FileReader::of_members`]).
+    pub fn new(index: Arc<FileIndex>) -> Result<Self> {
+        let inner = match &index.detail {
+            Detail::Parquet { footer_bytes } => Opening::Parquet(parquet::Opener::new(index.size, *footer_bytes)),
+            Detail::Ipc(places) => Opening::Ipc(ipc::Opener::new(places)),
+            Detail::None | Detail::TfRecord { .. } => Opening::Nothing,
+            Detail::Members(_) => {
+                return Err(Error::invalid("an archive is opened by its members"));
+            }
+        };
+        Ok(Self { index, inner })
+    }
+
+    /// # Errors
+    /// `Corrupt` or `Unsupported`, with the offset; `VersionChanged` if the file is not the one that was indexed.
+    pub fn step(&mut self) -> Result<Need> {
+        match &mut self.inner {
+            Opening::Parquet(p) => p.step(),
+            Opening::Ipc(i) => i.step(),
+            Opening::Nothing => Ok(Need::Done),
+        }
+    }
+
+    /// # Errors
+    /// As [`FileOpener::step`].
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        match &mut self.inner {
+            Opening::Parquet(p) => p.feed(offset, bytes),
+            Opening::Ipc(i) => i.feed(offset, bytes),
+            Opening::Nothing => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// As [`FileOpener::step`]; `Internal` before it says `Done`.
+    pub fn finish(mut self) -> Result<FileReader> {
+        if self.step()? != Need::Done {
+            return Err(Error::internal("a file was opened before what that needs was read"));
+        }
+        let inner = match self.inner {
+            Opening::Parquet(p) => Opened::Parquet(p.finish(&self.index)?),
+            Opening::Ipc(i) => Opened::Ipc(i.finish(&self.index)?),
+            Opening::Nothing => Opened::Records,
+        };
+        Ok(FileReader { index: self.index, inner })
+    }
+}
+
+/// A file that blocks can be read of. Shared by all who read it.
+#[derive(Debug)]
+pub struct FileReader {
+    index: Arc<FileIndex>,
+    inner: Opened,
+}
+
+#[derive(Debug)]
+enum Opened {
+    Parquet(parquet::Opened),
+    Ipc(ipc::Opened),
+    Members(Arc<MemberIndex>),
+    Records,
+}
+
+impl FileReader {
+    /// For an archive whose members are known. The bytes of a compressed tar are those that it decompresses to.
+    ///
+    /// # Errors
+    /// `Invalid` if the index is not that of an archive with as many members.
+    pub fn of_members(index: Arc<FileIndex>, members: Arc<MemberIndex>) -> Result<Self> {
+        match &index.detail {
+            Detail::Members(places) if places.members() == members.len() => {}
+            Detail::Members(_) => return Err(Error::version_changed("the archive has other members than when it was indexed")),
+            _ => return Err(Error::invalid(format!("a file of {} has no members", index.format))),
+        }
+        Ok(Self { index, inner: Opened::Members(members) })
+    }
+
+    pub fn index(&self) -> &Arc<FileIndex> {
+        &self.index
+    }
+
+    /// Memory that it holds besides the index (and the members, which others share).
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + match &self.inner {
+                Opened::Parquet(p) => p.memory_bytes(),
+                Opened::Ipc(i) => i.memory_bytes(),
+                Opened::Members(_) | Opened::Records => 0,
+            }
+    }
+
+    /// Begins to read rows of a block.
+    ///
+    /// # Errors
+    /// `RangeNotSatisfiable` for a block or row that is not there; `Invalid` for columns that are not (of tars these are null).
+    pub fn read(&self, block: usize, rows: Rows, projection: &Projection) -> Result<BlockRead> {
+        let index = &self.index;
+        if block >= index.blocks.blocks() {
+            let n = index.blocks.blocks();
+            return Err(Error::range_not_satisfiable(format!("block {block} is asked for of a file that has {n} blocks")));
+        }
+        rows.check(index.blocks.block_rows(block))?;
+        let inner = match &self.inner {
+            Opened::Parquet(p) => Reading::Parquet(Box::new(p.read(index, block, rows, projection)?)),
+            Opened::Ipc(i) => Reading::Ipc(i.read(index, block, rows, projection)?),
+            Opened::Members(members) => Reading::Members(samples::Read::new(index, members.clone(), block, rows, projection)?),
+            Opened::Records => Reading::Records(records::Read::new(index.clone(), block, rows, projection)?),
+        };
+        Ok(BlockRead { inner })
+    }
+
+    /// The schema of what [`FileReader::read`] gives.
+    ///
+    /// # Errors
+    /// As [`FileReader::read`].
+    pub fn schema(&self, projection: &Projection) -> Result<SchemaRef> {
+        match self.index.format {
+            Format::Tar | Format::Zip => Ok(samples::schema(&self.index, projection)),
+            _ => projection.schema(&self.index.schema),
+        }
+    }
+}
+
+/// Reads rows of one block; see the [module](super) for how it is fed.
+#[derive(Debug)]
+pub struct BlockRead {
+    inner: Reading,
+}
+
+#[derive(Debug)]
+enum Reading {
+    Parquet(Box<parquet::Read>),
+    Ipc(ipc::Read),
+    Members(samples::Read),
+    Records(records::Read),
+}
+
+macro_rules! each {
+    ($inner:expr, $x:ident => $do:expr) => {
+        match $inner {
+            Reading::Parquet($x) => $do,
+            Reading::Ipc($x) => $do,
+            Reading::Members($x) => $do,
+            Reading::Records($x) => $do,
+        }
+    };
+}
+
+impl BlockRead {
+    /// What is needed next. For Parquet this may decode, and takes its time.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Unsupported`.
+    pub fn step(&mut self) -> Result<Need> {
+        each!(&mut self.inner, x => x.step())
+    }
+
+    /// # Errors
+    /// As [`BlockRead::step`].
+    pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        each!(&mut self.inner, x => x.feed(offset, bytes))
+    }
+
+    /// The rows, in order.
+    ///
+    /// # Errors
+    /// As [`BlockRead::step`]; `TooLarge` if they do not fit in one batch; `Internal` before `Done`.
+    pub fn finish(mut self) -> Result<RecordBatch> {
+        if self.step()? != Need::Done {
+            return Err(Error::internal("rows were asked for before their bytes were read"));
+        }
+        each!(self.inner, x => x.finish())
+    }
+}

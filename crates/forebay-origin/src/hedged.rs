@@ -1,0 +1,273 @@
+//! Hedged reads: a GET that is slower to its first byte than 95 of 100 before it is sent a second time, and the first answer is taken.
+//!
+//! A batch waits for the slowest of its objects, so with many objects it always meets the origin's tail. A second request rarely meets it again.
+//! What that costs is bounded: second requests are at most a configured share of all GETs (a quiet origin saves up a few), they take only places of the limiter
+//! that are free at once, and none are sent for a while to an origin that answers that it is busy. What the first answers were is not known before
+//! [`LEARN_REQUESTS`] of them have come.
+//!
+//! Times are kept as a histogram with buckets that grow by a tenth, halved now and then, so that it follows the origin and takes no more memory. A request that was
+//! overtaken counts with the time after which it was: too short, but beyond the 95th percentile as it should be.
+//!
+//! Invariant: one request in, one answer out, and the loser is dropped (its connection is closed, its place is free again) before the answer is given. Only GETs are
+//! hedged: to send a write twice is not harmless.
+
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart, counted::Counters,
+    limited::Limiter,
+};
+use async_trait::async_trait;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
+use parking_lot::Mutex;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// A request is slow when it takes longer than this share of those before it.
+const QUANTILE: f64 = 0.95;
+/// Answers that have come before any request is called slow.
+const LEARN_REQUESTS: u32 = 64;
+/// When the histogram has seen so many, all counts are halved.
+const REMEMBER_REQUESTS: u32 = 1024;
+/// Second requests that a quiet time saves up.
+const SAVED_MAX: f64 = 16.0;
+/// An origin that answers sooner than this has no tail worth a request.
+const SHORTEST_WAIT: Duration = Duration::from_millis(2);
+/// No second requests for so long after the origin said that it is busy.
+const BACK_OFF: Duration = Duration::from_secs(5);
+
+const BUCKET_FIRST: Duration = Duration::from_micros(500);
+const BUCKET_GROWTH: f64 = 1.1;
+/// Up to more than ten minutes.
+const BUCKETS: usize = 150;
+
+/// The times to the first byte of one origin, and how many second requests it may be sent.
+pub struct Hedging {
+    /// Second requests per request.
+    share: f64,
+    limiter: Arc<Limiter>,
+    counters: Arc<Counters>,
+    state: Mutex<State>,
+}
+
+struct State {
+    buckets: [u32; BUCKETS],
+    seen: u32,
+    saved: f64,
+    not_before: Option<Instant>,
+}
+
+impl Hedging {
+    /// At most `percent` second requests for 100 requests.
+    pub fn new(percent: u32, limiter: Arc<Limiter>, counters: Arc<Counters>) -> Self {
+        let state = State { buckets: [0; BUCKETS], seen: 0, saved: 0.0, not_before: None };
+        Self { share: f64::from(percent) / 100.0, limiter, counters, state: Mutex::new(state) }
+    }
+
+    /// A request begins: how long it may take before it is slow, once that is known.
+    fn begin(&self) -> Option<Duration> {
+        let mut state = self.state.lock();
+        state.saved = (state.saved + self.share).min(SAVED_MAX);
+        state.slow_after()
+    }
+
+    fn answered_after(&self, time: Duration) {
+        self.state.lock().add(time);
+    }
+
+    /// Whether a second request may be sent now; it is paid for.
+    fn spend(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.saved < 1.0 || state.not_before.is_some_and(|t| Instant::now() < t) {
+            return false;
+        }
+        state.saved -= 1.0;
+        true
+    }
+
+    fn look_at(&self, e: &Error) {
+        if e.kind() == ErrorKind::Busy {
+            self.state.lock().not_before = Some(Instant::now() + BACK_OFF);
+        }
+    }
+}
+
+impl State {
+    fn add(&mut self, time: Duration) {
+        let ratio = time.as_secs_f64() / BUCKET_FIRST.as_secs_f64();
+        let bucket = if ratio <= 1.0 { 0 } else { (ratio.ln() / BUCKET_GROWTH.ln()).ceil() as usize };
+        self.buckets[bucket.min(BUCKETS - 1)] += 1;
+        self.seen += 1;
+        if self.seen >= REMEMBER_REQUESTS {
+            self.buckets.iter_mut().for_each(|n| *n /= 2);
+            self.seen = self.buckets.iter().sum();
+        }
+    }
+
+    fn slow_after(&self) -> Option<Duration> {
+        if self.seen < LEARN_REQUESTS {
+            return None;
+        }
+        let below = (f64::from(self.seen) * QUANTILE).ceil() as u32;
+        let mut sum = 0;
+        let bucket = self.buckets.iter().position(|n| {
+            sum += n;
+            sum >= below
+        })?;
+        Some(BUCKET_FIRST.mul_f64(BUCKET_GROWTH.powi(bucket as i32)).max(SHORTEST_WAIT))
+    }
+}
+
+/// An error that another attempt may not meet; every other one is an answer.
+fn transient(e: &Error) -> bool {
+    matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable | ErrorKind::Busy)
+}
+
+/// An origin whose slow GETs are sent again. Under the limiter, which a first request has passed already.
+pub struct Hedged {
+    inner: Arc<dyn Origin>,
+    hedging: Arc<Hedging>,
+}
+
+impl Hedged {
+    pub fn new(inner: Arc<dyn Origin>, hedging: Arc<Hedging>) -> Self {
+        Self { inner, hedging }
+    }
+}
+
+#[async_trait]
+impl Origin for Hedged {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.inner.head(key).await
+    }
+
+    async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
+        let hedging = &*self.hedging;
+        let begun = Instant::now();
+        let slow_after = hedging.begin();
+        let mut first = self.inner.get(key, request.clone());
+        let alone = match slow_after {
+            None => Some(first.as_mut().await),
+            Some(wait) => match tokio::time::timeout(wait, first.as_mut()).await {
+                Ok(result) => Some(result),
+                Err(_) => None,
+            },
+        };
+        let place = if alone.is_none() { hedging.limiter.free_read_place() } else { None };
+        let result = match alone {
+            Some(result) => result,
+            None if place.is_none() || !hedging.spend() => first.await,
+            None => {
+                hedging.counters.hedges.fetch_add(1, Relaxed);
+                let mut second = self.inner.get(key, request);
+                let (result, of_second) = tokio::select! {
+                    biased;
+                    result = first.as_mut() => match result {
+                        Err(e) if transient(&e) => {
+                            hedging.look_at(&e);
+                            match second.await {
+                                Ok(answer) => (Ok(answer), true),
+                                // What the first said: the second may have failed because of it.
+                                Err(_) => (Err(e), false),
+                            }
+                        }
+                        result => (result, false),
+                    },
+                    result = second.as_mut() => match result {
+                        Err(e) if transient(&e) => {
+                            hedging.look_at(&e);
+                            (first.await, false)
+                        }
+                        result => (result, true),
+                    },
+                };
+                if of_second {
+                    hedging.counters.hedges_won.fetch_add(1, Relaxed);
+                }
+                result
+            }
+        };
+        match &result {
+            Ok(_) => hedging.answered_after(begun.elapsed()),
+            Err(e) => hedging.look_at(e),
+        }
+        result
+    }
+
+    async fn list(&self, request: ListRequest) -> Result<ListPage> {
+        self.inner.list(request).await
+    }
+
+    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+        self.inner.put(key, request, size, body).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.inner.delete(key).await
+    }
+
+    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+        self.inner.copy(from, to, request).await
+    }
+
+    async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
+        self.inner.create_upload(key, request).await
+    }
+
+    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+        self.inner.upload_part(key, upload, number, size, body).await
+    }
+
+    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+        self.inner.complete_upload(key, upload, parts).await
+    }
+
+    async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
+        self.inner.abort_upload(key, upload).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hedging(percent: u32) -> Hedging {
+        let counters = Arc::new(Counters::default());
+        Hedging::new(percent, Arc::new(Limiter::new(100, None, counters.clone())), counters)
+    }
+
+    #[test]
+    fn what_is_slow_follows_the_origin() {
+        let h = hedging(5);
+        for n in 1..=100u64 {
+            assert_eq!(h.begin().is_some(), n > u64::from(LEARN_REQUESTS));
+            h.answered_after(Duration::from_millis(n));
+        }
+        let slow = h.begin().unwrap();
+        assert!((95..=106).contains(&slow.as_millis()), "{slow:?}");
+        for _ in 0..3 * REMEMBER_REQUESTS {
+            h.answered_after(Duration::from_millis(7));
+        }
+        let slow = h.begin().unwrap();
+        assert!((7..=8).contains(&slow.as_millis()), "{slow:?}");
+        for _ in 0..3 * REMEMBER_REQUESTS {
+            h.answered_after(Duration::from_secs(100_000));
+        }
+        assert!(h.begin().unwrap() > Duration::from_secs(600));
+    }
+
+    #[test]
+    fn the_share_is_bounded() {
+        let h = hedging(5);
+        let sent: usize = (0..1000).filter(|_| h.begin().is_none() && h.spend()).count();
+        assert!((45..=50).contains(&sent), "{sent}");
+        (0..10_000).for_each(|_| drop(h.begin()));
+        let saved = std::iter::repeat_with(|| h.spend()).take_while(|s| *s).count();
+        assert_eq!(saved, SAVED_MAX as usize);
+    }
+}

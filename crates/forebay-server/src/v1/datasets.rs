@@ -1,0 +1,181 @@
+//! `/v1/datasets`: datasets are opened, described, and read.
+//!
+//! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open; with `?progress=true` in JSON lines, one now and then
+//!   while it goes on and one at the end;
+//! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open;
+//! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
+//! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key` writes them into an object.
+//!
+//! Invariant: a caller learns nothing of a dataset that has a file which it may not read.
+
+use super::{Call, error::json_response, not_offered};
+use crate::{auth::Policy, body::AnswerBody, config::Action, object};
+use bytes::Bytes;
+use forebay_core::{Attributes, Error, Result, limits};
+use forebay_dataset::{Access, Dataset, DatasetSpec, Opened};
+use forebay_engine::PutRequest;
+use futures::{FutureExt, Stream, StreamExt, stream};
+use http::{HeaderValue, Method, Response, StatusCode, header};
+use serde_json::{Value, json};
+use std::{sync::Arc, time::Duration};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Files left out that are told one by one.
+const SKIPPED_TOLD: usize = 100;
+/// Lines of a manifest that are sent in one piece.
+const MANIFEST_PIECE_LINES: usize = 1000;
+
+/// What a key may do, as the registry of datasets asks.
+pub(crate) struct Allowed(pub Arc<Policy>);
+
+impl Access for Allowed {
+    fn read(&self, bucket: &str, name: &str) -> Result<()> {
+        self.0.check(Action::Read, bucket, name)
+    }
+
+    fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
+        self.0.check(Action::List, bucket, prefix)
+    }
+}
+
+pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<AnswerBody>> {
+    match (&call.note.method, id, rest.trim_end_matches('/')) {
+        (&Method::POST, "", "") => open(call).await,
+        (&Method::GET, "", "") => {
+            let all: Vec<Value> = call.app.datasets.list(&allowed(call)).iter().map(|d| describe(d)).collect();
+            Ok(json_response(StatusCode::OK, &json!({ "datasets": all })))
+        }
+        (&Method::GET, id, "") => Ok(json_response(StatusCode::OK, &describe(&*dataset(call, id).await?))),
+        (&Method::GET, id, "shape") => {
+            let shape = dataset(call, id).await?.shape().encode();
+            Ok(of_type(AnswerBody::full(shape), "application/octet-stream"))
+        }
+        (&Method::GET, id, "manifest") => {
+            let lines = manifest(dataset(call, id).await?).map(Ok).boxed();
+            Ok(of_type(AnswerBody::stream(lines, None), "application/x-ndjson"))
+        }
+        (&Method::POST, id, "manifest") => write_manifest(call, id).await,
+        _ => Err(not_offered(call)),
+    }
+}
+
+pub(crate) fn allowed(call: &Call) -> Allowed {
+    Allowed(call.policy.clone())
+}
+
+/// The dataset of an id, if the caller may read it.
+pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
+    call.app.datasets.get(id, &allowed(call)).await
+}
+
+fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+async fn open(call: &Call) -> Result<Response<AnswerBody>> {
+    let body = call.read_body(limits::DATASET_SPEC_MAX_BYTES).await?;
+    let spec = DatasetSpec::parse(&body)?;
+    if call.query("progress").is_some_and(|v| v == "true" || v == "1") {
+        return Ok(of_type(AnswerBody::stream(events(call, spec).boxed(), None), "application/x-ndjson"));
+    }
+    let opened = call.app.datasets.open(&spec, &allowed(call)).await?;
+    Ok(json_response(StatusCode::OK, &describe_opened(&opened)))
+}
+
+/// One line now and then, and one at the end. When the client leaves, the opening goes on for whoever comes next.
+fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
+    let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
+    let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let of = spec.clone();
+    let registry = datasets.clone();
+    let opening = async move { datasets.open(&spec, &allowed).await }.boxed();
+    stream::unfold(Some((opening, ticks)), move |state| {
+        let (of, registry) = (of.clone(), registry.clone());
+        async move {
+            let (mut opening, mut ticks) = state?;
+            loop {
+                tokio::select! {
+                    opened = &mut opening => return Some((line(&ended(opened)), None)),
+                    _ = ticks.tick() => {
+                        let Some(progress) = registry.progress(&of) else { continue };
+                        let mut event = json!(progress.now());
+                        event["event"] = "progress".into();
+                        return Some((line(&event), Some((opening, ticks))));
+                    }
+                }
+            }
+        }
+    })
+}
+
+fn ended(opened: Result<Opened>) -> Value {
+    let (event, mut value) = match opened {
+        Ok(opened) => ("opened", describe_opened(&opened)),
+        // The head of the answer is out: the status is in the line.
+        Err(e) => (
+            "error",
+            json!({"status": e.kind().http_status(), "code": e.kind().code(), "message": e.message(), "hint": e.hint_text(), "described": e.describe()}),
+        ),
+    };
+    value["event"] = event.into();
+    value
+}
+
+fn line(value: &Value) -> Result<Bytes> {
+    let mut text = value.to_string();
+    text.push('\n');
+    Ok(Bytes::from(text))
+}
+
+fn describe(d: &Dataset) -> Value {
+    let fields = d.schema().fields().iter();
+    let schema: Vec<Value> =
+        fields.map(|f| json!({"name": f.name(), "type": f.data_type().to_string(), "nullable": f.is_nullable()})).collect();
+    json!({
+        "id": d.id(), "format": d.format().name(), "rows": d.rows(), "blocks": d.shape().blocks(), "files": d.files().len(),
+        "bytes": d.files().total_bytes(), "schema": schema, "memory_bytes": d.memory_bytes(),
+    })
+}
+
+fn describe_opened(opened: &Opened) -> Value {
+    let mut value = describe(&opened.dataset);
+    let skipped: Vec<Value> =
+        opened.skipped.iter().take(SKIPPED_TOLD).map(|(name, e)| json!({"name": name, "message": e.describe()})).collect();
+    value["opened_ms"] = json!(opened.took.as_secs_f64() * 1000.0);
+    value["indexed_files"] = opened.indexed_files.into();
+    value["reused_files"] = opened.reused_files.into();
+    value["indexed_bytes"] = opened.indexed_bytes.into();
+    value["previous"] = opened.previous.clone().into();
+    value["skipped_files"] = opened.skipped.len().into();
+    value["skipped"] = skipped.into();
+    value
+}
+
+/// The lines of a manifest, some at a time.
+fn manifest(dataset: Arc<Dataset>) -> impl Stream<Item = Bytes> + Send + 'static {
+    let lines = dataset.manifest_lines();
+    stream::unfold(0, move |from| {
+        let until = (from + MANIFEST_PIECE_LINES).min(lines.len());
+        let piece: String = (from..until).map(|i| lines.line(i)).collect();
+        futures::future::ready((from < until).then(|| (Bytes::from(piece), until)))
+    })
+}
+
+async fn write_manifest(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
+    let to = call.query("to").ok_or_else(|| Error::invalid("the query parameter to is missing").hint("to=bucket/key"))?;
+    let to = to.strip_prefix("s3://").unwrap_or(to);
+    let (bucket, key) = to.split_once('/').ok_or_else(|| Error::invalid(format!("to={to:?} names no object")).hint("to=bucket/key"))?;
+    call.note.set_name(bucket, key);
+    call.permit(Action::Write, bucket, key)?;
+    let name = object::name(bucket, key)?;
+    let dataset = dataset(call, id).await?;
+    let files = dataset.files().len();
+    let attributes = Attributes { content_type: Some("application/x-ndjson".into()), ..Attributes::default() };
+    let request = PutRequest { attributes, ..PutRequest::default() };
+    let put = call.app.engine.put(&name, request, None, manifest(dataset).map(Ok).boxed()).await?;
+    Ok(json_response(StatusCode::OK, &json!({"name": name.to_string(), "files": files, "etag": put.etag})))
+}

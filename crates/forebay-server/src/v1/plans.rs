@@ -1,0 +1,47 @@
+//! `/v1/datasets/plans`: plans that the cache follows.
+//!
+//! - `POST /v1/datasets/plans` registers a plan, as JSON ([`Registration`]), and answers with a lease;
+//! - `PUT /v1/datasets/plans/<lease>` `{"epoch": 0, "position": 4096}` says where the job is, and renews the lease;
+//! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists leases on plans over data that the caller may read.
+//!
+//! A lease's number cannot be guessed: it is all that is needed to renew or end it.
+
+use super::{Call, datasets::allowed, error::json_response, not_offered};
+use crate::body::AnswerBody;
+use forebay_core::{Error, Result};
+use forebay_dataset::follow::Registration;
+use http::{Method, Response, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Progress {
+    epoch: u64,
+    position: u64,
+}
+
+pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
+    let plans = &call.app.plans;
+    let lease = rest.trim_end_matches('/');
+    match (&call.note.method, lease) {
+        (&Method::POST, "") => {
+            let registration: Registration = body(call.json().await?, r#"{"plan": {"sources": [{"dataset": "<id>"}], "seed": 1}}"#)?;
+            Ok(json_response(StatusCode::CREATED, &plans.register(&registration, &allowed(call)).await?))
+        }
+        (&Method::GET, "") => Ok(json_response(StatusCode::OK, &json!({ "leases": plans.list(&allowed(call)) }))),
+        (&Method::PUT, lease) if !lease.is_empty() => {
+            let at: Progress = body(call.json().await?, r#"{"epoch": 0, "position": 4096}"#)?;
+            Ok(json_response(StatusCode::OK, &plans.progress(lease, at.epoch, at.position)?))
+        }
+        (&Method::DELETE, lease) if !lease.is_empty() => {
+            plans.release(lease)?;
+            Ok(json_response(StatusCode::OK, &json!({ "released": lease })))
+        }
+        _ => Err(not_offered(call)),
+    }
+}
+
+fn body<T: serde::de::DeserializeOwned>(value: Value, like: &str) -> Result<T> {
+    serde_json::from_value(value).map_err(|e| Error::invalid(format!("the body of the request: {e}")).hint(format!("as in {like}")))
+}

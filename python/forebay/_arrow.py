@@ -1,0 +1,239 @@
+"""Columns of Arrow record batches as NumPy arrays, without a copy and without PyArrow.
+
+A batch comes through the Arrow PyCapsule interface (``__arrow_c_array__``): two C structures, of which the layout is fixed for all time. Its
+buffers are seen here as NumPy arrays that hold the capsules, and with them the memory.
+
+Invariant: no address is read but those that the producer gave, within the lengths that the structures say; the producer has checked these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Column", "columns"]
+
+
+class _Schema(ctypes.Structure):
+    pass
+
+
+_Schema._fields_ = [
+    ("format", ctypes.c_char_p),
+    ("name", ctypes.c_char_p),
+    ("metadata", ctypes.c_void_p),
+    ("flags", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("children", ctypes.POINTER(ctypes.POINTER(_Schema))),
+    ("dictionary", ctypes.POINTER(_Schema)),
+    ("release", ctypes.c_void_p),
+    ("private_data", ctypes.c_void_p),
+]
+
+
+class _Array(ctypes.Structure):
+    pass
+
+
+_Array._fields_ = [
+    ("length", ctypes.c_int64),
+    ("null_count", ctypes.c_int64),
+    ("offset", ctypes.c_int64),
+    ("n_buffers", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+    ("children", ctypes.POINTER(ctypes.POINTER(_Array))),
+    ("dictionary", ctypes.POINTER(_Array)),
+    ("release", ctypes.c_void_p),
+    ("private_data", ctypes.c_void_p),
+]
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+#: Types of one value per slot, by their Arrow format.
+_FIXED = {
+    "c": "i1",
+    "C": "u1",
+    "s": "i2",
+    "S": "u2",
+    "i": "i4",
+    "I": "u4",
+    "l": "i8",
+    "L": "u8",
+    "e": "f2",
+    "f": "f4",
+    "g": "f8",
+    "tdD": "M8[D]",
+    "tdm": "M8[ms]",
+}
+_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
+
+
+def _fixed(form: str) -> np.dtype | None:
+    if form in _FIXED:
+        # Days are 32 bits in Arrow and 64 in NumPy.
+        return None if form == "tdD" else np.dtype(_FIXED[form])
+    if form[:2] in ("ts", "tD") and form[2:3] in _UNITS:
+        return np.dtype(f"{'M8' if form[1] == 's' else 'm8'}[{_UNITS[form[2]]}]")
+    if form in ("tts", "ttm"):
+        return np.dtype("i4")
+    if form in ("ttu", "ttn"):
+        return np.dtype("i8")
+    return None
+
+
+class Column:
+    """One column, or the values inside one.
+
+    Attributes:
+        name: Its name.
+        format: Its type, as the Arrow C data interface writes it.
+    """
+
+    def __init__(self, schema: _Schema, array: _Array, owner: Any, at: int = 0, length: int | None = None) -> None:
+        self._schema, self._array, self._owner = schema, array, owner
+        self.name = (schema.name or b"").decode("utf-8", "replace")
+        self.format = (schema.format or b"").decode("ascii", "replace")
+        self._at = array.offset + at
+        self._length = array.length - at if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _buffer(self, index: int, dtype: Any, count: int, first: int) -> np.ndarray:
+        dtype = np.dtype(dtype)
+        address = self._array.buffers[index] if index < self._array.n_buffers else None
+        if not count or not address:
+            return np.empty(0 if not address else count, dtype)
+        raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(address + first * dtype.itemsize)
+        raw.owner = self._owner  # the array holds the raw view, and that the memory
+        return np.frombuffer(raw, dtype)
+
+    def nulls(self) -> np.ndarray | None:
+        """True where a value is missing; None if none is."""
+        if self._array.null_count == 0 or not self._array.n_buffers or not self._array.buffers[0]:
+            return None
+        first = self._at // 8
+        bits = self._buffer(0, np.uint8, (self._at + self._length + 7) // 8 - first, first)
+        present = np.unpackbits(bits, bitorder="little")[self._at - first * 8 :][: self._length]
+        return None if present.all() else present == 0
+
+    def _child(self, index: int, at: int, length: int) -> Column:
+        return Column(self._schema.children[index].contents, self._array.children[index].contents, self._owner, at, length)
+
+    def _offsets(self) -> np.ndarray:
+        wide = self.format in ("Z", "U", "+L")
+        offsets = self._buffer(1, np.int64 if wide else np.int32, self._length + 1, self._at)
+        return offsets if len(offsets) else np.zeros(self._length + 1, np.int32)
+
+    def _bytes(self) -> Iterator[memoryview]:
+        offsets = self._offsets().tolist()
+        data = memoryview(self._buffer(2, np.uint8, offsets[-1] - offsets[0], offsets[0]))
+        base = offsets[0]
+        for begin, end in zip(offsets, offsets[1:], strict=False):
+            yield data[begin - base : end - base]
+
+    def numpy(self) -> np.ndarray:
+        """The values as an array of ``len(self)`` rows.
+
+        Numbers and times are views of the batch's memory; with missing values among them a ``numpy.ma.MaskedArray``. Lists of a fixed size have
+        shape ``(rows, size)``. Texts, bytes (``memoryview``) and lists of any size (arrays) are arrays of objects, None where missing.
+
+        Raises:
+            TypeError: There is no such array for this type.
+        """
+        form, n = self.format, self._length
+        nulls = self.nulls()
+        if self._schema.dictionary:
+            return self._of_dictionary(nulls)
+        if (dtype := _fixed(form)) is not None:
+            return _masked(self._buffer(1, dtype, n, self._at), nulls)
+        if form == "tdD":
+            return _masked(self._buffer(1, np.int32, n, self._at).astype("M8[D]"), nulls)
+        if form == "b":
+            first = self._at // 8
+            bits = self._buffer(1, np.uint8, (self._at + n + 7) // 8 - first if n else 0, first)
+            return _masked(np.unpackbits(bits, bitorder="little")[self._at - first * 8 :][:n].astype(bool), nulls)
+        if form == "n":
+            return np.full(n, None, object)
+        if form.startswith("+w:"):
+            size = int(form[3:])
+            inner = self._child(0, self._at * size, n * size).numpy()
+            if inner.dtype != object:
+                shaped = inner.reshape(n, size)
+                return shaped if nulls is None else np.ma.MaskedArray(shaped, np.repeat(nulls[:, None], size, 1))
+            return _objects((inner[i * size : (i + 1) * size] for i in range(n)), n, nulls)
+        if form.startswith("w:"):
+            size = int(form[2:])
+            raw = self._buffer(1, np.uint8, n * size, self._at * size).reshape(n, size)
+            return _objects((memoryview(row) for row in raw), n, nulls)
+        if form in ("z", "Z"):
+            return _objects(self._bytes(), n, nulls)
+        if form in ("u", "U"):
+            return _objects((str(b, "utf-8") for b in self._bytes()), n, nulls)
+        if form in ("+l", "+L"):
+            offsets = self._offsets()
+            inner = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
+            starts = (offsets - offsets[0]).tolist()
+            return _objects((inner[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls)
+        if form == "+s":
+            fields = [self._child(i, self._at, n) for i in range(self._schema.n_children)]
+            names, values = [f.name for f in fields], [f.numpy().tolist() for f in fields]
+            rows = zip(*values, strict=True) if values else iter([()] * n)
+            return _objects((dict(zip(names, row, strict=True)) for row in rows), n, nulls)
+        raise TypeError(f"column {self.name!r} has a type (Arrow format {form!r}) that NumPy has nothing for: use .arrow(), or leave it out by columns=")
+
+    def values(self) -> list[Any]:
+        """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None where missing.
+
+        Raises:
+            TypeError: As :meth:`numpy`.
+        """
+        array = self.numpy()
+        return array.tolist() if array.ndim == 1 else list(array)
+
+    def _of_dictionary(self, nulls: np.ndarray | None) -> np.ndarray:
+        codes = self._buffer(1, _FIXED[self.format], self._length, self._at)
+        values = Column(self._schema.dictionary.contents, self._array.dictionary.contents, self._owner).numpy()
+        if nulls is None:
+            return values[codes]
+        out = values[np.where(nulls, 0, codes)] if len(values) else np.full(self._length, None, object)
+        if out.dtype != object:
+            return _masked(out, nulls)
+        out[nulls] = None
+        return out
+
+
+def _masked(values: np.ndarray, nulls: np.ndarray | None) -> np.ndarray:
+    return values if nulls is None else np.ma.MaskedArray(values, nulls)
+
+
+def _objects(values: Iterator[Any], count: int, nulls: np.ndarray | None) -> np.ndarray:
+    out = np.empty(count, object)
+    for i, value in enumerate(values):
+        out[i] = value
+    if nulls is not None:
+        out[nulls] = None
+    return out
+
+
+def columns(batch: Any) -> dict[str, Column]:
+    """The columns of anything with ``__arrow_c_array__`` that is a record batch, by name.
+
+    Raises:
+        TypeError: It is an array, not a batch.
+    """
+    schema_capsule, array_capsule = batch.__arrow_c_array__()
+    owner = (schema_capsule, array_capsule)
+    schema = _Schema.from_address(_pointer_of(schema_capsule, b"arrow_schema"))
+    array = _Array.from_address(_pointer_of(array_capsule, b"arrow_array"))
+    if schema.format != b"+s":
+        raise TypeError("this is an Arrow array, and a record batch is expected")
+    whole = Column(schema, array, owner)
+    found = (whole._child(i, whole._at, array.length) for i in range(schema.n_children))
+    return {column.name: column for column in found}

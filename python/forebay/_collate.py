@@ -1,0 +1,127 @@
+"""From samples to a batch, and from rows to what ``output=`` asks for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from .rows import Rows
+
+#: What a batch is: :class:`forebay.Rows`, or its columns as arrays of one kind or another.
+Output: TypeAlias = Literal["rows", "numpy", "torch", "jax", "arrow"]
+OUTPUTS: tuple[str, ...] = ("rows", "numpy", "torch", "jax", "arrow")
+
+#: The column that tells rows of the epoch (True) from padding (False), where a loader pads.
+REAL = "__real__"
+
+
+def stack(samples: Sequence[Any]) -> Any:
+    """Samples as one batch of NumPy arrays.
+
+    Arrays of one shape, and numbers, become an array of shape ``(len(samples), …)``; dicts, tuples and lists are taken apart and become the same
+    of batches; anything else is a list.
+
+    Raises:
+        ValueError: Arrays of different shapes.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        return {key: stack([s[key] for s in samples]) for key in first}
+    if isinstance(first, (tuple, list)):
+        parts = [stack(list(part)) for part in zip(*samples, strict=True)]
+        if isinstance(first, tuple):
+            return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        return parts
+    if isinstance(first, np.ndarray):
+        shapes = {s.shape for s in samples}
+        if len(shapes) > 1:
+            raise ValueError(f"samples of different shapes ({', '.join(map(str, sorted(shapes)))}) are no batch: make them equal, or give collate=")
+        return np.stack(samples)
+    if isinstance(first, (bool, int, float, np.generic)):
+        return np.array(samples)
+    return list(samples)
+
+
+def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[list[Any]], Any]:
+    """What makes a batch of a list of samples."""
+    if collate is not None:
+        return collate
+    if output == "numpy":
+        return stack
+    if output == "jax":
+        return lambda samples: to_jax(stack(samples))
+    if output == "torch":
+        from torch.utils.data import default_collate
+
+        return default_collate
+    return lambda samples: samples
+
+
+def convert(rows: Rows, output: Output, real: int | None) -> Any:
+    """Rows that nobody decodes, as what was asked for. ``real``: how many of them are not padding, where a loader pads."""
+    if output == "rows":
+        return rows
+    if output == "arrow":
+        return rows.arrow()
+    columns: dict[str, Any] = rows.torch() if output == "torch" else dict(rows.numpy())
+    if real is not None:
+        mask = np.arange(len(rows)) < real
+        if output == "torch":
+            import torch
+
+            columns[REAL] = torch.from_numpy(mask)
+        else:
+            columns[REAL] = mask
+    return to_jax(columns) if output == "jax" else columns
+
+
+def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
+    """Rows that nobody decodes as a list of samples: dicts of what ``output`` has for one row."""
+    if output == "arrow":
+        raise ValueError('single samples are no record batches: output="rows", "numpy" or "torch"')
+    if output == "rows":
+        mark = (lambda i: {REAL: i < real}) if real is not None else (lambda i: {})
+        return [{**row, **mark(i)} for i, row in enumerate(rows)]
+    columns = convert(rows, output, real)
+    return [{name: values[i] for name, values in columns.items()} for i in range(len(rows))]
+
+
+def to_jax(value: Any) -> Any:
+    """NumPy arrays, in dicts, tuples and lists, as JAX arrays on the default device. What JAX has no type for stays as it is."""
+    import jax
+
+    if isinstance(value, dict):
+        return {key: to_jax(v) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [to_jax(v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.dtype.kind in "biufc":
+        return jax.numpy.asarray(value)
+    return value
+
+
+def pin(value: Any) -> Any:
+    """Tensors, in dicts, tuples and lists, in page-locked memory: a copy to the GPU then overlaps with computation."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, dict):
+        return {key: pin(v) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [pin(v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def can_pin() -> bool:
+    """Whether memory can be page-locked here; warns if not."""
+    import torch
+
+    if torch.cuda.is_available():
+        return True
+    warnings.warn("pin_memory: no GPU is visible to PyTorch, and batches stay in ordinary memory", stacklevel=3)
+    return False

@@ -1,0 +1,152 @@
+"""Samples of rows, in a pool of threads, in order.
+
+A batch is cut into as many runs of rows as there are threads. The thread that ends the last run puts the batch together, so that the training
+step finds it finished. What fails names its row and file, and fails that batch alone: batches before it are handed out first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _collate
+from .errors import SampleFailed
+from .rows import Rows
+from .stats import Meter
+
+Decode = Callable[[Any], Any]
+
+
+@dataclass
+class Recipe:
+    """What becomes of the rows of a step.
+
+    Attributes:
+        decodes: For each source, what makes a sample of a row; None leaves the rows of all sources as they are.
+        name: Says where a row is: ``(source, row) -> (file, row in the file)``.
+        output, collate, pin: What a batch is made into.
+        pads: Whether rows may be padding, which is then marked.
+    """
+
+    decodes: Sequence[Decode | None]
+    on_error: str | Callable[[SampleFailed], Any]
+    name: Callable[[int, int], tuple[str, int] | None]
+    output: _collate.Output = "rows"
+    collate: Callable[[Any], Any] | None = None
+    pads: bool = False
+    pin: bool = False
+    #: Batches stay lists of samples: somebody else puts them together.
+    apart: bool = False
+    _collator: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
+
+    @property
+    def decodes_rows(self) -> bool:
+        return any(d is not None for d in self.decodes)
+
+    def samples(self, rows: Rows, begin: int, end: int, real: int) -> list[Any]:
+        out = []
+        for i in range(begin, end):
+            source = 0 if rows.sources is None else int(rows.sources[i])
+            row = rows[i]
+            try:
+                decode = self.decodes[source]
+                sample = row if decode is None else decode(row)
+            except Exception as e:
+                failure = self.failure(source, int(rows.ids[i]), e)
+                if not callable(self.on_error):
+                    raise failure from e
+                failure.__cause__ = e
+                sample = self.on_error(failure)
+            if self.pads and isinstance(sample, dict):
+                sample = {**sample, _collate.REAL: i < real}
+            out.append(sample)
+        return out
+
+    def failure(self, source: int, row: int, cause: Exception) -> SampleFailed:
+        try:
+            place = self.name(source, row)
+        except Exception:  # the name is a help; the failure is told without it rather than hidden behind another
+            place = None
+        where = f"row {place[1]} of {place[0]} (row {row} of the dataset)" if place else f"row {row} of the dataset"
+        error = SampleFailed(f"{where}: {type(cause).__name__}: {cause}", hint="on_error= can put something in its place")
+        error.row = row
+        error.file, error.row_in_file = place or (None, None)
+        return error
+
+    def finish(self, rows: Rows, samples: list[Any] | None, real: int) -> Any:
+        if self.apart:
+            return _collate.apart(rows, self.output, real if self.pads else None) if samples is None else samples
+        if samples is None:
+            batch = _collate.convert(rows, self.output, real if self.pads else None)
+            if self.collate is not None:
+                batch = self.collate(batch)
+        else:
+            if self._collator is None:
+                self._collator = _collate.collator(self.output, self.collate)
+            batch = self._collator(samples)
+        return _collate.pin(batch) if self.pin else batch
+
+
+class Job:
+    """The batch of one step, being made. :meth:`result` waits for it."""
+
+    def __init__(self, recipe: Recipe, rows: Rows, real: int, meter: Meter) -> None:
+        self._recipe, self._rows, self._real, self._meter = recipe, rows, real, meter
+        self._done: Future[Any] = Future()
+        self._lock = threading.Lock()
+
+    def now(self) -> Any:
+        """Makes the batch in this thread."""
+        began = time.perf_counter()
+        try:
+            samples = self._recipe.samples(self._rows, 0, len(self._rows), self._real) if self._recipe.decodes_rows else None
+            return self._recipe.finish(self._rows, samples, self._real)
+        finally:
+            self._meter.add(decode_s=time.perf_counter() - began)
+
+    def start(self, pool: ThreadPoolExecutor, threads: int) -> Job:
+        """Lets the pool make it."""
+        count = len(self._rows)
+        if self._recipe.decodes_rows:
+            self._rows.prepare()
+        runs = max(1, min(threads, count)) if self._recipe.decodes_rows else 1
+        self._parts: list[list[Any] | None] = [None] * runs
+        self._left = runs
+        for n in range(runs):
+            pool.submit(self._run, n, count * n // runs, count * (n + 1) // runs)
+        return self
+
+    def _run(self, n: int, begin: int, end: int) -> None:
+        began = time.perf_counter()
+        failure: BaseException | None = None
+        try:
+            if self._recipe.decodes_rows:
+                self._parts[n] = self._recipe.samples(self._rows, begin, end, self._real)
+        except BaseException as e:
+            failure = e
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+            # Of several failures the first row's is told, whichever thread came first.
+            if failure is not None and (not hasattr(self, "_failed") or n < self._failed[0]):
+                self._failed = (n, failure)
+        if last:
+            self._end()
+        self._meter.add(decode_s=time.perf_counter() - began)
+
+    def _end(self) -> None:
+        if hasattr(self, "_failed"):
+            self._done.set_exception(self._failed[1])
+            return
+        try:
+            samples = [s for part in self._parts for s in part or ()] if self._recipe.decodes_rows else None
+            self._done.set_result(self._recipe.finish(self._rows, samples, self._real))
+        except BaseException as e:
+            self._done.set_exception(e)
+
+    def result(self) -> Any:
+        return self._done.result()

@@ -1,0 +1,33 @@
+"""What datasets ask of a node: the compiled client's calls, in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._forebay import Client
+
+
+def open_dataset(client: Client, spec: dict[str, Any]) -> dict[str, Any]:
+    """Opens (or finds) a dataset; what the node says of it."""
+    return json.loads(bytes(client.open_dataset(json.dumps(spec))))
+
+
+def shape(client: Client, dataset: str) -> bytes:
+    """The dataset's shape, as the compiled plan reads it."""
+    return bytes(client.dataset_shape(dataset))
+
+
+def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
+    """The dataset's files, in the order of their rows."""
+    lines = (json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip())
+    # The first line says what the others are.
+    return [line for line in lines if "forebay_manifest" not in line]
+
+
+def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:
+    """One Arrow record batch of these rows, in this order."""
+    return client.take(dataset, rows, None if columns is None else list(columns))

@@ -1,0 +1,109 @@
+"""The order of rows: the compiled plan, as the loader uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _forebay
+from .errors import InvalidRequest
+from .shuffle import Shuffle, to_wire
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+#: A state: a few numbers and texts, as JSON has them.
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of one rank.
+
+    Attributes:
+        step: Its number, counted from where the loader began or resumed.
+        epoch: The epoch that it is of.
+        rows: The row numbers, ``numpy.uint64`` of shape ``(rows,)``, and
+        sources: which dataset of a mix each is of, ``numpy.uint32`` of the same shape; None for one dataset.
+        real: How many of them are rows of the epoch; those after are padding.
+        next: The state when all ranks have yielded this step.
+    """
+
+    step: int
+    epoch: int
+    rows: np.ndarray
+    sources: np.ndarray | None
+    real: int
+    next: State
+
+
+class Steps:
+    """The steps of one rank, from a state on."""
+
+    def __init__(self, compiled: Any, several: bool) -> None:
+        self._compiled, self._several = compiled, several
+
+    def step(self, number: int) -> Step | None:
+        """The step of this number; None past the end."""
+        found = self._compiled.step(number)
+        if found is None:
+            return None
+        rows = np.frombuffer(found.rows, np.uint64)
+        sources = np.frombuffer(found.sources, np.uint32) if self._several else None
+        return Step(found.step, found.epoch, rows, sources, found.real, json.loads(found.next))
+
+    def count(self) -> int | None:
+        """Steps until the end; None if nobody knows without going there."""
+        return self._compiled.count()
+
+
+class Order:
+    """The order of all epochs of some datasets."""
+
+    def __init__(
+        self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, seed: int, shuffle: Shuffle
+    ) -> None:
+        given = weights if weights is not None else [1.0] * len(datasets)
+        self.document: dict[str, Any] = {
+            "sources": [{"dataset": d.id, "weight": w} for d, w in zip(datasets, given, strict=True)],
+            "seed": seed,
+            "shuffle": to_wire(shuffle),
+        }
+        if epoch_rows is not None:
+            self.document["epoch_rows"] = epoch_rows
+        # A mix of one dataset is a mix: its epoch is a number of rows, and not each row once.
+        self.mixed = weights is not None
+        self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+
+    @property
+    def identity(self) -> str:
+        return self._plan.identity
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return self._plan.rows_per_epoch
+
+    def at(self, epoch: int, position: int) -> State:
+        """The state before a row of an epoch."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
+        return json.loads(self._plan.state(epoch, position))
+
+    def start(self) -> State:
+        """The state before the first row of all."""
+        return self.at(0, 0)
+
+    def checked(self, state: Any) -> State:
+        """A state that is one of this order; raises InvalidRequest for any other."""
+        if not isinstance(state, dict):
+            raise InvalidRequest(f"a state is the dict that state_dict() gave, not {type(state).__name__}")
+        return json.loads(self._plan.checked(json.dumps(state)))
+
+    def steps(self, state: State, until: int | None, partition: dict[str, Any], lengths: Sequence[np.ndarray] | None = None) -> Steps:
+        """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
+        compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
+        return Steps(compiled, self.mixed)

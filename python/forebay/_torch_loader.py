@@ -1,0 +1,266 @@
+"""A loader inside PyTorch's DataLoaders, plain and stateful."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from ._pipeline import Pipeline
+from ._plan import State
+from .errors import InvalidRequest
+from .loader import Loader
+from .stats import Meter
+
+#: Room for a state in the memory that is shared with DataLoader workers.
+STATE_BYTES = 4096
+#: What the state of a worker has.
+WORKER_STATE = frozenset(("start", "step", "sample", "worker", "workers"))
+
+
+class LoaderDataset(torch.utils.data.IterableDataset):
+    """The batches of a loader as an ``IterableDataset``. Made by :meth:`forebay.Loader.torch`.
+
+    ::
+
+        data = ds.loader(batch_size=64, shuffle=forebay.Block(16), output="torch").torch()
+        loader = forebay.torch.Resumable(DataLoader(data, batch_size=None, num_workers=4))
+
+    It yields whole batches, for ``DataLoader(data, batch_size=None)``. Worker ``w`` of ``n`` makes the steps ``w``, ``w + n``, …, and DataLoader takes from its
+    workers in turn: the batches come in the loader's order, whatever the number of workers. With ``samples=True`` it yields single samples, for a
+    DataLoader that puts them together: with the loader's ``batch_size``, and without ``drop_last``.
+
+    What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory (``memoryview``, in rows that nobody decodes) do not.
+
+    To resume exactly, use :class:`Resumable` around a plain DataLoader, or ``torchdata.StatefulDataLoader`` and, to load its state into another number of
+    workers or ranks, :func:`state_of`. Without either, call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    """
+
+    def __init__(self, loader: Loader, *, samples: bool = False) -> None:
+        if samples and loader.options.batch_size is None:
+            raise InvalidRequest("batches bounded by length are made here, not by DataLoader", hint="samples=False, DataLoader(batch_size=None)")
+        self.loader = loader
+        self.samples = samples
+        self.tagged = False
+        # In shared memory: workers that live on from epoch to epoch see the change.
+        self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
+        self.load_state_dict(loader.state_dict())
+
+    def load_state_dict(self, state: State) -> None:
+        """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of :class:`Resumable` or of :func:`state_of`.
+
+        Raises:
+            InvalidRequest: It is of another dataset, seed, shuffle, mix or release.
+        """
+        text = json.dumps(self.loader.order.checked(state)).encode()
+        if len(text) >= STATE_BYTES:
+            raise InvalidRequest(f"a state of {len(text)} bytes", hint="load the state as it was saved")
+        self._begin[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._begin[len(text) :] = 0
+
+    @property
+    def begin(self) -> State:
+        """Where the next iteration begins."""
+        return json.loads(bytes(self._begin.numpy()).rstrip(b"\0"))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration begins with this epoch; where it is to begin within that epoch already (a state was loaded), it still does."""
+        if epoch != self.begin["epoch"]:
+            self.load_state_dict(self.loader.order.at(epoch, 0))
+
+    def __len__(self) -> int:
+        """Batches (or samples) of the next iteration, of all workers together."""
+        total = self.loader.total(self.begin)
+        if total is None:
+            raise TypeError("this iteration has no end that is known")
+        return total * (self.loader.options.batch_size or 1) if self.samples else total
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        if info is not None and self.loader.options.stream:
+            raise InvalidRequest("a stream is received in one process", hint="DataLoader(num_workers=0) and threads=, or stream=False")
+        return WorkerIteration(self, self.begin, worker, workers)
+
+
+class WorkerIteration:
+    """What one worker yields. Its state is what ``StatefulDataLoader`` keeps for that worker."""
+
+    def __init__(self, data: LoaderDataset, start: State, worker: int, workers: int) -> None:
+        self._data, self._start, self._worker, self._workers = data, start, worker, workers
+        self._number, self._sample = worker, 0
+        self._pipeline: Pipeline | None = None
+        self._samples: list[Any] | None = None
+        self._after: State = start
+
+    def __iter__(self) -> WorkerIteration:
+        return self
+
+    def _next_step(self) -> Any:
+        if self._pipeline is None:
+            loader = self._data.loader
+            self._pipeline = loader.pipeline(
+                self._start,
+                loader.until(self._start),
+                Meter(),
+                first=self._number,
+                stride=self._workers,
+                samples=self._data.samples,
+                # Each worker is a process of its own already.
+                threads=0 if torch.utils.data.get_worker_info() is not None else None,
+            )
+        made = self._pipeline.next()
+        if made is None:
+            self._pipeline.close()
+            raise StopIteration
+        step, _, batch = made
+        self._after = step.next
+        return batch
+
+    def __next__(self) -> Any:
+        if not self._data.samples:
+            batch = self._next_step()
+            self._number += self._workers
+            return (batch, self._after) if self._data.tagged else batch
+        if self._samples is None:
+            self._samples = self._next_step()
+        sample = self._samples[self._sample]
+        self._sample += 1
+        tag = None
+        if self._sample == len(self._samples):
+            self._samples, self._sample = None, 0
+            self._number += self._workers
+            tag = self._after
+        return (sample, tag) if self._data.tagged else sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker has yielded."""
+        return {"start": self._start, "step": self._number, "sample": self._sample, "worker": self._worker, "workers": self._workers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where the same worker of as many stopped.
+
+        Raises:
+            InvalidRequest: There were others then, or it is a state of another order.
+        """
+        if (state["worker"], state["workers"]) != (self._worker, self._workers):
+            raise InvalidRequest(
+                f"the state of worker {state['worker']} of {state['workers']} in worker {self._worker} of {self._workers}",
+                hint="data.load_state_dict(forebay.torch.state_of(saved, data)) resumes with any number of workers",
+            )
+        self._start = self._data.loader.order.checked(state["start"])
+        self._number, self._sample = int(state["step"]), int(state["sample"])
+        self._after, self._samples, self._pipeline = self._start, None, None
+        if self._sample:
+            self._samples = self._next_step()
+
+
+class _Tagged:
+    """A collate function that leaves the tags of samples out, and hands on the last."""
+
+    def __init__(self, collate: Callable[[Any], Any], samples: bool) -> None:
+        self._collate, self._samples = collate, samples
+
+    def __call__(self, tagged: Any) -> tuple[Any, State | None]:
+        if not self._samples:
+            return self._collate(tagged[0]), tagged[1]
+        tags = [tag for _, tag in tagged if tag is not None]
+        return self._collate([sample for sample, _ in tagged]), tags[-1] if tags else None
+
+
+class Resumable:
+    """A plain DataLoader over a :class:`LoaderDataset` that can be resumed exactly.
+
+    Workers tag what they yield with the state after it; here, in the main process, the tag of what was *yielded to the loop* is kept, and whatever the
+    workers have made ahead is not counted. Iterating, :meth:`state_dict` and :meth:`load_state_dict` are as with :class:`forebay.Loader`: a loop
+    goes on where the last one stopped, and a state can be loaded into any number of workers and ranks, and into a loader without DataLoader.
+
+    Args:
+        dataloader: ``DataLoader(data, batch_size=None, …)``, or for ``samples=True`` one with the loader's ``batch_size``. It has not been iterated over yet.
+    """
+
+    def __init__(self, dataloader: torch.utils.data.DataLoader) -> None:
+        data = dataloader.dataset
+        if not isinstance(data, LoaderDataset):
+            raise TypeError(f"Resumable is for DataLoaders over loader.torch(), not over {type(data).__name__}")
+        wanted = data.loader.options.batch_size if data.samples else None
+        if dataloader.batch_size != wanted:
+            raise InvalidRequest(
+                f"DataLoader has batch_size={dataloader.batch_size}, and batches end where steps do with batch_size={wanted} only",
+                hint=f"DataLoader(data, batch_size={wanted}, …)",
+            )
+        if not getattr(dataloader, "in_order", True):
+            raise InvalidRequest("DataLoader(in_order=False) yields what is ready first", hint="leave it out: a state is a place in an order")
+        self.dataloader, self.data = dataloader, data
+        data.tagged = True
+        dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
+        self._state = data.begin
+
+    def __iter__(self) -> Iterator[Any]:
+        state = self._state
+        self.data.load_state_dict(state)
+        until = self.data.loader.until(state)
+        for batch, after in self.dataloader:
+            if after is None:
+                raise InvalidRequest("a batch ended inside a step", hint="DataLoader's batch_size is the loader's, and nothing changes it")
+            self._state = after
+            yield batch
+        self._state = self.data.loader.ended(self._state, until)
+
+    def __len__(self) -> int:
+        return len(self.data.loader)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return int(self._state["epoch"])
+
+    def state_dict(self) -> State:
+        """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
+        self._state = self.data.loader.order.checked(state)
+
+
+def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
+    """The states of :class:`WorkerIteration` inside a state of a StatefulDataLoader, wherever it keeps them."""
+    if isinstance(saved, dict):
+        if WORKER_STATE.issubset(saved):
+            yield saved
+        else:
+            for value in saved.values():
+                yield from _of_workers(value)
+
+
+def state_of(saved: dict[str, Any], data: LoaderDataset) -> State:
+    """The place in the order that a state of ``torchdata.StatefulDataLoader`` stands for.
+
+    Its own states hold one for each worker, and can be loaded into as many workers of as many ranks only. What this returns can be loaded into
+    anything: :meth:`LoaderDataset.load_state_dict`, :meth:`forebay.Loader.load_state_dict`, :meth:`Resumable.load_state_dict`.
+
+    Args:
+        saved: What ``StatefulDataLoader.state_dict()`` returned.
+        data: A dataset of the same order, with the number of ranks and the batch size that the state was taken with.
+
+    Raises:
+        InvalidRequest: It is no such state.
+    """
+    found = list(_of_workers(saved))
+    if not found:
+        raise InvalidRequest("this is no state of a StatefulDataLoader over loader.torch()", hint="give what its state_dict() returned")
+    if any(w["sample"] for w in found):
+        raise InvalidRequest("the state lies inside a batch", hint="use the loader's batch_size as the DataLoader's")
+    # Batches are taken from the workers in turn, so all before the least next step were yielded, and none after it.
+    number = min(int(w["step"]) for w in found) + int(saved.get("_steps_since_snapshot", 0))
+    loader = data.loader
+    start = loader.order.checked(found[0]["start"])
+    until = loader.until(start)
+    if number == 0:
+        return start
+    last = loader.steps(start, until).step(number - 1)
+    return loader.ended(start, until) if last is None else last.next

@@ -1,0 +1,89 @@
+"""Batches for JAX.
+
+``ds.loader(batch_size, output="jax")`` gives dicts of arrays on the default device. Where several processes train together, or arrays are to be
+laid out over devices, :func:`loader` takes rank and world from JAX and makes global arrays::
+
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    batches = forebay.jax.loader(ds, batch_size=256, sharding=sharding, columns=["image", "label"])
+    for batch in batches:
+        state = train_step(state, batch)
+
+Columns of texts and of bytes stay as they are (NumPy arrays of objects): a ``decode=`` makes arrays of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from ._collate import to_jax
+from ._loadable import Loadable
+from ._plan import State
+from .loader import Loader
+from .stats import Stats
+
+__all__ = ["JaxLoader", "loader"]
+
+
+class JaxLoader:
+    """A :class:`forebay.Loader` whose batches are ``jax.Array``. Made by :func:`loader`.
+
+    Attributes:
+        loader: The loader that it is made of: its place, its order.
+        sharding: How arrays lie on the devices, or None.
+    """
+
+    def __init__(self, inner: Loader, sharding: Any | None) -> None:
+        self.loader, self.sharding = inner, sharding
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._place(v) for key, v in value.items()}
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            return type(value)(self._place(v) for v in value)
+        if hasattr(value, "dtype") and value.dtype != object:
+            return jax.make_array_from_process_local_data(self.sharding, value)
+        return value
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            yield to_jax(batch) if self.sharding is None else self._place(batch)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return self.loader.epoch
+
+    def state_dict(self) -> State:
+        """See :meth:`forebay.Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """See :meth:`forebay.Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def stats(self, reset: bool = False) -> Stats:
+        """See :meth:`forebay.Loader.stats`."""
+        return self.loader.stats(reset)
+
+
+def loader(data: Loadable, batch_size: int, *, sharding: Any | None = None, **options: Any) -> JaxLoader:
+    """A loader of ``jax.Array``.
+
+    Args:
+        data: A dataset or a mix.
+        batch_size: Rows of one process. A global array has ``batch_size * jax.process_count()`` of them.
+        sharding: A ``jax.sharding.Sharding`` of the global arrays. None: this process's rows on its default device.
+        **options: As for :meth:`forebay.Dataset.loader`, but ``output``. ``rank`` and ``world_size`` are those of JAX unless given.
+    """
+    if "output" in options:
+        raise ValueError('output is "jax" here: leave it out')
+    options.setdefault("rank", jax.process_index())
+    options.setdefault("world_size", jax.process_count())
+    return JaxLoader(data.loader(batch_size, output="numpy", **options), sharding)

@@ -1,0 +1,394 @@
+"""Batches of a dataset, in the order of a plan: shuffled, dealt to ranks, decoded, and resumed exactly where a job stopped."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from . import _collate, _place
+from ._decode import Decode, Recipe
+from ._fetch import Fetcher, Pull
+from ._pipeline import Pipeline
+from ._plan import Order, State, Step, Steps
+from ._progress import Bar
+from .errors import InvalidRequest, SampleFailed
+from .shuffle import Shuffle, to_wire
+from .stats import Meter, Stats
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+    from .torch import LoaderDataset
+
+__all__ = ["Loader"]
+
+#: Batches bounded by length: rows that one may have, where the user does not say.
+BOUNDED_ROWS = 1024
+#: Batches that the look-ahead is for, and the rows that they are taken to have where nobody knows.
+LOOKAHEAD_BATCHES = 100
+LOOKAHEAD_BATCH_ROWS = 64
+
+Uneven = Literal["drop", "pad", "repeat"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a loader was made with. The arguments of :meth:`forebay.Dataset.loader` have the same names, and are explained there."""
+
+    batch_size: int | None = None
+    max_total: int | None = None
+    length: str | Sequence[Any] | None = None
+    lookahead: int | None = None
+    padded: bool = False
+    shuffle: Shuffle = None
+    seed: int = 0
+    epochs: int | float | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    uneven: Uneven = "drop"
+    columns: Sequence[str] | None = None
+    decode: Decode | None = None
+    transform: Callable[[Any], Any] | None = None
+    collate: Callable[[Any], Any] | None = None
+    on_error: str | Callable[[SampleFailed], Any] = "raise"
+    output: _collate.Output = "rows"
+    pin_memory: bool = False
+    threads: int | None = None
+    prefetch: int = 4
+    stream: bool = False
+    connections: int | None = None
+    window_bytes: int | None = None
+    nodes: Sequence[Any] | None = None
+    progress: bool | None = False
+
+    def checked(self) -> Options:
+        """Raises ValueError or TypeError for what makes no sense."""
+
+        def whole(name: str, least: int) -> None:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
+
+        for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("window_bytes", 1)):
+            whole(name, least)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r}")
+        if self.batch_size is None and self.max_total is None:
+            raise ValueError("say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)")
+        if (self.max_total is None) != (self.length is None):
+            raise ValueError("max_total= bounds the sum of length=, a column or an array: give both, or neither")
+        if self.uneven not in ("drop", "pad", "repeat"):
+            raise ValueError(f'uneven is "drop", "pad" or "repeat", not {self.uneven!r}')
+        if self.epochs is not None and not (self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1):
+            raise ValueError(f"epochs is a number of epochs, math.inf, or None for one at a time, not {self.epochs!r}")
+        if self.output not in _collate.OUTPUTS:
+            raise ValueError(f"output is one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}")
+        if self.on_error != "raise" and not callable(self.on_error):
+            raise ValueError('on_error is "raise" or a function of a SampleFailed')
+        if self.pin_memory and self.output != "torch" and self.collate is None:
+            raise ValueError('pin_memory is for tensors: output="torch"')
+        if not self.stream and (self.connections or self.window_bytes or self.nodes):
+            raise ValueError("connections=, window_bytes= and nodes= are of streams: give stream=True")
+        if self.stream and self.max_total is not None:
+            raise ValueError("a stream has batches of a fixed number of rows: leave stream= or max_total= out")
+        to_wire(self.shuffle)
+        return self
+
+
+class Loader:
+    """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its arguments are explained there.
+
+    A loader is a *place in an order*. A ``for`` loop over it begins there, moves it, and ends with the epoch (or with the last of ``epochs=``); the next
+    loop goes on with what was not yielded, whether the one before ran to its end or was left by ``break``. :meth:`state_dict` says where it is.
+
+    ::
+
+        loader = ds.loader(batch_size=64, shuffle=forebay.Block(16), seed=1)
+        for epoch in range(loader.epoch, 10):
+            for batch in loader:
+                ...
+
+    Attributes:
+        last: The step that was yielded last (its ``epoch``, ``rows``, ``sources``, and how many of them are ``real``), or None.
+
+    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, options: Options) -> None:
+        rank, world = _place.rank_and_world(options.rank, options.world_size)
+        self.options = replace(options.checked(), rank=rank, world_size=world)
+        for dataset in datasets:
+            dataset.shape  # noqa: B018 - asked for once, before it travels to workers
+        self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
+        self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
+        self._made_of = (list(datasets), weights, epoch_rows)
+        self._lengths: list[np.ndarray] | None = None
+        self._state: State = self._order.start()
+        self._meter = Meter()
+        # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
+        self._current: weakref.ref[Iteration] | None = None
+        self.last: Step | None = None
+
+    # Iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        iteration = Iteration(self, self._state, self._meter)
+        self._current = weakref.ref(iteration)
+        return iteration
+
+    def total(self, state: State) -> int | None:
+        """Batches of one iteration from a state on; None if it has no end, or nobody knows."""
+        until = self.until(state)
+        return None if until is None else self.steps(state, until).count()
+
+    def _yielded(self, step: Step) -> None:
+        self._state, self.last = step.next, step
+
+    def _finished(self, until: int | None) -> None:
+        self._state = self.ended(self._state, until)
+
+    def ended(self, state: State, until: int | None) -> State:
+        """The state after the last step: rows that are dropped at the end of an epoch are behind the loader too."""
+        return self._order.at(until, 0) if until is not None and state["epoch"] < until else state
+
+    def until(self, state: State) -> int | None:
+        """The epoch that an iteration from this state ends before; None: it does not end."""
+        epochs = self.options.epochs
+        if epochs is None:
+            return int(state["epoch"]) + 1
+        return None if epochs == math.inf else int(epochs)
+
+    def __len__(self) -> int:
+        """Batches of one epoch, of this rank.
+
+        Raises:
+            TypeError: Batches are bounded by length, so that nobody knows before they are made.
+        """
+        count = self.steps(self._order.start(), 1).count()
+        if count is None:
+            raise TypeError("how many batches of bounded length an epoch has is known at its end")
+        return count
+
+    def partition(self) -> dict[str, Any]:
+        """How the order is dealt out, as the compiled plan and the node know it."""
+        o = self.options
+        batch: dict[str, Any] = {"kind": "rows", "rows": o.batch_size}
+        if o.max_total is not None:
+            most = o.batch_size or BOUNDED_ROWS
+            batch = {"kind": "bounded", "max_total": o.max_total, "max_rows": most, "padded": o.padded}
+            batch["lookahead_rows"] = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
+        return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
+
+    def steps(self, state: State, until: int | None) -> Steps:
+        """The steps of this rank, from a state to the beginning of the epoch ``until``."""
+        return self._order.steps(state, until, self.partition(), self._lengths_of_rows())
+
+    def _lengths_of_rows(self) -> list[np.ndarray] | None:
+        given = self.options.length
+        if given is None:
+            return None
+        if self._lengths is None:
+            if isinstance(given, str):
+                found = [d.lengths(given, self.options.progress) for d in self._made_of[0]]
+            else:
+                found = [np.asarray(a) for a in (given if len(self.datasets) > 1 else [given])]
+            for array, dataset in zip(found, self.datasets, strict=True):
+                if array.shape != (len(dataset),) or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
+                    raise InvalidRequest(
+                        f"lengths of {dataset.name}: an array of {array.dtype} of shape {array.shape}", hint=f"{len(dataset)} whole numbers of at least 0"
+                    )
+            self._lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
+        return self._lengths
+
+    def pipeline(
+        self, state: State, until: int | None, meter: Meter, *, first: int = 0, stride: int = 1, samples: bool = False, threads: int | None = None
+    ) -> Pipeline:
+        """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
+        o = self.options
+        steps = self.steps(state, until)
+        decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
+        pin = o.pin_memory and not samples and _collate.can_pin()
+        recipe = Recipe(decodes, o.on_error, self._name, o.output, None if samples else o.collate, o.uneven == "pad", pin, samples)
+        given = o.threads if o.threads is not None else threads
+        threads = default_threads() if given is None else given
+        fetcher: Fetcher
+        if o.stream:
+            from ._push import Push
+
+            fetcher = Push(self, steps, state, until, meter, first, stride)
+        else:
+            fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter)
+        return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
+
+    def _name(self, source: int, row: int) -> tuple[str, int] | None:
+        place = self.datasets[source].locate(row)
+        return place.file, place.row_in_file
+
+    # Where it is
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return int(self._state["epoch"])
+
+    def state_dict(self) -> State:
+        """What was yielded, as a few numbers. The same on every rank after the same number of batches.
+
+        What was fetched or decoded ahead does not count. It can be saved by ``torch.save`` or as JSON.
+        """
+        return dict(self._state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the last one that was yielded then.
+
+        World size, rank, batch size, number of workers and ``stream=`` may be others than they were.
+
+        Raises:
+            InvalidRequest: The state is of another dataset (or of another version of it), seed, shuffle, mix or release.
+        """
+        self._state = self._order.checked(state)
+        self.last = None
+        self.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already (it was resumed there)."""
+        if epoch != self.epoch:
+            self._state = self._order.at(epoch, 0)
+            self.close()
+
+    def close(self) -> None:
+        """Ends the iteration that is under way, if one is. The loader keeps its place."""
+        current = self._current and self._current()
+        if current is not None:
+            current.close()
+        self._current = None
+
+    @property
+    def plan(self) -> str:
+        """The identity of the order: equal where all epochs are in the same order."""
+        return self._order.identity
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of all ranks together."""
+        return self._order.rows_per_epoch
+
+    @property
+    def order(self) -> Order:
+        """The order itself."""
+        return self._order
+
+    # What it costs
+
+    def stats(self, reset: bool = False) -> Stats:
+        """Where the time went since the first batch (of this process, not of DataLoader workers).
+
+        Args:
+            reset: Begin anew after this.
+        """
+        stats = self._meter.stats()
+        if reset:
+            self._meter.reset()
+        return stats
+
+    # Other consumers
+
+    def torch(self, samples: bool = False) -> LoaderDataset:
+        """The same batches as a ``torch.utils.data.IterableDataset``, for a ``DataLoader`` with workers.
+
+        Args:
+            samples: Yield samples instead of batches, for a DataLoader that makes batches itself: its ``batch_size`` must be the loader's.
+
+        See :class:`forebay.torch.LoaderDataset`.
+        """
+        from .torch import LoaderDataset
+
+        return LoaderDataset(self, samples=samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"made_of": self._made_of, "options": self.options, "state": self._state, "lengths": self._lengths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
+        self._state, self._lengths = state["state"], state["lengths"]
+
+    def __repr__(self) -> str:
+        o, s = self.options, self._state
+        size = f"batches of {o.batch_size}" if o.max_total is None else f"batches of at most {o.max_total} {o.length}"
+        of = " + ".join(d.name for d in self.datasets)
+        return (
+            f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed {o.seed}, rank {o.rank} of {o.world_size},"
+            f" at row {s['position']:,} of {self.rows_per_epoch:,} of epoch {s['epoch']}>"
+        )
+
+
+class Iteration:
+    """One ``for`` loop over a loader."""
+
+    def __init__(self, loader: Loader, state: State, meter: Meter) -> None:
+        self._loader, self._meter = loader, meter
+        self._until = loader.until(state)
+        self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
+        self._number = 0
+        total = None if self._until is None else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch - int(state["position"])
+        what, show = f"epoch {state['epoch']}", loader.options.progress
+        self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
+
+    def _note(self) -> str:
+        return f"waited {self._meter.stats().waited_share:.0%}"
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._pipeline is None:
+            raise StopIteration
+        began = self._meter.began()
+        try:
+            made = self._pipeline.next()
+        except Exception:
+            # The state is still that before this step: a new loop over the loader begins with it.
+            self.close()
+            raise
+        finally:
+            self._meter.ended(began)
+        if made is None:
+            self.close()
+            self._loader._finished(self._until)
+            raise StopIteration
+        step, rows, batch = made
+        assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
+        self._number += 1
+        self._meter.add(samples=step.real, batches=1)
+        self._loader._yielded(step)
+        if self._bar is not None:
+            self._bar.advance(step.real * (self._loader.options.world_size or 1))
+        return batch
+
+    def close(self) -> None:
+        """Ends it; what was fetched ahead is given up."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:
+    if decode is None or transform is None:
+        return decode or transform
+    return lambda row: transform(decode(row))
+
+
+def default_threads() -> int:
+    """Threads that decode, where the user does not say: those that the process may run at once, at most 4."""
+    import os
+
+    return min(4, len(os.sched_getaffinity(0)))
+
+

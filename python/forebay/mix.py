@@ -1,0 +1,66 @@
+"""Several datasets as one, by weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ._loadable import Loadable
+from .dataset import Dataset
+from .errors import InvalidRequest
+
+__all__ = ["Mix", "mix"]
+
+
+class Mix(Loadable):
+    """Datasets of which a loader takes rows by weight. Made by :func:`forebay.mix`.
+
+    Attributes:
+        datasets: The datasets, and
+        weights: the part of each, together 1.
+        epoch_rows: Rows of an epoch.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float], epoch_rows: int | None) -> None:
+        self.datasets, self._epoch_rows = list(datasets), epoch_rows
+        total = math.fsum(weights)
+        self.weights = [w / total for w in weights]
+        self.epoch_rows = epoch_rows or sum(len(d) for d in datasets)
+
+    def _sources(self) -> tuple[Sequence[Dataset], Sequence[float], int | None]:
+        return self.datasets, self.weights, self._epoch_rows
+
+    def __len__(self) -> int:
+        return self.epoch_rows
+
+    def __repr__(self) -> str:
+        parts = " + ".join(f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True))
+        return f"<forebay.Mix of {parts}; {self.epoch_rows:,} rows in an epoch>"
+
+
+def mix(datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, epoch_rows: int | None = None) -> Mix:
+    """Several datasets as one: :meth:`Mix.loader` takes rows of each by its weight, each dataset in its own order.
+
+    Every stretch of some hundred rows has the exact parts (weights are rounded to the thousandth part). A dataset that ends while others go on
+    begins anew, in another order. An epoch is a number of rows, not an end of all datasets: the next epoch goes on where this one stopped.
+
+    Args:
+        datasets: They must have the columns that are read in common, where batches are made of columns; with a ``decode`` for each they need not.
+        weights: A number above 0 for each; only their relation counts. Default: by rows.
+        epoch_rows: Rows of an epoch, all ranks together. Default: the rows of all datasets.
+
+    Raises:
+        InvalidRequest: No datasets, weights that are none, or not as many as datasets.
+    """
+    datasets = list(datasets)
+    if not datasets or not all(isinstance(d, Dataset) for d in datasets):
+        raise InvalidRequest("a mix is made of datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
+    given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
+    if len(given) != len(datasets):
+        raise InvalidRequest(f"{len(datasets)} datasets and {len(given)} weights", hint="one for each")
+    for dataset, weight in zip(datasets, given, strict=True):
+        if not (math.isfinite(weight) and weight > 0):
+            raise InvalidRequest(f"the weight of {dataset.name} is {weight}", hint="a number above 0; leave a dataset out to have none of it")
+    if epoch_rows is not None and (isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1):
+        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="a whole number above 0")
+    return Mix(datasets, given, epoch_rows)

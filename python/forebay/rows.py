@@ -1,0 +1,204 @@
+"""Rows that were read: a list of dicts, and the same memory as Arrow, NumPy and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ._arrow import Column, columns
+
+if TYPE_CHECKING:
+    import pyarrow
+    import torch
+
+__all__ = ["Rows"]
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows in the order in which they were asked for.
+
+    ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview`` (columns of bytes: a view of the received memory, no
+    copy), ``datetime``, NumPy arrays (lists), dicts (structs), None where missing. ``rows[2:5]`` are :class:`Rows` again, of the same memory.
+
+    It is an Arrow record batch by the PyCapsule interface (``pyarrow.record_batch(rows)``, ``polars.DataFrame(rows)``), without a copy.
+
+    Attributes:
+        ids: The row numbers, ``numpy.uint64`` of shape ``(len(rows),)``.
+        sources: Which dataset of a mix each row is from, ``numpy.uint32`` of the same shape; None for rows of one dataset.
+    """
+
+    __slots__ = ("_parts", "_pick", "_values", "ids", "sources")
+
+    def __init__(self, parts: Sequence[Any], ids: np.ndarray, *, sources: np.ndarray | None = None, pick: np.ndarray | None = None) -> None:
+        # `pick` says which (part, row in the part) each row is: shape (rows, 2). None: the one part as it is.
+        self._parts = list(parts)
+        self._pick = pick
+        self._values: list[dict[str, list[Any]]] | None = None
+        self.ids = ids
+        self.sources = sources
+
+    @classmethod
+    def gathered(cls, parts: dict[int, Any], ids: np.ndarray, sources: np.ndarray) -> Rows:
+        """Rows of several datasets: ``parts[s]`` holds those of source ``s``, in their order."""
+        if len(parts) == 1:
+            return cls(list(parts.values()), ids, sources=sources)
+        pick = np.empty((len(ids), 2), np.int64)
+        for at, source in enumerate(parts):
+            places = np.flatnonzero(sources == source)
+            pick[places, 0] = at
+            pick[places, 1] = np.arange(len(places))
+        return cls(list(parts.values()), ids, sources=sources, pick=pick)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; of a mix, all that any of its datasets has."""
+        names: dict[str, None] = {}
+        for part in self._parts:
+            names.update(dict.fromkeys(columns(part)))
+        return list(names)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
+        if isinstance(index, slice):
+            pick = self._picked()[index]
+            sources = None if self.sources is None else self.sources[index]
+            return Rows(self._parts, self.ids[index], sources=sources, pick=pick)
+        n = len(self)
+        at = index + n if index < 0 else index
+        if not 0 <= at < n:
+            raise IndexError(f"row {index} of {n}")
+        part, row = (0, at) if self._pick is None else map(int, self._pick[at])
+        return {name: values[row] for name, values in self._of_parts()[part].items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def _picked(self) -> np.ndarray:
+        if self._pick is not None:
+            return self._pick
+        return np.stack([np.zeros(len(self), np.int64), np.arange(len(self))], axis=1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the received memory that these rows are views of."""
+        return sum(int(getattr(part, "nbytes", 0)) for part in self._parts)
+
+    def prepare(self) -> None:
+        """Takes the columns apart, which the first access to a row does otherwise: once, before several threads read rows."""
+        self._of_parts()
+
+    def _of_parts(self) -> list[dict[str, list[Any]]]:
+        if self._values is None:
+            self._values = [{name: column.values() for name, column in columns(part).items()} for part in self._parts]
+        return self._values
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._whole().__arrow_c_schema__()
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        return self._whole().__arrow_c_array__(requested_schema)
+
+    def _whole(self) -> Any:
+        """One Arrow record batch of all rows in their order: the received one where that is what it is."""
+        if self._pick is None and len(self._parts) == 1:
+            return self._parts[0]
+        pa = _pyarrow("rows of several parts, or of a part of a batch, as one record batch")
+        batches = [pa.record_batch(part) for part in self._parts]
+        if any(b.schema != batches[0].schema for b in batches):
+            raise TypeError("these rows are of datasets with different columns, and so no one record batch: choose common ones by columns=")
+        starts = np.cumsum([0] + [len(b) for b in batches])
+        pick = self._picked()
+        rows = starts[pick[:, 0]] + pick[:, 1]
+        return pa.Table.from_batches(batches).take(pa.array(rows)).combine_chunks().to_batches()[0] if len(rows) else batches[0].slice(0, 0)
+
+    def arrow(self) -> pyarrow.RecordBatch:
+        """A ``pyarrow.RecordBatch`` of the received memory.
+
+        Raises:
+            ImportError: PyArrow is not installed. Whatever else takes the Arrow PyCapsule interface can take the rows themselves.
+        """
+        return _pyarrow("rows.arrow()").record_batch(self)
+
+    def numpy(self) -> dict[str, np.ndarray]:
+        """Each column as an array of shape ``(len(rows), …)``.
+
+        Numbers, times and bits: by value, views of the received memory where they are numbers; ``numpy.ma.MaskedArray`` if some are missing. Lists of
+        a fixed size: ``(len(rows), size)``. Texts (``str``), bytes (``memoryview``), lists of any size: arrays of objects, None where missing.
+
+        Raises:
+            TypeError: A column's type has no array; the message names it.
+        """
+        if self._pick is None and len(self._parts) == 1:
+            return {name: column.numpy() for name, column in columns(self._parts[0]).items()}
+        pick, parts = self._picked(), [columns(part) for part in self._parts]
+        return {name: self._gather(name, [p[name] for p in parts if name in p], pick) for name in self.columns}
+
+    def _gather(self, name: str, found: list[Column], pick: np.ndarray) -> np.ndarray:
+        if len(found) < len(self._parts):
+            raise TypeError(f"column {name!r} is not in all of the datasets that these rows are of: leave it out by columns=")
+        arrays = [column.numpy() for column in found]
+        if len(arrays) == 1:
+            return arrays[0][pick[:, 1]]
+        starts = np.cumsum([0] + [len(a) for a in arrays])
+        join = np.ma.concatenate if any(isinstance(a, np.ma.MaskedArray) for a in arrays) else np.concatenate
+        return join(arrays)[starts[pick[:, 0]] + pick[:, 1]]
+
+    def torch(self) -> dict[str, torch.Tensor | list[Any]]:
+        """Each column as a tensor of shape ``(len(rows), …)``: numbers and bits; views of the received memory where they are numbers.
+
+        Columns of bytes are lists of ``torch.uint8`` tensors (views), those of texts lists of ``str``, lists of numbers lists of tensors; None where
+        missing.
+
+        Raises:
+            TypeError: A column of numbers has missing values, for tensors have none; or its type has no tensor.
+        """
+        return {name: tensor_of(name, array) for name, array in self.numpy().items()}
+
+    def __reduce__(self) -> Any:
+        # Through a pipe goes a copy: the received memory is this process's own.
+        pa = _pyarrow("sending rows to another process")
+        parts = [pa.record_batch(part) for part in self._parts]
+        return Rows._of, (parts, self.ids, self.sources, self._pick)
+
+    @staticmethod
+    def _of(parts: Sequence[Any], ids: np.ndarray, sources: np.ndarray | None, pick: np.ndarray | None) -> Rows:
+        return Rows(parts, ids, sources=sources, pick=pick)
+
+    def __repr__(self) -> str:
+        of = "" if self.sources is None else f" of {len(self._parts)} datasets"
+        return f"<forebay.Rows: {len(self):,} rows{of}, columns {', '.join(self.columns)}>"
+
+
+def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
+    """An array of :meth:`Rows.numpy` for PyTorch."""
+    import torch
+
+    def one(value: Any) -> Any:
+        if isinstance(value, memoryview):
+            return torch.frombuffer(value, dtype=torch.uint8) if len(value) else torch.empty(0, dtype=torch.uint8)
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else value
+
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"column {name!r} has missing values, and a tensor cannot: use .numpy(), which gives a masked array, or a decode=")
+    if array.dtype == object:
+        return [one(value) for value in array]
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"column {name!r} is of {array.dtype}, and PyTorch has no such tensor: use .numpy(), or leave it out by columns=")
+    return torch.from_numpy(array)
+
+
+def _pyarrow(what: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError as e:
+        raise ImportError(f"{what} needs PyArrow (pip install pyarrow); .numpy() does not") from e
+    return pyarrow

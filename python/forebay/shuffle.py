@@ -1,0 +1,93 @@
+"""Orders of a dataset's rows: what ``shuffle=`` of a loader takes.
+
+==================  ==================================================================================================================
+``None``            as the rows are stored
+:class:`Window`     a row moves by at most so many rows: cheap, and as weak as a shuffle buffer is
+:class:`Block`      blocks (row groups, record batches, ranges of a shard, runs of objects) are permuted, and the rows of so many blocks
+                    that follow each other are permuted together: reads whole blocks, close to a full shuffle in what it does for training
+:class:`Full`       rows are permuted as such: reads single rows
+==================  ==================================================================================================================
+
+None of them needs an array in memory: an order is computed, position by position, from the seed, the epoch and the shape of the dataset. The same
+seed gives the same order everywhere, whatever the number of ranks, loader workers and rows per batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["Block", "Full", "Shuffle", "Window"]
+
+
+def _positive(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} is a whole number above 0, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows stay near their place.
+
+    Args:
+        rows: The bound on how far a row moves, in rows.
+    """
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        _positive("Window(rows)", self.rows)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Blocks are permuted; the rows of ``blocks`` blocks that follow each other are permuted together.
+
+    Args:
+        blocks: Blocks in the buffer. Their decoded rows are in memory at a time, at the node.
+    """
+
+    blocks: int
+
+    def __post_init__(self) -> None:
+        _positive("Block(blocks)", self.blocks)
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every order of the rows is as likely as every other."""
+
+
+#: What ``shuffle=`` takes. Texts are those of the command line: ``"none"``, ``"window:10000"``, ``"block:16"``, ``"full"``.
+Shuffle: TypeAlias = Window | Block | Full | str | None
+
+
+def to_wire(shuffle: Shuffle) -> dict[str, Any]:
+    """A shuffle as the node and the compiled plan know it.
+
+    Raises:
+        ValueError, TypeError: It is none.
+    """
+    match shuffle:
+        case None:
+            return {"kind": "none"}
+        case Window(rows=rows):
+            return {"kind": "window", "rows": rows}
+        case Block(blocks=blocks):
+            return {"kind": "block", "blocks": blocks}
+        case Full():
+            return {"kind": "full"}
+        case str():
+            return to_wire(_of_text(shuffle))
+        case bool():
+            raise TypeError("shuffle is forebay.Block(16), forebay.Full(), forebay.Window(10000) or None: say which, not True or False")
+    raise TypeError(f"shuffle is forebay.Window, forebay.Block, forebay.Full or None, not {type(shuffle).__name__}")
+
+
+def _of_text(text: str) -> Shuffle:
+    kind, colon, number = text.partition(":")
+    if kind in ("none", "full") and not colon:
+        return None if kind == "none" else Full()
+    if kind in ("window", "block") and number.isascii() and number.isdigit():
+        return Window(int(number)) if kind == "window" else Block(int(number))
+    raise ValueError(f'{text!r} is not a shuffle: "none", "window:10000", "block:16" or "full"')

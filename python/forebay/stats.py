@@ -1,0 +1,122 @@
+"""Where the time of a loader went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Stats"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a loader did since it began to be iterated over, or since ``loader.stats(reset=True)``.
+
+    All times are in seconds. Those of work that goes on in several threads or connections at once (``network_s``, ``decode_s``, and the
+    node's) are sums over them, so they may exceed ``seconds``. Times that the node does not tell are None.
+
+    Attributes:
+        samples: Samples handed out, and
+        batches: in how many batches.
+        bytes: Bytes of rows received for them, decoded.
+        seconds: Between the first request for a batch and the end of the last.
+        waited_s: Of these, seconds in which the training step waited for a batch.
+        step_s: The rest: the time that the loop itself took.
+        network_s: Waiting for answers of the node, and receiving.
+        decode_s: In ``decode``, ``transform`` and ``collate``.
+        origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk, decoding and framing.
+        reconnects: Connections that were lost and continued.
+    """
+
+    samples: int = 0
+    batches: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    step_s: float = 0.0
+    network_s: float = 0.0
+    decode_s: float = 0.0
+    origin_s: float | None = None
+    disk_s: float | None = None
+    prepare_s: float | None = None
+    reconnects: int = 0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples handed out per second of wall-clock time."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def waited_share(self) -> float:
+        """The part of the time in which the training step waited, 0 to 1."""
+        return self.waited_s / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for a log."""
+        return {**asdict(self), "samples_per_s": self.samples_per_s, "waited_share": self.waited_share}
+
+    def __str__(self) -> str:
+        times = [("step waited", self.waited_s), ("step itself", self.step_s), ("network", self.network_s), ("decode", self.decode_s)]
+        node = [("origin", self.origin_s), ("disk", self.disk_s), ("prepare", self.prepare_s)]
+        lines = [
+            f"{self.samples:,} samples in {self.batches:,} batches, {self.bytes / 1e6:,.1f} MB, {self.seconds:.2f} s:"
+            f" {self.samples_per_s:,.0f} samples/s, {self.waited_share:.1%} of the time waited",
+            "  " + ", ".join(f"{name} {s:.2f} s" for name, s in times),
+        ]
+        if any(s is not None for _, s in node):
+            lines.append("  at the node: " + ", ".join(f"{name} {s:.2f} s" for name, s in node if s is not None))
+        return "\n".join(lines)
+
+
+class Meter:
+    """Adds up what :class:`Stats` shows. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        with self._lock:
+            self._sums: dict[str, float] = {}
+            self._began: float | None = None
+            self._ended = 0.0
+            self._node: dict[str, float] = {}
+
+    def add(self, **amounts: float) -> None:
+        """Adds to the sums that :class:`Stats` has by these names."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] = self._sums.get(name, 0) + amount
+
+    def node(self, owner: int, times: dict[str, float]) -> None:
+        """Notes the totals so far of one of the node's streams, in place of those noted before."""
+        with self._lock:
+            self._node.update({f"{owner}.{name}": value for name, value in times.items()})
+
+    def began(self) -> float:
+        """A batch is asked for: now."""
+        now = time.perf_counter()
+        with self._lock:
+            if self._began is None:
+                self._began = now
+        return now
+
+    def ended(self, began: float) -> None:
+        """The batch that was asked for at ``began`` is there: now."""
+        now = time.perf_counter()
+        with self._lock:
+            self._ended = now
+            self._sums["waited_s"] = self._sums.get("waited_s", 0) + now - began
+
+    def stats(self) -> Stats:
+        with self._lock:
+            sums: dict[str, Any] = dict(self._sums)
+            seconds = self._ended - self._began if self._began is not None and self._ended else 0.0
+            for key, value in self._node.items():
+                name = key.split(".", 1)[1]
+                sums[name] = sums.get(name, 0) + value
+        for whole in ("samples", "batches", "bytes", "reconnects"):
+            sums[whole] = int(sums.get(whole, 0))
+        return Stats(**sums, seconds=seconds, step_s=max(0.0, seconds - sums.get("waited_s", 0.0)))

@@ -1,0 +1,243 @@
+"""Datasets as Python sees them: rows by number in every form, and what cannot be."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import io
+import pickle
+
+import fakes
+import forebay
+import forebay._arrow
+import forebay._progress
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+ROWS = 30
+
+
+@pytest.fixture
+def node():
+    ids = np.arange(ROWS)
+    return fakes.Client({"a": pa.table({"id": ids, "data": [b"x" * i for i in ids], "text": [f"row {i}" for i in ids]})})
+
+
+@pytest.fixture
+def ds(node):
+    return forebay.open("a", client=node)
+
+
+def test_rows_by_number(ds):
+    assert len(ds) == ROWS and ds[7] == {"id": 7, "data": b"x" * 7, "text": "row 7"} and ds[-1]["id"] == ROWS - 1 and ds[np.int64(3)]["id"] == 3
+    assert [r["id"] for r in ds[3:9:2]] == [3, 5, 7] and [r["id"] for r in ds[[5, 3, 3, -1]]] == [5, 3, 3, 29]
+    assert [r["id"] for r in ds] == list(range(ROWS)) and len(ds[40:]) == 0 and len(ds.take([])) == 0
+    rows = ds.take(np.array([9, 1], np.uint32), columns=["text"])
+    assert list(rows) == [{"text": "row 9"}, {"text": "row 1"}] and rows.ids.tolist() == [9, 1] and rows.ids.dtype == np.uint64
+    assert ds.take(range(4)).numpy()["id"].tolist() == [0, 1, 2, 3]
+    for wrong in ([ROWS], [-ROWS - 1], [0, 1 << 40]):
+        with pytest.raises(IndexError):
+            ds.take(wrong)
+    for wrong in ([1.5], ["a"], [[1]], [True]):
+        with pytest.raises(TypeError):
+            ds.take(wrong)
+    with pytest.raises(IndexError):
+        ds[ROWS]
+
+
+def test_what_a_dataset_says_of_itself(ds):
+    assert ds.columns == ["id", "data", "text"] and ds.schema["id"] == "int64" and ds.version == ds.id == "a-v1" and ds.format == "parquet"
+    for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: string"):
+        assert part in repr(ds)
+    assert [f.rows for f in ds.files] == [15, 15] and ds.locate(15) == forebay.dataset.Place("b/a-v1-1", 0) and ds.locate(14).row_in_file == 14
+    with pytest.raises(IndexError):
+        ds.locate(ROWS)
+    assert "columns id, data, text" in repr(ds[:2]) and "2 rows" in repr(ds[:2])
+
+
+def test_columns_are_chosen(ds, node):
+    narrow = forebay.open("a", client=node, columns=["text"])
+    assert narrow.columns == ["text"] and narrow[1] == {"text": "row 1"} and ds.select(["id"])[2] == {"id": 2}
+    for wrong in (["nope"], []):
+        with pytest.raises(forebay.InvalidRequest, match="column"):
+            ds.select(wrong)
+    with pytest.raises(forebay.InvalidRequest, match="id, data, text"):
+        ds.take([1], columns=["Text"])
+
+
+def test_many_rows_are_several_requests(node, monkeypatch):
+    monkeypatch.setattr(forebay.dataset, "REQUEST_ROWS", 7)
+    ds = forebay.open("a", client=node)
+    wanted = list(np.random.default_rng(1).integers(0, ROWS, 50))
+    rows = ds.take(wanted)
+    assert node.requests == 8 and [r["id"] for r in rows] == wanted and rows.numpy()["text"].tolist() == [f"row {i}" for i in wanted]
+    assert pa.record_batch(rows).column("id").to_pylist() == wanted and [r["id"] for r in rows[10:20:3]] == wanted[10:20:3]
+    assert ds.lengths("id").tolist() == list(range(ROWS)) and ds.lengths("id").dtype == np.uint64
+    for column in ("text", "data"):
+        with pytest.raises(TypeError, match=column):
+            ds.lengths(column)
+
+
+def test_a_dataset_travels_without_being_opened_again(ds, node):
+    ds.shape
+    again = pickle.loads(pickle.dumps(ds))
+    again.client.open_dataset = again.client.dataset_shape = None
+    assert again[3] == ds[3] and again.shape == ds.shape and len(again) == ROWS
+
+
+class Forgetful(fakes.Client):
+    """A node that was started anew, and that may find other files."""
+
+    known = True
+    version = "v1"
+
+    def open_dataset(self, spec):
+        self.known = True
+        return super().open_dataset(spec).replace(b"a-v1", b"a-" + self.version.encode())
+
+    def take(self, dataset, rows, columns):
+        if not self.known:
+            raise forebay.NotFound("no dataset a-v1")
+        return super().take(dataset, rows, columns)
+
+
+def test_a_node_that_forgot_is_told_again_and_another_version_is_an_error(node):
+    client = Forgetful(node.tables)
+    ds = forebay.open("a", client=client)
+    client.known = False
+    assert ds[3]["id"] == 3
+    client.known, client.version = False, "v2"
+    with pytest.raises(forebay.Changed, match="a-v2"):
+        ds[3]
+
+    def changed(*_):
+        raise forebay.PreconditionFailed("b/f.parquet is not what it was", status=412)
+
+    client.take = changed
+    with pytest.raises(forebay.Changed, match="b/f.parquet"):
+        ds[3]
+
+
+def test_what_open_asks_for(node):
+    asked = []
+
+    class Asked(fakes.Client):
+        def open_dataset(self, spec):
+            import json
+
+            asked.append(json.loads(spec))
+            return super().open_dataset(json.dumps({"sources": ["a"]}))
+
+    client = Asked(node.tables)
+    forebay.open(["s3://b/x/**", "b/y"], client=client, format="objects", labels="path:2", block_rows=5, on_damaged="skip")
+    forebay.open("b/x/", client=client, labels="s3://b/labels.csv")
+    forebay.open("b/x.tfrecord", client=client, example=True, labels={"from": "path"})
+    assert asked == [
+        {"sources": ["s3://b/x/**", "b/y"], "format": "objects", "labels": {"from": "path", "level": 2}, "block_rows": 5, "on_damaged": "skip"},
+        {"sources": ["b/x/"], "labels": {"from": "file", "name": "b/labels.csv"}},
+        {"sources": ["b/x.tfrecord"], "example": True, "labels": {"from": "path"}},
+    ]
+    with pytest.raises(forebay.InvalidRequest):
+        forebay.open("a", client=client, url="http://127.0.0.1:1")
+    for wrong in ([], [1], None):
+        with pytest.raises(TypeError):
+            forebay.open(wrong, client=client)
+
+
+def every_type() -> pa.RecordBatch:
+    when = datetime.datetime(2020, 1, 2, 3, 4, 5)
+    return pa.record_batch(
+        {
+            "i": pa.array([1, 2, 3, 4], pa.int32()),
+            "n": pa.array([1, None, 3, 4], pa.uint64()),
+            "f": pa.array([1.5, 2, 3, 4], pa.float32()),
+            "h": pa.array(np.array([1, 2, 3, 4], np.float16)),
+            "b": pa.array([True, False, None, True]),
+            "s": pa.array(["a", None, "ü", ""]),
+            "S": pa.array(["a", None, "ü", ""], pa.large_string()),
+            "z": pa.array([b"xx", b"", None, b"q"]),
+            "Z": pa.array([b"xx", b"", None, b"q"], pa.large_binary()),
+            "l": pa.array([[1, 2], [], None, [3]], pa.list_(pa.int16())),
+            "L": pa.array([["a"], ["b", "c"], None, []], pa.large_list(pa.string())),
+            "w": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]], pa.list_(pa.float32(), 2)),
+            "d": pa.array(["p", "q", "p", None]).dictionary_encode(),
+            "st": pa.array([{"a": i, "b": "x"} for i in range(4)]),
+            "fb": pa.array([b"ab", b"cd", b"ef", None], pa.binary(2)),
+            "t": pa.array([when] * 4, pa.timestamp("us")),
+            "day": pa.array([when.date()] * 4),
+            "none": pa.nulls(4),
+        }
+    )
+
+
+def plain(value):
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+@pytest.mark.parametrize("cut", [(0, 4), (1, 2), (3, 0), (3, 1), (2, 2)])
+def test_every_type_reads_as_pyarrow_reads_it(cut):
+    batch = every_type().slice(*cut)
+    rows = forebay.Rows([batch], np.arange(len(batch), dtype=np.uint64))
+    assert [{k: plain(v) for k, v in row.items()} for row in rows] == batch.to_pylist()
+    assert pa.record_batch(rows).equals(batch)
+    assert [plain(v) for v in rows.numpy()["w"]] == batch.column("w").to_pylist() and rows.numpy()["w"].shape == (cut[1], 2)
+
+
+def test_numbers_are_views_and_outlive_the_batch():
+    batch = pa.record_batch({"x": np.arange(100_000), "z": [b"%d" % i for i in range(100_000)]})
+    address = batch.column("x").buffers()[1].address
+    rows = forebay.Rows([batch], np.arange(100_000, dtype=np.uint64))
+    x, z = rows.numpy()["x"], rows.numpy()["z"][777]
+    assert x.ctypes.data == address and rows.torch()["x"].data_ptr() == address
+    del batch, rows
+    gc.collect()
+    np.zeros(100_000)
+    assert (x == np.arange(100_000)).all() and z == b"777"
+
+
+def test_tensors():
+    rows = forebay.Rows([every_type().select(["i", "w", "z", "l", "s"])], np.arange(4, dtype=np.uint64))
+    tensors = rows.torch()
+    assert torch.equal(tensors["i"], torch.tensor([1, 2, 3, 4], dtype=torch.int32)) and tensors["w"].shape == (4, 2)
+    assert tensors["z"][0].tolist() == [120, 120] and tensors["z"][1].shape == (0,) and tensors["z"][2] is None
+    assert tensors["l"][0].dtype == torch.int16 and tensors["s"] == ["a", None, "ü", ""]
+    for name in ("n", "t"):
+        with pytest.raises(TypeError, match=f"'{name}'"):
+            forebay.Rows([every_type().select([name])], np.arange(4, dtype=np.uint64)).torch()
+    odd = pa.record_batch({"v": pa.array([b"a"], pa.binary_view())})
+    with pytest.raises(TypeError, match="'v'"):
+        forebay.Rows([odd], np.arange(1, dtype=np.uint64)).numpy()
+    with pytest.raises(TypeError):
+        forebay._arrow.columns(pa.array([1]))
+
+
+def test_rows_of_different_datasets():
+    a, b = pa.record_batch({"x": [1, 2], "only": ["p", "q"]}), pa.record_batch({"x": [10]})
+    rows = forebay.Rows.gathered({0: a, 1: b}, np.array([1, 0, 0], np.uint64), np.array([0, 1, 0], np.uint32))
+    assert list(rows) == [{"x": 1, "only": "p"}, {"x": 10}, {"x": 2, "only": "q"}] and rows.columns == ["x", "only"]
+    with pytest.raises(TypeError, match="only"):
+        rows.numpy()
+    with pytest.raises(TypeError, match="columns="):
+        pa.record_batch(rows)
+    again = pickle.loads(pickle.dumps(rows))
+    assert list(again) == list(rows) and again.sources.tolist() == [0, 1, 0]
+
+
+def test_the_bar_says_how_far_it_is():
+    out = io.StringIO()
+    with forebay._progress.Bar("reading", 2000, show=True, file=out) as bar:
+        bar.advance(500)
+        assert "25%" in bar.line() and "500/2,000 rows" in bar.line() and "left" in bar.line()
+        bar.advance(1500)
+    assert out.getvalue().endswith("\n") and "reading" in out.getvalue()
+    silent = io.StringIO()
+    with forebay._progress.Bar("reading", 2000, file=silent) as bar:
+        bar.advance(2000)
+    assert silent.getvalue() == ""
+    assert forebay._progress.clock(3725) == "1:02:05" and forebay._progress.clock(59.4) == "0:59"
+
+

@@ -1,0 +1,118 @@
+"""Batches for JAX and DALI."""
+
+from __future__ import annotations
+
+import fakes
+import forebay
+import numpy as np
+import pyarrow as pa
+import pytest
+
+ROWS = 50
+
+
+@pytest.fixture(autouse=True)
+def plan(monkeypatch):
+    monkeypatch.setattr(forebay._forebay, "Plan", fakes.Plan, raising=False)
+
+
+@pytest.fixture
+def ds():
+    ids = np.arange(ROWS)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 3).astype(np.float32)), 3)
+    table = pa.table({"id": ids, "jpg": [bytes([i] * (1 + i % 5)) for i in ids], "x": vectors})
+    return forebay.open("a", client=fakes.Client({"a": table}))
+
+
+def test_jax_arrays(ds):
+    import jax
+    import forebay.jax
+
+    batch = next(iter(ds.loader(batch_size=4, output="jax", columns=["id", "x"])))
+    assert isinstance(batch["x"], jax.Array) and batch["x"].shape == (4, 3) and batch["id"].tolist() == [0, 1, 2, 3]
+    decoded = ds.loader(batch_size=4, output="jax", decode=lambda row: (row["x"] * 2, row["id"]), threads=2)
+    x, label = next(iter(decoded))
+    assert isinstance(x, jax.Array) and x[3].tolist() == [6, 6, 6] and label.tolist() == [0, 1, 2, 3]
+
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    loader = forebay.jax.loader(ds, 10, sharding=sharding, shuffle="full", columns=["id", "x"])
+    batches = list(loader)
+    assert len(batches) == len(loader) == 5 and batches[0]["x"].sharding == sharding
+    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(ROWS)) and loader.epoch == 1
+    plain = forebay.jax.loader(ds, 10, shuffle="full")
+    next(iter(plain))
+    again = forebay.jax.loader(ds, 10, shuffle="full")
+    again.load_state_dict(plain.state_dict())
+    assert [b["id"].tolist() for b in again] == [b["id"].tolist() for b in batches[1:]] and again.stats().samples == 40
+    with pytest.raises(ValueError):
+        forebay.jax.loader(ds, 10, output="numpy")
+
+
+def dali_pipeline(source, outputs, batch_size, **options):
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def(batch_size=batch_size, num_threads=1, device_id=None, prefetch_queue_depth=2, py_num_workers=2, py_start_method="fork")
+    def pipeline():
+        return tuple(fn.external_source(source=source, num_outputs=outputs, **options))
+
+    built = pipeline()
+    if options.get("parallel"):
+        built.start_py_workers()
+    built.build()
+    return built
+
+
+def outputs(pipeline):
+    while True:
+        try:
+            ids, jpgs = pipeline.run()
+        except StopIteration:
+            return
+        yield np.array(ids.as_tensor()).tolist(), [bytes(np.array(jpgs.at(i))) for i in range(len(jpgs))]
+
+
+def test_dali_by_iterator(ds):
+    import forebay.dali
+
+    source = forebay.dali.Source(ds.loader(batch_size=8, shuffle="full", seed=3), ["id", "jpg"])
+    pipeline = dali_pipeline(source, 2, 8)
+    truth = [b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy")]
+    got = []
+    for ids, jpgs in outputs(pipeline):
+        assert jpgs == [bytes([i] * (1 + i % 5)) for i in ids]
+        got.append(ids)
+        # The pipeline is ahead; the state is that of what it gave.
+        again = ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy")
+        again.load_state_dict(source.state_dict(len(got)))
+        assert again.epoch == (1 if len(got) == len(truth) else 0)
+        if again.epoch == 0:
+            assert next(iter(again))["id"].tolist() == truth[len(got)]
+    assert got == truth
+    with pytest.raises(forebay.InvalidRequest):
+        source.state_dict(100)
+
+
+def test_dali_by_number_in_its_own_processes(ds):
+    import forebay.dali
+
+    loader = ds.loader(batch_size=8, shuffle="full", seed=3)
+    pipeline = dali_pipeline(forebay.dali.ByNumber(loader, ["id", "jpg"]), 2, 8, parallel=True, batch=True, batch_info=True)
+    truth = [b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy", epochs=2)]
+    got = [ids for ids, _ in outputs(pipeline)]
+    pipeline.reset()
+    got += [ids for ids, _ in outputs(pipeline)]
+    assert got == truth
+
+
+def test_what_dali_cannot_take_is_refused(ds):
+    import forebay.dali
+
+    for wrong in ([], "id"):
+        with pytest.raises(forebay.InvalidRequest):
+            forebay.dali.Source(ds.loader(batch_size=8), wrong)
+    with pytest.raises(forebay.InvalidRequest):
+        forebay.dali.Source(ds.loader(batch_size=8, output="torch"), ["id"])
+    source = iter(forebay.dali.Source(ds.loader(batch_size=8, decode=lambda row: {"id": object()}, output="numpy"), ["id"]))
+    with pytest.raises(TypeError, match="'id'"):
+        next(source)

@@ -1,0 +1,458 @@
+"""Loaders, alone and inside PyTorch's DataLoaders: order, ranks, decoding, errors, and exact resume."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import random
+import time
+
+import fakes
+import forebay
+import forebay._plan
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from forebay.torch import LoaderDataset, Resumable, state_of
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
+ROWS = 103
+
+
+def table(rows: int, base: int = 0) -> pa.Table:
+    ids = np.arange(base, base + rows)
+    return pa.table({"id": ids, "data": [b"%d" % i * (i % 7) for i in ids], "text": [f"row {i}" for i in ids]})
+
+
+@pytest.fixture(autouse=True)
+def plan(monkeypatch):
+    monkeypatch.setattr(forebay._forebay, "Plan", fakes.Plan, raising=False)
+
+
+@pytest.fixture
+def node():
+    return fakes.Client({"a": table(ROWS), "b": table(41, 1000)})
+
+
+@pytest.fixture
+def ds(node):
+    return forebay.open("a", client=node)
+
+
+def ids(batches) -> list[int]:
+    return [int(i) for batch in batches for i in (batch["id"] if isinstance(batch, dict) else batch.ids)]
+
+
+def test_batches_are_the_rows_in_the_order_of_the_plan(ds):
+    loader = ds.loader(batch_size=10, uneven="pad", output="numpy")
+    batches = list(loader)
+    assert len(batches) == len(loader) == 11 and ids(batches)[:ROWS] == list(range(ROWS))
+    assert sum(int(b["__real__"].sum()) for b in batches) == ROWS and batches[-1]["__real__"].tolist() == [True] * 3 + [False] * 7
+    assert batches[0]["text"].tolist() == [f"row {i}" for i in range(10)]
+    assert [bytes(d) for d in batches[0]["data"]] == [b"%d" % i * (i % 7) for i in range(10)]
+    assert loader.last.real == 3 and loader.epoch == 1
+    shuffled = ids(ds.loader(batch_size=10, shuffle=forebay.Full(), seed=5))
+    assert shuffled != sorted(shuffled) and len(set(shuffled)) == 100
+    assert shuffled == ids(ds.loader(batch_size=10, shuffle="full", seed=5)) != ids(ds.loader(batch_size=10, shuffle="full", seed=6))
+
+
+def test_each_loop_is_an_epoch_and_epochs_differ(ds):
+    loader = ds.loader(batch_size=10, shuffle=forebay.Full())
+    first, second = ids(loader), ids(loader)
+    assert first != second and len(first) == len(second) == 100 and loader.epoch == 2
+    assert ids(ds.loader(batch_size=10, shuffle=forebay.Full(), epochs=2)) == first + second
+    endless = iter(ds.loader(batch_size=10, shuffle=forebay.Full(), epochs=math.inf))
+    assert ids(next(endless) for _ in range(20)) == first + second
+    loader.set_epoch(0)
+    assert ids(loader) == first
+
+
+def test_a_loop_that_was_left_is_gone_on_with(ds):
+    loader = ds.loader(batch_size=10, shuffle=forebay.Full())
+    whole, seen = ids(ds.loader(batch_size=10, shuffle=forebay.Full())), []
+    for batch in loader:
+        seen += ids([batch])
+        if len(seen) == 40:
+            break
+    assert seen + ids(loader) == whole
+    old = iter(loader)
+    next(old)
+    assert len(ids(iter(loader))) == 90 and list(old) == []
+
+
+@pytest.mark.parametrize("output", ["rows", "numpy", "torch", "arrow"])
+def test_what_a_batch_is(ds, output):
+    batch = next(iter(ds.loader(batch_size=4, output=output, columns=["id", "data"])))
+    if output == "rows":
+        assert isinstance(batch, forebay.Rows) and batch[2] == {"id": 2, "data": b"22"} and batch.columns == ["id", "data"]
+        assert pickle.loads(pickle.dumps(batch))[3] == {"id": 3, "data": b"333"}
+        assert pa.record_batch(batch).column("id").to_pylist() == [0, 1, 2, 3]
+    elif output == "arrow":
+        assert isinstance(batch, pa.RecordBatch) and batch.to_pydict() == {"id": [0, 1, 2, 3], "data": [b"", b"1", b"22", b"333"]}
+    else:
+        kind = {"numpy": np.ndarray, "torch": torch.Tensor}[output]
+        assert isinstance(batch["id"], kind) and batch["id"].tolist() == [0, 1, 2, 3]
+        assert bytes(batch["data"][3]) == b"333"
+
+
+def decode(row):
+    return {"id": row["id"], "size": len(row["data"])}
+
+
+def plus(sample):
+    return {**sample, "id": sample["id"] + 1}
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_samples_are_decoded_in_order(ds, threads):
+    def slow(row):
+        time.sleep(random.random() * 0.003)
+        return decode(row)
+
+    loader = ds.loader(batch_size=10, decode=slow, transform=plus, threads=threads, output="torch")
+    batches = list(loader)
+    assert torch.cat([b["id"] for b in batches]).tolist() == list(range(1, 101))
+    assert torch.cat([b["size"] for b in batches]).tolist() == [len(b"%d" % i) * (i % 7) for i in range(100)]
+    stats = loader.stats(reset=True)
+    assert (stats.samples, stats.batches) == (100, 10) and stats.decode_s > 0.05 and stats.samples_per_s > 0 and stats.bytes > 0
+    assert 0 <= stats.waited_share <= 1 and "100 samples" in str(stats) and loader.stats().samples == 0
+    lists = next(iter(ds.loader(batch_size=3, decode=decode, threads=threads)))
+    assert lists == [{"id": 0, "size": 0}, {"id": 1, "size": 1}, {"id": 2, "size": 4 - 2}]
+    assert next(iter(ds.loader(batch_size=3, decode=decode, collate=len, threads=threads))) == 3
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_sample_that_fails_names_its_file_and_row(ds, threads):
+    def fussy(row):
+        if row["id"] in (57, 58):
+            raise KeyError("no such class")
+        return row["id"]
+
+    loader = ds.loader(batch_size=10, decode=fussy, threads=threads)
+    seen = []
+    with pytest.raises(forebay.SampleFailed) as failed:
+        for batch in loader:
+            seen += batch
+    assert seen == list(range(50)), "what comes before it is handed out"
+    assert "row 6 of b/a-v1-1 (row 57 of the dataset): KeyError: 'no such class'" in str(failed.value)
+    assert (failed.value.row, failed.value.file, failed.value.row_in_file) == (57, "b/a-v1-1", 6)
+    assert isinstance(failed.value.__cause__, KeyError) and pickle.loads(pickle.dumps(failed.value)).file == "b/a-v1-1"
+    assert loader.state_dict()["position"] == 50, "the batch was not yielded"
+    instead = ds.loader(batch_size=10, decode=fussy, threads=threads, on_error=lambda e: -e.row)
+    assert [s for b in instead for s in b] == [-i if i in (57, 58) else i for i in range(100)]
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "repeat"])
+def test_ranks_have_equal_steps_and_share_the_order(ds, uneven):
+    for world in (1, 2, 3, 7):
+        loaders = [ds.loader(batch_size=5, shuffle="full", rank=r, world_size=world, uneven=uneven, output="numpy") for r in range(world)]
+        rounds = list(zip(*loaders, strict=True))
+        assert len(rounds) == len(loaders[0]) == (ROWS // (5 * world) if uneven == "drop" else -(-ROWS // (5 * world)))
+        order = ids(b for r in rounds for b in r)
+        whole = ids(ds.loader(batch_size=1, shuffle="full"))
+        assert order[:ROWS] == whole[: len(order)]
+        assert len({repr(loader.state_dict()) for loader in loaders}) == 1
+
+
+def test_the_rank_is_that_of_the_environment(ds, monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    loader = ds.loader(batch_size=10)
+    assert ids([next(iter(loader))]) == list(range(20, 30)) and "rank 2 of 3" in repr(loader)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(ValueError, match="rank 3"):
+        ds.loader(batch_size=10)
+
+
+def test_mixes(node):
+    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
+    mixed = forebay.mix([a, b], [3, 1], epoch_rows=400)
+    assert len(mixed) == 400 and "75.0% a" in repr(mixed)
+    got = list(mixed.loader(batch_size=20, output="numpy"))
+    values = np.array(ids(got))
+    assert len(values) == 400 and 0.6 < (values < 1000).mean() < 0.9
+    assert all(t == f"row {i}" for batch in got for t, i in zip(batch["text"], batch["id"], strict=True))
+    rows = next(iter(mixed.loader(batch_size=20)))
+    assert rows.sources.dtype == np.uint32 and [r["id"] >= 1000 for r in rows] == rows.sources.astype(bool).tolist()
+    assert pa.record_batch(rows).column("id").to_pylist() == [r["id"] for r in rows] and [r["id"] for r in rows[3:6]] == [rows[i]["id"] for i in (3, 4, 5)]
+    # Each of its own kind, brought together by a decode for each.
+    a.decode, b.decode = (lambda row: ("a", row["id"])), (lambda row: ("b", row["id"]))
+    assert all((kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch)
+    for wrong in ([], [a]), ([a, b], [1]), ([a, b], [1, 0]), ([a, b], [1, math.nan]), ([], None):
+        with pytest.raises(forebay.InvalidRequest):
+            forebay.mix(*wrong)
+    with pytest.raises(forebay.InvalidRequest):
+        forebay.mix([a], epoch_rows=0)
+
+
+@pytest.mark.parametrize("how", ["pull", "decode", "threads"])
+def test_a_loader_is_left_without_a_trace(ds, how):
+    import gc
+    import threading
+
+    before = threading.active_count()
+    options = {"pull": {}, "decode": {"decode": decode, "threads": 0}, "threads": {"decode": decode, "threads": 2}}[how]
+    for _ in range(5):
+        for _ in ds.loader(batch_size=10, **options):
+            break
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+
+
+def test_wrong_arguments(ds):
+    for wrong in (
+        {},
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"batch_size": 10, "shuffle": True},
+        {"batch_size": 10, "shuffle": "random"},
+        {"batch_size": 10, "seed": -1},
+        {"batch_size": 10, "epochs": 0},
+        {"batch_size": 10, "uneven": "ignore"},
+        {"batch_size": 10, "rank": 1},
+        {"batch_size": 10, "rank": 2, "world_size": 2},
+        {"batch_size": 10, "output": "tensor"},
+        {"batch_size": 10, "threads": -1},
+        {"batch_size": 10, "prefetch": -1},
+        {"batch_size": 10, "on_error": "skip"},
+        {"batch_size": 10, "max_total": 5},
+        {"batch_size": 10, "connections": 3},
+        {"batch_size": 10, "pin_memory": True},
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            ds.loader(**wrong)
+    with pytest.raises(forebay.InvalidRequest):
+        list(ds.loader(batch_size=ROWS + 1))
+    for make in (lambda: forebay.Block(0), lambda: forebay.Window(-1), lambda: forebay.Block(True)):
+        with pytest.raises(ValueError):
+            make()
+
+
+def test_states_of_something_else_are_refused(ds, node):
+    loader = ds.loader(batch_size=10, shuffle="full", seed=1)
+    state = loader.state_dict()
+    for other in (ds.loader(batch_size=10, shuffle="full", seed=2), forebay.open("b", client=node).loader(batch_size=10, shuffle="full", seed=1)):
+        with pytest.raises(forebay.InvalidRequest):
+            other.load_state_dict(state)
+    for bad in (None, [], {}, "state"):
+        with pytest.raises(forebay.InvalidRequest):
+            loader.load_state_dict(bad)
+
+
+# Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on with in another shape.
+
+
+def make(ds, world, batch_size, **options):
+    return [ds.loader(batch_size=batch_size, shuffle="full", seed=9, rank=r, world_size=world, **options) for r in range(world)]
+
+
+class Job:
+    """A job that is stopped and started in another shape. What it yielded, epoch by epoch, is checked at the end."""
+
+    def __init__(self, source, rng):
+        self.source, self.rng = source, rng
+        self.state = None
+        self.seen: dict[int, list[tuple[int, int]]] = {}
+
+    def yielded(self, step):
+        """One step of all ranks: their `last`."""
+        for last in step:
+            sources = last.sources if last.sources is not None else np.zeros(len(last.rows), int)
+            self.seen.setdefault(last.epoch, []).extend(list(zip(sources.tolist(), last.rows.tolist(), strict=True))[: last.real])
+
+    def check(self, epochs):
+        single = self.source.loader(batch_size=1, shuffle="full", seed=9, epochs=epochs)
+        truth: dict[int, list[tuple[int, int]]] = {}
+        for _ in single:
+            last = single.last
+            source = 0 if last.sources is None else int(last.sources[0])
+            truth.setdefault(last.epoch, []).append((source, int(last.rows[0])))
+        assert self.seen == truth, f"FOREBAY_TEST_SEED={SEED}"
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_exact_resume_alone(node, mixed):
+    rng = random.Random(SEED)
+    print(f"FOREBAY_TEST_SEED={SEED}")
+    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
+    source = forebay.mix([a, b], [2, 1], epoch_rows=90) if mixed else a
+    for _ in range(max(1, int(8 * CASES))):
+        job = Job(source, rng)
+        while job.state is None or job.state["epoch"] < 3:
+            loaders = make(source, rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 4, 7]), uneven="pad", prefetch=rng.choice([0, 1, 4]), threads=rng.choice([0, 2]), epochs=3)
+            if job.state is not None:
+                for loader in loaders:
+                    loader.load_state_dict(job.state)
+            left = rng.randrange(12)
+            for _ in zip(*loaders, strict=True):
+                job.yielded([loader.last for loader in loaders])
+                left -= 1
+                if left <= 0:
+                    break
+            states = [loader.state_dict() for loader in loaders]
+            assert states.count(states[0]) == len(states)
+            job.state = states[0]
+            for loader in loaders:
+                loader.close()
+        job.check(3)
+
+
+def tagged(row):
+    return {"id": row["id"]}
+
+
+def batches_of(data, workers, samples, stateful=False, **options):
+    size = data.loader.options.batch_size if samples else None
+    kind = StatefulDataLoader if stateful else DataLoader
+    how = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    return kind(data, batch_size=size, **how, **options)
+
+
+def real_ids(batch) -> list[int]:
+    real = batch["__real__"]
+    return batch["id"][torch.as_tensor(real)].tolist()
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_dataloader_yields_the_loaders_order(ds, workers, samples):
+    loader = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch")
+    whole = [b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", output="numpy")]
+    data = loader.torch(samples=samples)
+    assert isinstance(data, LoaderDataset) and len(data) == (96 if samples else 12)
+    assert [b["id"].tolist() for b in batches_of(data, workers, samples)] == whole
+    data.set_epoch(1)
+    second = [b["id"].tolist() for b in batches_of(data, workers, samples)]
+    assert sorted(sum(second, [])) != sum(second, []) and second != whole
+    loader.set_epoch(1)
+    assert second == [b["id"].tolist() for b in loader]
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
+    loader = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch")
+    resumable = Resumable(batches_of(loader.torch(samples=samples), 2, samples, persistent_workers=True))
+    truth = ids(ds.loader(batch_size=8, shuffle="full", epochs=3))
+    assert [i for _ in range(2) for b in resumable for i in b["id"].tolist()] == truth[:192] and resumable.epoch == 2
+    seen = []
+    for batch in resumable:
+        seen += batch["id"].tolist()
+        if len(seen) == 40:
+            break
+    seen += [i for b in resumable for i in b["id"].tolist()]
+    assert seen == truth[192:] and len(resumable) == 12
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_exact_resume_through_dataloaders(node, mixed):
+    """Alone, in DataLoaders of any number of workers, in StatefulDataLoaders: the state of each goes into the next."""
+    rng = random.Random(SEED)
+    print(f"FOREBAY_TEST_SEED={SEED}")
+    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
+    source = forebay.mix([a, b], [2, 1], epoch_rows=90) if mixed else a
+    truth = [int(i) for batch in source.loader(batch_size=1, shuffle="full", seed=9, epochs=2, output="numpy") for i in batch["id"]]
+    for _ in range(max(1, int(2 * CASES))):
+        state, seen = None, []
+        while state is None or state["epoch"] < 2:
+            world, size, samples = rng.choice([1, 2]), rng.choice([4, 8]), rng.random() < 0.5
+            how = rng.choice(["alone", "dataloader", "stateful"])
+            workers = [rng.choice([0, 1, 2, 3]) for _ in range(world)]
+            loaders = make(source, world, size, uneven="pad", decode=tagged, output="torch", epochs=2)
+            if state is not None:
+                for loader in loaders:
+                    loader.load_state_dict(state)
+            datas = [loader.torch(samples=samples) for loader in loaders]
+            if how == "alone":
+                ranks = loaders
+            elif how == "dataloader":
+                ranks = [Resumable(batches_of(d, w, samples)) for d, w in zip(datas, workers, strict=True)]
+            else:
+                every = rng.choice([1, 3])
+                ranks = [batches_of(d, w, samples, stateful=True, snapshot_every_n_steps=every) for d, w in zip(datas, workers, strict=True)]
+            left = rng.randrange(1, 9)
+            for step in zip(*ranks, strict=True):
+                for batch in step:
+                    seen += real_ids(batch)
+                left -= 1
+                if left == 0:
+                    break
+            if how == "stateful":
+                states = [state_of(r.state_dict(), d) for r, d in zip(ranks, datas, strict=True)]
+            else:
+                states = [r.state_dict() for r in ranks]
+            assert states.count(states[0]) == world, (how, states)
+            state = states[0]
+            del ranks, datas
+        assert seen == truth, f"FOREBAY_TEST_SEED={SEED}"
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_dataloader_resumes_by_itself(ds, workers, samples):
+    def loader():
+        data = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(samples=samples)
+        return batches_of(data, workers, samples, stateful=True)
+
+    truth = [b["id"].tolist() for b in loader()]
+    for stop in (1, 4, 7):
+        first = loader()
+        seen = [b["id"].tolist() for _, b in zip(range(stop), first, strict=False)]
+        again = loader()
+        again.load_state_dict(first.state_dict())
+        assert seen + [b["id"].tolist() for b in again] == truth
+    # Its state belongs to as many workers; ours to none.
+    other = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(samples=samples)
+    other.load_state_dict(state_of(first.state_dict(), other))
+    assert [b["id"].tolist() for b in batches_of(other, 3, samples)] == truth[7:]
+
+
+def test_what_cannot_be_resumed_is_refused(ds):
+    loader = ds.loader(batch_size=8, decode=tagged, output="torch")
+    with pytest.raises(forebay.InvalidRequest):
+        Resumable(DataLoader(loader.torch(samples=True), batch_size=7))
+    with pytest.raises(forebay.InvalidRequest):
+        Resumable(DataLoader(loader.torch(), batch_size=8))
+    with pytest.raises(TypeError):
+        Resumable(DataLoader(ds, batch_size=8))
+    for bad in ({}, {"_snapshot": {}}, {"fetcher_state": {"dataset_iter_state": None}}):
+        with pytest.raises(forebay.InvalidRequest):
+            state_of(bad, loader.torch())
+    two = StatefulDataLoader(loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    next(iter(two))
+    saved = two.state_dict()
+    saved["_snapshot"]["_worker_snapshots"]["worker_1"]["fetcher_state"]["dataset_iter_state"]["workers"] = 3
+    again = StatefulDataLoader(loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    again.load_state_dict(saved)
+    with pytest.raises(forebay.InvalidRequest):
+        list(again)
+
+
+def test_a_failure_in_a_worker_names_the_sample(ds):
+    def fussy(row):
+        raise ValueError("damaged")
+
+    data = ds.loader(batch_size=8, decode=fussy).torch()
+    with pytest.raises(forebay.SampleFailed, match="row 0 of b/a-v1-0"):
+        list(batches_of(data, 1, False))
+
+
+def test_a_dataset_is_a_map_style_dataset(ds, node):
+    ds.decode = decode
+    before = node.requests
+    got = [b["id"].tolist() for b in DataLoader(ds, batch_size=20)]
+    assert got == [list(range(i, min(i + 20, ROWS))) for i in range(0, ROWS, 20)] and node.requests - before == 6
+
+
+def test_a_pickled_loader_goes_on(ds):
+    loader = ds.loader(batch_size=10, shuffle="full")
+    first = ids([next(iter(loader))])
+    again = pickle.loads(pickle.dumps(loader))
+    assert first + ids(again) == ids(ds.loader(batch_size=10, shuffle="full"))
