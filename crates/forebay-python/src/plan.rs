@@ -34,6 +34,12 @@ fn text(state: &State) -> String {
     serde_json::to_string(state).expect("a state is numbers and texts")
 }
 
+/// The shape of runs ``(blocks, rows per block)``, as a node sends it: for orders over what no node has opened.
+#[pyfunction]
+pub fn encode_shape(runs: Vec<(u64, u64)>) -> PyResult<Vec<u8>> {
+    Ok(Shape::from_runs(runs).map_err(Failure::from)?.encode())
+}
+
 /// The order of all epochs of some datasets.
 #[pyclass(frozen, module = "forebay")]
 pub struct Plan(Arc<forebay_plan::Plan>);
@@ -116,7 +122,10 @@ impl Plan {
             let by_place = Stretches { plan, stretches };
             let labels: &dyn Labels = given.as_ref().map_or(&by_place, |given| given);
             let own = measure(plan, &**plan, batch, labels)?.0;
-            let uniform = Uniform::new(plan, plan.spec().seed).map(|uniform| measure(plan, &uniform, batch, labels)).transpose()?.map(|(report, _)| report);
+            let uniform = Uniform::new(plan, plan.spec().seed)
+                .map(|uniform| measure(plan, &uniform, batch, labels))
+                .transpose()?
+                .map(|(report, _)| report);
             Ok(serde_json::json!({ "order": own, "uniform": uniform, "expected": expected(plan, batch) }))
         });
         Ok(report.map_err(|e: forebay_core::Error| Failure::from(e))?.to_string())
@@ -140,7 +149,13 @@ impl Plan {
     /// array for each source.
     #[pyo3(signature = (partition, state, until=None, lengths=None, worker=0, workers=1))]
     fn steps(
-        &self, partition: &str, state: &str, until: Option<u64>, lengths: Option<Vec<Bound<'_, PyAny>>>, worker: u32, workers: u32,
+        &self,
+        partition: &str,
+        state: &str,
+        until: Option<u64>,
+        lengths: Option<Vec<Bound<'_, PyAny>>>,
+        worker: u32,
+        workers: u32,
     ) -> PyResult<Steps> {
         let (partition, state): (Partition, State) = (parse("partition", partition)?, parse("state", state)?);
         let mut steps = forebay_plan::Steps::new(self.0.clone(), partition, &state).map_err(Failure::from)?;
@@ -188,7 +203,8 @@ fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let lengths = buffer.to_vec(array.py())?.into_iter().map(|n| n.try_into().map_err(|_| ()).map_err(wrong));
         Ok(Some(lengths.collect::<Result<_>>()?))
     }
-    let read_as: [fn(&Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>>; 6] = [read::<i64>, read::<u32>, read::<i32>, read::<u64>, read::<u16>, read::<i16>];
+    let read_as: [fn(&Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>>; 6] =
+        [read::<i64>, read::<u32>, read::<i32>, read::<u64>, read::<u16>, read::<i16>];
     for read in read_as {
         if let Some(lengths) = read(array)? {
             return Ok(lengths);
