@@ -204,7 +204,7 @@ def test_the_report_tells_a_good_order_from_a_bad_one():
     assert bad["order"]["label_dispersion"] > 40 and 0.8 < good["order"]["label_dispersion"] < 1.2
     assert abs(good["uniform"]["displacement"] - good["expected"]["displacement"]) < 0.02
     labels = ["cat", "dog"] * 5000
-    assert json.loads(plan({"kind": "none"}, shape).report(50, labels))["order"]["label_dispersion"] == 0
+    assert json.loads(plan({"kind": "none"}, shape).report(50, labels))["order"]["label_dispersion"] < 1e-9
     with pytest.raises(InvalidRequest, match="one label"):
         plan({"kind": "none"}, shape).report(50, ["cat"])
 
