@@ -133,7 +133,9 @@ fn fuzz_tfrecord() {
                 while let Some(head) = bytes.get(at..at + 8) {
                     let len = u64::from_le_bytes(head.try_into().unwrap());
                     let sum = tfrecord::masked_crc32c(head);
-                    let Some(end) = usize::try_from(len).ok().and_then(|n| n.checked_add(at + 12)).filter(|&e| e + 4 <= bytes.len()) else {
+                    let Some(end) =
+                        usize::try_from(len).ok().and_then(|n| n.checked_add(at + 12)).filter(|&e| e.saturating_add(4) <= bytes.len())
+                    else {
                         break;
                     };
                     bytes[at + 8..at + 12].copy_from_slice(&sum.to_le_bytes());

@@ -1,7 +1,7 @@
 //! Whether what the header of a batch says fits its body.
 
 use arrow_ipc::{CompressionType, RecordBatch};
-use arrow_schema::{DataType, Field, UnionMode};
+use arrow_schema::{DataType, Field};
 use forebay_core::{Error, ErrorKind, Result, limits};
 
 /// A codec cannot make more of a byte than about this many: a claim above it is a lie.
@@ -13,8 +13,8 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
     }
 }
 
-/// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else. `None` stands for columns of views, of which
-/// it takes more than the type to tell how many buffers they have.
+/// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else. `None` stands for columns of which it
+/// takes more than the type to tell how many buffers they have.
 fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
     use DataType::*;
     let validity = Some(0);
@@ -22,7 +22,7 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
         Null => {}
         Utf8 | Binary => out.extend([validity, Some(4), Some(0)]),
         LargeUtf8 | LargeBinary => out.extend([validity, Some(8), Some(0)]),
-        Utf8View | BinaryView => out.push(None),
+        Utf8View | BinaryView | Union(..) => out.push(None),
         List(f) | Map(f, _) => {
             out.extend([validity, Some(4)]);
             offset_widths(f.data_type(), out);
@@ -46,13 +46,6 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
         Struct(fields) => {
             out.push(validity);
             fields.iter().for_each(|f| offset_widths(f.data_type(), out));
-        }
-        Union(fields, mode) => {
-            out.push(Some(0));
-            if *mode == UnionMode::Dense {
-                out.push(Some(4));
-            }
-            fields.iter().for_each(|(_, f)| offset_widths(f.data_type(), out));
         }
         RunEndEncoded(ends, values) => {
             offset_widths(ends.data_type(), out);
