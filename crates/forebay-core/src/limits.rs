@@ -192,3 +192,7 @@ pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;
 pub const PLAN_AHEAD_SHARE: u64 = 64;
 /// Pieces that are fetched ahead of one plan at the same time.
 pub const PLAN_AHEAD_FETCHES: usize = 8;
+/// Rows that the quality of an order is measured by.
+pub const PLAN_MEASURED_ROWS_MAX: u64 = 1 << 20;
+/// Rows of the shuffled array that an order is measured beside: 16 bytes each.
+pub const PLAN_BASELINE_ROWS_MAX: u64 = 1 << 22;

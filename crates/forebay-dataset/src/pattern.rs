@@ -86,6 +86,9 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
                 out.push(Wanted::Exact(bucket, prefix));
                 continue;
             }
+            if prefix.split('/').any(|part| part == "." || part == "..") {
+                return Err(context(Error::invalid("a part of it is '.' or '..'").hint("names have no such parts here")));
+            }
             let texts = if wild { vec![key] } else { Vec::new() };
             // `*.{jpg,png}` is one listing, in the order of names.
             if wild
@@ -356,7 +359,7 @@ mod tests {
         assert!(matches!(one("bk/a\\*b"), Wanted::Exact(_, k) if k == "a*b"));
         assert!(matches!(one("manifest:s3://bk/m.jsonl"), Wanted::Manifest(b, k) if b == "bk" && k == "m.jsonl"));
         assert_eq!(parse(&["bk-{a,b}/x-{0..1}".to_owned()]).unwrap().len(), 4);
-        for bad in ["", "/x", "b*/x", "bk/[", "bk/a**b**c**d**e**f", "s3:///x"] {
+        for bad in ["", "/x", "b*/x", "bk/[", "bk/a**b**c**d**e**f", "s3:///x", "bk/a/../*"] {
             let e = parse(&[bad.to_owned()]).unwrap_err();
             assert_eq!(e.kind(), forebay_core::ErrorKind::Invalid, "{bad}: {e}");
         }
