@@ -22,7 +22,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, follow::Plans};
+use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -89,6 +89,7 @@ impl Node {
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
+        let rows = Rows::new(engine.clone(), RowsConfig::default());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let metrics = Arc::new(Metrics::default());
         let ready = Arc::new(AtomicBool::new(true));
@@ -106,6 +107,7 @@ impl Node {
             engine: engine.clone(),
             batcher: batcher.clone(),
             datasets: datasets.clone(),
+            rows: rows.clone(),
             plans: plans.clone(),
             origins: origins.clone(),
             uploads: uploads.clone(),
@@ -123,6 +125,7 @@ impl Node {
             engine,
             batcher,
             datasets,
+            rows,
             plans,
             origins,
             uploads,
