@@ -31,3 +31,16 @@ def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
 def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:
     """One Arrow record batch of these rows, in this order."""
     return client.take(dataset, rows, None if columns is None else list(columns))
+
+
+def describe(client: Client, dataset: str) -> dict[str, Any]:
+    """What the node says of a dataset that it knows. Raises NotFound."""
+    return json.loads(bytes(client.dataset(dataset)))
+
+
+def stream(
+    clients: Sequence[Client], request: str, *, connections: int | None, window_bytes: int | None, from_step: int
+) -> Any:
+    """A stream of the steps of a plan, from one node or several."""
+    first, *others = clients
+    return first.stream(request, connections=connections, ahead_bytes=window_bytes, from_step=from_step, nodes=others)
