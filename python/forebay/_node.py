@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _forebay
 from ._forebay import Client
 
 
@@ -42,5 +43,5 @@ def stream(
     clients: Sequence[Client], request: str, *, connections: int | None, window_bytes: int | None, from_step: int
 ) -> Any:
     """A stream of the steps of a plan, from one node or several."""
-    first, *others = clients
-    return first.stream(request, connections=connections, ahead_bytes=window_bytes, from_step=from_step, nodes=others)
+    bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
+    return _forebay.Stream(list(clients), request, connections=connections, from_step=from_step, **bounds)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .loader import Loader
 
 #: What the stream's account of the nodes' times is called, and what :class:`forebay.Stats` calls it.
-NODE_TIMES = {"origin_seconds": "origin_s", "disk_seconds": "disk_s", "decode_seconds": "prepare_s"}
+NODE_TIMES = {"origin_seconds": "origin_s", "disk_seconds": "disk_s", "decode_seconds": "prepare_s", "frame_seconds": "prepare_s"}
 
 
 class Push:
@@ -73,7 +73,11 @@ class Push:
     def _account(self, waited: float, nbytes: int) -> None:
         stats = self._stream.stats()
         node = stats.get("node", {})
-        self._meter.node(id(self), {ours: node[theirs] for theirs, ours in NODE_TIMES.items() if theirs in node})
+        times: dict[str, float] = {}
+        for theirs, ours in NODE_TIMES.items():
+            if theirs in node:
+                times[ours] = times.get(ours, 0.0) + node[theirs]
+        self._meter.node(id(self), times)
         again = int(stats.get("reopened", 0))
         self._meter.add(network_s=waited, bytes=nbytes, reconnects=again - self._reconnects)
         self._reconnects = again
