@@ -37,7 +37,7 @@ def template(directory: Path, groups: int, rows: int, row_bytes: int) -> tuple[i
         for group in range(groups):
             first = group * rows
             starts = [(first + i) * 97 % (len(text) - row_bytes) for i in range(rows)]
-        texts = [text[at : at + row_bytes] for at in starts]
+            texts = [text[at : at + row_bytes] for at in starts]
             columns = [range(first, first + rows), [f"https://example.org/{first + i}" for i in range(rows)], texts]
             writer.write_table(pyarrow.table([pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema))
     data = path.read_bytes()
