@@ -190,6 +190,12 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
         assert_eq!(gone.kind(), ErrorKind::NotFound);
         assert!(gone.describe().contains("register the plan again"), "{}", gone.describe());
 
+        let following = w.plans.follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, Some(1)).unwrap();
+        following.progress(0, 9).unwrap();
+        assert_eq!((w.plans.counts(), w.plans.list(&Everything)[0].position), ((1, 1), 9));
+        drop(following);
+        assert_eq!(w.plans.counts(), (0, 0), "what is no longer kept is released");
+
         // What the plan held is evicted as anything else: a scan takes its place.
         let (held, missing): (Vec<u64>, Vec<u64>) = (0..OBJECTS as u64).partition(|row| w.is_here(*row));
         assert!(held.len() > OBJECTS / 3 && missing.len() > OBJECTS / 3);
