@@ -8,7 +8,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, follow::Plans};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use std::{
@@ -28,6 +28,8 @@ pub struct App {
     pub batcher: Batcher,
     pub datasets: Datasets,
     pub plans: Plans,
+    pub rows: Rows,
+    pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,

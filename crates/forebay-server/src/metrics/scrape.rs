@@ -9,7 +9,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, follow::Plans};
+use forebay_dataset::{Datasets, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -34,6 +34,7 @@ pub struct Scrape {
     pub batcher: Batcher,
     pub datasets: Datasets,
     pub plans: Plans,
+    pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub ready: Arc<AtomicBool>,
@@ -145,6 +146,7 @@ impl Collector for Page {
         self.origins(&mut out)?;
         self.batches(&mut out)?;
         self.datasets(&mut out)?;
+        self.streams(&mut out)?;
         self.node(&mut out)
     }
 }
@@ -293,6 +295,23 @@ impl Page {
         out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
         out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
         out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))
+    }
+
+    fn streams(&self, out: &mut Out<'_>) -> Result {
+        let s = self.0.streams.stats();
+        out.one("forebay_streams_open", s.open.load(Relaxed))?;
+        let connections = [("opened", &s.opened), ("refused", &s.refused), ("failed", &s.failed)];
+        out.samples("forebay_streams_connections", connections.map(|(outcome, n)| (vec![outcome], n.load(Relaxed).number())))?;
+        out.one("forebay_streams_steps", s.steps.load(Relaxed))?;
+        out.one("forebay_streams_rows", s.rows.load(Relaxed))?;
+        out.one("forebay_streams_bytes", s.bytes.load(Relaxed))?;
+        out.one("forebay_streams_window_bytes", self.0.streams.window_bytes())?;
+        let times = [("read", &s.read_us), ("frame", &s.frame_us), ("wait", &s.wait_us), ("socket", &s.socket_us)];
+        out.samples("forebay_streams_seconds", times.map(|(what, us)| (vec![what], us.load(Relaxed) as f64 / 1e6)))?;
+        let cold = s.blocks_ahead_cold.load(Relaxed);
+        let ahead =
+            [("cold", cold), ("ready", s.blocks_ahead.load(Relaxed).saturating_sub(cold)), ("no_memory", s.ahead_busy.load(Relaxed))];
+        out.samples("forebay_streams_blocks_ahead", ahead.map(|(how, n)| (vec![how], n.number())))
     }
 
     fn node(&self, out: &mut Out<'_>) -> Result {
