@@ -9,6 +9,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_dataset::{Datasets, Rows, follow::Plans};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use std::{
@@ -29,6 +30,8 @@ pub struct App {
     pub datasets: Datasets,
     pub rows: Rows,
     pub plans: Plans,
+    pub rows: Rows,
+    pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,

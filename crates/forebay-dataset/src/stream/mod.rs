@@ -25,7 +25,7 @@ mod window;
 pub use request::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
-use crate::{Access, Datasets, Rows};
+use crate::{Access, Datasets, Rows, follow::Plans};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
 use forebay_plan::{Plan, PlanDocument, State, Steps};
@@ -54,6 +54,7 @@ pub struct Streams {
 struct Inner {
     datasets: Datasets,
     rows: Rows,
+    followed: Plans,
     windows: Arc<Windows>,
     stats: Arc<StreamStats>,
     stop: watch::Sender<bool>,
@@ -61,10 +62,11 @@ struct Inner {
 }
 
 impl Streams {
-    pub fn new(datasets: Datasets, rows: Rows) -> Self {
+    pub fn new(datasets: Datasets, rows: Rows, followed: Plans) -> Self {
         // Receivers that have stopped may hold no more than a quarter of what may be held: all others go on with the rest.
         let windows = Windows::new(rows.engine().budget().holdable_bytes() / 4);
-        let inner = Inner { datasets, rows, windows, stats: Arc::default(), stop: watch::channel(false).0, plans: Mutex::default() };
+        let (stats, stop, plans) = (Arc::default(), watch::channel(false).0, Mutex::default());
+        let inner = Inner { datasets, rows, followed, windows, stats, stop, plans };
         Streams { inner: Arc::new(inner) }
     }
 
@@ -98,12 +100,14 @@ impl Streams {
             })?);
         }
         let plan = self.plan(&request.plan, &datasets)?;
-        let source = DatasetSource::new(inner.rows.clone(), datasets, request.columns())?;
+        let source = DatasetSource::new(inner.rows.clone(), inner.followed.clone(), plan.identity(), datasets, request.columns())?;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request.until_epoch.unwrap_or(limits::PLAN_EPOCHS_MAX).min(limits::PLAN_EPOCHS_MAX);
         let steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
         if steps.in_epoch(0).is_none() {
-            return Err(Error::unsupported("streams of batches that are bounded by length").hint("batches of a number of rows, or stream=False"));
+            return Err(
+                Error::unsupported("streams of batches that are bounded by length").hint("batches of a number of rows, or stream=False")
+            );
         }
         self.begin(lane, steps, (state.epoch, state.position), until, Arc::new(source), request.window_bytes)
     }

@@ -85,7 +85,7 @@ impl<S: Source> Producer<S> {
         given: watch::Sender<(u64, u64)>,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let rows = u64::from(steps.partition().batch.most_rows());
+        let rows = u64::from(Steps::partition(&steps).batch.most_rows());
         let expected_bytes = source.expected_row_bytes().saturating_mul(rows).saturating_add(4096);
         Producer { of: lane.of.into(), next: lane.first(), steps, source, window, out, open: Arc::new(open), given, stop, expected_bytes }
     }
@@ -164,6 +164,7 @@ impl<S: Source> Producer<S> {
         self.expected_bytes = if bytes > self.expected_bytes { bytes } else { (self.expected_bytes * 7 + bytes) / 8 };
         self.open.sent(ready.frame.header.rows.into(), bytes);
         self.given.send_replace(ready.after);
+        self.source.passed(ready.after.0, ready.after.1);
         for piece in ready.frame.into_pieces(Keep(ready.place, ready.memory)) {
             // A receiver that is gone is seen in the loop.
             let _ = self.out.send(piece);

@@ -29,8 +29,10 @@ impl StreamRequest {
     /// # Errors
     /// `Invalid`, with where the JSON is wrong.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        let request: Self = serde_json::from_slice(json)
-            .map_err(|e| Error::invalid(format!("this does not describe a stream: {e}")).hint("plan, partition, state, until_epoch, columns, window_bytes"))?;
+        let request: Self = serde_json::from_slice(json).map_err(|e| {
+            Error::invalid(format!("this does not describe a stream: {e}"))
+                .hint("plan, partition, state, until_epoch, columns, window_bytes")
+        })?;
         let most = limits::STREAM_WINDOW_MAX_BYTES;
         match request.window_bytes {
             Some(window) if window > most => Err(Error::invalid(format!("a window of {window} bytes")).hint(format!("at most {most}"))),
@@ -60,7 +62,9 @@ impl Lane {
     pub fn parse<'a>(query: impl Fn(&str) -> Option<&'a str>) -> Result<Self> {
         let number = |name: &str, default: u64| match query(name) {
             None => Ok(default),
-            Some(text) => text.parse::<u64>().map_err(|_| Error::invalid(format!("{name}={} is not a number", forebay_core::name::shorten(text)))),
+            Some(text) => {
+                text.parse::<u64>().map_err(|_| Error::invalid(format!("{name}={} is not a number", forebay_core::name::shorten(text))))
+            }
         };
         let small = |name: &str, default: u64| {
             number(name, default).and_then(|n| u32::try_from(n).map_err(|_| Error::invalid(format!("{name}={n} is too large"))))
@@ -111,7 +115,13 @@ mod tests {
         assert_eq!(lane(&[]).unwrap(), Lane { connection: 0, of: 1, from_step: 0 });
         let first = |connection, from_step| Lane { connection, of: 4, from_step }.first();
         assert_eq!([first(0, 0), first(3, 0), first(0, 1), first(1, 1), first(3, 7), first(2, 7)], [0, 3, 4, 1, 7, 10]);
-        for bad in [&[("of", "0")][..], &[("of", "2"), ("connection", "2")], &[("of", "x")], &[("of", "99999")], &[("from_step", "99999999999999999999")]] {
+        for bad in [
+            &[("of", "0")][..],
+            &[("of", "2"), ("connection", "2")],
+            &[("of", "x")],
+            &[("of", "99999")],
+            &[("from_step", "99999999999999999999")],
+        ] {
             assert!(lane(bad).is_err(), "{bad:?}");
         }
     }

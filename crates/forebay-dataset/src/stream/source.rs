@@ -1,12 +1,12 @@
 //! Where the rows of a stream come from.
 
-use crate::{Dataset, Format, Rows, RowsSnapshot};
+use crate::{Dataset, Format, Rows, RowsSnapshot, follow::Plans};
 use arrow_array::RecordBatch;
 use arrow_select::interleave::interleave_record_batch;
 use forebay_core::{Error, Result};
 use forebay_format::tabular::Projection;
 use forebay_plan::RowRef;
-use futures::{future::BoxFuture, stream, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 use std::sync::Arc;
 
 /// Datasets of a mix that one step reads at the same time.
@@ -49,11 +49,17 @@ pub(super) trait Source: Send + Sync + 'static {
     fn expected_row_bytes(&self) -> u64;
 
     fn shares(&self) -> Shares;
+
+    /// Everything before this epoch and position has been given.
+    fn passed(&self, epoch: u64, position: u64);
 }
 
 /// Rows of datasets.
 pub(super) struct DatasetSource {
     rows: Rows,
+    /// What the cache follows, and the identity of this stream's plan.
+    plans: Plans,
+    plan: String,
     datasets: Vec<Arc<Dataset>>,
     columns: Projection,
     /// The counters when this began.
@@ -63,14 +69,18 @@ pub(super) struct DatasetSource {
 impl DatasetSource {
     /// # Errors
     /// `Invalid` for a column that is not there, and for datasets whose rows have different columns.
-    pub fn new(rows: Rows, datasets: Vec<Arc<Dataset>>, columns: Projection) -> Result<Self> {
+    pub fn new(rows: Rows, plans: Plans, plan: &str, datasets: Vec<Arc<Dataset>>, columns: Projection) -> Result<Self> {
         let schemas = datasets.iter().map(|d| columns.schema(d.schema())).collect::<Result<Vec<_>>>()?;
         if let Some(i) = schemas.windows(2).position(|two| two[0].fields() != two[1].fields()) {
-            return Err(Error::invalid(format!("datasets {} and {} of the mix have different columns", datasets[i].id(), datasets[i + 1].id()))
-                .hint("name the columns that they share: columns=[...]"));
+            return Err(Error::invalid(format!(
+                "datasets {} and {} of the mix have different columns",
+                datasets[i].id(),
+                datasets[i + 1].id()
+            ))
+            .hint("name the columns that they share: columns=[...]"));
         }
         let since = (rows.stats(), rows.engine().stats().snapshot().bytes_from_origin);
-        Ok(DatasetSource { rows, datasets, columns, since })
+        Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, since })
     }
 
     fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
@@ -89,12 +99,15 @@ impl DatasetSource {
 
     /// Rows of several datasets, each read by itself, put into the step's order.
     async fn read_mixed(&self, rows: &[RowRef], sources: &[u32]) -> Result<Given> {
-        let parts = stream::iter(sources.iter().map(|&source| async move {
-            let numbers: Vec<u64> = rows.iter().filter(|r| r.source == source).map(|r| r.row).collect();
-            let dataset = self.dataset(source)?;
-            self.rows.read(dataset, &numbers, &self.columns).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
-        }));
-        let parts: Vec<_> = parts.buffered(SOURCES_AT_ONCE).try_collect().await?;
+        let mut reads = Vec::with_capacity(sources.len());
+        for &source in sources {
+            reads.push(async move {
+                let numbers: Vec<u64> = rows.iter().filter(|r| r.source == source).map(|r| r.row).collect();
+                let dataset = self.dataset(source)?;
+                self.rows.read(dataset, &numbers, &self.columns).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
+            });
+        }
+        let parts: Vec<_> = stream::iter(reads).buffered(SOURCES_AT_ONCE).try_collect().await?;
         let mut at = vec![0; parts.len()];
         let mut picks = Vec::with_capacity(rows.len());
         for row in rows {
@@ -103,8 +116,9 @@ impl DatasetSource {
             at[part] += 1;
         }
         let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
-        let batch = interleave_record_batch(&batches, &picks)
-            .map_err(|e| Error::invalid("rows of these datasets cannot be in one batch").source(e).hint("name the columns that they share"))?;
+        let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
+            Error::invalid("rows of these datasets cannot be in one batch").source(e).hint("name the columns that they share")
+        })?;
         Ok(Given { batch, memory: Box::new(parts.into_iter().map(|p| p.memory).collect::<Vec<_>>()) })
     }
 }
@@ -129,6 +143,10 @@ impl Source for DatasetSource {
     fn expected_row_bytes(&self) -> u64 {
         let (bytes, rows) = self.datasets.iter().fold((0, 0), |(bytes, rows), d| (bytes + d.files().total_bytes(), rows + d.rows()));
         bytes / rows.max(1)
+    }
+
+    fn passed(&self, epoch: u64, position: u64) {
+        self.plans.passed(&self.plan, epoch, position);
     }
 
     fn shares(&self) -> Shares {

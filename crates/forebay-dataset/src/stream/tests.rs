@@ -64,9 +64,12 @@ impl Source for Fake {
             let bytes = data.iter().map(|d| d.len() as i64).sum::<i64>();
             self.most_out.fetch_max(self.out.fetch_add(bytes, Relaxed) + bytes, Relaxed);
             let out = self.out.clone();
-            Ok(Given { batch, memory: Box::new(GiveBack(move || {
-                out.fetch_sub(bytes, Relaxed);
-            })) })
+            Ok(Given {
+                batch,
+                memory: Box::new(GiveBack(move || {
+                    out.fetch_sub(bytes, Relaxed);
+                })),
+            })
         }
         .boxed()
     }
@@ -94,6 +97,8 @@ impl Source for Fake {
     fn expected_row_bytes(&self) -> u64 {
         self.row_bytes
     }
+
+    fn passed(&self, _: u64, _: u64) {}
 
     fn shares(&self) -> Shares {
         Shares { origin: 0.5, disk: 0.0, decode: 0.5 }
@@ -226,7 +231,10 @@ async fn connections_together_send_each_step_once_through_any_interruption() {
             assert_eq!(next, (step.next.epoch, step.next.position));
         }
         until("all is given back", || {
-            source.out.load(Relaxed) == 0 && source.holds.load(Relaxed) == 0 && node.windows.used_bytes() == 0 && node.stats.open.load(Relaxed) == 0
+            source.out.load(Relaxed) == 0
+                && source.holds.load(Relaxed) == 0
+                && node.windows.used_bytes() == 0
+                && node.stats.open.load(Relaxed) == 0
         })
         .await;
     }
@@ -249,7 +257,8 @@ async fn a_receiver_that_does_not_read_costs_its_window_and_gives_it_back_when_i
     assert!(node.stats.socket_us.load(Relaxed) == 0 || node.stats.steps.load(Relaxed) > 0);
     assert_eq!(node.windows.used_bytes(), window);
     drop(body);
-    until("all is given back", || source.out.load(Relaxed) == 0 && node.windows.used_bytes() == 0 && node.stats.open.load(Relaxed) == 0).await;
+    until("all is given back", || source.out.load(Relaxed) == 0 && node.windows.used_bytes() == 0 && node.stats.open.load(Relaxed) == 0)
+        .await;
 
     let mut body = node.open(lane, steps(), 64 << 10, &source, 1);
     let (frames, end) = receive(&mut body, usize::MAX).await;
@@ -300,7 +309,7 @@ async fn blocks_are_ready_before_steps_need_them_and_are_let_go_after() {
         let node = Node::new();
         let plan = Arc::new(Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(2000, 20).unwrap()), 1, shuffle)).unwrap());
         let steps = Steps::new(plan.clone(), Partition::alone(Batching::Rows(10), Uneven::Drop), &State::start(&plan)).unwrap();
-        let source = Arc::new(Fake { block_rows: 20, ..Fake::default() });
+        let source = Arc::new(Fake { block_rows: 20, row_bytes: 2000, ..Fake::default() });
         let mut body = node.open(Lane { connection: 0, of: 1, from_step: 0 }, steps, 64 << 10, &source, 1);
         let mut most_held = 0;
         for _ in 0..200 {

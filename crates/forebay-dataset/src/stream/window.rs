@@ -38,7 +38,14 @@ impl Windows {
         loop {
             let fits = |used: u64| used.checked_add(size).filter(|sum| *sum <= self.most_bytes);
             if self.used_bytes.fetch_update(Relaxed, Relaxed, fits).is_ok() {
-                return Ok(Arc::new(Window { all: self.clone(), size, used: AtomicU64::new(0), ready: AtomicU64::new(0), told: AtomicBool::new(false), changed: Notify::new() }));
+                return Ok(Arc::new(Window {
+                    all: self.clone(),
+                    size,
+                    used: AtomicU64::new(0),
+                    ready: AtomicU64::new(0),
+                    told: AtomicBool::new(false),
+                    changed: Notify::new(),
+                }));
             }
             if size == limits::STREAM_WINDOW_MIN_BYTES {
                 return Err(Error::busy(format!("the windows of streams take {} of {} bytes", self.used_bytes(), self.most_bytes))

@@ -10,6 +10,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_dataset::{Datasets, Rows, follow::Plans};
+use forebay_dataset::{Datasets, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -35,6 +36,7 @@ pub struct Scrape {
     pub datasets: Datasets,
     pub rows: Rows,
     pub plans: Plans,
+    pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub ready: Arc<AtomicBool>,
@@ -147,6 +149,7 @@ impl Collector for Page {
         self.batches(&mut out)?;
         self.datasets(&mut out)?;
         self.rows(&mut out)?;
+        self.streams(&mut out)?;
         self.node(&mut out)
     }
 }
@@ -310,6 +313,21 @@ impl Page {
         out.samples("forebay_rows_seconds", seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9).number())))?;
         out.one("forebay_rows_cached_blocks", s.cached_blocks)?;
         out.one("forebay_rows_cached_bytes", s.cached_bytes)
+    fn streams(&self, out: &mut Out<'_>) -> Result {
+        let s = self.0.streams.stats();
+        out.one("forebay_streams_open", s.open.load(Relaxed))?;
+        let connections = [("opened", &s.opened), ("refused", &s.refused), ("failed", &s.failed)];
+        out.samples("forebay_streams_connections", connections.map(|(outcome, n)| (vec![outcome], n.load(Relaxed).number())))?;
+        out.one("forebay_streams_steps", s.steps.load(Relaxed))?;
+        out.one("forebay_streams_rows", s.rows.load(Relaxed))?;
+        out.one("forebay_streams_bytes", s.bytes.load(Relaxed))?;
+        out.one("forebay_streams_window_bytes", self.0.streams.window_bytes())?;
+        let times = [("read", &s.read_us), ("frame", &s.frame_us), ("wait", &s.wait_us), ("socket", &s.socket_us)];
+        out.samples("forebay_streams_seconds", times.map(|(what, us)| (vec![what], us.load(Relaxed) as f64 / 1e6)))?;
+        let cold = s.blocks_ahead_cold.load(Relaxed);
+        let ahead =
+            [("cold", cold), ("ready", s.blocks_ahead.load(Relaxed).saturating_sub(cold)), ("no_memory", s.ahead_busy.load(Relaxed))];
+        out.samples("forebay_streams_blocks_ahead", ahead.map(|(how, n)| (vec![how], n.number())))
     }
 
     fn node(&self, out: &mut Out<'_>) -> Result {

@@ -246,6 +246,40 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
         ],
     ),
     (
+        "Streams",
+        &[
+            metric("forebay_streams_open", Gauge, &[], "Connections of streams that are open."),
+            metric(
+                "forebay_streams_connections",
+                Counter,
+                &["outcome"],
+                "Connections of streams: opened, refused (no room for another window), failed (ended with an error).",
+            ),
+            metric("forebay_streams_steps", Counter, &[], "Steps that were sent."),
+            metric("forebay_streams_rows", Counter, &[], "Rows in them."),
+            metric("forebay_streams_bytes", Counter, &[], "Bytes of them, as they go over the wire."),
+            metric(
+                "forebay_streams_window_bytes",
+                Gauge,
+                &[],
+                "Bytes that are promised to receivers: what those that do not read may hold at most.",
+            ),
+            metric(
+                "forebay_streams_seconds",
+                Counter,
+                &["what"],
+                "Seconds, summed over steps: read (rows until they are there), frame; over connections: wait (nothing to send yet), socket (the window is full, for \
+                 the receiver or the line is slower).",
+            ),
+            metric(
+                "forebay_streams_blocks_ahead",
+                Counter,
+                &["how"],
+                "Blocks made ready before a step needs them: cold (fetched or decoded), ready (they were there), no_memory (not made ready).",
+            ),
+        ],
+    ),
+    (
         "Node",
         &[
             metric("forebay_memory_budget_bytes", Gauge, &[], "The memory budget for buffers."),
