@@ -12,8 +12,7 @@ use super::{
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather},
-    joined,
-    of_file,
+    joined, of_file,
     stats::add,
 };
 use crate::Dataset;
