@@ -11,8 +11,8 @@ use crate::{
     names::{Name, split_prefix},
     objects, packed, process,
     receive::Receiving,
-    rows,
     ring::Slot,
+    rows,
     session::{Config, Session, Sessions},
     transport::Call,
     upload,
@@ -56,7 +56,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn session(&self) -> Result<Arc<Session>> {
+    pub fn session(&self) -> Result<Arc<Session>> {
         self.sessions.get()
     }
 

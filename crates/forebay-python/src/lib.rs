@@ -22,9 +22,10 @@ mod process;
 mod receive;
 mod region;
 mod request;
-mod rows;
 mod ring;
+mod rows;
 mod session;
+mod stream;
 mod sync;
 mod tar;
 mod transport;
@@ -71,6 +72,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Item>()?;
     module.add_class::<batches::Batches>()?;
     module.add_class::<buffer::Buffer>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<stream::StreamStep>()?;
     module.add_class::<frame::RecordBatch>()?;
     module.add_class::<frame::Column>()?;
     module.add_class::<frame::ArrowBuffer>()?;
@@ -79,6 +82,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Steps>()?;
     module.add_class::<plan::Step>()?;
+    module.add_class::<plan::Permutation>()?;
+    module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())

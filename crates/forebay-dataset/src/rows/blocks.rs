@@ -19,7 +19,7 @@ use crate::Dataset;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits::CHUNK_BYTES};
+use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::{Engine, Joined};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -289,7 +289,7 @@ fn step(rows: &Rows, file: &OpenFile, read: &mut BlockRead, held: &mut Vec<Reser
     }
 }
 
-/// Ranges that touch or nearly do are one: a gap that is smaller than a chunk is read with its neighbours anyway.
+/// Ranges that touch or nearly do are one.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| r.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
@@ -302,8 +302,8 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     out
 }
 
-/// A gap that costs less to read than another request or another read of the disk.
-const GAP_BYTES: u64 = CHUNK_BYTES / 16;
+/// A gap that costs less to read than another read of the disk. (Requests to an origin are for chunks, which ranges share anyway.)
+const GAP_BYTES: u64 = 4 << 10;
 
 /// Fetches ranges of one version, some at a time.
 pub(super) async fn fetch_all(

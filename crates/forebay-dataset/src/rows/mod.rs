@@ -122,7 +122,7 @@ impl Rows {
     /// concerns one row names it.
     pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows.len());
+        let bytes = self.expected_bytes(dataset, rows)?;
         let memory =
             self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
         self.counted(self.read_held(dataset, rows, columns, memory.into())).await
@@ -134,7 +134,7 @@ impl Rows {
     /// As [`Rows::read`].
     pub async fn read_now(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows.len());
+        let bytes = self.expected_bytes(dataset, rows)?;
         let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
         let memory =
             held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
@@ -185,12 +185,19 @@ impl Rows {
         checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
-    /// What so many rows take, by the average of the dataset's bytes.
-    fn expected_bytes(&self, dataset: &Dataset, rows: usize) -> u64 {
+    /// What the rows will take: exactly where they are whole objects; elsewhere by the average of the dataset's bytes, twice, since rows of blocks are
+    /// there twice while they are put in order.
+    fn expected_bytes(&self, dataset: &Dataset, rows: &[u64]) -> Result<u64> {
+        const BESIDE_BYTES: u64 = 4096;
+        if dataset.format() == Format::Objects {
+            let bytes = rows.iter().fold(0u64, |sum, &row| sum.saturating_add(dataset.files().size(row as usize)));
+            check_answer(bytes)?;
+            return Ok(bytes + BESIDE_BYTES);
+        }
         let average = dataset.files().total_bytes() / dataset.rows().max(1);
-        let expected = average.saturating_mul(rows as u64).saturating_add(4096);
+        let expected = average.saturating_mul(2 * rows.len() as u64).saturating_add(BESIDE_BYTES);
         // A guess: what is missing is taken when it is known.
-        expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes())
+        Ok(expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes()))
     }
 
     /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
