@@ -8,7 +8,6 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, Rows, follow::Plans};
 use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
@@ -30,7 +29,6 @@ pub struct App {
     pub datasets: Datasets,
     pub rows: Rows,
     pub plans: Plans,
-    pub rows: Rows,
     pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,

@@ -22,7 +22,6 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
@@ -130,7 +129,6 @@ impl Node {
             datasets,
             rows,
             plans,
-            rows,
             streams,
             origins,
             uploads,

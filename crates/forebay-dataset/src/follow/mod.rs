@@ -378,10 +378,10 @@ impl Plans {
         }
         let mut state = self.inner.state.lock();
         let Some(rows) = state.groups.get(plan).map(|group| group.followed.plan.rows_per_epoch()) else { return };
-        let (at, now) = (epoch.saturating_mul(rows).saturating_add(position), Instant::now());
+        let at = epoch.saturating_mul(rows).saturating_add(position);
         for held in state.held.values_mut().filter(|held| held.plan == plan) {
             held.at = held.at.max(at);
-            held.expires = held.expires.max(now + held.lasts);
+            held.renew();
         }
         state.settle(plan);
     }

@@ -9,8 +9,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, Rows, follow::Plans};
-use forebay_dataset::{Datasets, follow::Plans, stream::Streams};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -313,6 +312,8 @@ impl Page {
         out.samples("forebay_rows_seconds", seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9).number())))?;
         out.one("forebay_rows_cached_blocks", s.cached_blocks)?;
         out.one("forebay_rows_cached_bytes", s.cached_bytes)
+    }
+
     fn streams(&self, out: &mut Out<'_>) -> Result {
         let s = self.0.streams.stats();
         out.one("forebay_streams_open", s.open.load(Relaxed))?;
