@@ -122,7 +122,9 @@ def main() -> None:
         files = directory / "files"
         print("  writing one file for its footer, and the others after it", flush=True)
         write_files(files, args.files, *template(directory, args.groups, args.group_rows, args.row_bytes))
-        with Node(directory, "origin", files=files) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
+        # An origin that keeps copies of what it serves would be measured with its disk.
+        plain = ("--set", f"buckets.{BUCKET}.cache=false")
+        with Node(directory, "origin", files=files, settings=plain) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
 
             def opened(name: str, node: Node, goals: list[dict]) -> None:
                 usage.forget_peak(node.pid)

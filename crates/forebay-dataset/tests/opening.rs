@@ -111,28 +111,29 @@ async fn opening_again_reads_only_what_changed() {
 
 #[tokio::test]
 async fn a_stored_index_that_is_damaged_is_made_anew() {
-    let mut b = Bench::new();
+    let b = Bench::new();
     b.put("a.parquet", parquet(&[10]));
     b.put("b.tar", tar(3));
     for source in ["bk/a.parquet", "bk/b.tar"] {
         let id = b.open(source).await.unwrap().dataset.id().to_owned();
-        let files: Vec<_> = std::fs::read_dir(b.kept_dir()).unwrap().map(|f| f.unwrap().path()).collect();
-        let path = files.iter().find(|p| p.to_str().unwrap().contains(&id)).unwrap();
-        let good = std::fs::read(path).unwrap();
+        let path = || {
+            let files: Vec<_> = std::fs::read_dir(b.kept_dir()).unwrap().map(|f| f.unwrap().path()).collect();
+            files.into_iter().find(|p| p.to_str().unwrap().contains(&id)).unwrap()
+        };
+        let good = std::fs::read(path()).unwrap();
         for at in (0..good.len()).step_by(good.len() / 20 + 1) {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
-            std::fs::write(path, &bad).unwrap();
-            b.restart();
-            assert_eq!(b.datasets.get(&id, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound, "byte {at}");
-            let opened = b.open(source).await.unwrap();
+            std::fs::write(path(), &bad).unwrap();
+            let restarted = b.another();
+            assert_eq!(restarted.get(&id, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound, "byte {at}");
+            let opened = restarted.open(&DatasetSpec::of(source), &Everything).await.unwrap();
             assert_eq!((opened.dataset.id(), opened.indexed_files), (id.as_str(), 1), "byte {at}");
         }
-        std::fs::write(path, &good[..good.len() / 2]).unwrap();
-        b.restart();
-        assert_eq!(b.open(source).await.unwrap().indexed_files, 1);
-        b.restart();
-        assert_eq!(b.open(source).await.unwrap().indexed_files, 0, "what was written is good");
+        std::fs::write(path(), &good[..good.len() / 2]).unwrap();
+        let open = async || b.another().open(&DatasetSpec::of(source), &Everything).await.unwrap();
+        assert_eq!(open().await.indexed_files, 1);
+        assert_eq!(open().await.indexed_files, 0, "what was written is good");
     }
 }
 

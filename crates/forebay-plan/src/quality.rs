@@ -186,16 +186,16 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
     let all = rows / size;
     let taken = all.min((limits::PLAN_MEASURED_ROWS_MAX / size).max(2));
     let place = |row: RowRef| row.row as f64 / plan.spec().sources[row.source as usize].shape.rows() as f64;
-    let shares: Vec<f64> = labels.counts().iter().map(|&c| c as f64 / labels.counts().iter().sum::<u64>() as f64).collect();
+    let of_label = labels.counts();
+    let labelled = of_label.iter().sum::<u64>() as f64;
+    let shares: Vec<f64> = of_label.iter().map(|&c| c as f64 / labelled).collect();
 
     let (mut moved, mut moved_max, mut same_block, mut shared) = (0.0, 0f64, 0.0, 0.0);
     let (mut by_row, mut by_epoch) = (Correlation::default(), Correlation::default());
     let (mut square, mut gaps, mut bars) = (0.0, vec![0u64; GAP_CELLS], vec![0u64; BARS]);
-    let mut counts = vec![0u64; shares.len()];
     for number in 0..taken {
         let start = (u128::from(number) * u128::from(all) / u128::from(taken)) as u64 * size;
-        let (mut blocks, mut mates) = (HashMap::new(), HashMap::new());
-        counts.fill(0);
+        let (mut blocks, mut mates, mut counts) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut before = None;
         for position in start..start + size {
             let row = order.row_at(0, position);
@@ -204,7 +204,7 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
             moved_max = moved_max.max((x - p).abs());
             by_row.add(x, p);
             *blocks.entry((row.source, plan.spec().sources[row.source as usize].shape.block_of(row.row))).or_insert(0u64) += 1;
-            counts[labels.label(row) as usize] += 1;
+            *counts.entry(labels.label(row)).or_insert(0u64) += 1;
             if let Some(before) = before.replace(x) {
                 let gap: f64 = x - before;
                 gaps[((gap.rem_euclid(1.0) * GAP_CELLS as f64) as usize).min(GAP_CELLS - 1)] += 1;
@@ -218,12 +218,10 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
         let pairs = |count: u64| (count * count.saturating_sub(1)) as f64 / (size * (size - 1)) as f64;
         same_block += blocks.values().map(|&c| pairs(c)).sum::<f64>();
         shared += mates.values().map(|&c| pairs(c)).sum::<f64>();
-        square += counts
-            .iter()
-            .zip(&shares)
-            .filter(|(_, share)| **share > 0.0)
-            .map(|(&c, share)| (c as f64 - size as f64 * share).powi(2) / (size as f64 * share))
-            .sum::<f64>();
+        // Σ (c - e)² / e over all labels is Σ c² / e - size over those that came: a batch has few of many labels.
+        let expected = |label: u32| size as f64 * shares[label as usize];
+        let came = counts.iter().filter(|(label, _)| expected(**label) > 0.0);
+        square += came.map(|(&label, &c)| (c * c) as f64 / expected(label)).sum::<f64>() - size as f64;
     }
     let (measured, batches) = (taken * size, taken as f64);
     // A batch is drawn without replacement, which makes its counts vary less.
@@ -305,7 +303,9 @@ impl Uniform {
             state ^= state >> 27;
             ((u128::from(state.wrapping_mul(0x2545_F491_4F6C_DD1D)) * u128::from(bound)) >> 64) as usize
         };
-        (0..64).for_each(|_| drop(below(2)));
+        for _ in 0..64 {
+            below(2);
+        }
         let rows = [(); 2].map(|()| {
             let mut order: Vec<u32> = (0..rows as u32).collect();
             (1..order.len()).rev().for_each(|i| order.swap(i, below(i as u64 + 1)));

@@ -152,7 +152,7 @@ impl Steps {
         };
         let (epoch, position, last) = match step.checked_sub(first) {
             None => (self.start.epoch, self.start.position + step * stride, step + 1 == first),
-            Some(later) => (self.start.epoch + 1 + later / each, later % each * stride, later % each + 1 == each),
+            Some(later) => ((self.start.epoch + 1).saturating_add(later / each), later % each * stride, later % each + 1 == each),
         };
         if epoch >= self.end_epoch {
             return Ok(None);

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Rng, factor};
-use forebay_plan::Permutation;
+use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle};
+use std::sync::Arc;
 
 /// Beyond this many standard deviations nobody believes in chance, with the some hundred figures here.
 const LIMIT: f64 = 5.0;
@@ -170,5 +171,27 @@ fn orders_under_neighbouring_keys_have_nothing_to_do_with_each_other() {
         let (a, b) = (Permutation::new(n, key), Permutation::new(n + 1, key));
         let other = |v: u64| Some(b.at(a.position_of(v))).filter(|&v| v < n).unwrap_or(0);
         check(&format!("key {key:x} over {n} and one more"), grid(n, 120, other));
+    }
+}
+
+#[test]
+fn epochs_seeds_and_sources_have_nothing_to_do_with_each_other() {
+    let rows = 250_000;
+    let plan =
+        |seed, shuffle| Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(rows, 1).expect("small")), seed, shuffle)).expect("a plan");
+    for seed in 0..2 * factor() {
+        // With blocks of one row the orders of blocks are those of rows.
+        for shuffle in [Shuffle::Full, Shuffle::Block { blocks: 1 }] {
+            let (one, other) = (plan(seed, shuffle), plan(seed + 1, shuffle));
+            let position = |of: &Plan, epoch, row| of.position_of(epoch, RowRef { source: 0, row }).expect("a row of the epoch");
+            check(&format!("{shuffle}, seed {seed}: epoch 0 against 1"), grid(rows, 120, |p| position(&one, 1, one.row_at(0, p).row)));
+            check(&format!("{shuffle}, seed {seed}: epoch 6 against 7"), grid(rows, 120, |p| position(&one, 7, one.row_at(6, p).row)));
+            check(&format!("{shuffle}, seed {seed} against the next"), grid(rows, 120, |p| position(&other, 0, one.row_at(0, p).row)));
+            // What a sum of seed and epoch would make equal.
+            check(
+                &format!("{shuffle}, seed {seed}, epoch 1 against the next seed, epoch 0"),
+                grid(rows, 120, |p| position(&other, 0, one.row_at(1, p).row)),
+            );
+        }
     }
 }

@@ -42,9 +42,13 @@ impl Bench {
         DatasetsConfig { dir: Some(dir.path().join("datasets")), ..DatasetsConfig::default() }
     }
 
-    /// Another process over the same disk.
+    /// As another process over the same disk.
+    pub fn another(&self) -> Datasets {
+        Datasets::new(self.engine.clone(), Self::config(&self.dir))
+    }
+
     pub fn restart(&mut self) {
-        self.datasets = Datasets::new(self.engine.clone(), Self::config(&self.dir));
+        self.datasets = self.another();
     }
 
     /// A registry that knows nothing.

@@ -152,6 +152,8 @@ fn describe_opened(opened: &Opened) -> Value {
     value["previous"] = opened.previous.clone().into();
     value["skipped_files"] = opened.skipped.len().into();
     value["skipped"] = skipped.into();
+    value["unreadable_names"] = opened.unreadable.0.into();
+    value["unreadable_name"] = opened.unreadable.1.clone().into();
     value
 }
 
