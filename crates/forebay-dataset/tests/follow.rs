@@ -53,12 +53,8 @@ async fn world(cache: usize) -> World {
     let engine = Engine::new(config, Arc::new(buckets), Some(store), Arc::new(SystemClock), MemoryBudget::new(64 << 20));
     let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
     let plans = Plans::new(&datasets);
-    let spec = DatasetSpec {
-        sources: vec!["bucket/o/**".into()],
-        format: Some(Format::Objects),
-        block_rows: Some(8),
-        ..DatasetSpec::default()
-    };
+    let spec =
+        DatasetSpec { sources: vec!["bucket/o/**".into()], format: Some(Format::Objects), block_rows: Some(8), ..DatasetSpec::default() };
     let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
     assert_eq!(dataset.rows(), OBJECTS as u64);
     World { _dir: dir, engine, plans, dataset }

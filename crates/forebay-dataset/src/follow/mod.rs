@@ -253,7 +253,8 @@ impl Plans {
     fn layouts(&self, datasets: &[Arc<Dataset>]) -> Vec<Arc<Layout>> {
         let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(datasets.len());
         for dataset in datasets {
-            let known = layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
+            let known =
+                layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
             layouts.push(known.unwrap_or_else(|| Arc::new(Layout::new(dataset.clone()))));
         }
         layouts

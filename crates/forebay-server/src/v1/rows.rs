@@ -26,6 +26,8 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         _ => e,
     })?;
     let numbers = numbers(&body)?;
+    // Tells where the jobs are whose plans the cache follows.
+    call.app.plans.asked(dataset.id(), &numbers);
     let read = call.app.rows.read_now(&dataset, &numbers, &columns).await.map_err(|e| match e.kind() {
         // The condition that cannot be met is the version that the dataset was built from. To ask again is no use, so it is no 503.
         ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
