@@ -69,7 +69,7 @@ def forebay_open(cell: dict) -> int:
 
     dataset = forebay.open(f"{BUCKET}/corpus/*.parquet", url=cell["url"], progress=False)
     # The last row is found, too.
-    dataset.where(len(dataset) - 1)
+    dataset.locate(len(dataset) - 1)
     return len(dataset)
 
 
