@@ -2,14 +2,15 @@
 
     python benchmarks/data_rows.py [--seconds 3] [--rows 20000]
 
-All data is on the node's disk before anything is timed. The node's memory for decoded blocks (`cached`) is what makes the first lines and the last of a
-table differ: `pages` and `row groups` read rows from more blocks than are kept, `kept` from few.
+All data is on the node's disk before anything is timed. `pages` has a page index, `groups` has none. `all rows` are from more blocks than the node keeps
+decoded (with --rows 40000 and more); `two blocks` are soon kept. CPU is that of node and client together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -50,22 +51,29 @@ def write(files: Path, rows: int) -> None:
         (files / "objects" / f"{i:05}").write_bytes(data[i % 4096 :][:OBJECT_BYTES])
 
 
-def rate(seconds: float, one) -> float:
-    """Rows per second of calls to `one`, which returns how many there were; the median of five stretches."""
+def cpu_seconds(pid: int) -> float:
+    """Of a process and this one."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + time.process_time()
+
+
+def rate(seconds: float, one, pid: int) -> tuple[float, float]:
+    """Rows per second of calls to `one`, which returns how many there were (the median of five stretches), and microseconds of CPU per row."""
     one()
-    found = []
+    found, total, cpu = [], 0, cpu_seconds(pid)
     for _ in range(5):
         began, rows = time.perf_counter(), 0
         while (took := time.perf_counter() - began) < seconds / 5:
             rows += one()
         found.append(rows / took)
-    return float(np.median(found))
+        total += rows
+    return float(np.median(found)), (cpu_seconds(pid) - cpu) / total * 1e6
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=3.0, help="how long each line is measured")
-    options.add_argument("--rows", type=int, default=20_000, help="rows of Parquet")
+    options.add_argument("--rows", type=int, default=40_000, help="rows of Parquet")
     options = options.parse_args()
     nodes.use_own_environment()
     import forebay
@@ -94,8 +102,9 @@ def main() -> None:
                 dataset = opened(f"{name}/**.parquet")
                 for at in range(0, dataset["rows"], 4000):
                     client.take(dataset["id"], np.arange(at, min(at + 4000, dataset["rows"])))
-                print(f"  {name:8} all rows    {rate(options.seconds, take(dataset['id'], dataset['rows'])):12,.0f} rows/s")
-                print(f"  {name:8} kept blocks {rate(options.seconds, take(dataset['id'], 2 * GROUP_ROWS)):12,.0f} rows/s")
+                for what, below in (("all rows", dataset["rows"]), ("two blocks", 2 * GROUP_ROWS)):
+                    rows_per_s, cpu_us = rate(options.seconds, take(dataset["id"], below), node.pid)
+                    print(f"  {name:8} {what:10} {rows_per_s:12,.0f} rows/s {cpu_us:8.1f} us of CPU per row")
             print(f"{TAKE} objects of {OBJECT_BYTES} bytes at random, on the disk")
             dataset = opened("objects/**", format="objects")
             keys = [f"objects/{i:05}" for i in range(dataset["rows"])]
@@ -113,12 +122,12 @@ def main() -> None:
             # In turns, so that what else the machine does meets both.
             rates = {"GetBatch": [], "take": []}
             for _ in range(3):
-                rates["GetBatch"].append(rate(options.seconds / 3, batch))
-                rates["take"].append(rate(options.seconds / 3, rows))
-            medians = {name: float(np.median(found)) for name, found in rates.items()}
-            for name, found in medians.items():
-                print(f"  {name:8} {found:12,.0f} objects/s")
-            print(f"  take / GetBatch = {medians['take'] / medians['GetBatch']:.2f}")
+                rates["GetBatch"].append(rate(options.seconds / 3, batch, node.pid))
+                rates["take"].append(rate(options.seconds / 3, rows, node.pid))
+            medians = {name: np.median(found, axis=0) for name, found in rates.items()}
+            for name, (per_s, cpu_us) in medians.items():
+                print(f"  {name:19} {per_s:12,.0f} objects/s {cpu_us:5.1f} us of CPU per object")
+            print(f"  take / GetBatch = {medians['take'][0] / medians['GetBatch'][0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -166,17 +166,27 @@ def test_hostile_requests_are_answered_clearly(node, dataset):
 
 
 def test_a_file_that_changes_is_an_error_that_says_so(client, bucket_writer):
+    def write(number, seed):
+        # Of several MiB: opening reads the footer, and no row comes along.
+        blobs = [np.random.default_rng([seed, i]).bytes(300_000) for i in range(10)]
+        out = io.BytesIO()
+        pq.write_table(pa.table({"seed": [seed] * 10, "blob": blobs}), out, row_group_size=2, compression="none")
+        bucket_writer(f"changing/{number}.parquet", out.getvalue())
+
+    def opened():
+        return json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/changing/*.parquet"]}))))
+
     for i in range(3):
-        bucket_writer(f"changing/{i}.jsonl", f'{{"i": {i}}}\n'.encode() * 10)
-    opened = json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/changing/*.jsonl"]}))))
-    assert pa.record_batch(client.take(opened["id"], [0])).to_pylist() == [{"json": '{"i": 0}'}]
-    bucket_writer("changing/1.jsonl", b'{"i": 11}\n' * 10)
-    with pytest.raises(forebay.PreconditionFailed, match=r"row 15: .*changing/1\.jsonl has changed"):
-        client.take(opened["id"], [0, 15])
-    assert pa.record_batch(client.take(opened["id"], [0, 25])).num_rows == 2
-    again = json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/changing/*.jsonl"]}))))
-    assert again["id"] != opened["id"]
-    assert pa.record_batch(client.take(again["id"], [15])).to_pylist() == [{"json": '{"i": 11}'}]
+        write(i, i)
+    first = opened()
+    assert client.take(first["id"], [0], ["seed"]).column(0).to_list() == [0]
+    write(1, 11)
+    with pytest.raises(forebay.PreconditionFailed, match=r"row 15: .*changing/1\.parquet has changed"):
+        client.take(first["id"], [0, 15])
+    assert client.take(first["id"], [0, 25], ["seed"]).column(0).to_list() == [0, 2]
+    again = opened()
+    assert again["id"] != first["id"]
+    assert client.take(again["id"], [15, 25], ["seed"]).column(0).to_list() == [11, 2]
 
 
 def test_many_threads_take_at_once(client, dataset, table):

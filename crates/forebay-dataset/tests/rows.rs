@@ -63,7 +63,7 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
         match what {
             "objects" => {
                 for i in 0..count.min(40) {
-                    let most = if rng.random_bool(0.05) { 2_500_000 } else { 20_000 };
+                    let most = if rng.random_bool(0.05) { 1_500_000 } else { 20_000 };
                     let (key, data) = (format!("objects/{file}/{i:03}.bin"), bytes(rng, most));
                     bench.put(&key, &data);
                     rows.push(vec![pair("key", key), pair("data", hex(&data)), pair("label", file.to_string())]);
@@ -255,7 +255,7 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
             let readers = [
                 Rows::new(bench.engine.clone(), RowsConfig::default()),
                 Rows::new(bench.engine.clone(), small.clone()),
-                Rows::new(other_engine(&bench, 64 << 20), small),
+                Rows::new(other_engine(&bench, 512 << 20), small),
             ];
             for _ in 0..12 {
                 let reader = &readers[rng.random_range(0..readers.len())];
@@ -363,7 +363,7 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
     let rows = Rows::new(other_engine(&bench, 8 << 20), RowsConfig::default());
     let all: Vec<u64> = (0..8).collect();
     let e = rows.read_now(&dataset, &all, &Projection::All).await.unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::TooLarge | ErrorKind::Busy), "{e:?}");
+    assert!(e.kind() == ErrorKind::TooLarge && e.to_string().contains("2097152"), "{e:?}");
     let one = rows.read_now(&dataset, &[5], &Projection::All).await.unwrap();
     let two = rows.read_now(&dataset, &[6], &Projection::All).await.unwrap();
     let e = rows.read_now(&dataset, &[7], &Projection::All).await.unwrap_err();
@@ -386,7 +386,8 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
         rows.read(&dataset, &[row * 7], &Projection::All).await.unwrap();
     }
     let s = rows.stats();
-    assert_eq!((s.blocks_read_in_part, s.blocks_decoded, s.blocks_reused), (1, 1, 18), "{s:?}");
+    // How many reads of a part come first is told by what they cost.
+    assert!(s.blocks_decoded == 1 && s.blocks_read_in_part < 10 && s.blocks_read_in_part + 1 + s.blocks_reused == 20, "{s:?}");
     // 64 at once want two blocks that nobody has.
     let many: Vec<_> = (0..64)
         .map(|i| {

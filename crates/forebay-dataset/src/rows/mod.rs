@@ -191,7 +191,7 @@ impl Rows {
         const BESIDE_BYTES: u64 = 4096;
         if dataset.format() == Format::Objects {
             let bytes = rows.iter().fold(0u64, |sum, &row| sum.saturating_add(dataset.files().size(row as usize)));
-            check_answer(bytes)?;
+            self.check_answer(bytes + BESIDE_BYTES)?;
             return Ok(bytes + BESIDE_BYTES);
         }
         let average = dataset.files().total_bytes() / dataset.rows().max(1);
@@ -200,9 +200,18 @@ impl Rows {
         Ok(expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes()))
     }
 
+    fn check_answer(&self, bytes: u64) -> Result<()> {
+        let most = limits::ROWS_ANSWER_MAX_BYTES.min(self.inner.answers.holdable_bytes());
+        if bytes > most {
+            return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
+                .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
+        }
+        Ok(())
+    }
+
     /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
-        check_answer(bytes)?;
+        self.check_answer(bytes)?;
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes > held + held / 4 + 4096 {
             // All of it anew: answers that wait for more while they hold some would wait for each other.
@@ -212,15 +221,6 @@ impl Rows {
         }
         Ok(())
     }
-}
-
-fn check_answer(bytes: u64) -> Result<()> {
-    let most = limits::ROWS_ANSWER_MAX_BYTES;
-    if bytes > most {
-        return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
-            .hint("ask for fewer rows or columns at a time"));
-    }
-    Ok(())
 }
 
 /// Bytes of the rows themselves: slices of larger buffers count as what they show.
