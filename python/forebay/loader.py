@@ -179,9 +179,9 @@ class Loader:
         o = self.options
         batch: dict[str, Any] = {"rows": o.batch_size}
         if o.max_total is not None:
-            most = o.batch_size or BOUNDED_ROWS
             lookahead = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
-            batch = {"bounded": {"max_total": o.max_total, "max_rows": most, "padded": o.padded, "lookahead_rows": lookahead}}
+            most = o.batch_size or BOUNDED_ROWS
+            batch = {"bounded": {"max_total": o.max_total, "max_rows": most, "lookahead_rows": lookahead, "padded": o.padded}}
         return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
 
     def steps(self, state: State, until: int | None) -> Steps:
