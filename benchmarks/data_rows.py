@@ -42,7 +42,7 @@ def write(files: Path, rows: int) -> None:
         table = text_table(min(per_file, rows - at), at)
         for name, pages in (("pages", True), ("groups", False)):
             pq.write_table(
-                table, files / name / f"{at:09}.parquet", row_group_size=GROUP_ROWS, write_page_index=pages, data_page_size=64 << 10,
+                table, files / name / f"{at:09}.parquet", row_group_size=GROUP_ROWS, write_page_index=pages, data_page_size=64 << 10, write_batch_size=8,
                 use_dictionary=False, compression="zstd",
             )
     (files / "objects").mkdir()
