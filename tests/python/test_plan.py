@@ -91,7 +91,7 @@ def test_numbers_are_arrays_of_their_type_without_a_copy():
     rows, sources = plan({"kind": "full"}).rows(0, 10, 30)
     array = np.asarray(rows)
     assert (array.dtype, array.shape, np.asarray(sources).dtype, len(rows)) == (np.uint64, (20,), np.uint32, 20)
-    assert not array.flags.writeable and not array.flags.owndata
+    assert not array.flags.owndata
     assert memoryview(rows).tolist() == array.tolist() == np.frombuffer(rows, np.uint64).tolist()
     assert bytes(rows) == array.tobytes()
     view = memoryview(sources)

@@ -80,7 +80,7 @@ def test_an_example_runs_as_printed(far, tmp_path, title):
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    zip(README, [r"torch.Size\(\[16, 64, 64, 3\]\) torch.Size\(\[16\]\)", rf"{TEXTS} text number", rf"{TEXTS - TEXTS % 32:,} samples"], strict=True),
+    list(zip(README, [r"torch.Size\(\[16, 64, 64, 3\]\) torch.Size\(\[16\]\)", rf"{TEXTS} text number", rf"{TEXTS - TEXTS % 32:,} samples"], strict=True)),
     ids=["images", "text", "stream"],
 )
 def test_the_readme_runs_as_printed(far, tmp_path, program, said):

@@ -1,8 +1,10 @@
 //! Batches bounded by total length: for speech and text, where rows differ in length and a batch is as large as memory allows.
 //!
 //! The order is taken in *look-ahead windows* of a fixed number of rows. The rows of a window are sorted by length and cut into batches, each as large
-//! as the bounds allow, so that rows of a batch are of similar length; the batches are then put in a random order. That makes one sequence of batches for the epoch, window
-//! after window, that depends on the plan, the lengths and the bounds alone. Ranks take batches of it in turn, so it is the same for any number of them, and the place
+//! as the bounds allow, so that rows of a batch are of similar length; the batches are then put in a random order. That makes one sequence of batches
+//! for the epoch, window
+//! after window, that depends on the plan, the lengths and the bounds alone. Ranks take batches of it in turn, so it is the same for any number of
+//! them, and the place
 //! between two batches is told by two numbers: where the window begins, and how many of its batches are gone.
 
 use crate::{Batching, Permutation, Plan, RowRef, key, key::Purpose};

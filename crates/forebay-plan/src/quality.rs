@@ -1,6 +1,7 @@
 //! How good an order is: six measures of how far it is from a uniform one, each beside what a uniform one has.
 //!
-//! A batch of a uniform order is a fair sample of the dataset, and nothing about one batch tells of another. What a cheaper shuffle leaves of the stored order shows as:
+//! A batch of a uniform order is a fair sample of the dataset, and nothing about one batch tells of another. What a cheaper shuffle leaves of the
+//! stored order shows as:
 //!
 //! - **displacement**: how far rows are from their place, as part of the epoch. Uniform: 1/3 on average.
 //! - **rank correlation** (Spearman's) of position and row. Uniform: 0; unshuffled: 1.
@@ -8,7 +9,8 @@
 //!   chance that any two rows are.
 //! - **label over-dispersion**: how much more the counts of labels vary from batch to batch than in fair samples, as the mean of their chi-square over its
 //!   expectation. Uniform: 1. It is what gradients feel of an order: with labels sorted and batches of `B` of one label it is about `B`.
-//! - **entropy of gaps**: of the distance from one row to the next, around the dataset, in [`GAP_CELLS`] cells, as part of what is possible. Uniform: 1; unshuffled: 0.
+//! - **entropy of gaps**: of the distance from one row to the next, around the dataset, in [`GAP_CELLS`] cells, as part of what is possible. Uniform:
+//!   1; unshuffled: 0.
 //! - **overlap of epochs**: of the rows that share a batch with a row, how many share one with it in the next epoch again; and the rank correlation of positions in
 //!   both. Uniform: as good as 0.
 //!
@@ -175,7 +177,8 @@ pub fn expected(plan: &Plan, batch: u32) -> Report {
     }
 }
 
-/// Measures epoch 0 of an order over the plan's rows against its epoch 1, in batches of `batch`, and what is needed to draw it. `order` is the plan itself, or another order of the
+/// Measures epoch 0 of an order over the plan's rows against its epoch 1, in batches of `batch`, and what is needed to draw it. `order` is the plan
+/// itself, or another order of the
 /// same rows.
 pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Labels) -> Result<(Report, Picture)> {
     let (rows, size) = (order.rows_per_epoch(), u64::from(batch));

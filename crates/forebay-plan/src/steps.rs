@@ -1,7 +1,8 @@
 //! The steps of a job: each takes one batch for each rank from the order, in order.
 //!
 //! With batches of `B` rows and `W` ranks, a step takes the next `W · B` positions of the epoch, and rank `r` the `r`-th `B` of them. So the rows of all ranks, put
-//! together in their order, are the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after a step there is one number that says
+//! together in their order, are the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after a step there is
+//! one number that says
 //! where the job is. Steps are counted from the state that the job began with, on through the epochs. Worker `w` of `n` makes the steps
 //! `w, w + n, w + 2n, …`: who takes from the workers in turn gets them in order.
 //!

@@ -367,7 +367,8 @@ impl Numbers {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let numbers = slf.get();
-        // SAFETY: the bytes do not change and live as long as this object, which the view holds; nothing here reads them again. The type, shape and stride that replace those of plain
+        // SAFETY: the bytes live as long as this object, which the view holds; nothing here reads or moves them. The type, shape and
+        // stride that replace those of plain
         // bytes are of the same memory, and are pointers into this object or to constants; a view without a shape is one of bytes, whatever its type.
         unsafe {
             fill_view(slf.as_any(), view, flags, numbers.bytes.as_ptr().cast_mut(), numbers.bytes.len())?;
