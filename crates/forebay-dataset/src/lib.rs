@@ -23,6 +23,7 @@ mod schema;
 mod select;
 mod spec;
 mod stats;
+pub mod stream;
 mod table;
 
 pub use access::{Access, Everything};

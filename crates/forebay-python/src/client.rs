@@ -56,7 +56,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn session(&self) -> Result<Arc<Session>> {
+    pub fn session(&self) -> Result<Arc<Session>> {
         self.sessions.get()
     }
 

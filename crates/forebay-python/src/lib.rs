@@ -25,6 +25,7 @@ mod request;
 mod ring;
 mod rows;
 mod session;
+mod stream;
 mod sync;
 mod tar;
 mod transport;
@@ -71,6 +72,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::Item>()?;
     module.add_class::<batches::Batches>()?;
     module.add_class::<buffer::Buffer>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<stream::StreamStep>()?;
     module.add_class::<frame::RecordBatch>()?;
     module.add_class::<frame::Column>()?;
     module.add_class::<frame::ArrowBuffer>()?;

@@ -13,6 +13,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::ErrorKind;
+use forebay_stream::Io;
 use forebay_tls::ClientTls;
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -233,6 +234,25 @@ impl Transport {
     }
 
     async fn connect(&self) -> Result<Sender> {
+        handshake(self.dial().await?).await
+    }
+
+    /// What each request carries, beside what it is about.
+    pub fn request_headers(&self) -> Vec<(String, String)> {
+        let mut headers = vec![
+            ("host".to_owned(), self.address.authority().to_owned()),
+            ("user-agent".to_owned(), concat!("forebay-python/", env!("CARGO_PKG_VERSION")).to_owned()),
+        ];
+        headers.extend(self.token.iter().map(|token| ("authorization".to_owned(), format!("Bearer {token}"))));
+        headers
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// A new connection, without HTTP on it.
+    pub async fn dial(&self) -> Result<Box<dyn Io>> {
         let local = self.local_socket.get().and_then(|s| s.as_ref());
         if let Some(path) = self.address.unix.as_ref().or(local) {
             let mut connected = timeout(self.timeout, UnixStream::connect(path)).await;
@@ -241,7 +261,7 @@ impl Transport {
                 connected = timeout(self.timeout, UnixStream::connect(path)).await;
             }
             match connected {
-                Ok(Ok(stream)) => return handshake(stream).await,
+                Ok(Ok(stream)) => return Ok(Box::new(stream)),
                 // The way over TCP remains.
                 _ if self.address.tcp.is_some() => {}
                 Ok(Err(e)) => {
@@ -257,11 +277,11 @@ impl Transport {
             Ok(Ok(stream)) => {
                 stream.set_nodelay(true).map_err(|e| Failure::connection(format!("{scheme}://{authority}: {e}")))?;
                 if !self.address.tls {
-                    return handshake(stream).await;
+                    return Ok(Box::new(stream));
                 }
                 let tls = self.tls.get_or_try_init(|| async { ClientTls::new(self.ca.as_deref().map(Path::new)) }).await?;
                 match timeout(self.timeout, tls.connect(self.address.host(), stream)).await {
-                    Ok(Ok(stream)) => handshake(stream).await,
+                    Ok(Ok(stream)) => Ok(Box::new(stream)),
                     Ok(Err(e)) if e.kind() == ErrorKind::OriginUnavailable => Err(Failure { class: Class::ConnectionFailed, ..e.into() }),
                     Ok(Err(e)) => Err(e.into()),
                     Err(_) => Err(self.no_answer()),

@@ -8,7 +8,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, follow::Plans};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use std::{
@@ -27,7 +27,9 @@ pub struct App {
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,
+    pub rows: Rows,
     pub plans: Plans,
+    pub streams: Streams,
     pub origins: Arc<Origins>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,

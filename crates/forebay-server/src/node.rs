@@ -22,7 +22,7 @@ use crate::{
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
-use forebay_dataset::{Datasets, follow::Plans};
+use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -89,6 +89,8 @@ impl Node {
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
+        let rows = Rows::new(engine.clone(), RowsConfig::default());
+        let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let metrics = Arc::new(Metrics::default());
         let ready = Arc::new(AtomicBool::new(true));
@@ -106,7 +108,9 @@ impl Node {
             engine: engine.clone(),
             batcher: batcher.clone(),
             datasets: datasets.clone(),
+            rows: rows.clone(),
             plans: plans.clone(),
+            streams: streams.clone(),
             origins: origins.clone(),
             uploads: uploads.clone(),
             ready: ready.clone(),
@@ -123,7 +127,9 @@ impl Node {
             engine,
             batcher,
             datasets,
+            rows,
             plans,
+            streams,
             origins,
             uploads,
             metrics,
@@ -219,6 +225,8 @@ impl Node {
     pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
         self.app.ready.store(false, Relaxed);
         self.stop.stop.cancel();
+        // Streams have no end to wait for.
+        self.app.streams.stop();
         self.stop.tasks.close();
         let in_time = timeout(deadline, self.stop.tasks.wait()).await.is_ok();
         let open = self.stop.tasks.len();

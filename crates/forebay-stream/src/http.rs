@@ -93,7 +93,8 @@ impl Body {
         match head.status {
             200 if matches!(body.framing, Framing::Chunked { .. }) => Ok(body),
             // Without chunks the end of the connection would pass for the end of the stream.
-            200 => Err(Error::unsupported("a stream came without chunks").hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")),
+            200 => Err(Error::unsupported("a stream came without chunks")
+                .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")),
             status => {
                 let text = body.rest(REFUSAL_MAX_BYTES).await.unwrap_or_default();
                 Err(refusal(status, head.get("retry-after"), &text))
@@ -215,7 +216,7 @@ impl Body {
             if n == 0 {
                 return self.ended();
             }
-                n
+            n
         };
         self.took(n as u64);
         Ok(n)

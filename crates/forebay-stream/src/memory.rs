@@ -35,7 +35,8 @@ unsafe impl Sync for Block {}
 impl Block {
     fn new(bytes: usize) -> Result<Block> {
         let no_memory = || {
-            Error::internal(format!("no memory for a frame of {bytes} bytes")).hint("take smaller batches, or raise the process's memory limit")
+            Error::internal(format!("no memory for a frame of {bytes} bytes"))
+                .hint("take smaller batches, or raise the process's memory limit")
         };
         let layout = Layout::from_size_align(bytes, FRAME_ALIGNMENT).map_err(|_| no_memory())?;
         // SAFETY: the size is not zero.

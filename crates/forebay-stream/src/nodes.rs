@@ -51,7 +51,8 @@ impl Nodes {
         let mut health = self.health.lock();
         // Many lanes see one node fail: it counts once for as long as it is taken to be down.
         if health[i].down_until.is_none_or(|until| until <= now) {
-            let pause = (BACKOFF_FIRST * 2u32.saturating_pow(health[i].failures.min(10))).min(BACKOFF_MAX).max(not_before.unwrap_or_default());
+            let pause =
+                (BACKOFF_FIRST * 2u32.saturating_pow(health[i].failures.min(10))).min(BACKOFF_MAX).max(not_before.unwrap_or_default());
             health[i] = Health { failures: health[i].failures + 1, down_until: Some(now + pause) };
         }
         let wait = |node: usize| health[node].down_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));

@@ -12,6 +12,8 @@ mod msgpack;
 mod node;
 mod objects;
 mod plans;
+mod rows;
+mod streams;
 mod warm;
 
 use crate::{
@@ -173,6 +175,7 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("objects", bucket) => objects::objects(call, bucket, rest).await,
         ("buckets", bucket) => buckets::buckets(call, bucket, rest).await,
         ("datasets", "plans") => plans::plans(call, rest).await,
+        ("datasets", "streams") => streams::streams(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,
         ("daemon", _) => cluster::daemon(call),
         ("cluster", _) => cluster::cluster(call),

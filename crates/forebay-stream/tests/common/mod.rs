@@ -144,7 +144,13 @@ impl TestNode {
         loop {
             if !luck.pause.is_zero() {
                 tokio::time::sleep(luck.pause).await;
-                self.chunk(&mut socket, &Frame::keep_alive(FrameTag::default(), b"{\"origin_seconds\": 0.5}".to_vec()).into_pieces(()).concat(), &mut sent, cut).await?;
+                self.chunk(
+                    &mut socket,
+                    &Frame::keep_alive(FrameTag::default(), b"{\"origin_seconds\": 0.5}".to_vec()).into_pieces(()).concat(),
+                    &mut sent,
+                    cut,
+                )
+                .await?;
             }
             let tag = FrameTag { epoch: 0, step, next: step + 1, padding: 0 };
             if step % of != connection {
@@ -157,7 +163,8 @@ impl TestNode {
                 return Ok(());
             }
             if step >= self.steps {
-                self.chunk(&mut socket, &Frame::end(tag, b"{\"origin_seconds\": 1.5}".to_vec()).into_pieces(()).concat(), &mut sent, cut).await?;
+                self.chunk(&mut socket, &Frame::end(tag, b"{\"origin_seconds\": 1.5}".to_vec()).into_pieces(()).concat(), &mut sent, cut)
+                    .await?;
                 return self.send(&mut socket, b"0\r\n\r\n", &mut sent, cut).await;
             }
             for (i, piece) in Frame::rows(tag, &batch(step, self.most_bytes)).unwrap().into_pieces(()).into_iter().enumerate() {

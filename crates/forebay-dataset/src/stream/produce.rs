@@ -1,0 +1,200 @@
+//! One connection of a stream: steps are read ahead of the socket, several at a time, put into frames, and handed over in order.
+//!
+//! What is read and what is ready is bounded by the connection's window in bytes (`window.rs`). The memory of rows is given back when the socket has
+//! taken their last byte.
+
+use super::{
+    request::Lane,
+    source::Source,
+    stats::Open,
+    window::{Place, Window},
+};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_format::frame::{Frame, FrameTag};
+use forebay_plan::{Step, Steps};
+use futures::{StreamExt, stream::FuturesOrdered};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval_at},
+};
+
+/// A task that ends with whoever waits for it.
+pub(super) struct Task<T>(JoinHandle<T>);
+
+impl<T: Send + 'static> Task<T> {
+    pub fn spawn(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Task(tokio::spawn(work))
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map(|done| done.map_err(|e| Error::internal("a task of a stream failed").source(e.to_string())))
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+pub(super) struct Producer<S> {
+    of: u64,
+    next: u64,
+    steps: Steps,
+    source: Arc<S>,
+    window: Arc<Window>,
+    out: mpsc::UnboundedSender<Bytes>,
+    open: Arc<Open>,
+    /// The place after what was handed over last.
+    given: watch::Sender<(u64, u64)>,
+    stop: watch::Receiver<bool>,
+    /// What a step may take, by those before it.
+    expected_bytes: u64,
+}
+
+/// A step that is ready to be sent.
+struct Ready {
+    frame: Frame,
+    place: Place,
+    memory: Box<dyn Send + Sync>,
+    after: (u64, u64),
+}
+
+impl<S: Source> Producer<S> {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        lane: Lane,
+        steps: Steps,
+        source: Arc<S>,
+        window: Arc<Window>,
+        out: mpsc::UnboundedSender<Bytes>,
+        open: Open,
+        given: watch::Sender<(u64, u64)>,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
+        let rows = u64::from(Steps::partition(&steps).batch.most_rows());
+        let expected_bytes = source.expected_row_bytes().saturating_mul(rows).saturating_add(4096);
+        Producer { of: lane.of.into(), next: lane.first(), steps, source, window, out, open: Arc::new(open), given, stop, expected_bytes }
+    }
+
+    pub async fn run(mut self) {
+        let mut reading = FuturesOrdered::new();
+        let mut end = None;
+        let mut stop = self.stop.clone();
+        let window = self.window.clone();
+        let every = Duration::from_secs(limits::STREAM_KEEP_ALIVE_SECS);
+        let mut alive = interval_at(tokio::time::Instant::now() + every, every);
+        alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            while end.is_none() && reading.len() < limits::STREAM_STEPS_AHEAD && window.has_room(self.expected_bytes) {
+                match self.steps.step(self.next) {
+                    Ok(Some(step)) => {
+                        reading.push_back(self.read(step));
+                        self.next += self.of;
+                    }
+                    Ok(None) => end = Some(Ok(self.next)),
+                    Err(e) => end = Some(Err(e)),
+                }
+            }
+            match &end {
+                Some(Ok(step)) if reading.is_empty() => return self.end(*step),
+                Some(Err(e)) if reading.is_empty() => return self.fail(self.next, e),
+                _ => {}
+            }
+            let (began, idle, drained) = (Instant::now(), reading.is_empty(), window.is_drained());
+            tokio::select! {
+                Some(done) = reading.next() => match done {
+                    Ok(Ok(ready)) => self.send(ready),
+                    Ok(Err((step, e))) => return self.fail(step, &e),
+                    Err(e) => return self.fail(self.next, &e),
+                },
+                () = window.changed.notified() => {}
+                () = self.out.closed() => return,
+                Ok(_) = stop.wait_for(|stop| *stop) => {
+                    let e = Error::new(ErrorKind::ShuttingDown, "the node is stopping").hint("another node may go on, or this one when it is back");
+                    return self.fail(self.next, &e);
+                }
+                _ = alive.tick() => self.tell(),
+            }
+            if idle {
+                self.open.was_full(began.elapsed());
+            } else if drained {
+                self.open.waited(began.elapsed());
+            }
+        }
+    }
+
+    /// Begins to read a step.
+    fn read(&self, step: Step) -> Task<Result<Ready, (u64, Error)>> {
+        let (source, open, place) = (self.source.clone(), self.open.clone(), self.window.take(self.expected_bytes));
+        Task::spawn(async move {
+            let number = step.step;
+            let made = async {
+                let began = Instant::now();
+                let given = source.read(&step.rows).await?;
+                let read = began.elapsed();
+                let after = (step.next.epoch, step.next.position);
+                let next = if after.0 > step.epoch { 0 } else { after.1 };
+                let padding = (step.rows.len() - step.real) as u32;
+                let frame = Frame::rows(FrameTag { epoch: step.epoch, step: number, next, padding }, &given.batch)?;
+                open.made(read, began.elapsed() - read);
+                let place = place.ready(frame.wire_bytes());
+                Ok(Ready { frame, place, memory: given.memory, after })
+            };
+            made.await.map_err(|e: Error| (number, e.context(format!("step {number} (epoch {})", step.epoch))))
+        })
+    }
+
+    fn send(&mut self, ready: Ready) {
+        let bytes = ready.frame.wire_bytes();
+        // Moves with the sizes that come, and rather over than under them.
+        self.expected_bytes = if bytes > self.expected_bytes { bytes } else { (self.expected_bytes * 7 + bytes) / 8 };
+        self.open.sent(ready.frame.header.rows.into(), bytes);
+        self.given.send_replace(ready.after);
+        self.source.passed(ready.after.0, ready.after.1);
+        for piece in ready.frame.into_pieces(Keep(ready.place, ready.memory)) {
+            // A receiver that is gone is seen in the loop.
+            let _ = self.out.send(piece);
+        }
+    }
+
+    /// Says that it is alive, and how it goes, unless the last such message is still waiting.
+    fn tell(&self) {
+        let Some(told) = self.window.tell() else { return };
+        let json = self.open.json(self.source.shares()).to_string().into_bytes();
+        for piece in Frame::keep_alive(FrameTag { step: self.next, ..FrameTag::default() }, json).into_pieces(told) {
+            let _ = self.out.send(piece);
+        }
+    }
+
+    fn end(&self, step: u64) {
+        let json = self.open.json(self.source.shares()).to_string().into_bytes();
+        for piece in Frame::end(FrameTag { step, ..FrameTag::default() }, json).into_pieces(()) {
+            let _ = self.out.send(piece);
+        }
+    }
+
+    fn fail(&self, step: u64, e: &Error) {
+        self.open.failed();
+        tracing::warn!(step, error = %e.describe(), "a stream ended");
+        for piece in Frame::error(FrameTag { step, ..FrameTag::default() }, e).into_pieces(()) {
+            let _ = self.out.send(piece);
+        }
+    }
+}
+
+/// What is given back when the last byte of a step has been taken.
+struct Keep(#[allow(dead_code)] Place, #[allow(dead_code)] Box<dyn Send + Sync>);

@@ -1,0 +1,128 @@
+//! What a receiver says when it opens a connection of a stream.
+
+use forebay_core::{Error, Result, limits};
+use forebay_format::tabular::Projection;
+use forebay_plan::{Partition, PlanDocument, State};
+use serde::{Deserialize, Serialize};
+
+/// The body of the request: the same for all connections of a stream, and for those that continue them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamRequest {
+    pub plan: PlanDocument,
+    pub partition: Partition,
+    /// Where the job begins; steps are counted from here. Without it, the beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    /// The epoch before which the stream ends; without it, it has no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_epoch: Option<u64>,
+    /// Without it, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Vec<String>>,
+    /// What the node prepares for one connection beyond what it has sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_bytes: Option<u64>,
+}
+
+impl StreamRequest {
+    /// # Errors
+    /// `Invalid`, with where the JSON is wrong.
+    pub fn parse(json: &[u8]) -> Result<Self> {
+        let request: Self = serde_json::from_slice(json).map_err(|e| {
+            Error::invalid(format!("this does not describe a stream: {e}"))
+                .hint("plan, partition, state, until_epoch, columns, window_bytes")
+        })?;
+        let most = limits::STREAM_WINDOW_MAX_BYTES;
+        match request.window_bytes {
+            Some(window) if window > most => Err(Error::invalid(format!("a window of {window} bytes")).hint(format!("at most {most}"))),
+            _ => Ok(request),
+        }
+    }
+
+    pub(super) fn columns(&self) -> Projection {
+        self.columns.clone().map_or(Projection::All, Projection::Columns)
+    }
+}
+
+/// Which steps one connection gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub connection: u32,
+    pub of: u32,
+    /// Steps before this one are not sent.
+    pub from_step: u64,
+}
+
+impl Lane {
+    /// From the query of the request.
+    ///
+    /// # Errors
+    /// `Invalid` for what is no number, or no connection of so many.
+    pub fn parse<'a>(query: impl Fn(&str) -> Option<&'a str>) -> Result<Self> {
+        let number = |name: &str, default: u64| match query(name) {
+            None => Ok(default),
+            Some(text) => {
+                text.parse::<u64>().map_err(|_| Error::invalid(format!("{name}={} is not a number", forebay_core::name::shorten(text))))
+            }
+        };
+        let small = |name: &str, default: u64| {
+            number(name, default).and_then(|n| u32::try_from(n).map_err(|_| Error::invalid(format!("{name}={n} is too large"))))
+        };
+        let lane = Lane { connection: small("connection", 0)?, of: small("of", 1)?, from_step: number("from_step", 0)? };
+        lane.check().map(|()| lane)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.of == 0 || self.of > limits::STREAM_CONNECTIONS_MAX || self.connection >= self.of {
+            return Err(Error::invalid(format!("connection {} of {}", self.connection, self.of))
+                .hint(format!("connections count from 0, and there are 1 to {}", limits::STREAM_CONNECTIONS_MAX)));
+        }
+        if self.from_step > 1 << 60 {
+            return Err(Error::invalid(format!("from_step={} is too large", self.from_step)));
+        }
+        Ok(())
+    }
+
+    /// The first step that is sent.
+    pub(super) fn first(&self) -> u64 {
+        let (connection, of) = (u64::from(self.connection), u64::from(self.of));
+        self.from_step + (connection + of - self.from_step % of) % of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_and_checked() {
+        let json = br#"{"plan": {"sources": [{"dataset": "d"}], "seed": 7, "shuffle": {"kind": "block", "blocks": 16}},
+            "partition": {"world": 8, "rank": 3, "batch": {"rows": 32}}, "columns": ["text"], "window_bytes": 1000000}"#;
+        let request = StreamRequest::parse(json).unwrap();
+        assert_eq!((request.partition.rank, request.columns()), (3, Projection::Columns(vec!["text".into()])));
+        assert_eq!(StreamRequest::parse(&serde_json::to_vec(&request).unwrap()).unwrap(), request);
+        for bad in ["", "{}", "[]", r#"{"plan": {"sources": []}, "partition": {"batch": {"rows": 1}}, "windw": 1}"#] {
+            assert_eq!(StreamRequest::parse(bad.as_bytes()).unwrap_err().kind(), forebay_core::ErrorKind::Invalid, "{bad}");
+        }
+        let huge = format!(r#"{{"plan": {{"sources": []}}, "partition": {{"batch": {{"rows": 1}}}}, "window_bytes": {}}}"#, 1u64 << 40);
+        assert!(StreamRequest::parse(huge.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_lane_is_every_nth_step_from_where_it_begins() {
+        let lane = |query: &'static [(&str, &str)]| Lane::parse(|name| query.iter().find(|(n, _)| *n == name).map(|(_, v)| *v));
+        assert_eq!(lane(&[]).unwrap(), Lane { connection: 0, of: 1, from_step: 0 });
+        let first = |connection, from_step| Lane { connection, of: 4, from_step }.first();
+        assert_eq!([first(0, 0), first(3, 0), first(0, 1), first(1, 1), first(3, 7), first(2, 7)], [0, 3, 4, 1, 7, 10]);
+        for bad in [
+            &[("of", "0")][..],
+            &[("of", "2"), ("connection", "2")],
+            &[("of", "x")],
+            &[("of", "99999")],
+            &[("from_step", "99999999999999999999")],
+        ] {
+            assert!(lane(bad).is_err(), "{bad:?}");
+        }
+    }
+}

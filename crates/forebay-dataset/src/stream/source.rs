@@ -1,0 +1,163 @@
+//! Where the rows of a stream come from.
+
+use crate::{Dataset, Format, Rows, RowsSnapshot, follow::Plans};
+use arrow_array::RecordBatch;
+use arrow_select::interleave::interleave_record_batch;
+use forebay_core::{Error, Result};
+use forebay_format::tabular::Projection;
+use forebay_plan::RowRef;
+use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use std::sync::Arc;
+
+/// Datasets of a mix that one step reads at the same time.
+const SOURCES_AT_ONCE: usize = 16;
+
+/// Rows, and what must be kept for as long as their memory is used.
+pub(super) struct Given {
+    pub batch: RecordBatch,
+    pub memory: Box<dyn Send + Sync>,
+}
+
+/// A block that is ready for as long as this lives.
+pub(super) struct Held {
+    /// Memory that it takes.
+    pub bytes: u64,
+    /// It had to be fetched or decoded.
+    pub cold: bool,
+    pub _keep: Box<dyn Send + Sync>,
+}
+
+/// What part of the time of reading was spent on what.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shares {
+    pub origin: f64,
+    pub disk: f64,
+    pub decode: f64,
+}
+
+pub(super) trait Source: Send + Sync + 'static {
+    /// The rows of a step, in this order.
+    fn read<'a>(&'a self, rows: &'a [RowRef]) -> BoxFuture<'a, Result<Given>>;
+
+    /// Makes a block ready.
+    fn hold(&self, source: u32, block: u64) -> BoxFuture<'_, Result<Held>>;
+
+    /// Whether blocks are to be made ready ahead.
+    fn looks_ahead(&self) -> bool;
+
+    /// By the average.
+    fn expected_row_bytes(&self) -> u64;
+
+    fn shares(&self) -> Shares;
+
+    /// Everything before this epoch and position has been given.
+    fn passed(&self, epoch: u64, position: u64);
+}
+
+/// Rows of datasets.
+pub(super) struct DatasetSource {
+    rows: Rows,
+    /// What the cache follows, and the identity of this stream's plan.
+    plans: Plans,
+    plan: String,
+    datasets: Vec<Arc<Dataset>>,
+    columns: Projection,
+    /// The counters when this began.
+    since: (RowsSnapshot, u64),
+}
+
+impl DatasetSource {
+    /// # Errors
+    /// `Invalid` for a column that is not there, and for datasets whose rows have different columns.
+    pub fn new(rows: Rows, plans: Plans, plan: &str, datasets: Vec<Arc<Dataset>>, columns: Projection) -> Result<Self> {
+        let schemas = datasets.iter().map(|d| columns.schema(d.schema())).collect::<Result<Vec<_>>>()?;
+        if let Some(i) = schemas.windows(2).position(|two| two[0].fields() != two[1].fields()) {
+            return Err(Error::invalid(format!(
+                "datasets {} and {} of the mix have different columns",
+                datasets[i].id(),
+                datasets[i + 1].id()
+            ))
+            .hint("name the columns that they share: columns=[...]"));
+        }
+        let since = (rows.stats(), rows.engine().stats().snapshot().bytes_from_origin);
+        Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, since })
+    }
+
+    fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
+        self.datasets.get(source as usize).ok_or_else(|| Error::internal(format!("a plan with a source {source}")))
+    }
+
+    async fn read_step(&self, rows: &[RowRef]) -> Result<Given> {
+        let mut sources: Vec<u32> = rows.iter().map(|r| r.source).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let [source] = sources[..] else { return self.read_mixed(rows, &sources).await };
+        let numbers: Vec<u64> = rows.iter().map(|r| r.row).collect();
+        let read = self.rows.read(self.dataset(source)?, &numbers, &self.columns).await?;
+        Ok(Given { batch: read.batch, memory: Box::new(read.memory) })
+    }
+
+    /// Rows of several datasets, each read by itself, put into the step's order.
+    async fn read_mixed(&self, rows: &[RowRef], sources: &[u32]) -> Result<Given> {
+        let mut reads = Vec::with_capacity(sources.len());
+        for &source in sources {
+            reads.push(async move {
+                let numbers: Vec<u64> = rows.iter().filter(|r| r.source == source).map(|r| r.row).collect();
+                let dataset = self.dataset(source)?;
+                self.rows.read(dataset, &numbers, &self.columns).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
+            });
+        }
+        let parts: Vec<_> = stream::iter(reads).buffered(SOURCES_AT_ONCE).try_collect().await?;
+        let mut at = vec![0; parts.len()];
+        let mut picks = Vec::with_capacity(rows.len());
+        for row in rows {
+            let part = sources.binary_search(&row.source).map_err(|_| Error::internal("a row of no source"))?;
+            picks.push((part, at[part]));
+            at[part] += 1;
+        }
+        let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
+        let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
+            Error::invalid("rows of these datasets cannot be in one batch").source(e).hint("name the columns that they share")
+        })?;
+        Ok(Given { batch, memory: Box::new(parts.into_iter().map(|p| p.memory).collect::<Vec<_>>()) })
+    }
+}
+
+impl Source for DatasetSource {
+    fn read<'a>(&'a self, rows: &'a [RowRef]) -> BoxFuture<'a, Result<Given>> {
+        Box::pin(self.read_step(rows))
+    }
+
+    fn hold(&self, source: u32, block: u64) -> BoxFuture<'_, Result<Held>> {
+        Box::pin(async move {
+            let hold = self.rows.hold(self.dataset(source)?, block, &self.columns).await?;
+            Ok(Held { bytes: hold.memory_bytes(), cold: hold.was_cold(), _keep: Box::new(hold) })
+        })
+    }
+
+    fn looks_ahead(&self) -> bool {
+        // Of whole objects a step fetches its own, many at a time; a block of them holds what other ranks read.
+        self.datasets.iter().any(|d| d.format() != Format::Objects)
+    }
+
+    fn expected_row_bytes(&self) -> u64 {
+        let (bytes, rows) = self.datasets.iter().fold((0, 0), |(bytes, rows), d| (bytes + d.files().total_bytes(), rows + d.rows()));
+        bytes / rows.max(1)
+    }
+
+    fn passed(&self, epoch: u64, position: u64) {
+        self.plans.passed(&self.plan, epoch, position);
+    }
+
+    fn shares(&self) -> Shares {
+        // The node's counters since this began, which other streams share: what reading is spent on, not how much of it there was.
+        let (now, (then, origin_then)) = (self.rows.stats(), self.since);
+        let fetch = now.fetch_ns.saturating_sub(then.fetch_ns) as f64;
+        let decode = now.decode_ns.saturating_sub(then.decode_ns) as f64;
+        let gather = now.gather_ns.saturating_sub(then.gather_ns) as f64;
+        let all = fetch + decode + gather;
+        let (fetch, decode) = if all > 0.0 { (fetch / all, decode / all) } else { (1.0, 0.0) };
+        let from_origin = self.rows.engine().stats().snapshot().bytes_from_origin > origin_then;
+        if from_origin { Shares { origin: fetch, disk: 0.0, decode } } else { Shares { origin: 0.0, disk: fetch, decode } }
+    }
+}

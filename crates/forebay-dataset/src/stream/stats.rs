@@ -1,0 +1,105 @@
+//! What streams count: for the node, and for each connection.
+
+use super::source::Shares;
+use serde_json::{Value, json};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// Of a node. But for `open`, they only grow.
+#[derive(Debug, Default)]
+pub struct StreamStats {
+    /// Connections that are open now.
+    pub open: AtomicI64,
+    /// Connections that were opened.
+    pub opened: AtomicU64,
+    pub refused: AtomicU64,
+    /// Connections that ended with an error frame.
+    pub failed: AtomicU64,
+    pub steps: AtomicU64,
+    pub rows: AtomicU64,
+    pub bytes: AtomicU64,
+    /// Steps being read, summed.
+    pub read_us: AtomicU64,
+    /// Steps being put into frames, summed.
+    pub frame_us: AtomicU64,
+    /// Connections with nothing to send, because it is being read.
+    pub wait_us: AtomicU64,
+    /// Connections with a full window, because their receiver or the line is slower.
+    pub socket_us: AtomicU64,
+    /// Blocks that were made ready before a step asked for them, and those that were not there yet.
+    pub blocks_ahead: AtomicU64,
+    pub blocks_ahead_cold: AtomicU64,
+    /// Times that there was no memory to go ahead.
+    pub ahead_busy: AtomicU64,
+}
+
+/// One connection while it is open: counts for itself and for the node.
+pub(super) struct Open {
+    node: Arc<StreamStats>,
+    own: StreamStats,
+}
+
+impl Open {
+    pub fn new(node: Arc<StreamStats>) -> Self {
+        node.open.fetch_add(1, Relaxed);
+        node.opened.fetch_add(1, Relaxed);
+        Open { node, own: StreamStats::default() }
+    }
+
+    fn add(&self, counter: fn(&StreamStats) -> &AtomicU64, n: u64) {
+        counter(&self.own).fetch_add(n, Relaxed);
+        counter(&self.node).fetch_add(n, Relaxed);
+    }
+
+    pub fn sent(&self, rows: u64, bytes: u64) {
+        self.add(|s| &s.steps, 1);
+        self.add(|s| &s.rows, rows);
+        self.add(|s| &s.bytes, bytes);
+    }
+
+    pub fn made(&self, read: Duration, frame: Duration) {
+        self.add(|s| &s.read_us, read.as_micros() as u64);
+        self.add(|s| &s.frame_us, frame.as_micros() as u64);
+    }
+
+    pub fn waited(&self, took: Duration) {
+        self.add(|s| &s.wait_us, took.as_micros() as u64);
+    }
+
+    pub fn was_full(&self, took: Duration) {
+        self.add(|s| &s.socket_us, took.as_micros() as u64);
+    }
+
+    pub fn failed(&self) {
+        self.add(|s| &s.failed, 1);
+    }
+
+    /// How it goes, for the receiver. `shares` says what reading was spent on.
+    pub fn json(&self, shares: Shares) -> Value {
+        let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
+        let (own, read) = (&self.own, seconds(&self.own.read_us));
+        json!({
+            "steps": own.steps.load(Relaxed),
+            "rows": own.rows.load(Relaxed),
+            "bytes": own.bytes.load(Relaxed),
+            "read_seconds": read,
+            "origin_seconds": read * shares.origin,
+            "disk_seconds": read * shares.disk,
+            "decode_seconds": read * shares.decode,
+            "frame_seconds": seconds(&own.frame_us),
+            "wait_seconds": seconds(&own.wait_us),
+            "socket_seconds": seconds(&own.socket_us),
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.node.open.fetch_sub(1, Relaxed);
+    }
+}

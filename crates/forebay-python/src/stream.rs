@@ -1,0 +1,207 @@
+//! `Stream`: push streams for Python. Receiving is the crate `forebay_stream`'s; here are the ways to nodes, the waiting, and what Python sees.
+//!
+//! A stream belongs to the process that opened it. A forked child can do nothing with it, and leaves it where it is: its tasks are the parent's.
+
+use crate::{
+    batch::patience,
+    client::Client,
+    failure::{Class, Failure},
+    frame::RecordBatch,
+    process,
+    transport::Transport,
+};
+use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_format::frame::decode_checked;
+use forebay_stream::{Dial, Io, Options, Received};
+use futures::future::BoxFuture;
+use pyo3::{prelude::*, types::PyDict};
+use std::{mem::ManuallyDrop, sync::Arc};
+
+/// A node, by a client of it.
+struct Node(Arc<Transport>);
+
+impl Dial for Node {
+    fn dial(&self) -> BoxFuture<'_, Result<Box<dyn Io>>> {
+        Box::pin(async {
+            self.0.find_local_socket().await.map_err(error)?;
+            self.0.dial().await.map_err(error)
+        })
+    }
+
+    fn name(&self) -> String {
+        self.0.route()
+    }
+
+    fn headers(&self) -> Vec<(String, String)> {
+        self.0.request_headers()
+    }
+}
+
+/// As the receiver looks at it: whether another attempt may help.
+fn error(failure: Failure) -> Error {
+    let kind = match failure.class {
+        Class::ConnectionFailed | Class::Truncated => ErrorKind::OriginUnavailable,
+        Class::Timeout => ErrorKind::Timeout,
+        Class::Busy => ErrorKind::Busy,
+        Class::Unauthenticated => ErrorKind::Unauthenticated,
+        Class::PermissionDenied => ErrorKind::PermissionDenied,
+        Class::InvalidRequest => ErrorKind::Invalid,
+        _ => ErrorKind::Internal,
+    };
+    let error = Error::new(kind, failure.message);
+    match failure.hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+fn failure(error: Error) -> Failure {
+    let unreachable = error.kind() == ErrorKind::OriginUnavailable;
+    let message = error.describe();
+    let mut failure = Failure::from(error);
+    if unreachable {
+        failure.class = Class::ConnectionFailed;
+    }
+    // The hint is said by itself.
+    if failure.hint.is_none() {
+        failure.message = message;
+    }
+    failure
+}
+
+/// The steps of one job, sent by nodes before they are asked for, in order.
+///
+/// Args:
+///     clients: One client, or one for each of several nodes that have the same datasets open. Steps are dealt over the nodes; those of a node that
+///         dies are asked of the others.
+///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``), ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to
+///         begin), ``until_epoch`` (the first epoch that is not sent), ``columns``, ``window_bytes`` (what a node prepares ahead for one connection).
+///     connections: How many; None: chosen by round trip and rate, from 2 to 16.
+///     ahead_bytes: The bound, in bytes, on what is received and not yet yielded.
+///     retry_for: Seconds that a step is tried for without any progress; default: the first client's ``timeout``.
+///     from_step: The first step that is wanted, counted from ``state``.
+///
+/// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An error is raised in the place of the step that it is about, and
+/// stays.
+#[pyclass(frozen, module = "forebay", weakref)]
+pub struct Stream {
+    pid: u32,
+    inner: ManuallyDrop<forebay_stream::Stream>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.pid == process::pid() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
+}
+
+impl Stream {
+    fn here(&self) -> PyResult<&forebay_stream::Stream> {
+        if self.pid == process::pid() {
+            return Ok(&self.inner);
+        }
+        Err(Failure::new(Class::Error, "this stream was opened before the process forked")
+            .hint("open it in the process that reads it")
+            .into())
+    }
+}
+
+#[pymethods]
+impl Stream {
+    #[new]
+    #[pyo3(signature = (clients, request, *, connections=None, ahead_bytes=limits::STREAM_RECEIVE_DEFAULT_BYTES, retry_for=None, from_step=0))]
+    fn new(
+        clients: &Bound<'_, PyAny>,
+        request: String,
+        connections: Option<u32>,
+        ahead_bytes: u64,
+        retry_for: Option<f64>,
+        from_step: u64,
+    ) -> PyResult<Self> {
+        let clients: Vec<Bound<'_, Client>> = match clients.cast::<Client>() {
+            Ok(one) => vec![one.clone()],
+            Err(_) => clients.try_iter()?.map(|c| Ok(c?.cast_into::<Client>()?)).collect::<PyResult<_>>()?,
+        };
+        let transports = clients.iter().map(|c| Ok(c.get().session()?.transport.clone())).collect::<PyResult<Vec<_>>>()?;
+        let Some(first) = transports.first() else { return Err(Failure::invalid("a stream needs a client").into()) };
+        let silence = first.timeout();
+        let retry_for = retry_for.map_or(Ok(silence), patience)?;
+        let options = Options { connections, ahead_bytes, silence, retry_for, from_step };
+        let nodes = transports.into_iter().map(|t| Arc::new(Node(t)) as Arc<dyn Dial>).collect();
+        let inner = forebay_stream::Stream::open(process::runtime()?.handle(), nodes, request.into_bytes(), options).map_err(failure)?;
+        Ok(Stream { pid: process::pid(), inner: ManuallyDrop::new(inner) })
+    }
+
+    /// The next step; None after the last one.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<StreamStep>> {
+        let stream = self.here()?;
+        let received = match stream.try_next() {
+            Some(next) => next.map_err(failure)?,
+            None => process::wait(py, async { stream.next().await.map_err(failure) })?,
+        };
+        let Some(Received { header, payload }) = received else { return Ok(None) };
+        let batch = py.detach(|| decode_checked(&header, &payload)).map_err(failure)?;
+        let batch = Py::new(py, RecordBatch::new(batch))?;
+        let next = if header.tag.next == 0 { (header.tag.epoch + 1, 0) } else { (header.tag.epoch, header.tag.next) };
+        Ok(Some(StreamStep { step: header.tag.step, epoch: header.tag.epoch, next, padding: header.tag.padding, batch }))
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<StreamStep>> {
+        self.next(py)
+    }
+
+    /// Where the time went, so far: seconds, bytes, connections, what the reader waited, and (``node``) what the nodes say, summed over connections.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let json = serde_json::to_string(&self.here()?.stats()).map_err(|e| Failure::new(Class::Error, e.to_string()))?;
+        Ok(py.import("json")?.call_method1("loads", (json,))?.cast_into::<PyDict>()?)
+    }
+
+    /// Closes the connections. What is read after this is an error.
+    fn close(&self) {
+        if let Ok(stream) = self.here() {
+            stream.close();
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close();
+    }
+}
+
+/// One step of a :class:`Stream`.
+#[pyclass(frozen, module = "forebay", weakref)]
+pub struct StreamStep {
+    /// Counted from where the stream began.
+    #[pyo3(get)]
+    step: u64,
+    #[pyo3(get)]
+    epoch: u64,
+    /// ``(epoch, position)`` after this step, of all ranks together: where a job that has yielded it is.
+    #[pyo3(get)]
+    next: (u64, u64),
+    /// Rows at the end that only fill the step up and do not count.
+    #[pyo3(get)]
+    padding: u32,
+    /// The rows, a :class:`RecordBatch`.
+    #[pyo3(get)]
+    batch: Py<RecordBatch>,
+}
+
+#[pymethods]
+impl StreamStep {
+    fn __repr__(&self) -> String {
+        format!("<forebay.StreamStep {} of epoch {}>", self.step, self.epoch)
+    }
+}
