@@ -4,7 +4,7 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench bench-python lint wheel clean-cache
+.PHONY: help demo test test-slow bench bench-python bench-data lint wheel clean-cache
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ bench: ## Build, and measure the node beside the ceilings of this machine; ARGS=
 
 bench-python: ## Build, and measure from Python, beside other clients and a bucket far away; ARGS="train --workers 2" for one
 	@tools/bench.sh python $(ARGS)
+
+bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance; ARGS="opening --files 1000" for one
+	@tools/bench.sh data $(ARGS)
 
 lint: ## Formatting and clippy, with warnings as errors
 	@tools/lint.sh

@@ -37,7 +37,7 @@ def template(directory: Path, groups: int, rows: int, row_bytes: int) -> tuple[i
         for group in range(groups):
             first = group * rows
             starts = [(first + i) * 97 % (len(text) - row_bytes) for i in range(rows)]
-        texts = [text[at : at + row_bytes] for at in starts]
+            texts = [text[at : at + row_bytes] for at in starts]
             columns = [range(first, first + rows), [f"https://example.org/{first + i}" for i in range(rows)], texts]
             writer.write_table(pyarrow.table([pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema))
     data = path.read_bytes()
@@ -69,7 +69,7 @@ def forebay_open(cell: dict) -> int:
 
     dataset = forebay.open(f"{BUCKET}/corpus/*.parquet", url=cell["url"], progress=False)
     # The last row is found, too.
-    dataset.where(len(dataset) - 1)
+    dataset.locate(len(dataset) - 1)
     return len(dataset)
 
 
@@ -122,7 +122,9 @@ def main() -> None:
         files = directory / "files"
         print("  writing one file for its footer, and the others after it", flush=True)
         write_files(files, args.files, *template(directory, args.groups, args.group_rows, args.row_bytes))
-        with Node(directory, "origin", files=files) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
+        # An origin that keeps copies of what it serves would be measured with its disk.
+        plain = ("--set", f"buckets.{BUCKET}.cache=false")
+        with Node(directory, "origin", files=files, settings=plain) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
 
             def opened(name: str, node: Node, goals: list[dict]) -> None:
                 usage.forget_peak(node.pid)

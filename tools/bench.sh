@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table, cold and index. With arguments, `forebay bench ARGUMENT…` alone.
 # tools/bench.sh python [NAME [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and tail; or the one that is named.
+# tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about datasets: opening, reading, quality and distance.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3
@@ -9,30 +10,44 @@ cd "$ROOT"
 mkdir -p "$CACHE/bench"
 now=$(date -u +%Y%m%d-%H%M%S)
 
+# from_python VENV REQUIREMENTS PREFIX SCRIPT… -- [NAME [ARGUMENT…]]
 from_python() {
-    step "Python environment of the tests: PyTorch and the other clients" "see the message above; 10 GB of disk are needed in $CACHE"
+    local venv=$1 requirements=$2 prefix=$3 scripts=() what
+    shift 3
+    while [[ $1 != -- ]]; do
+        scripts+=("$1")
+        shift
+    done
+    shift
+    step "Python environment: PyTorch and the other clients" "see the message above; 10 GB of disk are needed in $CACHE"
     need_python
-    tools/venv.sh test tests/python/requirements.txt
+    tools/venv.sh "$venv" "$requirements"
     step "The Python wheel, into that environment" "read the compiler's message above"
-    tools/wheel.sh test
+    tools/wheel.sh "$venv"
     step "Benchmarks from Python: leave the machine alone meanwhile" "see the message above; docs/BENCHMARKS.md tells how to read the figures"
-    local scripts=(client train tail) what
     if (($# > 0)); then
-        [[ -f benchmarks/$1.py ]] || fail "there is no benchmark \`$1\`" "choose one of: ${scripts[*]}"
+        [[ " ${scripts[*]} " == *" $1 "* ]] || fail "there is no benchmark \`$1\`" "choose one of: ${scripts[*]}"
         scripts=("$1")
         shift
     fi
     for what in "${scripts[@]}"; do
-        "$CACHE/venv-test/bin/python" "benchmarks/$what.py" --save "$CACHE/bench/python-$what-$now.json" "$@"
+        "$CACHE/venv-$venv/bin/python" "benchmarks/$prefix$what.py" --save "$CACHE/bench/python-$prefix$what-$now.json" "$@"
     done
     end_step
 }
 
-if [[ ${1:-} == python ]]; then
+case ${1:-} in
+python)
     shift
-    from_python "$@"
+    from_python test tests/python/requirements.txt "" client train tail -- "$@"
     exit
-fi
+    ;;
+data)
+    shift
+    from_python bench benchmarks/requirements.txt data_ opening reading quality distance -- "$@"
+    exit
+    ;;
+esac
 
 step "Release build" "read the compiler's message above"
 need_rust

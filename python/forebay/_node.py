@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _forebay
 from ._forebay import Client
 
 
@@ -31,3 +32,16 @@ def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
 def take(client: Client, dataset: str, rows: np.ndarray, columns: Sequence[str] | None) -> Any:
     """One Arrow record batch of these rows, in this order."""
     return client.take(dataset, rows, None if columns is None else list(columns))
+
+
+def describe(client: Client, dataset: str) -> dict[str, Any]:
+    """What the node says of a dataset that it knows. Raises NotFound."""
+    return json.loads(bytes(client.dataset(dataset)))
+
+
+def stream(
+    clients: Sequence[Client], request: str, *, connections: int | None, window_bytes: int | None, from_step: int
+) -> Any:
+    """A stream of the steps of a plan, from one node or several."""
+    bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
+    return _forebay.Stream(list(clients), request, connections=connections, from_step=from_step, **bounds)

@@ -213,6 +213,11 @@ class Dataset(Loadable):
         return list(self.schema)
 
     @property
+    def chosen(self) -> list[str] | None:
+        """The columns that were chosen; None for all."""
+        return self._columns
+
+    @property
     def shape(self) -> bytes:
         """Rows of each block, as the compiled plan reads it."""
         if self._shape is None:

@@ -177,11 +177,11 @@ class Loader:
     def partition(self) -> dict[str, Any]:
         """How the order is dealt out, as the compiled plan and the node know it."""
         o = self.options
-        batch: dict[str, Any] = {"kind": "rows", "rows": o.batch_size}
+        batch: dict[str, Any] = {"rows": o.batch_size}
         if o.max_total is not None:
+            lookahead = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
             most = o.batch_size or BOUNDED_ROWS
-            batch = {"kind": "bounded", "max_total": o.max_total, "max_rows": most, "padded": o.padded}
-            batch["lookahead_rows"] = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
+            batch = {"bounded": {"max_total": o.max_total, "max_rows": most, "lookahead_rows": lookahead, "padded": o.padded}}
         return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
 
     def steps(self, state: State, until: int | None) -> Steps:

@@ -57,6 +57,18 @@ def node(origin, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    """A node over a directory with the bucket `tables`: Parquet files of tables.py."""
+    import tables
+
+    root = tmp_path_factory.mktemp("tables")
+    tables.write(root / "tables")
+    server = Node("", [], root / "node", options=["--origin", f"file://{root / 'tables'}"])
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def objects() -> dict[str, bytes]:
     return dataset.objects()
 

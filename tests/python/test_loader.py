@@ -8,40 +8,30 @@ import pickle
 import random
 import time
 
-import fakes
 import forebay
-import forebay._plan
 import numpy as np
 import pyarrow as pa
 import pytest
+import tables
 import torch
 from forebay.torch import LoaderDataset, Resumable, state_of
+from servers import Node
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
-ROWS = 103
-
-
-def table(rows: int, base: int = 0) -> pa.Table:
-    ids = np.arange(base, base + rows)
-    return pa.table({"id": ids, "data": [b"%d" % i * (i % 7) for i in ids], "text": [f"row {i}" for i in ids]})
-
-
-@pytest.fixture(autouse=True)
-def plan(monkeypatch):
-    monkeypatch.setattr(forebay._forebay, "Plan", fakes.Plan, raising=False)
+ROWS = tables.A_ROWS
 
 
 @pytest.fixture
-def node():
-    return fakes.Client({"a": table(ROWS), "b": table(41, 1000)})
+def ds(tables):
+    return forebay.open("tables/a/*.parquet", url=tables.url)
 
 
 @pytest.fixture
-def ds(node):
-    return forebay.open("a", client=node)
+def pair(tables):
+    return [forebay.open(f"tables/{name}/*.parquet", url=tables.url) for name in "ab"]
 
 
 def ids(batches) -> list[int]:
@@ -139,9 +129,9 @@ def test_a_sample_that_fails_names_its_file_and_row(ds, threads):
         for batch in loader:
             seen += batch
     assert seen == list(range(50)), "what comes before it is handed out"
-    assert "row 6 of b/a-v1-1 (row 57 of the dataset): KeyError: 'no such class'" in str(failed.value)
-    assert (failed.value.row, failed.value.file, failed.value.row_in_file) == (57, "b/a-v1-1", 6)
-    assert isinstance(failed.value.__cause__, KeyError) and pickle.loads(pickle.dumps(failed.value)).file == "b/a-v1-1"
+    assert "row 6 of tables/a/1.parquet (row 57 of the dataset): KeyError: 'no such class'" in str(failed.value)
+    assert (failed.value.row, failed.value.file, failed.value.row_in_file) == (57, "tables/a/1.parquet", 6)
+    assert isinstance(failed.value.__cause__, KeyError) and pickle.loads(pickle.dumps(failed.value)).file == "tables/a/1.parquet"
     assert loader.state_dict()["position"] == 50, "the batch was not yielded"
     instead = ds.loader(batch_size=10, decode=fussy, threads=threads, on_error=lambda e: -e.row)
     assert [s for b in instead for s in b] == [-i if i in (57, 58) else i for i in range(100)]
@@ -169,13 +159,13 @@ def test_the_rank_is_that_of_the_environment(ds, monkeypatch):
         ds.loader(batch_size=10)
 
 
-def test_mixes(node):
-    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
+def test_mixes(pair):
+    a, b = pair
     mixed = forebay.mix([a, b], [3, 1], epoch_rows=400)
-    assert len(mixed) == 400 and "75.0% a" in repr(mixed)
+    assert len(mixed) == 400 and "75.0% tables/a" in repr(mixed)
     got = list(mixed.loader(batch_size=20, output="numpy"))
     values = np.array(ids(got))
-    assert len(values) == 400 and 0.6 < (values < 1000).mean() < 0.9
+    assert len(values) == 400 and (values < 1000).sum() == 300, "exact parts"
     assert all(t == f"row {i}" for batch in got for t, i in zip(batch["text"], batch["id"], strict=True))
     rows = next(iter(mixed.loader(batch_size=20)))
     assert rows.sources.dtype == np.uint32 and [r["id"] >= 1000 for r in rows] == rows.sources.astype(bool).tolist()
@@ -236,15 +226,114 @@ def test_wrong_arguments(ds):
             make()
 
 
-def test_states_of_something_else_are_refused(ds, node):
+def test_states_of_something_else_are_refused(ds, pair):
     loader = ds.loader(batch_size=10, shuffle="full", seed=1)
     state = loader.state_dict()
-    for other in (ds.loader(batch_size=10, shuffle="full", seed=2), forebay.open("b", client=node).loader(batch_size=10, shuffle="full", seed=1)):
+    for other in (ds.loader(batch_size=10, shuffle="full", seed=2), pair[1].loader(batch_size=10, shuffle="full", seed=1)):
         with pytest.raises(forebay.InvalidRequest):
             other.load_state_dict(state)
     for bad in (None, [], {}, "state"):
         with pytest.raises(forebay.InvalidRequest):
             loader.load_state_dict(bad)
+
+
+def test_batches_bounded_by_length(ds, pair):
+    bounds = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3, "lookahead": 30, "uneven": "pad"}
+    batches = [b["size"] for b in ds.loader(output="numpy", **bounds)]
+    assert all(b.sum() <= 40 for b in batches) and sum(map(len, batches)) == ROWS
+    assert np.mean([b.sum() for b in batches]) > 25, "batches are filled"
+    padded = [b["size"] for b in ds.loader(output="numpy", padded=True, **bounds)]
+    assert all(b.max() * len(b) <= 40 for b in padded)
+    array = ds.lengths("size")
+    assert ids(ds.loader(**{**bounds, "length": array})) == ids(ds.loader(**bounds))
+    few = [len(b) for b in ds.loader(batch_size=3, **bounds)]
+    assert max(few) == 3
+    with pytest.raises(TypeError):
+        len(ds.loader(**bounds))
+    for wrong in (array[:-1], array.astype(float), np.zeros((ROWS, 2), int), -np.ones(ROWS, int)):
+        with pytest.raises(forebay.InvalidRequest):
+            list(ds.loader(**{**bounds, "length": wrong}))
+    with pytest.raises(ValueError):
+        ds.loader(stream=True, **bounds)
+    mixed = forebay.mix(pair, epoch_rows=200)
+    assert sum(len(b) for b in mixed.loader(**bounds)) == 200
+
+
+def test_bounded_batches_are_resumed_exactly(ds):
+    rng = random.Random(SEED)
+    print(f"FOREBAY_TEST_SEED={SEED}")
+    bounds = {"max_total": 40, "length": ds.lengths("size"), "shuffle": "full", "seed": 3, "lookahead": 30, "uneven": "pad", "epochs": 2}
+    truth = sorted(ids(ds.loader(**bounds)))
+    for _ in range(max(1, int(4 * CASES))):
+        state, seen = None, []
+        while state is None or state["epoch"] < 2:
+            world = rng.choice([1, 2, 3])
+            loaders = [ds.loader(rank=r, world_size=world, **bounds) for r in range(world)]
+            for loader in loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+            left = rng.randrange(1, 6)
+            for batches in zip(*loaders, strict=True):
+                for loader, batch in zip(loaders, batches, strict=True):
+                    seen += [int(i) for i in batch.ids[: loader.last.real]]
+                left -= 1
+                if left == 0:
+                    break
+            state = loaders[0].state_dict()
+            assert all(loader.state_dict() == state for loader in loaders)
+        assert sorted(seen) == truth, f"FOREBAY_TEST_SEED={SEED}"
+    resumed = ds.loader(**{**bounds, "max_total": 50})
+    middle = ds.loader(**bounds)
+    next(iter(middle))
+    with pytest.raises(forebay.InvalidRequest):
+        resumed.load_state_dict(middle.state_dict())
+        list(resumed)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
+    source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
+    options = {"batch_size": 8, "shuffle": forebay.Block(3), "seed": 4, "uneven": "pad", "epochs": 2, "output": "numpy"}
+    pulled = [(b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist()) for b in source.loader(**options)]
+    for connections in (None, 1, 3):
+        loader = source.loader(stream=True, connections=connections, window_bytes=1 << 20, **options)
+        assert [(b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist()) for b in loader] == pulled
+        assert loader.epoch == 2 and loader.stats().samples == sum(sum(real) for _, _, real in pulled)
+    # A state of one goes into the other.
+    streamed = source.loader(stream=True, **options)
+    first = [b["id"].tolist() for _, b in zip(range(5), streamed, strict=False)]
+    rest = source.loader(**options)
+    rest.load_state_dict(streamed.state_dict())
+    assert first + [b["id"].tolist() for b in rest] == [i for i, _, _ in pulled]
+
+
+def test_a_stream_brings_chosen_columns_and_is_decoded_in_threads(ds):
+    loader = ds.loader(batch_size=10, stream=True, columns=["id", "data"], decode=decode, threads=3, output="torch")
+    assert torch.cat([b["id"] for b in loader]).tolist() == list(range(100))
+    assert next(iter(ds.loader(batch_size=10, stream=True, columns=["text"]))).columns == ["text"]
+
+    def fussy(row):
+        raise KeyError("no such class")
+
+    with pytest.raises(forebay.SampleFailed, match="row 0 of tables/a/0.parquet"):
+        list(ds.loader(batch_size=10, stream=True, decode=fussy))
+
+
+def test_a_stream_is_for_one_process(ds):
+    data = ds.loader(batch_size=8, stream=True, decode=tagged, output="torch").torch()
+    assert sum(len(b["id"]) for b in DataLoader(data, batch_size=None)) == 96
+    with pytest.raises(forebay.InvalidRequest, match="one process"):
+        list(batches_of(data, 1, False))
+
+
+def test_a_stream_from_two_nodes(ds, tables, tmp_path):
+    directory = tables.directory.parent / "tables"
+    other = Node("", [], tmp_path, options=["--origin", f"file://{directory}"])
+    try:
+        whole = ids(ds.loader(batch_size=8, shuffle="full", output="numpy"))
+        assert ids(ds.loader(batch_size=8, shuffle="full", stream=True, nodes=[other.url], connections=2)) == whole
+    finally:
+        other.stop()
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on with in another shape.
@@ -279,15 +368,15 @@ class Job:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_exact_resume_alone(node, mixed):
+def test_exact_resume_alone(pair, mixed):
     rng = random.Random(SEED)
     print(f"FOREBAY_TEST_SEED={SEED}")
-    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
-    source = forebay.mix([a, b], [2, 1], epoch_rows=90) if mixed else a
+    source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
     for _ in range(max(1, int(8 * CASES))):
         job = Job(source, rng)
         while job.state is None or job.state["epoch"] < 3:
-            loaders = make(source, rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 4, 7]), uneven="pad", prefetch=rng.choice([0, 1, 4]), threads=rng.choice([0, 2]), epochs=3)
+            shape = {"prefetch": rng.choice([0, 1, 4]), "threads": rng.choice([0, 2]), "stream": rng.random() < 0.3}
+            loaders = make(source, rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 4, 7]), uneven="pad", epochs=3, **shape)
             if job.state is not None:
                 for loader in loaders:
                     loader.load_state_dict(job.state)
@@ -352,12 +441,11 @@ def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_exact_resume_through_dataloaders(node, mixed):
+def test_exact_resume_through_dataloaders(pair, mixed):
     """Alone, in DataLoaders of any number of workers, in StatefulDataLoaders: the state of each goes into the next."""
     rng = random.Random(SEED)
     print(f"FOREBAY_TEST_SEED={SEED}")
-    a, b = forebay.open("a", client=node), forebay.open("b", client=node)
-    source = forebay.mix([a, b], [2, 1], epoch_rows=90) if mixed else a
+    source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
     truth = [int(i) for batch in source.loader(batch_size=1, shuffle="full", seed=9, epochs=2, output="numpy") for i in batch["id"]]
     for _ in range(max(1, int(2 * CASES))):
         state, seen = None, []
@@ -440,15 +528,16 @@ def test_a_failure_in_a_worker_names_the_sample(ds):
         raise ValueError("damaged")
 
     data = ds.loader(batch_size=8, decode=fussy).torch()
-    with pytest.raises(forebay.SampleFailed, match="row 0 of b/a-v1-0"):
+    with pytest.raises(forebay.SampleFailed, match="row 0 of tables/a/0.parquet"):
         list(batches_of(data, 1, False))
 
 
-def test_a_dataset_is_a_map_style_dataset(ds, node):
+def test_a_dataset_is_a_map_style_dataset(ds, monkeypatch):
     ds.decode = decode
-    before = node.requests
+    requests, take = [], forebay.dataset._node.take
+    monkeypatch.setattr(forebay.dataset._node, "take", lambda *a: requests.append(a) or take(*a))
     got = [b["id"].tolist() for b in DataLoader(ds, batch_size=20)]
-    assert got == [list(range(i, min(i + 20, ROWS))) for i in range(0, ROWS, 20)] and node.requests - before == 6
+    assert got == [list(range(i, min(i + 20, ROWS))) for i in range(0, ROWS, 20)] and len(requests) == 6
 
 
 def test_a_pickled_loader_goes_on(ds):

@@ -1,4 +1,4 @@
-"""docs/QUICKSTART-DATASETS.md: every Python example in it runs as it is printed, in order, against a node over a directory."""
+"""docs/QUICKSTART-DATASETS.md and README.md: every Python example of datasets in them runs as it is printed, in order, against a node over a directory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "QUICKSTART-DATASETS.md"
 SECTIONS = re.split(r"^## ", GUIDE.read_text(), flags=re.M)
 EXAMPLES = {s.splitlines()[0]: re.findall(r"^```python\n(.*?)^```", s, re.S | re.M) for s in SECTIONS}
 EXAMPLES = {title: blocks for title, blocks in EXAMPLES.items() if blocks}
+README = [b for b in re.findall(r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "README.md").read_text(), re.S | re.M) if "forebay.open(" in b]
 IMAGES, TEXTS = 96, 1000
 
 
@@ -75,3 +76,15 @@ def test_an_example_runs_as_printed(far, tmp_path, title):
         assert f"{TEXTS - TEXTS % 32:,} samples in {TEXTS // 32} batches" in out
     else:
         assert f"{TEXTS:,} rows" in out and "text number" in out
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    list(zip(README, [r"torch.Size\(\[16, 64, 64, 3\]\) torch.Size\(\[16\]\)", rf"{TEXTS} text number", rf"{TEXTS - TEXTS % 32:,} samples"], strict=True)),
+    ids=["images", "text", "stream"],
+)
+def test_the_readme_runs_as_printed(far, tmp_path, program, said):
+    env = {**os.environ, "FOREBAY_NODE": far.url}
+    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(said, done.stdout), done.stdout

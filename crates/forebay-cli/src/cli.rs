@@ -61,6 +61,8 @@ pub enum Command {
     Top(commands::top::Args),
     /// Show a node's metrics, or document them
     Metrics(commands::metrics::Args),
+    /// Measure how good an order of rows is, beside a uniform one
+    ShuffleReport(commands::shuffle_report::Args),
     /// Show the version
     Version(commands::version::Args),
     /// Put a server at a distance: a TCP proxy with latency and a bandwidth cap
@@ -84,6 +86,7 @@ Objects:
 
 Datasets:
   index     number the rows of tables, archives or objects, by their footers and directories
+  shuffle-report  how good an order of rows is, beside a uniform one
 
 Cache:
   warm      fetch objects ahead of need, by prefix or manifest

@@ -135,6 +135,12 @@ pub const PLAN_WORKERS_MAX: u32 = 1 << 16;
 pub const PLAN_BATCH_ROWS_MAX: u32 = 1 << 20;
 /// Rows that bounded batches are made from at a time.
 pub const PLAN_LOOKAHEAD_ROWS_MAX: u32 = 1 << 22;
+/// Stretches of a dataset that stand for labels where none are given.
+pub const PLAN_STRETCHES_MAX: u32 = 1 << 16;
+/// Rows that the quality of an order is measured by.
+pub const PLAN_MEASURED_ROWS_MAX: u64 = 1 << 20;
+/// Rows of the shuffled array that an order is measured beside: 16 bytes each.
+pub const PLAN_BASELINE_ROWS_MAX: u64 = 1 << 22;
 
 /// What is read of the end of a Parquet or Arrow file at first; more only where its footer is longer.
 pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;

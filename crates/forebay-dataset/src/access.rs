@@ -1,7 +1,8 @@
 //! Who may open what: asked before anything is looked up.
 
-use crate::{Dataset, DatasetSpec, LabelSource, pattern::Wanted};
+use crate::{Dataset, DatasetSpec, FileTable, LabelSource, pattern::Wanted};
 use forebay_core::{Error, Result, name::shorten};
+use std::ops::Range;
 
 /// What a caller may do. Names are keys or prefixes: what is allowed on a prefix is allowed on all below it.
 pub trait Access: Send + Sync {
@@ -56,23 +57,32 @@ impl Dataset {
     /// `PermissionDenied`, for the first that may not.
     pub fn check_access(&self, access: &dyn Access) -> Result<()> {
         let files = self.files();
-        for (bucket, range) in files.by_bucket() {
-            let mut common = files.key(range.start);
-            for i in range.clone() {
-                let key = files.key(i);
-                let same = common.bytes().zip(key.bytes()).take_while(|(a, b)| a == b).count();
-                common = &common[..common.floor_char_boundary(same)];
-                if common.is_empty() {
-                    break;
-                }
-            }
-            if access.read(bucket, common).is_ok() {
+        for (range, common) in self.in_common() {
+            if access.read(files.bucket(range.start), &files.key(range.start)[..*common]).is_ok() {
                 continue;
             }
-            for i in range {
-                access.read(bucket, files.key(i))?;
+            for i in range.clone() {
+                access.read(files.bucket(i), files.key(i))?;
             }
         }
         Ok(())
     }
+}
+
+/// Files that follow one another in one bucket, with the length of what their keys have in common: worked out once, since it is asked for with each
+/// request.
+pub(crate) fn in_common(files: &FileTable) -> Vec<(Range<usize>, usize)> {
+    let mut out = Vec::new();
+    for (_, range) in files.by_bucket() {
+        let mut common = files.key(range.start);
+        for i in range.clone() {
+            let same = common.bytes().zip(files.key(i).bytes()).take_while(|(a, b)| a == b).count();
+            common = &common[..common.floor_char_boundary(same)];
+            if common.is_empty() {
+                break;
+            }
+        }
+        out.push((range, common.len()));
+    }
+    out
 }

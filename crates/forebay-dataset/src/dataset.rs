@@ -7,6 +7,7 @@
 
 use crate::{
     Format,
+    access::in_common,
     labels::Labels,
     table::{FileRef, FileTable},
 };
@@ -42,6 +43,8 @@ pub struct Dataset {
     schema: SchemaRef,
     labels: Option<Labels>,
     options: String,
+    in_common: Vec<(Range<usize>, usize)>,
+    memory_bytes: u64,
 }
 
 /// What a dataset is put together from.
@@ -139,7 +142,16 @@ impl Dataset {
             labels.hash_into(&mut hash);
         }
         let id = format!("{:032x}", hash.digest128());
-        Ok(Self { id, format, files, indexes, places, shape: Arc::new(shape), schema, labels, options })
+        let starts = match &places {
+            Places::OnePerFile => 0,
+            Places::Starts { rows, blocks } => (rows.capacity() + blocks.capacity()) as u64 * 8,
+        };
+        let of_indexes: usize = indexes.iter().map(|i| i.memory_bytes() + 24).sum();
+        let of_labels = labels.as_ref().map_or(0, Labels::memory_bytes);
+        let memory_bytes = files.memory_bytes() + starts + shape.runs().count() as u64 * 24 + of_indexes as u64 + of_labels + 4096;
+        let in_common = in_common(&files);
+        let shape = Arc::new(shape);
+        Ok(Self { id, format, files, indexes, places, shape, schema, labels, options, in_common, memory_bytes })
     }
 
     /// 32 hexadecimal digits that stand for all of it.
@@ -244,15 +256,14 @@ impl Dataset {
         &self.options
     }
 
+    /// Files that follow one another in one bucket, with the length of what their keys have in common.
+    pub(crate) fn in_common(&self) -> &[(Range<usize>, usize)] {
+        &self.in_common
+    }
+
     /// Memory that it holds, about.
     pub fn memory_bytes(&self) -> u64 {
-        let places = match &self.places {
-            Places::OnePerFile => 0,
-            Places::Starts { rows, blocks } => (rows.capacity() + blocks.capacity()) as u64 * 8,
-        };
-        let shape = self.shape.runs().count() as u64 * 24;
-        let indexes: usize = self.indexes.iter().map(|i| i.memory_bytes() + 24).sum();
-        self.files.memory_bytes() + places + shape + indexes as u64 + self.labels.as_ref().map_or(0, Labels::memory_bytes) + 4096
+        self.memory_bytes
     }
 }
 

@@ -1,6 +1,6 @@
 //! Indexes of datasets on the node's disk: small files that check themselves, within a bound.
 //!
-//! A file is one dataset as one spec opened it, named `<spec>-<id>.fbds`: whether a spec is known, and where an id is, is told by names alone. A file is
+//! A file is one dataset as one spec opened it, named `<spec>-<id>-<opened>.fbds`: what a spec was last opened as, and where an id is, is told by names alone. A file is
 //! written under another name and then renamed; one that is torn or damaged fails its checksum and is removed, and the dataset is indexed anew. The
 //! modification time is that of the last use; what was not used longest goes first.
 //!
@@ -17,7 +17,7 @@ use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
     fs,
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -44,6 +44,8 @@ struct Kept {
     path: PathBuf,
     spec: String,
     id: String,
+    /// When the spec was last opened as this, nanoseconds since the Unix epoch.
+    opened: u64,
     bytes: u64,
     used: SystemTime,
 }
@@ -67,7 +69,7 @@ impl Disk {
     /// The dataset that a spec was last opened as.
     pub(crate) fn by_spec(&self, spec: u128) -> Option<Dataset> {
         let spec = spec_name(spec);
-        let latest = self.kept().into_iter().filter(|k| k.spec == spec).max_by_key(|k| k.used)?;
+        let latest = self.kept().into_iter().filter(|k| k.spec == spec).max_by_key(|k| k.opened)?;
         self.load(&latest)
     }
 
@@ -80,9 +82,16 @@ impl Disk {
     /// # Errors
     /// Of the disk.
     pub(crate) fn keep(&self, spec: u128, dataset: &Dataset) -> Result<()> {
-        let path = self.dir.join(format!("{}-{}.{EXTENSION}", spec_name(spec), dataset.id()));
-        if fs::File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now())).is_ok() {
-            return Ok(());
+        let spec = spec_name(spec);
+        let kept: Vec<Kept> = self.kept().into_iter().filter(|k| k.spec == spec).collect();
+        let latest = kept.iter().map(|k| k.opened).max().unwrap_or(0);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+        let path = self.dir.join(format!("{spec}-{}-{}.{EXTENSION}", dataset.id(), now.max(latest + 1)));
+        if let Some(same) = kept.iter().find(|k| k.id == dataset.id()) {
+            touch(&same.path);
+            if same.opened == latest || fs::rename(&same.path, &path).is_ok() {
+                return Ok(());
+            }
         }
         let bytes = encode(dataset)?;
         if bytes.len() as u64 > self.most_bytes / LARGEST_SHARE {
@@ -115,8 +124,7 @@ impl Disk {
         });
         match &decoded {
             Some(_) => {
-                // The time tells what was used; a disk that refuses costs the order of eviction, nothing else.
-                let _ = fs::File::options().append(true).open(&kept.path).and_then(|f| f.set_modified(SystemTime::now()));
+                touch(&kept.path);
             }
             None => {
                 tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, and will be made anew");
@@ -131,12 +139,14 @@ impl Disk {
         entries
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let (spec, id) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('-')?;
+                let (spec, rest) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('-')?;
+                let (id, opened) = rest.split_once('-')?;
                 let meta = entry.metadata().ok()?;
                 Some(Kept {
                     path: entry.path(),
                     spec: spec.to_owned(),
                     id: id.to_owned(),
+                    opened: opened.parse().ok()?,
                     bytes: meta.len(),
                     used: meta.modified().unwrap_or(SystemTime::UNIX_EPOCH),
                 })
@@ -160,6 +170,11 @@ impl Disk {
             }
         }
     }
+}
+
+/// The time of a file tells when it was used; a disk that refuses costs the order of eviction, nothing else.
+fn touch(path: &Path) {
+    let _ = fs::File::options().append(true).open(path).and_then(|f| f.set_modified(SystemTime::now()));
 }
 
 fn spec_name(spec: u128) -> String {
@@ -299,5 +314,59 @@ impl<'a> Decoder<'a> {
             }
         }
         (builder.len() == count).then(|| builder.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dataset(n: u64) -> Dataset {
+        let mut files = FileTableBuilder::default();
+        for i in 0..100 {
+            let name = ObjectName::new("bk", format!("{n}/{i}")).unwrap();
+            files.push(&FileRef { name, size: n, etag: Some(format!("\"{i}\"")), last_modified_ms: 0 }).unwrap();
+        }
+        Dataset::of_objects(files.finish(), Some(7), Some(Labels::Path(1)), "{}".into()).unwrap()
+    }
+
+    #[test]
+    fn the_directory_keeps_to_its_bound_and_what_was_used_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let each = encode(&dataset(0)).unwrap().len() as u64;
+        let disk = Disk::open(dir.path().join("d"), each * 4 + each / 2).unwrap();
+        let ids: Vec<String> = (0..10).map(|n| dataset(n).id().to_owned()).collect();
+        for n in 0..10u64 {
+            disk.keep(u128::from(n), &dataset(n)).unwrap();
+            assert!(disk.usage().0 <= each * 4 + each / 2 && disk.usage().1 <= 4);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            // The first one is in use all the time.
+            assert!(disk.by_id(&ids[0]).is_some(), "{n}");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(disk.by_id(&ids[9]).is_some() && disk.by_id(&ids[5]).is_none());
+        // One that is too large for it is not kept, and takes nobody's place.
+        let small = Disk::open(dir.path().join("s"), each).unwrap();
+        small.keep(1, &dataset(1)).unwrap();
+        assert_eq!(small.usage(), (0, 0));
+    }
+
+    #[test]
+    fn what_a_spec_was_last_opened_as_is_not_what_was_last_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(dir.path().to_owned(), 1 << 20).unwrap();
+        let (a, b) = (dataset(1), dataset(2));
+        for (n, d) in [&a, &b, &a, &a, &b].into_iter().enumerate() {
+            disk.keep(7, d).unwrap();
+            assert!(disk.by_id(a.id()).is_some());
+            assert_eq!(disk.by_spec(7).unwrap().id(), d.id(), "{n}");
+        }
+        assert_eq!(disk.usage().1, 2);
+        assert!(disk.by_spec(8).is_none());
+        std::fs::write(dir.path().join(".tmp-1-1"), "x").unwrap();
+        std::fs::write(dir.path().join("notes.txt"), "of somebody").unwrap();
+        let again = Disk::open(dir.path().to_owned(), 1 << 20).unwrap();
+        assert!(!dir.path().join(".tmp-1-1").exists() && dir.path().join("notes.txt").exists());
+        assert_eq!(again.by_id(a.id()).unwrap().label(0), Some("1"));
     }
 }

@@ -32,9 +32,16 @@ pub(crate) struct Listed {
     /// For each file, whether a pattern found it: such a file may be passed over for its name.
     pub by_pattern: Vec<Range<usize>>,
     /// Names that are at the origin and cannot be read through this node.
-    pub unreadable: Vec<String>,
+    pub unreadable: Unreadable,
     /// What a manifest says of them.
     pub format: Option<Format>,
+}
+
+/// Names that match and are no names here (`a//b`): how many, and the first of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unreadable {
+    pub count: u64,
+    pub first: Option<String>,
 }
 
 /// Lists what is wanted. `known` are the files of an earlier opening of the same spec.
@@ -90,7 +97,7 @@ struct Collected {
     /// Hashes of names, where one may come twice.
     seen: Option<HashSet<u128>>,
     by_pattern: Vec<Range<usize>>,
-    unreadable: Vec<String>,
+    unreadable: Unreadable,
     format: Option<Format>,
 }
 
@@ -100,7 +107,7 @@ impl Collected {
             files: FileTableBuilder::default(),
             seen: may_repeat.then(HashSet::new),
             by_pattern: Vec::new(),
-            unreadable: Vec::new(),
+            unreadable: Unreadable::default(),
             format: None,
         }
     }
@@ -128,7 +135,8 @@ async fn list_pattern(
     let mut sorted = true;
     let mut tables = Vec::new();
     while let Some((table, unreadable)) = segments.try_next().await? {
-        out.unreadable.extend(unreadable);
+        out.unreadable.count += unreadable.count;
+        out.unreadable.first = out.unreadable.first.take().or(unreadable.first);
         sorted &= table.is_empty() || (*table.key(0) > *last && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
         if let Some(end) = table.len().checked_sub(1) {
             last = table.key(end).to_owned();
@@ -178,8 +186,8 @@ async fn list_segment(
     after: Option<String>,
     until: Option<String>,
     progress: &Progress,
-) -> Result<(FileTable, Vec<String>)> {
-    let (mut files, mut unreadable) = (FileTableBuilder::default(), Vec::new());
+) -> Result<(FileTable, Unreadable)> {
+    let (mut files, mut unreadable) = (FileTableBuilder::default(), Unreadable::default());
     let bucket_name: std::sync::Arc<str> = bucket.into();
     let mut request = ListRequest {
         prefix: prefix.to_owned(),
@@ -205,7 +213,10 @@ async fn list_segment(
                     last_modified_ms: if entry.etag.is_some() { 0 } else { entry.last_modified_ms },
                     etag: entry.etag,
                 })?,
-                Err(_) => unreadable.push(format!("{bucket}/{}", entry.key)),
+                Err(_) => {
+                    unreadable.count += 1;
+                    unreadable.first.get_or_insert_with(|| format!("{bucket}/{}", entry.key));
+                }
             }
         }
         match page.next_token {

@@ -12,6 +12,12 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 /// `**` beside other characters doubles the patterns that it is made into.
 const DOUBLE_STARS_MAX: usize = 4;
+/// The longest source. Names are shorter; what looks for pairs of braces takes the square of it.
+const SOURCE_MAX_BYTES: usize = 4096;
+/// Patterns with wildcards in one description: they are made into automata.
+const PATTERNS_MAX: usize = 1000;
+/// What the names may take that braces stand for.
+const EXPANDED_MAX_BYTES: usize = 128 << 20;
 
 /// One source, or several that follow one another and are listed together.
 #[derive(Clone, Debug)]
@@ -62,8 +68,16 @@ impl Globs {
 /// `Invalid`, with the source that is at fault.
 pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
     let mut out: Vec<Wanted> = Vec::new();
-    let mut names = 0;
+    let (mut names, mut patterns, mut bytes) = (0, 0, 0);
     for source in sources {
+        if source.len() > SOURCE_MAX_BYTES {
+            return Err(Error::invalid(format!(
+                "the source {:?} is {} bytes long; the most are {SOURCE_MAX_BYTES}",
+                shorten(source),
+                source.len()
+            ))
+            .hint("give several sources, or a manifest object"));
+        }
         let context = |e: Error| e.context(format_args!("source {:?}", shorten(source)));
         let (manifest, text) = match source.strip_prefix("manifest:") {
             Some(rest) => (true, rest),
@@ -72,6 +86,10 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
         let text = text.strip_prefix("s3://").unwrap_or(text);
         let expanded = braces(text, limits::DATASET_SOURCES_MAX - names).map_err(context)?;
         names += expanded.len();
+        bytes += expanded.iter().map(String::len).sum::<usize>();
+        if bytes > EXPANDED_MAX_BYTES {
+            return Err(context(too_many()));
+        }
         let first_of_source = out.len();
         for one in expanded {
             let (bucket, key) = one.split_once('/').unwrap_or((&one, ""));
@@ -85,6 +103,16 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
             if !wild && !(prefix.is_empty() || prefix.ends_with('/')) {
                 out.push(Wanted::Exact(bucket, prefix));
                 continue;
+            }
+            if prefix.split('/').any(|part| part == "." || part == "..") {
+                return Err(context(Error::invalid("a part of it is '.' or '..'").hint("names have no such parts here")));
+            }
+            patterns += usize::from(wild);
+            if patterns > PATTERNS_MAX {
+                return Err(context(
+                    Error::invalid(format!("more than {PATTERNS_MAX} patterns with wildcards"))
+                        .hint("use fewer braces, or a manifest object"),
+                ));
             }
             let texts = if wild { vec![key] } else { Vec::new() };
             // `*.{jpg,png}` is one listing, in the order of names.
@@ -180,22 +208,28 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
     Ok(out)
 }
 
+fn too_many() -> Error {
+    Error::invalid(format!(
+        "its braces stand for more than {} names, or for names of more than {EXPANDED_MAX_BYTES} bytes",
+        limits::DATASET_SOURCES_MAX
+    ))
+    .hint("use a pattern with *, or a manifest object")
+}
+
 /// Expands braces, at most to `most` names.
 fn braces(text: &str, most: usize) -> Result<Vec<String>> {
-    let too_many = || {
-        Error::invalid(format!("its braces stand for more than {} names", limits::DATASET_SOURCES_MAX))
-            .hint("use a pattern with *, or a manifest object")
-    };
     let Some((open, close, parts)) = first_group(text) else { return Ok(vec![text.to_owned()]) };
     let tails = braces(&text[close + 1..], most)?;
-    let mut out = Vec::new();
+    let (mut out, mut bytes) = (Vec::new(), 0);
     for part in parts {
         for middle in braces(&part, most)? {
             for tail in &tails {
-                if out.len() >= most {
+                let name = format!("{}{middle}{tail}", &text[..open]);
+                bytes += name.len();
+                if out.len() >= most || bytes > EXPANDED_MAX_BYTES {
                     return Err(too_many());
                 }
-                out.push(format!("{}{middle}{tail}", &text[..open]));
+                out.push(name);
             }
         }
     }
@@ -356,7 +390,10 @@ mod tests {
         assert!(matches!(one("bk/a\\*b"), Wanted::Exact(_, k) if k == "a*b"));
         assert!(matches!(one("manifest:s3://bk/m.jsonl"), Wanted::Manifest(b, k) if b == "bk" && k == "m.jsonl"));
         assert_eq!(parse(&["bk-{a,b}/x-{0..1}".to_owned()]).unwrap().len(), 4);
-        for bad in ["", "/x", "b*/x", "bk/[", "bk/a**b**c**d**e**f", "s3:///x"] {
+        let long = format!("bk/{}", "{".repeat(5000));
+        let deep = format!("bk/{}", "{a,b}".repeat(100));
+        let wild = "bk/{0..2000}*";
+        for bad in ["", "/x", &long, &deep, wild, "b*/x", "bk/[", "bk/a**b**c**d**e**f", "s3:///x", "bk/a/../*"] {
             let e = parse(&[bad.to_owned()]).unwrap_err();
             assert_eq!(e.kind(), forebay_core::ErrorKind::Invalid, "{bad}: {e}");
         }

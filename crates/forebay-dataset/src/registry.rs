@@ -62,6 +62,8 @@ pub struct Opened {
     pub previous: Option<String>,
     /// Files that were left out, and why.
     pub skipped: Vec<(String, Error)>,
+    /// How many names match that are no names here (`a//b`), and the first of them.
+    pub unreadable: (u64, Option<String>),
     pub took: Duration,
 }
 
@@ -167,7 +169,8 @@ impl Datasets {
     /// that cannot be read, and whatever keeps the origin from answering.
     pub async fn open(&self, spec: &DatasetSpec, access: &dyn Access) -> Result<Opened> {
         spec.check()?;
-        let wanted = pattern::parse(&spec.sources)?;
+        let sources = spec.sources.clone();
+        let wanted = blocking(move || pattern::parse(&sources)).await??;
         check_wanted(access, spec, &wanted)?;
         let follower = match self.inner.opening.join(spec.key()) {
             Joined::Follower(follower) => {
@@ -255,10 +258,7 @@ impl Datasets {
         let known = self.known(spec).await?;
         let listed = list(engine, wanted, known.as_deref().map(Dataset::files), progress).await?;
         progress.listed(listed.files.len());
-        let unreadable = listed.unreadable.len();
-        if unreadable > 0 {
-            tracing::warn!(names = unreadable, first = %listed.unreadable[0], "files of a dataset have names that cannot be read here; they are left out");
-        }
+        let unreadable = listed.unreadable.clone();
         let mut selected = select(listed, spec.format, &spec.sources)?;
         if selected.unsure {
             selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
@@ -287,6 +287,7 @@ impl Datasets {
             indexed_bytes: counts.bytes,
             previous,
             skipped: counts.skipped,
+            unreadable: (unreadable.count, unreadable.first),
             took: began.elapsed(),
         })
     }

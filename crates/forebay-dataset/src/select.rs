@@ -30,7 +30,7 @@ pub(crate) fn select(listed: Listed, named: Option<Format>, sources: &[String]) 
     let Listed { files, by_pattern, unreadable, format: in_manifest } = listed;
     if files.is_empty() {
         let what = sources.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
-        let also = unreadable.first().map(|n| format!("; {} names cannot be read through this node, as {n:?}", unreadable.len()));
+        let also = unreadable.first.map(|n| format!("; {} names cannot be read through this node, as {n:?}", unreadable.count));
         return Err(Error::not_found(format!("no files match {what}{}", also.unwrap_or_default()))
             .hint("`forebay ls BUCKET/PREFIX` shows what is there; * stops at a slash, ** does not"));
     }
@@ -152,7 +152,7 @@ mod tests {
         }
         #[allow(clippy::single_range_in_vec_init, reason = "one pattern found them all")]
         let by_pattern = vec![0..keys.len()];
-        Listed { files: files.finish(), by_pattern, unreadable: Vec::new(), format: None }
+        Listed { files: files.finish(), by_pattern, unreadable: Default::default(), format: None }
     }
 
     fn keys(s: &Selected) -> Vec<&str> {

@@ -17,7 +17,7 @@ pub struct DatasetSpec {
     #[serde(alias = "source", deserialize_with = "one_or_many")]
     pub sources: Vec<String>,
     /// Where it is not given, the names tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format")]
     pub format: Option<Format>,
     /// Whole objects only: a `label` column.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,6 +97,20 @@ impl Example {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+/// As people write it: `TFRecord`, `tf_record`, `arrow`.
+fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let name = match text.to_ascii_lowercase().replace('_', "-").as_str() {
+        "tf-record" | "tfrecords" => "tfrecord".to_owned(),
+        "arrow" | "feather" | "ipc" => "arrow-file".to_owned(),
+        "ndjson" | "jsonlines" => "jsonl".to_owned(),
+        "object" => "objects".to_owned(),
+        other => other.to_owned(),
+    };
+    // The library's own message names the place; ours says what there is.
+    Format::parse(&name).map(Some).map_err(|e| serde::de::Error::custom(e.describe()))
 }
 
 fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
@@ -189,6 +203,10 @@ mod tests {
         assert_eq!(spec.labels, Some(LabelSource::Path { level: 1 }));
         assert_eq!(spec.key(), DatasetSpec { sources: vec!["b1/x/**".into()], ..spec.clone() }.key());
         assert_ne!(spec.key(), DatasetSpec { labels: None, ..spec.clone() }.key());
+        for (text, format) in [("TF_Record", Format::TfRecord), ("arrow", Format::ArrowFile), ("arrow_stream", Format::ArrowStream)] {
+            let json = format!(r#"{{"source": "bk/x", "format": "{text}"}}"#);
+            assert_eq!(DatasetSpec::parse(json.as_bytes()).unwrap().format, Some(format));
+        }
         for bad in [
             r#"{}"#,
             r#"[]"#,

@@ -214,11 +214,11 @@ fn list_of(feature: &[u8]) -> Result<Option<(Kind, &[u8])>> {
     Ok(found)
 }
 
-fn each_bytes<'a>(list: &'a [u8], mut f: impl FnMut(&'a [u8]) -> Result<()>) -> Result<()> {
+fn each_bytes<'a>(list: &'a [u8], mut f: impl FnMut(&'a [u8])) -> Result<()> {
     let mut list = Message { rest: list };
     while let Some((number, value)) = list.next()? {
         if let (1, Wire::Bytes(v)) = (number, value) {
-            f(v)?;
+            f(v);
         }
     }
     Ok(())
@@ -397,16 +397,21 @@ impl Column {
             (B::TextList(b), None) => b.append_null(),
             (B::FloatList(b), None) => b.append_null(),
             (B::Int64List(b), None) => b.append_null(),
-            (B::Bytes(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, |v| Ok(f(v))))?),
-            (B::Text(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, |v| Ok(f(v))))?.map(text).transpose()?),
+            (B::Bytes(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, f))?),
+            (B::Text(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, f))?.map(text).transpose()?),
             (B::Float(b), Some((Kind::Float, list))) => b.append_option(one(|f| each_float(list, f))?),
             (B::Int64(b), Some((Kind::Int64, list))) => b.append_option(one(|f| each_int(list, f))?),
             (B::BytesList(b), Some((Kind::Bytes, list))) => {
-                each_bytes(list, |v| Ok(b.values().append_value(v)))?;
+                each_bytes(list, |v| b.values().append_value(v))?;
                 b.append(true);
             }
             (B::TextList(b), Some((Kind::Bytes, list))) => {
-                each_bytes(list, |v| Ok(b.values().append_value(text(v)?)))?;
+                let mut broken = None;
+                each_bytes(list, |v| match text(v) {
+                    Ok(v) => b.values().append_value(v),
+                    Err(e) => broken = Some(e),
+                })?;
+                broken.map_or(Ok(()), Err)?;
                 b.append(true);
             }
             (B::FloatList(b), Some((Kind::Float, list))) => {

@@ -153,10 +153,7 @@ impl Origin for Hedged {
         let mut first = self.inner.get(key, request.clone());
         let alone = match slow_after {
             None => Some(first.as_mut().await),
-            Some(wait) => match tokio::time::timeout(wait, first.as_mut()).await {
-                Ok(result) => Some(result),
-                Err(_) => None,
-            },
+            Some(wait) => tokio::time::timeout(wait, first.as_mut()).await.ok(),
         };
         let place = if alone.is_none() { hedging.limiter.free_read_place() } else { None };
         let result = match alone {

@@ -17,8 +17,11 @@ use std::ops::Range;
 
 /// Up to this many numbers are permuted by a table.
 const TABLE: usize = 32;
-/// Rounds of the network; an even number.
-const ROUNDS: usize = 6;
+/// Rounds of the network. Each two of them make what is left of regularity about √n times as small, so small domains need more. Even numbers.
+const ROUNDS_SMALL: usize = 12;
+const ROUNDS: usize = 8;
+/// Up to this many numbers take the rounds of the small.
+const SMALL: u64 = 4096;
 
 /// A keyed bijection on `0..n`: any place of a shuffled order, and back, in constant time and without memory.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +33,17 @@ pub struct Permutation {
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Table([u8; TABLE]),
-    Network { a: u64, b: u64, keys: [u64; ROUNDS] },
+    Network(Network),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Network {
+    a: u64,
+    b: u64,
+    /// ⌈2^64 / b⌉: the high half of its product with `x` is `x / b`, exactly, while `x · b` fits in 64 bits. 0 where that does not hold.
+    inverse: u64,
+    /// Of a large domain the first [`ROUNDS`] are used.
+    keys: [u64; ROUNDS_SMALL],
 }
 
 impl Permutation {
@@ -40,8 +53,8 @@ impl Permutation {
     /// The permutation of `0..n` under a key. Panics if `n` is larger than [`Permutation::MAX`].
     pub fn new(n: u64, key: u64) -> Self {
         assert!(n <= Self::MAX, "a permutation of {n} numbers: at most 2^62");
-        // SplitMix64, begun at a mixed key: keys that follow each other have nothing in common.
-        let mut state = mix(key ^ 0x5851_F42D_4C95_7F2D);
+        // SplitMix64, begun where key and size are mixed: keys that follow each other have nothing in common, nor have domains of nearly the same size.
+        let mut state = mix(mix(key ^ 0x5851_F42D_4C95_7F2D) ^ n);
         let mut next = || {
             state = state.wrapping_add(GOLDEN);
             mix(state)
@@ -53,9 +66,9 @@ impl Permutation {
             }
             Form::Table(table)
         } else {
-            let root = n.isqrt();
-            let b = (root + 1) & !1;
-            Form::Network { a: n.div_ceil(b), b, keys: std::array::from_fn(|_| next()) }
+            let b = (n.isqrt() + 1) & !1;
+            let inverse = if n <= 1 << 42 { u64::MAX / b + 1 } else { 0 };
+            Form::Network(Network { a: n.div_ceil(b), b, inverse, keys: std::array::from_fn(|_| next()) })
         };
         Permutation { n, form }
     }
@@ -75,7 +88,7 @@ impl Permutation {
         assert!(i < self.n, "place {i} of a permutation of {} numbers", self.n);
         match &self.form {
             Form::Table(table) => u64::from(table[i as usize]),
-            Form::Network { a, b, keys } => forward(i / b, i % b, self.n, *a, *b, keys),
+            Form::Network(network) => network.forward(network.split(i), self.n),
         }
     }
 
@@ -87,7 +100,7 @@ impl Permutation {
             Form::Table(table) => {
                 table[..self.n as usize].iter().position(|&t| u64::from(t) == v).expect("a table holds each number") as u64
             }
-            Form::Network { a, b, keys } => backward(v / b, v % b, self.n, *a, *b, keys),
+            Form::Network(network) => network.backward(network.split(v), self.n),
         }
     }
 
@@ -97,12 +110,12 @@ impl Permutation {
         assert!(places.end <= self.n, "places {places:?} of a permutation of {} numbers", self.n);
         match &self.form {
             Form::Table(table) => places.for_each(|i| each(u64::from(table[i as usize]))),
-            Form::Network { a, b, keys } => {
-                let (mut left, mut right) = (places.start / b, places.start % b);
+            Form::Network(network) => {
+                let (mut left, mut right) = network.split(places.start);
                 for _ in places {
-                    each(forward(left, right, self.n, *a, *b, keys));
+                    each(network.forward((left, right), self.n));
                     right = right.wrapping_add(1);
-                    if right == *b {
+                    if right == network.b {
                         (left, right) = (left.wrapping_add(1), 0);
                     }
                 }
@@ -111,30 +124,49 @@ impl Permutation {
     }
 }
 
-#[inline(always)]
-fn forward(mut left: u64, mut right: u64, n: u64, a: u64, b: u64, keys: &[u64; ROUNDS]) -> u64 {
-    loop {
-        for pair in keys.as_chunks::<2>().0 {
-            right = rotate(right, round(left, pair[0], b), b);
-            left = rotate(left, round(right, pair[1], a), a);
-        }
-        let number = left.wrapping_mul(b).wrapping_add(right);
-        if number < n {
-            return number;
+impl Network {
+    /// The pair that stands for a number. A multiplication in the place of a division, which would be half of the time.
+    #[inline(always)]
+    fn split(&self, x: u64) -> (u64, u64) {
+        let left = if self.inverse == 0 { x / self.b } else { below(x, self.inverse) };
+        (left, x.wrapping_sub(left.wrapping_mul(self.b)))
+    }
+
+    #[inline(always)]
+    fn forward(&self, pair: (u64, u64), n: u64) -> u64 {
+        if n <= SMALL { self.forward_by::<ROUNDS_SMALL>(pair, n) } else { self.forward_by::<ROUNDS>(pair, n) }
+    }
+
+    #[inline(always)]
+    fn backward(&self, pair: (u64, u64), n: u64) -> u64 {
+        if n <= SMALL { self.backward_by::<ROUNDS_SMALL>(pair, n) } else { self.backward_by::<ROUNDS>(pair, n) }
+    }
+
+    #[inline(always)]
+    fn forward_by<const R: usize>(&self, (mut left, mut right): (u64, u64), n: u64) -> u64 {
+        loop {
+            for pair in self.keys[..R].as_chunks::<2>().0 {
+                right = rotate(right, round(left, pair[0], self.b), self.b);
+                left = rotate(left, round(right, pair[1], self.a), self.a);
+            }
+            let number = left.wrapping_mul(self.b).wrapping_add(right);
+            if number < n {
+                return number;
+            }
         }
     }
-}
 
-#[inline(always)]
-fn backward(mut left: u64, mut right: u64, n: u64, a: u64, b: u64, keys: &[u64; ROUNDS]) -> u64 {
-    loop {
-        for pair in keys.as_chunks::<2>().0.iter().rev() {
-            left = rotate(left, a - round(right, pair[1], a), a);
-            right = rotate(right, b - round(left, pair[0], b), b);
-        }
-        let number = left.wrapping_mul(b).wrapping_add(right);
-        if number < n {
-            return number;
+    #[inline(always)]
+    fn backward_by<const R: usize>(&self, (mut left, mut right): (u64, u64), n: u64) -> u64 {
+        loop {
+            for pair in self.keys[..R].as_chunks::<2>().0.iter().rev() {
+                left = rotate(left, self.a - round(right, pair[1], self.a), self.a);
+                right = rotate(right, self.b - round(left, pair[0], self.b), self.b);
+            }
+            let number = left.wrapping_mul(self.b).wrapping_add(right);
+            if number < n {
+                return number;
+            }
         }
     }
 }

@@ -169,7 +169,8 @@ fn take_number(rest: &mut &[u8]) -> Option<u64> {
         let (&byte, tail) = rest.split_first()?;
         *rest = tail;
         let bits = u64::from(byte & 0x7F);
-        if bits.leading_zeros() < shift {
+        // What does not fit, and zeros that no encoder writes: a shape has one encoding.
+        if bits.leading_zeros() < shift || (byte == 0 && shift > 0) {
             return None;
         }
         n |= bits << shift;

@@ -22,9 +22,10 @@ pub struct State {
     pub data: String,
     pub seed: u64,
     pub epoch: u64,
-    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position.
+    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position. With bounded batches, where the look-ahead window
+    /// under way begins.
     pub position: u64,
-    /// With bounded batches: the look-ahead window that begins at `position`, and how many of its batches were yielded.
+    /// With bounded batches, in the middle of a window: which of its batches were yielded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<Within>,
 }

@@ -1,11 +1,15 @@
 //! The steps of a job: each takes one batch for each rank from the order, in order.
 //!
 //! With batches of `B` rows and `W` ranks, a step takes the next `W · B` positions of the epoch, and rank `r` the `r`-th `B` of them. So the rows of all ranks, put
-//! together in their order, are the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after a step there is one number that says
+//! together in their order, are the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after a step there is
+//! one number that says
 //! where the job is. Steps are counted from the state that the job began with, on through the epochs. Worker `w` of `n` makes the steps
 //! `w, w + n, w + 2n, …`: who takes from the workers in turn gets them in order.
+//!
+//! Batches bounded by length (`bounded.rs`) are a sequence as well, of which a step takes `W`. Where a step begins in it is known only by making
+//! those before it, so each worker goes through all of them, and keeps its own.
 
-use crate::{Batching, Partition, Plan, RowRef, State, Uneven};
+use crate::{Batching, Lengths, Partition, Plan, RowRef, State, Uneven, Within, bounded::Window};
 use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
@@ -24,7 +28,6 @@ pub struct Step {
 }
 
 /// The steps of one rank, or of one worker of it, from a state on.
-#[derive(Debug)]
 pub struct Steps {
     plan: Arc<Plan>,
     partition: Partition,
@@ -33,6 +36,31 @@ pub struct Steps {
     workers: u32,
     /// The next step of the iterator.
     next: u64,
+    lengths: Option<Arc<dyn Lengths>>,
+    cursor: Cursor,
+}
+
+/// How far bounded batches have been gone through.
+struct Cursor {
+    /// The number of the next step.
+    step: u64,
+    epoch: u64,
+    /// Where the next window, or the one under way, begins.
+    position: u64,
+    /// Batches of it that are gone.
+    batches: u64,
+    window: Option<Window>,
+}
+
+impl Cursor {
+    fn new(state: &State) -> Self {
+        let batches = state.within.map_or(0, |within| within.batches);
+        Cursor { step: 0, epoch: state.epoch, position: state.position, batches, window: None }
+    }
+
+    fn turn_epoch(&mut self) {
+        (self.epoch, self.position, self.batches, self.window) = (self.epoch + 1, 0, 0, None);
+    }
 }
 
 impl Steps {
@@ -40,7 +68,14 @@ impl Steps {
     pub fn new(plan: Arc<Plan>, partition: Partition, start: &State) -> Result<Self> {
         let partition = partition.checked()?;
         start.check(&plan)?;
-        let steps = Steps { plan, partition, start: start.clone(), end_epoch: limits::PLAN_EPOCHS_MAX, workers: 1, next: 0 };
+        if start.within.is_some_and(|within| within.batching != partition.batch) {
+            return Err(Error::invalid("the state to resume from is between batches of other bounds").hint(
+                "resume with the max_total, max_rows and lookahead that it was saved with; a state of the beginning of an epoch takes any",
+            ));
+        }
+        let cursor = Cursor::new(start);
+        let steps =
+            Steps { plan, partition, start: start.clone(), end_epoch: limits::PLAN_EPOCHS_MAX, workers: 1, next: 0, lengths: None, cursor };
         if steps.in_epoch(0) == Some(0) {
             return Err(Error::invalid(format!(
                 "an epoch of {} rows is less than one step of {} ranks with {} rows each",
@@ -69,6 +104,12 @@ impl Steps {
         Ok(self)
     }
 
+    /// With the lengths of rows, which bounded batches need.
+    pub fn with_lengths(mut self, lengths: Arc<dyn Lengths>) -> Self {
+        self.lengths = Some(lengths);
+        self
+    }
+
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -92,19 +133,27 @@ impl Steps {
     }
 
     /// All steps until the end, of all workers; `None` as for [`in_epoch`](Steps::in_epoch).
-    pub fn count(&self) -> Option<u64> {
+    pub fn total(&self) -> Option<u64> {
         let whole = self.end_epoch.saturating_sub(self.start.epoch);
         Some(if whole == 0 { 0 } else { self.in_epoch(self.start.position)?.saturating_add((whole - 1).saturating_mul(self.in_epoch(0)?)) })
     }
 
-    /// The step of this number; `None` past the end.
+    /// The step of this number; `None` past the end. With bounded batches an earlier step than the last one that was asked for begins anew.
     pub fn step(&mut self, step: u64) -> Result<Option<Step>> {
         let (Some(stride), Some(first), Some(each)) = (self.stride(), self.in_epoch(self.start.position), self.in_epoch(0)) else {
-            return Err(Error::unsupported("batches bounded by length"));
+            if step < self.cursor.step {
+                self.cursor = Cursor::new(&self.start);
+            }
+            loop {
+                match self.next_bounded()? {
+                    Some(found) if found.step < step => continue,
+                    found => return Ok(found),
+                }
+            }
         };
         let (epoch, position, last) = match step.checked_sub(first) {
             None => (self.start.epoch, self.start.position + step * stride, step + 1 == first),
-            Some(later) => (self.start.epoch + 1 + later / each, later % each * stride, later % each + 1 == each),
+            Some(later) => ((self.start.epoch + 1).saturating_add(later / each), later % each * stride, later % each + 1 == each),
         };
         if epoch >= self.end_epoch {
             return Ok(None);
@@ -130,6 +179,88 @@ impl Steps {
             at += run;
         }
         (rows, real)
+    }
+
+    /// The step after the last one, of bounded batches.
+    fn next_bounded(&mut self) -> Result<Option<Step>> {
+        let (world, rank, rows) = (u64::from(self.partition.world), u64::from(self.partition.rank), self.plan.rows_per_epoch());
+        loop {
+            let epoch = self.cursor.epoch;
+            if epoch >= self.end_epoch {
+                return Ok(None);
+            }
+            let whole_epoch = (self.cursor.position, self.cursor.batches) == (0, 0);
+            let (mut taken, mut own) = (0, Vec::new());
+            while taken < world && self.cursor.position < rows {
+                let window = match self.cursor.window.take() {
+                    Some(window) => window,
+                    None => self.window(epoch, self.cursor.position)?,
+                };
+                let from = self.cursor.batches;
+                let run = window.len().saturating_sub(from).min(world - taken);
+                if run == 0 {
+                    return Err(Error::invalid(format!(
+                        "the state to resume from is after {from} batches of a window of {}",
+                        window.len()
+                    ))
+                    .hint("the lengths of rows are not those that it was saved with"));
+                }
+                if (taken..taken + run).contains(&rank) {
+                    own.extend_from_slice(window.batch(from + rank - taken));
+                }
+                taken += run;
+                self.cursor.batches = from + run;
+                if self.cursor.batches == window.len() {
+                    (self.cursor.position, self.cursor.batches) = (window.positions.end, 0);
+                } else {
+                    self.cursor.window = Some(window);
+                }
+            }
+            let last = self.cursor.position >= rows;
+            if last {
+                self.cursor.turn_epoch();
+            }
+            let uneven = self.partition.uneven;
+            if taken == 0 || taken < world && uneven == Uneven::Drop {
+                if whole_epoch {
+                    return Err(Error::invalid(format!("an epoch makes {taken} batches, less than one for each of {world} ranks"))
+                        .hint("make batches smaller, or pad or repeat instead of drop"));
+                }
+                continue;
+            }
+            let mut real = own.len();
+            if rank >= taken {
+                own = self.batch_around(epoch, rank - taken)?;
+                real = if uneven == Uneven::Pad { 0 } else { own.len() };
+            }
+            let mut next = State::at(&self.plan, self.cursor.epoch, self.cursor.position);
+            if self.cursor.batches > 0 {
+                next.within = Some(Within { batches: self.cursor.batches, batching: self.partition.batch });
+            }
+            let step = self.cursor.step;
+            self.cursor.step += 1;
+            return Ok(Some(Step { step, epoch, rows: own, real, next }));
+        }
+    }
+
+    fn window(&self, epoch: u64, start: u64) -> Result<Window> {
+        let lengths = self.lengths.as_ref().ok_or_else(|| {
+            Error::invalid("batches bounded by length, of rows whose lengths nobody told").hint("name the column that holds them")
+        })?;
+        Window::new(&self.plan, epoch, start, &self.partition.batch, &**lengths)
+    }
+
+    /// Batch number `number` from the beginning of an epoch, which begins again when it has not as many.
+    fn batch_around(&self, epoch: u64, mut number: u64) -> Result<Vec<RowRef>> {
+        let mut start = 0;
+        loop {
+            let window = self.window(epoch, start)?;
+            if number < window.len() {
+                return Ok(window.batch(number).to_vec());
+            }
+            number -= window.len();
+            start = window.positions.end % self.plan.rows_per_epoch();
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Rng, cases};
-use forebay_plan::{Plan, PlanSpec, RowRef, Shape, Shuffle, Source};
+use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle, Source};
 use std::{collections::HashSet, sync::Arc};
 
 fn random_shape(rng: &mut Rng) -> Shape {
@@ -121,4 +121,45 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
             }
         }
     });
+}
+
+#[test]
+fn permutations_of_any_size_are_bijections_and_can_be_turned_around() {
+    cases("permutations_of_any_size_are_bijections", 400, |rng| {
+        // Small ones whole.
+        let n = 1 + rng.below(5000);
+        let order = Permutation::new(n, rng.next());
+        let mut numbers = Vec::new();
+        order.for_each(0..n, |v| numbers.push(v));
+        numbers.iter().zip(0..).for_each(|(&v, i)| assert_eq!((order.at(i), order.position_of(v)), (v, i)));
+        numbers.sort_unstable();
+        assert!(numbers.iter().zip(0..).all(|(&v, i)| v == i));
+        // Huge ones, to 2^62, at some places; near powers of two and squares, where roots and quotients could be wrong by one.
+        let power = 1u64 << (13 + rng.below(49));
+        let root = 1 + rng.below(1 << 30);
+        let n = [power, power - 1, power + 1, root * root, root * root + 1, power - rng.below(power / 2)][rng.below(6) as usize]
+            .clamp(1, Permutation::MAX);
+        let order = Permutation::new(n, rng.next());
+        for i in [0, n - 1, rng.below(n), rng.below(n), rng.below(n)] {
+            let v = order.at(i);
+            assert!(v < n && order.position_of(v) == i, "place {i} of {n}");
+            assert_eq!(order.at(order.position_of(i)), i, "number {i} of {n}");
+            order.for_each(i..n.min(i + 3), |_| ());
+        }
+    });
+}
+
+#[test]
+fn a_dataset_of_a_trillion_rows_costs_no_more_than_a_small_one() {
+    for shuffle in ["window:10000", "block:16", "full"] {
+        let shape = Arc::new(Shape::uniform(1 << 40, 1000).expect("within limits"));
+        let plan = Plan::new(PlanSpec::single("d", shape, 7, shuffle.parse().expect("a shuffle"))).expect("a plan");
+        let mut rng = Rng::new(3);
+        for _ in 0..200 {
+            let (epoch, position) = (rng.below(1000), rng.below(1 << 40));
+            let row = plan.row_at(epoch, position);
+            assert_eq!(plan.position_of(epoch, row), Some(position));
+            assert!(plan.next_use(epoch, position, 0, row.row / 1000) == Some((epoch, position)));
+        }
+    }
 }

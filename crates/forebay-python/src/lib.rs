@@ -82,6 +82,8 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Steps>()?;
     module.add_class::<plan::Step>()?;
+    module.add_class::<plan::Permutation>()?;
+    module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;
     Ok(())

@@ -15,7 +15,7 @@ pub struct DirConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     pub dirs: Vec<DirConfig>,
-    /// Size of a segment file; `None`: derived from the capacity (1/256 of it, 4 to 256 MiB, smaller for small caches).
+    /// Size of a segment file; `None`: derived from the capacity (1/256 of it, 2 to 256 MiB, smaller for small caches).
     pub segment_bytes: Option<u64>,
     /// How often the index is written out, if anything changed.
     pub checkpoint_interval: Duration,
@@ -52,7 +52,10 @@ const SEGMENTS_MIN: u64 = 4;
 impl DirConfig {
     /// The size of this directory's segments.
     pub(crate) fn segment_bytes(&self, configured: Option<u64>) -> Result<u64> {
-        let derived = (self.capacity_bytes / 256).clamp(4 << 20, 256 << 20).min(self.capacity_bytes / 8).max(SEGMENT_DERIVED_MIN_BYTES);
+        let derived = (self.capacity_bytes / 256)
+            .clamp(2 * SEGMENT_DERIVED_MIN_BYTES, 256 << 20)
+            .min(self.capacity_bytes / 8)
+            .max(SEGMENT_DERIVED_MIN_BYTES);
         let bytes = configured.unwrap_or(derived).next_multiple_of(record::ALIGN_BYTES);
         if !(SEGMENT_MIN_BYTES..=SEGMENT_MAX_BYTES).contains(&bytes) {
             return Err(Error::invalid(format!("a segment of {} is outside 4 KiB to 1 GiB", format_bytes(bytes))));
@@ -79,7 +82,8 @@ mod tests {
         let of = |capacity_bytes| DirConfig { path: "/c".into(), capacity_bytes }.segment_bytes(None);
         assert!(of(1 << 20).is_err());
         assert!(of(8 << 20).unwrap() < 2 << 20);
-        assert_eq!(of(256 << 20).unwrap(), 4 << 20);
+        assert_eq!(of(256 << 20).unwrap(), 2 * SEGMENT_DERIVED_MIN_BYTES);
+        assert_eq!(of(1 << 30).unwrap(), 4 << 20);
         assert_eq!(of(1 << 40).unwrap(), 256 << 20);
     }
 }

@@ -101,7 +101,7 @@ pub struct Report {
 pub fn show(figure: &str, value: f64) -> String {
     if figure.starts_with("of_") || figure.ends_with("_share") {
         format!("{:.0} %", value * 100.0)
-    } else if figure.starts_with("found_") {
+    } else if figure.starts_with("found_") || figure.starts_with("from_cache") {
         format!("{:.1} %", value * 100.0)
     } else if figure.starts_with("times_") {
         format!("{value:.1} ×")
@@ -129,7 +129,8 @@ fn show_figure(figure: &str, value: f64) -> String {
         "objects_per_s" => format!("{} objects/s", crate::out::grouped(value.round() as u64)),
         "round_trips" => format!("{value:.0} round trips"),
         "index_bytes" => format!("{} of memory", show(figure, value)),
-        "found_least" => format!("{} of each later epoch", show(figure, value)),
+        "found_of_cache" => format!("{} of what the cache has room for, in each later epoch", show(figure, value)),
+        "from_cache_least" => format!("{} of each later epoch from the cache", show(figure, value)),
         f if f.starts_with("ready_") => format!("{} {}", show(f, value), f.trim_end_matches("_us").replace('_', " ")),
         f if f.starts_with("of_") => format!("{} of {}", show(f, value), f[3..].replace('_', " ")),
         f => show(f, value),
@@ -192,7 +193,7 @@ const CACHE: [(&str, &str); 11] = [
 ];
 
 /// Of caches that are smaller than what is read, epoch after epoch: what was found in each.
-const EPOCHS: [(&str, &str); 9] = [
+const EPOCHS: [(&str, &str); 10] = [
     ("cache", "cache_bytes"),
     ("of dataset", "of_dataset"),
     ("held", "held_share"),
@@ -201,6 +202,7 @@ const EPOCHS: [(&str, &str); 9] = [
     ("epoch 3", "found_in_3"),
     ("epoch 4", "found_in_4"),
     ("later", "found_later"),
+    ("from cache", "from_cache_least"),
     ("written/fetched", "written_per_fetched"),
 ];
 

@@ -160,6 +160,12 @@ fn describe(opened: &Value) -> Vec<String> {
     if n("skipped_files") > 0 {
         rows.push(("left out", format!("{} (damaged)", count(n("skipped_files"), "file"))));
     }
+    if n("unreadable_names") > 0 {
+        rows.push((
+            "left out",
+            format!("{} that cannot be read through this node, as {:?}", count(n("unreadable_names"), "name"), text("unreadable_name")),
+        ));
+    }
     if let Some(name) = opened["manifest"].as_str() {
         rows.push(("manifest", name.to_owned()));
     }

@@ -9,6 +9,7 @@ pub mod ls;
 pub mod metrics;
 pub mod put;
 pub mod serve;
+pub mod shuffle_report;
 pub mod stat;
 pub mod status;
 pub mod top;

@@ -19,7 +19,7 @@ mod table;
 pub use layout::Layout;
 pub use table::Table;
 
-use crate::{Access, Datasets};
+use crate::{Access, Dataset, Datasets};
 use forebay_core::{Error, ErrorKind, Result, limits};
 use forebay_engine::Engine;
 use forebay_plan::{Plan, PlanDocument};
@@ -76,7 +76,9 @@ pub struct Lease {
     /// Where the cache takes the job to be.
     pub epoch: u64,
     pub position: u64,
-    pub expires_in_seconds: u64,
+    /// `None`: when what it is for ends here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_in_seconds: Option<u64>,
     /// Leases on this plan, this one included.
     pub leases: usize,
 }
@@ -125,8 +127,38 @@ struct Held {
     /// Over all epochs.
     at: u64,
     until_epoch: Option<u64>,
-    lasts: Duration,
-    expires: Instant,
+    /// `None`: until it is released.
+    lasts: Option<Duration>,
+    expires: Option<Instant>,
+}
+
+impl Held {
+    fn renew(&mut self) {
+        self.expires = self.lasts.map(|lasts| Instant::now() + lasts);
+    }
+}
+
+/// A plan of work that goes on here; dropping it ends the lease.
+pub struct Following {
+    plans: Plans,
+    lease: String,
+}
+
+impl Following {
+    /// Where the work is.
+    ///
+    /// # Errors
+    /// `Invalid` for a place that cannot be.
+    pub fn progress(&self, epoch: u64, position: u64) -> Result<()> {
+        self.plans.progress(&self.lease, epoch, position).map(|_| ())
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        // It is there: nobody else knows it, and it does not run out.
+        let _ = self.plans.release(&self.lease);
+    }
 }
 
 struct Group {
@@ -179,13 +211,14 @@ impl Plans {
     /// `Invalid` for a plan or a place that cannot be, `NotFound` for a dataset that is not known here, `PermissionDenied`, `Busy` for one lease too many.
     pub async fn register(&self, registration: &Registration, access: &dyn Access) -> Result<Lease> {
         check(registration)?;
-        let mut layouts: Vec<Arc<Layout>> = Vec::new();
+        let mut datasets = Vec::new();
         for source in &registration.plan.sources {
-            let dataset = self.inner.datasets.get(&source.dataset, access).await?;
-            let known =
-                layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
-            layouts.push(known.unwrap_or_else(|| Arc::new(Layout::new(dataset))));
+            datasets.push(self.inner.datasets.get(&source.dataset, access).await?);
         }
+        // Of millions of files that takes its time.
+        let plans = self.clone();
+        let layouts = tokio::task::spawn_blocking(move || plans.layouts(&datasets)).await;
+        let layouts = layouts.map_err(|e| Error::internal("the files of a dataset could not be ordered").source(e))?;
         let mut shapes = layouts.iter();
         let spec = registration.plan.resolve(|id| {
             let layout = shapes.next().ok_or_else(|| Error::internal(format!("the dataset {id} was not looked up")))?;
@@ -194,6 +227,49 @@ impl Plans {
         let plan = Arc::new(Plan::new(spec)?);
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
+        let lease = self.hold(plan, layouts, at, registration.until_epoch, Some(lasts), registration.ahead_bytes)?;
+        self.of(lease)
+    }
+
+    /// Follows the plan of work that goes on here, such as a stream, for as long as what this returns is kept.
+    ///
+    /// # Errors
+    /// As [`Plans::register`].
+    pub fn follow(
+        &self,
+        plan: Arc<Plan>,
+        datasets: &[Arc<Dataset>],
+        epoch: u64,
+        position: u64,
+        until_epoch: Option<u64>,
+    ) -> Result<Following> {
+        let layouts = self.layouts(datasets);
+        let at = place(&plan, epoch, position)?;
+        let lease = self.hold(plan, layouts, at, until_epoch, None, limits::PLAN_AHEAD_DEFAULT_BYTES)?;
+        Ok(Following { plans: self.clone(), lease: format!("{lease:016x}") })
+    }
+
+    /// Of each dataset one layout, shared with the plans that are followed already.
+    fn layouts(&self, datasets: &[Arc<Dataset>]) -> Vec<Arc<Layout>> {
+        let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(datasets.len());
+        for dataset in datasets {
+            let known =
+                layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
+            layouts.push(known.unwrap_or_else(|| Arc::new(Layout::new(dataset.clone()))));
+        }
+        layouts
+    }
+
+    /// Enters a lease. Without a time it lasts until it is released.
+    fn hold(
+        &self,
+        plan: Arc<Plan>,
+        layouts: Vec<Arc<Layout>>,
+        at: u64,
+        until_epoch: Option<u64>,
+        lasts: Option<Duration>,
+        ahead_bytes: u64,
+    ) -> Result<u64> {
         let lease = self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed));
         let identity = plan.identity().to_owned();
         {
@@ -208,10 +284,10 @@ impl Plans {
                 state.groups.insert(identity.clone(), group);
                 self.inner.table.add(followed);
             }
-            let held = Held { plan: identity.clone(), at, until_epoch: registration.until_epoch, lasts, expires: Instant::now() + lasts };
+            let held = Held { plan: identity.clone(), at, until_epoch, lasts, expires: lasts.map(|lasts| Instant::now() + lasts) };
             state.held.insert(lease, held);
             state.settle(&identity);
-            let ahead = registration.ahead_bytes.min(self.inner.ahead_most());
+            let ahead = ahead_bytes.min(self.inner.ahead_most());
             if let Some(group) = state.groups.get_mut(&identity)
                 && ahead > group.followed.ahead_bytes.load(Relaxed)
             {
@@ -227,8 +303,8 @@ impl Plans {
             }
         }
         self.inner.stats.registered.fetch_add(1, Relaxed);
-        tracing::info!(plan = %identity, lease = format_args!("{lease:016x}"), "the cache follows a plan");
-        self.of(lease)
+        tracing::info!(plan = %identity, "the cache follows a plan");
+        Ok(lease)
     }
 
     /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the lease.
@@ -244,7 +320,7 @@ impl Plans {
             let at = place(&followed.plan, epoch, position)?;
             if let Some(held) = state.held.get_mut(&id) {
                 held.at = at;
-                held.expires = Instant::now() + held.lasts;
+                held.renew();
             }
             state.settle(&identity);
         }
@@ -287,10 +363,9 @@ impl Plans {
             let Some(at) = followed.place_of(source as u32, rows) else { continue };
             let mut state = self.inner.state.lock();
             let identity = followed.plan.identity();
-            let now = Instant::now();
             for held in state.held.values_mut().filter(|h| h.plan == identity) {
                 held.at = held.at.max(at);
-                held.expires = held.expires.max(now + held.lasts);
+                held.renew();
             }
             state.settle(identity);
         }
@@ -303,10 +378,10 @@ impl Plans {
         }
         let mut state = self.inner.state.lock();
         let Some(rows) = state.groups.get(plan).map(|group| group.followed.plan.rows_per_epoch()) else { return };
-        let (at, now) = (epoch.saturating_mul(rows).saturating_add(position), Instant::now());
+        let at = epoch.saturating_mul(rows).saturating_add(position);
         for held in state.held.values_mut().filter(|held| held.plan == plan) {
             held.at = held.at.max(at);
-            held.expires = held.expires.max(now + held.lasts);
+            held.renew();
         }
         state.settle(plan);
     }
@@ -322,7 +397,7 @@ impl Plans {
             rows_per_epoch: rows,
             epoch: held.at / rows,
             position: held.at % rows,
-            expires_in_seconds: held.expires.saturating_duration_since(Instant::now()).as_secs(),
+            expires_in_seconds: held.expires.map(|e| e.saturating_duration_since(Instant::now()).as_secs()),
             leases: state.held.values().filter(|h| h.plan == held.plan).count(),
             lease: text,
         })
@@ -371,11 +446,11 @@ async fn sweep(plans: Weak<Inner>) {
         let Some(inner) = plans.upgrade() else { return };
         let mut state = inner.state.lock();
         let now = Instant::now();
-        let over: Vec<u64> = state.held.iter().filter(|(_, h)| h.expires <= now).map(|(id, _)| *id).collect();
+        let over: Vec<u64> = state.held.iter().filter(|(_, h)| h.expires.is_some_and(|e| e <= now)).map(|(id, _)| *id).collect();
         for lease in over {
             state.end(lease, &inner.table);
             inner.stats.expired.fetch_add(1, Relaxed);
-            tracing::info!(lease = format_args!("{lease:016x}"), "the lease on a plan ran out");
+            tracing::info!("the lease on a plan ran out");
         }
         if state.held.is_empty() {
             state.sweeping = false;

@@ -12,15 +12,14 @@ use super::{
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather},
-    joined,
-    of_file,
+    joined, of_file,
     stats::add,
 };
 use crate::Dataset;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result, limits::CHUNK_BYTES};
+use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::{Engine, Joined};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -145,7 +144,7 @@ impl Rows {
         }
         let range = dataset.index(part.file as usize).map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
         let much = part.rows.len() as u64 * 2 >= range;
-        if much || inner.cache.touch(key) || inner.decoding_whole.contains(&key) {
+        if much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => return Ok(whole(block)),
                 // No memory to keep it: the wanted rows are read all the same.
@@ -155,8 +154,9 @@ impl Rows {
         }
         let file = self.open_file(dataset, part.file, keys.options).await?;
         let rows = if part.rows.len() as u64 == range { BlockRows::All } else { BlockRows::sorted(part.rows.as_slice())? };
-        let batch = self.decode(&file, part.block, rows, keys).await?;
+        let (batch, ns) = self.decode(&file, part.block, rows, keys).await?;
         add(&inner.stats.blocks_read_in_part, 1);
+        inner.cache.spent(key, bytes_of(&file, part.block), ns);
         Ok(PartRead { batch, whole: None })
     }
 
@@ -199,8 +199,9 @@ impl Rows {
 
     async fn decode_whole(&self, dataset: &Arc<Dataset>, file: u32, block: u32, keys: &Keys) -> Result<Arc<Block>> {
         let file = self.open_file(dataset, file, keys.options).await?;
-        let batch = self.decode(&file, block, BlockRows::All, keys).await?;
+        let (batch, ns) = self.decode(&file, block, BlockRows::All, keys).await?;
         let bytes = batch.get_array_memory_size() as u64;
+        self.inner.cache.decoded_whole(bytes_of(&file, block), bytes, ns);
         let memory = self.spare(bytes).ok_or_else(|| Error::busy(format!("there is no memory to keep a block of {bytes} bytes")))?;
         add(&self.inner.stats.blocks_decoded, 1);
         Ok(Arc::new(Block { batch, bytes, _memory: memory }))
@@ -215,35 +216,38 @@ impl Rows {
         })
     }
 
-    /// Rows of one block.
-    async fn decode(&self, file: &Arc<OpenFile>, block: u32, rows: BlockRows, keys: &Keys) -> Result<RecordBatch> {
+    /// Rows of one block, and the nanoseconds that decoding them took.
+    async fn decode(&self, file: &Arc<OpenFile>, block: u32, rows: BlockRows, keys: &Keys) -> Result<(RecordBatch, u64)> {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").source(e);
         let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
         let mut read = file.reader.read(block as usize, rows, &keys.columns)?;
         let mut held: Vec<Reservation> = Vec::new();
+        let mut spent_ns = 0;
         loop {
             let _thread = inner.decoding.acquire().await.map_err(closed)?;
-            let (rows, of, began) = (self.clone(), file.clone(), Instant::now());
+            let (rows, of) = (self.clone(), file.clone());
             let decoded = joined(
                 tokio::task::spawn_blocking(move || {
+                    let began = Instant::now();
                     let step = step(&rows, &of, &mut read, &mut held);
                     let done = match step {
                         Ok(None) => read.finish().map(Step::Done),
                         Ok(Some(ranges)) => Ok(Step::Missing(read, ranges)),
                         Err(e) => Err(e),
                     };
-                    (done, held)
+                    (done, held, began.elapsed().as_nanos() as u64)
                 })
                 .await,
             )?;
-            add(&inner.stats.decode_ns, began.elapsed().as_nanos() as u64);
             drop(_thread);
             let ranges;
-            let (done, kept) = decoded;
+            let (done, kept, ns) = decoded;
             held = kept;
+            spent_ns += ns;
+            add(&inner.stats.decode_ns, ns);
             match done? {
-                Step::Done(batch) => return conform(batch, &keys.schema),
+                Step::Done(batch) => return Ok((conform(batch, &keys.schema)?, spent_ns)),
                 Step::Missing(unfinished, missing) => (read, ranges) = (unfinished, missing),
             }
             let began = Instant::now();
@@ -259,6 +263,12 @@ impl Rows {
             add(&inner.stats.fetch_ns, began.elapsed().as_nanos() as u64);
         }
     }
+}
+
+/// What a block takes in its file, or in what that unpacks to.
+fn bytes_of(file: &OpenFile, block: u32) -> u64 {
+    let bytes = file.reader.index().blocks().bytes(block as usize);
+    bytes.end - bytes.start
 }
 
 enum Step {
@@ -290,7 +300,7 @@ fn step(rows: &Rows, file: &OpenFile, read: &mut BlockRead, held: &mut Vec<Reser
     }
 }
 
-/// Ranges that touch or nearly do are one: a gap that is smaller than a chunk is read with its neighbours anyway.
+/// Ranges that touch or nearly do are one.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| r.start);
     let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
@@ -303,8 +313,8 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     out
 }
 
-/// A gap that costs less to read than another request or another read of the disk.
-const GAP_BYTES: u64 = CHUNK_BYTES / 16;
+/// A gap that costs less to read than another read of the disk. (Requests to an origin are for chunks, which ranges share anyway.)
+const GAP_BYTES: u64 = 4 << 10;
 
 /// Fetches ranges of one version, some at a time.
 pub(super) async fn fetch_all(

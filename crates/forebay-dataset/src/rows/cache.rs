@@ -3,8 +3,10 @@
 //! A block is found here as long as anybody holds it. Besides, the cache holds the most recently used ones itself, up to its size. Their memory is of
 //! the budget (each block carries its reservation), so the cache gives way when that is wanted elsewhere ([`BlockCache::give_way`]).
 //!
-//! Which blocks are worth it is told by their past: a block that is read in part for the second time while it is remembered is decoded whole
-//! ([`BlockCache::touch`]). One pass over a large dataset in random order so leaves the cache alone; a dataset that fits is soon in it.
+//! Which blocks are worth it is told by their past, as with hiring and buying: what reading a block in part has cost so far is remembered, and when that is as
+//! much as decoding it whole would cost, it is decoded whole and kept ([`BlockCache::is_worth`]). So at most twice the least possible is ever paid. Where single pages
+//! can be read that takes many reads; where the whole row group has to be decoded for one row it takes two. What is remembered is no more than what the cache could hold:
+//! a dataset that is much larger than the cache, read in random order, leaves it alone.
 //!
 //! Invariant: the blocks that the cache itself holds take at most `max_bytes`.
 
@@ -13,7 +15,7 @@ use arrow_array::RecordBatch;
 use forebay_core::{Reservation, VersionId, limits};
 use parking_lot::Mutex;
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
 };
 
@@ -41,14 +43,25 @@ struct Inner {
     known: HashMap<BlockKey, Weak<Block>>,
     /// Those that are held here.
     held: Lru<BlockKey, Arc<Block>>,
-    /// Blocks that were read in part, the oldest first.
-    touched: HashSet<BlockKey>,
-    touched_order: VecDeque<BlockKey>,
+    /// Blocks that were read in part: what that has cost, in nanoseconds, and their bytes.
+    spent: HashMap<BlockKey, (u64, u64)>,
+    /// The same, the oldest first.
+    spent_order: VecDeque<BlockKey>,
+    spent_bytes: u64,
+    /// Of blocks that were decoded whole lately: nanoseconds, bytes in the file, bytes decoded.
+    whole: (f64, f64, f64),
 }
 
 pub(super) struct BlockCache {
     inner: Mutex<Inner>,
     max_bytes: u64,
+}
+
+impl Inner {
+    /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Before anything is known: 250 MB/s, and text that is packed 3 to 1.
+    fn whole_costs(&self) -> (f64, f64, f64) {
+        if self.whole.1 > 0.0 && self.whole.2 > 0.0 { self.whole } else { (4.0, 1.0, 3.0) }
+    }
 }
 
 impl BlockCache {
@@ -83,19 +96,40 @@ impl BlockCache {
         inner.held.shrink_to(self.max_bytes);
     }
 
-    /// Notes that a block is read in part. `true`: it was before, not long ago.
-    pub(super) fn touch(&self, key: BlockKey) -> bool {
+    /// Notes that reading some rows of a block, which has so many bytes in its file, took so long.
+    pub(super) fn spent(&self, key: BlockKey, bytes: u64, ns: u64) {
         let mut inner = self.inner.lock();
-        if !inner.touched.insert(key) {
-            return true;
+        let inner = &mut *inner;
+        if let Some((so_far, _)) = inner.spent.get_mut(&key) {
+            *so_far += ns;
+            return;
         }
-        inner.touched_order.push_back(key);
-        if inner.touched_order.len() > limits::ROWS_BLOCKS_REMEMBERED
-            && let Some(oldest) = inner.touched_order.pop_front()
+        inner.spent.insert(key, (ns, bytes));
+        inner.spent_order.push_back(key);
+        inner.spent_bytes += bytes;
+        let (_, coded, decoded) = inner.whole_costs();
+        let fits = (self.max_bytes as f64 * coded / decoded) as u64;
+        while (inner.spent_bytes > fits || inner.spent_order.len() > limits::ROWS_BLOCKS_REMEMBERED)
+            && let Some(oldest) = inner.spent_order.pop_front()
         {
-            inner.touched.remove(&oldest);
+            let gone = inner.spent.remove(&oldest);
+            inner.spent_bytes -= gone.map_or(0, |(_, bytes)| bytes);
         }
-        false
+    }
+
+    /// Whether reading this block in part has cost as much by now as decoding it whole would.
+    pub(super) fn is_worth(&self, key: &BlockKey) -> bool {
+        let inner = self.inner.lock();
+        let (ns, coded, _) = inner.whole_costs();
+        inner.spent.get(key).is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
+    }
+
+    /// Notes what decoding a block whole has cost.
+    pub(super) fn decoded_whole(&self, bytes: u64, decoded: u64, ns: u64) {
+        let mut inner = self.inner.lock();
+        let whole = &mut inner.whole;
+        // The last few tens count.
+        *whole = (whole.0 * 0.95 + ns as f64, whole.1 * 0.95 + bytes as f64, whole.2 * 0.95 + decoded as f64);
     }
 
     /// Lets go of about so many bytes, the least recently used first.
@@ -155,12 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_worth_decoding_when_it_is_read_again() {
-        let cache = BlockCache::new(1);
-        assert!(!cache.touch(key(1)) && !cache.touch(key(2)) && cache.touch(key(1)));
-        for n in 0..limits::ROWS_BLOCKS_REMEMBERED as u32 {
-            cache.touch(key(10 + n));
+    fn a_block_is_worth_decoding_when_its_parts_have_cost_as_much() {
+        let cache = BlockCache::new(90_000);
+        cache.decoded_whole(10_000, 30_000, 1_000_000);
+        cache.spent(key(1), 10_000, 400_000);
+        assert!(!cache.is_worth(&key(1)) && !cache.is_worth(&key(2)));
+        cache.spent(key(1), 10_000, 700_000);
+        assert!(cache.is_worth(&key(1)));
+        // The cache could hold three such blocks: what a fourth pushes out is forgotten.
+        for n in 2..=3 {
+            cache.spent(key(n), 10_000, 10);
         }
-        assert!(!cache.touch(key(1)), "forgotten");
+        assert!(cache.is_worth(&key(1)));
+        cache.spent(key(4), 10_000, 10);
+        assert!(!cache.is_worth(&key(1)));
     }
 }

@@ -122,7 +122,7 @@ impl Rows {
     /// concerns one row names it.
     pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows.len());
+        let bytes = self.expected_bytes(dataset, rows)?;
         let memory =
             self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
         self.counted(self.read_held(dataset, rows, columns, memory.into())).await
@@ -134,7 +134,7 @@ impl Rows {
     /// As [`Rows::read`].
     pub async fn read_now(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
         self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows.len());
+        let bytes = self.expected_bytes(dataset, rows)?;
         let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
         let memory =
             held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
@@ -185,17 +185,33 @@ impl Rows {
         checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
-    /// What so many rows take, by the average of the dataset's bytes.
-    fn expected_bytes(&self, dataset: &Dataset, rows: usize) -> u64 {
+    /// What the rows will take: exactly where they are whole objects; elsewhere by the average of the dataset's bytes, twice, since rows of blocks are
+    /// there twice while they are put in order.
+    fn expected_bytes(&self, dataset: &Dataset, rows: &[u64]) -> Result<u64> {
+        const BESIDE_BYTES: u64 = 4096;
+        if dataset.format() == Format::Objects {
+            let bytes = rows.iter().fold(0u64, |sum, &row| sum.saturating_add(dataset.files().size(row as usize)));
+            self.check_answer(bytes + BESIDE_BYTES)?;
+            return Ok(bytes + BESIDE_BYTES);
+        }
         let average = dataset.files().total_bytes() / dataset.rows().max(1);
-        let expected = average.saturating_mul(rows as u64).saturating_add(4096);
+        let expected = average.saturating_mul(2 * rows.len() as u64).saturating_add(BESIDE_BYTES);
         // A guess: what is missing is taken when it is known.
-        expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes())
+        Ok(expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes()))
+    }
+
+    fn check_answer(&self, bytes: u64) -> Result<()> {
+        let most = limits::ROWS_ANSWER_MAX_BYTES.min(self.inner.answers.holdable_bytes());
+        if bytes > most {
+            return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
+                .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
+        }
+        Ok(())
     }
 
     /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
-        check_answer(bytes)?;
+        self.check_answer(bytes)?;
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes > held + held / 4 + 4096 {
             // All of it anew: answers that wait for more while they hold some would wait for each other.
@@ -205,15 +221,6 @@ impl Rows {
         }
         Ok(())
     }
-}
-
-fn check_answer(bytes: u64) -> Result<()> {
-    let most = limits::ROWS_ANSWER_MAX_BYTES;
-    if bytes > most {
-        return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
-            .hint("ask for fewer rows or columns at a time"));
-    }
-    Ok(())
 }
 
 /// Bytes of the rows themselves: slices of larger buffers count as what they show.

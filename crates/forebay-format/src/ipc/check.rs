@@ -1,6 +1,7 @@
 //! Whether what the header of a batch says fits its body.
 
 use arrow_ipc::{CompressionType, RecordBatch};
+use arrow_schema::{DataType, Field};
 use forebay_core::{Error, ErrorKind, Result, limits};
 
 /// A codec cannot make more of a byte than about this many: a claim above it is a lie.
@@ -12,11 +13,53 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
     }
 }
 
-/// Checks every buffer and every length before they are used.
+/// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else. `None` stands for columns of which it
+/// takes more than the type to tell how many buffers they have.
+fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
+    use DataType::*;
+    let validity = Some(0);
+    match ty {
+        Null => {}
+        Utf8 | Binary => out.extend([validity, Some(4), Some(0)]),
+        LargeUtf8 | LargeBinary => out.extend([validity, Some(8), Some(0)]),
+        Utf8View | BinaryView | Union(..) => out.push(None),
+        List(f) | Map(f, _) => {
+            out.extend([validity, Some(4)]);
+            offset_widths(f.data_type(), out);
+        }
+        LargeList(f) => {
+            out.extend([validity, Some(8)]);
+            offset_widths(f.data_type(), out);
+        }
+        ListView(f) => {
+            out.extend([validity, Some(4), Some(4)]);
+            offset_widths(f.data_type(), out);
+        }
+        LargeListView(f) => {
+            out.extend([validity, Some(8), Some(8)]);
+            offset_widths(f.data_type(), out);
+        }
+        FixedSizeList(f, _) => {
+            out.push(validity);
+            offset_widths(f.data_type(), out);
+        }
+        Struct(fields) => {
+            out.push(validity);
+            fields.iter().for_each(|f| offset_widths(f.data_type(), out));
+        }
+        RunEndEncoded(ends, values) => {
+            offset_widths(ends.data_type(), out);
+            offset_widths(values.data_type(), out);
+        }
+        _ => out.extend([validity, Some(0)]),
+    }
+}
+
+/// Checks every buffer and every length before they are used. `fields` are those of the batch.
 ///
 /// # Errors
 /// `Corrupt` with the offset of the message, `Unsupported` for a codec that is not known, `TooLarge`.
-pub(super) fn check(batch: &RecordBatch<'_>, body: &[u8], at: u64) -> Result<()> {
+pub(super) fn check<'f>(batch: &RecordBatch<'_>, fields: impl IntoIterator<Item = &'f Field>, body: &[u8], at: u64) -> Result<()> {
     let corrupt = |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
     if batch.length() < 0 {
         return Err(corrupt(format!("it has {} rows", batch.length())));
@@ -35,24 +78,33 @@ pub(super) fn check(batch: &RecordBatch<'_>, body: &[u8], at: u64) -> Result<()>
             Error::unsupported(format!("the Arrow batch at offset {at} is compressed with codec {}, which is not offered", c.codec().0))
         })?),
     };
+    let mut widths = Vec::new();
+    fields.into_iter().for_each(|f| offset_widths(f.data_type(), &mut widths));
+    widths.truncate(widths.iter().position(Option::is_none).unwrap_or(widths.len()));
+    let mut widths = widths.into_iter().flatten();
     let mut decoded = 0u64;
     for buffer in batch.buffers().into_iter().flatten() {
         let place = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
         let bytes = place.and_then(|(offset, len)| body.get(offset..offset.checked_add(len)?)).ok_or_else(|| {
             corrupt(format!("a buffer is said to be {} bytes at {} of a body of {}", buffer.length(), buffer.offset(), body.len()))
         })?;
+        let stored = bytes.len() as u64;
         let claimed = match (most, bytes.split_first_chunk::<8>()) {
-            (None, _) => 0,
+            (None, _) => stored,
             (Some(_), None) if bytes.is_empty() => 0,
             (Some(_), None) => return Err(corrupt("a compressed buffer is shorter than its length".to_owned())),
             (Some(most), Some((len, data))) => match i64::from_le_bytes(*len) {
-                -1 => 0,
+                -1 => stored - 8,
                 len if len < 0 || len as u64 > most.saturating_mul(data.len() as u64 + 64) => {
                     return Err(corrupt(format!("{} bytes are said to be {len} when they are decompressed", data.len())));
                 }
                 len => len as u64,
             },
         };
+        let width = u64::from(widths.next().unwrap_or(0));
+        if width > 0 && !claimed.is_multiple_of(width) {
+            return Err(corrupt(format!("{claimed} bytes are no offsets of {width} bytes each")));
+        }
         decoded = decoded.saturating_add(claimed);
         if decoded > limits::BLOCK_DECODED_MAX_BYTES {
             let max = limits::BLOCK_DECODED_MAX_BYTES;

@@ -189,6 +189,9 @@ impl StreamIndexer {
                 return Ok(self.want(left.min(PREFIX_BYTES as u64)));
             };
             let Prefix::Head { len, .. } = prefix(&start, at)? else {
+                if self.schema.is_none() {
+                    return Err(Error::corrupt(format!("the Arrow stream ends at offset {at}, before its schema")));
+                }
                 self.ended = true;
                 continue;
             };

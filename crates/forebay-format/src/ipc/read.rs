@@ -8,7 +8,7 @@ use crate::{
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::{RecordBatchDecoder, read_dictionary};
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{collections::HashMap, ops::Range, sync::Arc};
@@ -86,7 +86,13 @@ impl Opened {
             return Err(Error::corrupt(format!("the Arrow message at offset {at} is no dictionary")));
         };
         let data = batch.data().ok_or_else(|| Error::corrupt(format!("the Arrow dictionary at offset {at} has no values")))?;
-        check(&data, body, at)?;
+        #[expect(deprecated, reason = "the only way to a field by its dictionary")]
+        let fields = self.schema.fields_with_dict_id(batch.id());
+        let values = fields.first().and_then(|f| match f.data_type() {
+            DataType::Dictionary(_, values) => Some(Field::new("", (**values).clone(), true)),
+            _ => None,
+        });
+        check(&data, values.as_ref(), body, at)?;
         if let Some((_, last)) = self.dictionaries.last().filter(|(block, _)| *block != place.block) {
             let next = last.clone();
             self.dictionaries.push((place.block, next));
@@ -167,7 +173,7 @@ impl Read {
         let message = message::header(&bytes, at)?;
         let batch = message.header_as_record_batch().ok_or_else(changed)?;
         let body = bytes.get(self.head..).ok_or_else(changed)?;
-        check(&batch, body, at)?;
+        check(&batch, self.file_schema.fields().iter().map(|f| &**f), body, at)?;
         if batch.length() != i64::from(self.block_rows) {
             return Err(changed());
         }

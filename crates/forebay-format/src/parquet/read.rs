@@ -16,7 +16,6 @@ use ::parquet::{
         arrow_reader::{ArrowReaderMetadata, RowSelection},
         push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder},
     },
-    basic::Compression,
 };
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
@@ -42,8 +41,8 @@ pub(crate) struct Read {
     /// Wanted columns of the schema, in the order of the projection.
     columns: Vec<usize>,
     schema: SchemaRef,
-    /// Where the wanted chunks are, and how they are compressed.
-    chunks: Vec<(Range<u64>, Compression)>,
+    /// Where the wanted chunks are, and of which columns.
+    chunks: Vec<(Range<u64>, usize)>,
     /// Page indexes that are needed: column, place.
     indexes: Vec<(usize, Range<u64>)>,
     held: Held,
@@ -80,7 +79,7 @@ impl Read {
             let (start, len) = group.column(i).byte_range();
             start..start + len
         };
-        let chunks: Vec<_> = leaves().map(|i| (place(i), group.column(i).compression())).collect();
+        let chunks: Vec<_> = leaves().map(|i| (place(i), i)).collect();
         let mut indexes = Vec::new();
         let select = wanted < group_rows.div_ceil(2) as usize;
         let bytes = index.blocks().bytes(row_group);
@@ -151,9 +150,10 @@ impl Read {
                     let mut buffers = Vec::with_capacity(ranges.len());
                     for range in &ranges {
                         let bytes = self.held.get(range).ok_or_else(|| Error::internal("bytes that were there are gone"))?;
-                        let codec =
-                            self.chunks.iter().find(|(chunk, _)| chunk.contains(&range.start)).map_or(Compression::UNCOMPRESSED, |c| c.1);
-                        self.checker.pages(range.start, &bytes, codec)?;
+                        let group = self.arrow.metadata().row_group(self.row_group);
+                        let column = self.chunks.iter().find(|(chunk, _)| chunk.contains(&range.start));
+                        let column = column.ok_or_else(|| Error::internal("bytes outside all columns are asked for"))?.1;
+                        self.checker.pages(range.start, &bytes, group.column(column))?;
                         buffers.push(bytes);
                     }
                     self.held.clear();

@@ -49,13 +49,24 @@ impl<'a> Compact<'a> {
         Bad { at: self.at, what }
     }
 
+    #[inline]
     fn byte(&mut self) -> Result<u8> {
         let b = *self.bytes.get(self.at).ok_or(self.bad("it ends too early"))?;
         self.at += 1;
         Ok(b)
     }
 
+    #[inline]
     fn varint(&mut self) -> Result<u64> {
+        // Most numbers are small.
+        if let Some(&b) = self.bytes.get(self.at).filter(|&&b| b < 0x80) {
+            self.at += 1;
+            return Ok(u64::from(b));
+        }
+        self.long_varint()
+    }
+
+    fn long_varint(&mut self) -> Result<u64> {
         let mut v = 0u64;
         for shift in (0..64).step_by(7) {
             let b = self.byte()?;
@@ -67,6 +78,7 @@ impl<'a> Compact<'a> {
         Err(self.bad("a number has too many bytes"))
     }
 
+    #[inline]
     pub fn int(&mut self) -> Result<i64> {
         let v = self.varint()?;
         Ok((v >> 1) as i64 ^ -((v & 1) as i64))
@@ -97,6 +109,7 @@ impl<'a> Compact<'a> {
         Ok(())
     }
 
+    #[inline]
     fn field(&mut self, last: i16) -> Result<Option<(i16, Type)>> {
         let head = self.byte()?;
         if head == 0 {
@@ -110,6 +123,7 @@ impl<'a> Compact<'a> {
         Ok(Some((id, ty)))
     }
 
+    #[inline]
     fn kind(&self, code: u8) -> Result<Type> {
         Ok(match code {
             1 => Type::Bool(true),
@@ -129,6 +143,7 @@ impl<'a> Compact<'a> {
     }
 
     /// The head of a list: of what, and how many. No element takes less than a byte.
+    #[inline]
     pub fn list(&mut self) -> Result<(Type, usize)> {
         let head = self.byte()?;
         let ty = self.kind(head & 15)?;
@@ -189,6 +204,7 @@ impl<'a> Compact<'a> {
         }
     }
 
+    #[inline]
     fn jump(&mut self, n: usize) -> Result<()> {
         if self.bytes.len() - self.at < n {
             return Err(self.bad("it ends too early"));

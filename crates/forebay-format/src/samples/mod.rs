@@ -193,7 +193,7 @@ impl FileIndex {
 }
 
 /// Offsets of what a compressed tar decompresses to have no bound but this.
-const OFFSETS_END: u64 = i64::MAX as u64;
+pub(crate) const OFFSETS_END: u64 = i64::MAX as u64;
 
 /// From the first byte of a row to its last.
 fn bytes_of(members: &MemberIndex, sample: &Sample) -> Range<u64> {

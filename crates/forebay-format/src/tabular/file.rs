@@ -148,7 +148,9 @@ impl FileIndex {
     fn parse(r: &mut Reader<'_>, schema: SchemaRef) -> Option<Self> {
         let format = Format::from_code(r.byte()?)?;
         let size = r.number()?;
-        let blocks = BlockIndex::decode(r, size)?;
+        // Members of compressed tars lie in what these decompress to.
+        let end = if matches!(format, Format::Tar | Format::Zip) { samples::OFFSETS_END } else { size };
+        let blocks = BlockIndex::decode(r, end)?;
         let detail = match (r.byte()?, format) {
             (0, Format::Jsonl) => Detail::None,
             (1, Format::Parquet) => {

@@ -146,10 +146,8 @@ impl Indexer {
 
     /// A record of so many bytes of data is at hand.
     fn record(&mut self, len: u64) -> Result<()> {
-        let end = self.at + HEAD_BYTES as u64 + len + FOOT_BYTES as u64;
-        if end > self.size {
-            return Err(self.cut(len));
-        }
+        let end = self.at.checked_add(len).and_then(|end| end.checked_add((HEAD_BYTES + FOOT_BYTES) as u64));
+        let Some(end) = end.filter(|&end| end <= self.size) else { return Err(self.cut(len)) };
         self.at = end;
         self.records += 1;
         self.piece_rows += 1;
@@ -181,6 +179,9 @@ impl Indexer {
         if self.at != self.size {
             return Err(Error::corrupt(format!("the file of offsets ends at {}, the TFRecord file at {}", self.at, self.size))
                 .hint("make it again, or remove it"));
+        }
+        if self.piece_rows > 0 {
+            self.end_piece()?;
         }
         Ok(())
     }

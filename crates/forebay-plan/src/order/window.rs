@@ -90,11 +90,13 @@ impl Windows {
             }
             // An outer window reaches into two inner ones at most.
             let outer = self.outer(epoch, at);
-            let (low, high) = (self.inner(epoch, outer.start), self.inner(epoch, outer.end - 1));
+            let inner = [self.inner(epoch, outer.start), self.inner(epoch, outer.end - 1)];
+            let border = inner[0].end;
             let stop = outer.end.min(positions.end);
             outer.order.for_each(at - outer.start..stop - outer.start, |i| {
                 let place = outer.start + i;
-                each(if place < low.end { low.forward(place) } else { high.forward(place) });
+                // By index, not by a branch: which one it is nobody can foretell.
+                each(inner[usize::from(place >= border)].forward(place));
             });
             at = stop;
         }

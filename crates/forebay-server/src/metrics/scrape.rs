@@ -9,7 +9,7 @@ use crate::{
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_dataset::{Datasets, follow::Plans, stream::Streams};
+use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::Origins;
 use forebay_store::DirState;
@@ -33,6 +33,7 @@ pub struct Scrape {
     pub engine: Engine,
     pub batcher: Batcher,
     pub datasets: Datasets,
+    pub rows: Rows,
     pub plans: Plans,
     pub streams: Streams,
     pub origins: Arc<Origins>,
@@ -146,6 +147,7 @@ impl Collector for Page {
         self.origins(&mut out)?;
         self.batches(&mut out)?;
         self.datasets(&mut out)?;
+        self.rows(&mut out)?;
         self.streams(&mut out)?;
         self.node(&mut out)
     }
@@ -295,6 +297,21 @@ impl Page {
         out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
         out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
         out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))
+    }
+
+    fn rows(&self, out: &mut Out<'_>) -> Result {
+        let s = self.0.rows.stats();
+        let requests = [("answered", s.requests), ("failed", s.failed)];
+        out.samples("forebay_rows_requests", requests.map(|(outcome, n)| (vec![outcome], n.number())))?;
+        out.one("forebay_rows_read", s.rows)?;
+        out.one("forebay_rows_read_bytes", s.bytes)?;
+        let blocks = [("whole", s.blocks_decoded), ("in_part", s.blocks_read_in_part), ("reused", s.blocks_reused)];
+        out.samples("forebay_rows_blocks", blocks.map(|(how, n)| (vec![how], n.number())))?;
+        out.one("forebay_rows_ranges_fetched", s.ranges_fetched)?;
+        let seconds = [("all", s.read_ns), ("fetch", s.fetch_ns), ("decode", s.decode_ns), ("gather", s.gather_ns)];
+        out.samples("forebay_rows_seconds", seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9).number())))?;
+        out.one("forebay_rows_cached_blocks", s.cached_blocks)?;
+        out.one("forebay_rows_cached_bytes", s.cached_bytes)
     }
 
     fn streams(&self, out: &mut Out<'_>) -> Result {

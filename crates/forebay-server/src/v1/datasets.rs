@@ -5,6 +5,7 @@
 //! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open;
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key` writes them into an object.
+//! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`).
 //!
 //! Invariant: a caller learns nothing of a dataset that has a file which it may not read.
 
@@ -56,6 +57,7 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
             Ok(of_type(AnswerBody::stream(lines, None), "application/x-ndjson"))
         }
         (&Method::POST, id, "manifest") => write_manifest(call, id).await,
+        (&Method::POST, id, "rows") => super::rows::rows(call, id).await,
         _ => Err(not_offered(call)),
     }
 }
@@ -152,6 +154,8 @@ fn describe_opened(opened: &Opened) -> Value {
     value["previous"] = opened.previous.clone().into();
     value["skipped_files"] = opened.skipped.len().into();
     value["skipped"] = skipped.into();
+    value["unreadable_names"] = opened.unreadable.0.into();
+    value["unreadable_name"] = opened.unreadable.1.clone().into();
     value
 }
 

@@ -12,6 +12,7 @@ mod msgpack;
 mod node;
 mod objects;
 mod plans;
+mod rows;
 mod streams;
 mod warm;
 

@@ -1,0 +1,253 @@
+"""Rows of Parquet in batches, in different orders, from an origin at a distance, after a paper's table (Table 2 of REIMU).
+
+Rows of text of 6 KB, 1,000 in a row group, lie 30 ms away. Each line is a process of its own that reads batches of 32 rows for a window of time, counted from
+its first batch; how long that took to come is told as well (*first s*: opening, listing, indexing). Forebay's lines are push streams from a node whose cache is
+empty (*cold*) or holds all (*warm*). *Row-wise* is what a random row costs without Forebay: its row group is read for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import usage
+from nodes import BUCKET, CREDENTIALS, REGION, Distance, Node, use_own_environment
+from report import Report, goal
+from text import dictionary
+
+COLUMNS = [("name", "", 44), ("rows_per_s", "rows/s", 11), ("mib_per_s", "MiB/s", 9), ("first_s", "first s", 9), ("of_none", "% of none", 11), ("times_row_wise", "× row-wise", 12)]
+COLUMNS += [("client_cpu_us", "client µs/row", 15), ("server_cpu_us", "node µs/row", 13), ("client_mib", "client MiB", 12), ("origin_mib", "moved MiB", 11)]
+OF_NONE, TIMES_ROW_WISE = 95.0, 40.0
+COLUMN = "text"
+
+
+def write(files: Path, count: int, groups: int, rows: int, row_bytes: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    text, folder, order = dictionary().decode("latin-1"), files / "rows", random.Random(1)
+    folder.mkdir(parents=True)
+    schema = pyarrow.schema([("id", pyarrow.int64()), (COLUMN, pyarrow.string())])
+    ids = itertools.count()
+    for i in range(count):
+        with pyarrow.parquet.ParquetWriter(folder / f"part-{i:03}.parquet", schema, write_page_index=True) as writer:
+            for _ in range(groups):
+                starts = [order.randrange(len(text) - row_bytes) for _ in range(rows)]
+                columns = [[next(ids) for _ in range(rows)], [text[at : at + row_bytes] for at in starts]]
+                writer.write_table(pyarrow.table([pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema))
+
+
+# Ways to read: each yields how many rows came, and their bytes.
+
+
+def lengths(column) -> tuple[int, int]:
+    """Of an Arrow array of texts: how many, and how long together."""
+    import pyarrow.compute
+
+    return len(column), pyarrow.compute.sum(pyarrow.compute.binary_length(column)).as_py() or 0
+
+
+def forebay_stream(cell: dict) -> Iterator[tuple[int, int]]:
+    import math
+
+    import forebay
+    import pyarrow
+
+    dataset = forebay.open(f"{BUCKET}/rows/*.parquet", url=cell["url"], columns=[COLUMN], progress=False)
+    loader = dataset.loader(batch_size=cell["batch"], shuffle=cell["shuffle"], seed=cell["seed"], stream=cell["stream"], epochs=math.inf)
+    for rows in loader:
+        yield lengths(pyarrow.record_batch(rows.arrow()).column(COLUMN))
+
+
+def s3_files(cell: dict):
+    import pyarrow.fs
+
+    keys = {"access_key": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}
+    s3 = pyarrow.fs.S3FileSystem(endpoint_override=cell["endpoint"].removeprefix("http://"), scheme="http", region=REGION, **keys)
+    return s3, [f"{BUCKET}/rows/part-{i:03}.parquet" for i in range(cell["files"])]
+
+
+def pyarrow_scan(cell: dict) -> Iterator[tuple[int, int]]:
+    import pyarrow.dataset
+
+    s3, paths = s3_files(cell)
+    dataset = pyarrow.dataset.dataset(paths, filesystem=s3, format="parquet")
+    while True:
+        yield from (lengths(b.column(COLUMN)) for b in dataset.to_batches(columns=[COLUMN], batch_size=cell["batch"]) if len(b))
+
+
+def pyarrow_row_wise(cell: dict) -> Iterator[tuple[int, int]]:
+    """Random rows as `ParquetFile` gives them: the row group of each."""
+    import pyarrow
+    import pyarrow.parquet
+
+    s3, paths = s3_files(cell)
+    files, order = [pyarrow.parquet.ParquetFile(s3.open_input_file(p)) for p in paths], random.Random(cell["seed"])
+    while True:
+        of, group = order.choice(files), order.randrange(cell["groups"])
+        yield lengths(of.read_row_group(group, columns=[COLUMN]).column(COLUMN).slice(order.randrange(cell["group_rows"]), 1).combine_chunks())
+
+
+def hugging_face(cell: dict, streaming: bool):
+    import datasets
+
+    datasets.disable_progress_bars()
+    options = {"key": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret": CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "client_kwargs": {"endpoint_url": cell["endpoint"]}}
+    names = [f"s3://{BUCKET}/rows/part-{i:03}.parquet" for i in range(cell["files"])]
+    found = datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming, storage_options=options, cache_dir=cell["scratch"])
+    return found.select_columns([COLUMN])
+
+
+def texts(batch: list[str]) -> tuple[int, int]:
+    return len(batch), sum(map(len, batch))
+
+
+def datasets_streaming(cell: dict) -> Iterator[tuple[int, int]]:
+    shuffled = hugging_face(cell, True).shuffle(seed=cell["seed"], buffer_size=cell["buffer"])
+    while True:
+        yield from (texts(batch[COLUMN]) for batch in shuffled.iter(batch_size=cell["batch"]))
+
+
+def datasets_map(cell: dict) -> Iterator[tuple[int, int]]:
+    found, order = hugging_face(cell, False), random.Random(cell["seed"])
+    while True:
+        yield texts(found[[order.randrange(len(found)) for _ in range(cell["batch"])]][COLUMN])
+
+
+def litdata_streaming(cell: dict) -> Iterator[tuple[int, int]]:
+    """From a copy in its own format, which was written for it before."""
+    import litdata
+
+    os.environ["AWS_ENDPOINT_URL"] = cell["endpoint"]
+    data = litdata.StreamingDataset(f"s3://{BUCKET}/litdata", shuffle=True, seed=cell["seed"], cache_dir=cell["scratch"], max_cache_size="10GB", storage_options={"endpoint_url": cell["endpoint"]})
+    while True:
+        batch = []
+        for row in data:
+            batch.append(row)
+            if len(batch) == cell["batch"]:
+                yield texts(batch)
+                batch = []
+
+
+WAYS = {f.__name__: f for f in (forebay_stream, pyarrow_scan, pyarrow_row_wise, datasets_streaming, datasets_map, litdata_streaming)}
+
+
+def run(cell: dict) -> dict:
+    """One line of the table, in this process: a window of time that begins with the first batch."""
+    use_own_environment()
+    me, began = os.getpid(), time.monotonic()
+    read = WAYS[cell["way"]](cell)
+    next(read)
+    first = time.monotonic()
+    cpu, node = usage.cpu_seconds(me), usage.cpu_seconds(cell["node_pid"])
+    rows = size = 0
+    for count, length in read:
+        rows, size = rows + count, size + length
+        if time.monotonic() - first > cell["seconds"] or rows >= cell["rows_max"]:
+            break
+    seconds = time.monotonic() - first
+    return {
+        "rows_per_s": rows / seconds,
+        "mib_per_s": size / seconds / (1 << 20),
+        "first_s": first - began,
+        "client_cpu_us": (usage.cpu_seconds(me) - cpu) / rows * 1e6,
+        "server_cpu_us": (usage.cpu_seconds(cell["node_pid"]) - node) / rows * 1e6,
+        "client_mib": usage.peak_bytes(me) / (1 << 20),
+    }
+
+
+def write_litdata(files: Path, row_bytes: int) -> None:
+    """The same rows in litData's own format."""
+    script = f"""
+import glob, pyarrow.parquet, litdata
+def rows(path):
+    for text in pyarrow.parquet.read_table(path)["{COLUMN}"].to_pylist():
+        yield text
+if __name__ == "__main__":
+    litdata.optimize(fn=rows, inputs=sorted(glob.glob({str(files / "rows" / "*.parquet")!r})), output_dir={str(files / "litdata")!r}, chunk_bytes={1000 * row_bytes}, num_workers=1)
+"""
+    (files.parent / "write_litdata.py").write_text(script)
+    done = subprocess.run([sys.executable, files.parent / "write_litdata.py"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"litdata could not write its copy:\n{done.stderr[-2000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=10, help="row groups of a file")
+    parser.add_argument("--group-rows", type=int, default=1000)
+    parser.add_argument("--row-bytes", type=int, default=6000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=16, help="row groups in the buffer of `block`; `window` has as many rows")
+    parser.add_argument("--rtt", type=float, default=30.0, help="to the origin, milliseconds")
+    parser.add_argument("--seconds", type=float, default=8.0, help="the window of each line")
+    parser.add_argument("--rivals", nargs="*", default=["pyarrow_row_wise", "pyarrow_scan", "datasets_streaming", "datasets_map", "litdata_streaming"], choices=[w for w in WAYS if w != "forebay_stream"])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        print(json.dumps(run(json.loads(args.cell))))
+        # Some clients' threads do not end by themselves.
+        sys.stdout.flush()
+        os._exit(0)
+
+    use_own_environment()
+    rows = args.files * args.groups * args.group_rows
+    report = Report("Reading rows of Parquet", COLUMNS, {"rows": f"{rows:,} of {args.row_bytes} bytes", "row group": args.group_rows, "batch": args.batch, "round trip": f"{args.rtt} ms"})
+    with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
+        directory = Path(directory)
+        files = directory / "files"
+        print("  writing", flush=True)
+        write(files, args.files, args.groups, args.group_rows, args.row_bytes)
+        if "litdata_streaming" in args.rivals:
+            write_litdata(files, args.row_bytes)
+        common = {"batch": args.batch, "seconds": args.seconds, "seed": args.seed, "files": args.files, "groups": args.groups, "group_rows": args.group_rows}
+        common |= {"buffer": args.blocks * args.group_rows}
+        lines: dict[str, dict] = {}
+        with Node(directory, "origin", files=files) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
+
+            def line(name: str, way: str, node_pid: int, goals: list[dict] = (), rows_max: int = 1 << 62, **more) -> None:
+                cell = common | {"way": way, "endpoint": far.url, "node_pid": node_pid, "rows_max": rows_max, **more}
+                cell["scratch"] = tempfile.mkdtemp(dir=directory)
+                done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True, check=False)
+                if done.returncode or not done.stdout:
+                    print(f"  {name}: failed; see above", flush=True)
+                    return
+                row = {"name": name, **json.loads(done.stdout.splitlines()[-1])}
+                lines[name] = row
+                for figure, of, scale in (("of_none", f"forebay, none, {more.get('heat')}", 100), ("times_row_wise", "pyarrow, row-wise", 1)):
+                    if of in lines:
+                        row[figure] = scale * row["rows_per_s"] / lines[of]["rows_per_s"]
+                report.add(row | {"goals": [g for g in goals if g["figure"] in row]})
+
+            report.heading("without Forebay")
+            titles = {"pyarrow_row_wise": "pyarrow, row-wise", "pyarrow_scan": "pyarrow, scanned in order", "datasets_streaming": f"datasets, streaming, buffer of {common['buffer']}"}
+            titles |= {"datasets_map": "datasets, map-style, random rows", "litdata_streaming": "litdata, streaming, shuffled, own format"}
+            for way in args.rivals:
+                line(titles[way], way, origin.pid)
+            report.heading("forebay, push streams")
+            goals = [goal("of_none", OF_NONE), goal("times_row_wise", TIMES_ROW_WISE)]
+            for shuffle in ("none", f"block:{args.blocks}", f"window:{common['buffer']}", "full"):
+                kind = shuffle.split(":")[0]
+                with Node(directory, f"node-{kind}", endpoint=far.url) as node:
+                    for heat in ("cold", "warm"):
+                        judged = goals if kind == "block" else ()
+                        most = rows if heat == "cold" else 1 << 62
+                        line(f"forebay, {kind}, {heat}", "forebay_stream", node.pid, judged, most, url=node.unix_url, shuffle=shuffle, stream=True, heat=heat)
+    print("\n  the paper, rows/s: none 2,075.3, window 2,069.9, block 1,893.7, row-wise 44.4")
+    report.save(args.save)
+
+
+if __name__ == "__main__":
+    main()

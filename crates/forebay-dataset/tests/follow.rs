@@ -1,0 +1,284 @@
+//! Plans that the cache follows: leases begin, move, end and run out; what is wanted is kept and fetched ahead; what nobody wants is let go.
+
+use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_dataset::{
+    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
+    follow::{Plans, Registration},
+};
+use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness};
+use forebay_origin::{LocalOrigin, Origin};
+use forebay_plan::{Plan, PlanDocument, PlanSpec, Shuffle};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use std::{
+    future::Future,
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+const OBJECTS: usize = 256;
+const OBJECT_BYTES: usize = 16 << 10;
+
+struct World {
+    _dir: tempfile::TempDir,
+    engine: Engine,
+    plans: Plans,
+    dataset: Arc<Dataset>,
+}
+
+fn content(i: usize) -> Vec<u8> {
+    (0..OBJECT_BYTES).map(|at| (i * 31 + at / 7) as u8).collect()
+}
+
+/// Objects, and a node's parts over them with a cache for `cache` of them.
+async fn world(cache: usize) -> World {
+    let dir = tempfile::tempdir().unwrap();
+    let origin = dir.path().join("origin");
+    std::fs::create_dir_all(origin.join("o")).unwrap();
+    for i in 0..OBJECTS {
+        std::fs::write(origin.join(format!("o/{i:04}")), content(i)).unwrap();
+    }
+    let capacity_bytes = (cache * (OBJECT_BYTES + 256) + (256 << 10)) as u64;
+    let config = StoreConfig {
+        dirs: vec![DirConfig { path: dir.path().join("cache"), capacity_bytes }],
+        segment_bytes: Some(64 << 10),
+        background: false,
+        ..StoreConfig::default()
+    };
+    let store = Arc::new(Store::open(config, Arc::new(SystemClock)).unwrap());
+    let mut buckets = FixedBuckets::default();
+    buckets.0.insert("bucket".into(), Arc::new(LocalOrigin::open(&origin).unwrap()) as Arc<dyn Origin>);
+    let rule = BucketRule { freshness: Freshness::Immutable, cache: true };
+    let config = EngineConfig { rules: BucketRules { default: rule, ..BucketRules::default() }, ..EngineConfig::default() };
+    let engine = Engine::new(config, Arc::new(buckets), Some(store), Arc::new(SystemClock), MemoryBudget::new(64 << 20));
+    let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
+    let plans = Plans::new(&datasets);
+    let spec =
+        DatasetSpec { sources: vec!["bucket/o/**".into()], format: Some(Format::Objects), block_rows: Some(8), ..DatasetSpec::default() };
+    let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+    assert_eq!(dataset.rows(), OBJECTS as u64);
+    World { _dir: dir, engine, plans, dataset }
+}
+
+impl World {
+    fn plan(&self, seed: u64, shuffle: Shuffle) -> Arc<Plan> {
+        Arc::new(Plan::new(PlanSpec::single(self.dataset.id(), self.dataset.shape().clone(), seed, shuffle)).unwrap())
+    }
+
+    fn registration(&self, plan: &Plan) -> Registration {
+        Registration { plan: plan.spec().document(), epoch: 0, position: 0, until_epoch: None, lease_seconds: 60, ahead_bytes: 0 }
+    }
+
+    async fn read(&self, row: u64) {
+        let file = self.dataset.file(row as u32);
+        let mut out = Vec::new();
+        self.engine.read_version(&file.name, &Arc::new(file.meta()), 0..file.size, &mut out).await.unwrap();
+        assert!(out == content(row as usize), "row {row}");
+    }
+
+    fn fetched(&self) -> u64 {
+        self.engine.stats().bytes_from_origin.load(Relaxed)
+    }
+
+    fn is_here(&self, row: u64) -> bool {
+        self.engine.store().unwrap().peek(&self.dataset.file(row as u32).name).is_some()
+    }
+
+    /// Of each epoch, the share that was not fetched.
+    async fn epochs(&self, plan: &Plan, lease: Option<&str>, epochs: u64) -> Vec<f64> {
+        let mut found = Vec::new();
+        for epoch in 0..epochs {
+            let before = self.fetched();
+            for position in 0..plan.rows_per_epoch() {
+                self.read(plan.row_at(epoch, position).row).await;
+                if let Some(lease) = lease {
+                    self.plans.progress(lease, epoch, position + 1).unwrap();
+                }
+            }
+            found.push(1.0 - (self.fetched() - before) as f64 / (OBJECTS * OBJECT_BYTES) as f64);
+        }
+        found
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(test);
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[test]
+fn the_cache_follows_a_plan() {
+    run(async {
+        for shuffle in [Shuffle::Full, Shuffle::Block { blocks: 4 }] {
+            let w = world(OBJECTS / 2).await;
+            let plan = w.plan(7, shuffle);
+            let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+            let found = w.epochs(&plan, Some(&lease.lease), 4).await;
+            assert!(found[1..].iter().all(|f| *f > 0.42), "{shuffle}: {found:?} of half");
+            let w = world(OBJECTS / 2).await;
+            let default = w.epochs(&plan, None, 4).await;
+            let mean = |f: &[f64]| f[1..].iter().sum::<f64>() / 3.0;
+            assert!(mean(&found) > mean(&default) + 0.1, "{shuffle}: {found:?}, and by default {default:?}");
+        }
+    });
+}
+
+#[test]
+fn jobs_over_one_dataset_share_what_they_fetch() {
+    run(async {
+        let w = world(OBJECTS / 2).await;
+        let plans = [w.plan(1, Shuffle::Full), w.plan(2, Shuffle::Full)];
+        let mut leases = Vec::new();
+        for plan in &plans {
+            leases.push(w.plans.register(&w.registration(plan), &Everything).await.unwrap().lease);
+        }
+        let mut found = Vec::new();
+        for epoch in 0..3 {
+            let before = w.fetched();
+            for position in 0..OBJECTS as u64 {
+                for (plan, lease) in plans.iter().zip(&leases) {
+                    w.read(plan.row_at(epoch, position).row).await;
+                    w.plans.progress(lease, epoch, position + 1).unwrap();
+                }
+            }
+            found.push(1.0 - (w.fetched() - before) as f64 / (2 * OBJECTS * OBJECT_BYTES) as f64);
+        }
+        assert!(found[1..].iter().all(|f| *f > 0.5), "each alone would find less than half: {found:?}");
+    });
+}
+
+#[test]
+fn a_lease_that_ends_or_runs_out_lets_go() {
+    run(async {
+        let w = world(OBJECTS / 2).await;
+        let plan = w.plan(3, Shuffle::Full);
+        let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+        let again = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+        assert_eq!((lease.plan.as_str(), again.leases), (plan.identity(), 2));
+        assert_eq!(w.plans.counts(), (2, 1), "equal plans are one");
+        for position in 0..OBJECTS as u64 {
+            w.read(plan.row_at(0, position).row).await;
+            w.plans.progress(&lease.lease, 0, position + 1).unwrap();
+        }
+        // The other has not read anything yet.
+        let mut places: Vec<_> = w.plans.list(&Everything).iter().map(|l| (l.epoch, l.position)).collect();
+        places.sort_unstable();
+        assert_eq!(places, [(0, 0), (1, 0)]);
+        w.plans.release(&lease.lease).unwrap();
+        assert_eq!(w.plans.counts(), (1, 1));
+        w.plans.release(&again.lease).unwrap();
+        assert_eq!(w.plans.counts(), (0, 0));
+        assert_eq!(w.plans.release(&again.lease).unwrap_err().kind(), ErrorKind::NotFound);
+
+        let short = Registration { lease_seconds: 1, ..w.registration(&plan) };
+        let short = w.plans.register(&short, &Everything).await.unwrap();
+        w.plans.progress(&short.lease, 0, 5).unwrap();
+        until("a lease without a word runs out", || w.plans.counts() == (0, 0)).await;
+        assert_eq!(w.plans.stats().expired.load(Relaxed), 1);
+        let gone = w.plans.progress(&short.lease, 0, 6).unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+        assert!(gone.describe().contains("register the plan again"), "{}", gone.describe());
+
+        let following = w.plans.follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, Some(1)).unwrap();
+        following.progress(0, 9).unwrap();
+        assert_eq!((w.plans.counts(), w.plans.list(&Everything)[0].position), ((1, 1), 9));
+        drop(following);
+        assert_eq!(w.plans.counts(), (0, 0), "what is no longer kept is released");
+
+        // What the plan held is evicted as anything else: a scan takes its place.
+        let (held, missing): (Vec<u64>, Vec<u64>) = (0..OBJECTS as u64).partition(|row| w.is_here(*row));
+        assert!(held.len() > OBJECTS / 3 && missing.len() > OBJECTS / 3);
+        for row in missing.iter().chain(&missing).chain(&missing) {
+            w.engine.store().unwrap().evict(&w.dataset.file(*row as u32).name);
+            w.read(*row).await;
+        }
+        let left = held.iter().filter(|row| w.is_here(**row)).count();
+        assert!(left < held.len() / 2, "{left} of {} are left of a plan that ended", held.len());
+    });
+}
+
+#[test]
+fn what_comes_next_is_fetched_ahead_within_its_budget() {
+    run(async {
+        let w = world(OBJECTS * 2).await;
+        let plan = w.plan(5, Shuffle::Full);
+        // A 64th part of the cache: eight objects.
+        let most = w.engine.store().unwrap().stats().dirs[0].capacity_bytes / 64 / OBJECT_BYTES as u64;
+        let registration = Registration { ahead_bytes: u64::MAX, ..w.registration(&plan) };
+        let lease = w.plans.register(&registration, &Everything).await.unwrap();
+        until("the first objects are there", || (0..most).all(|at| w.is_here(plan.row_at(0, at).row))).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(w.fetched(), most * OBJECT_BYTES as u64, "no more than the budget");
+        w.plans.progress(&lease.lease, 0, 100).unwrap();
+        until("it goes on from where the job is", || (100..100 + most).all(|at| w.is_here(plan.row_at(0, at).row))).await;
+        w.plans.release(&lease.lease).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let fetched = w.fetched();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(w.fetched(), fetched, "nothing is fetched for a plan that ended");
+    });
+}
+
+#[test]
+fn rows_that_are_asked_for_say_where_a_job_is() {
+    run(async {
+        let w = world(OBJECTS).await;
+        let plan = w.plan(11, Shuffle::Full);
+        let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+        let rows = |epoch, positions: Range<u64>| -> Vec<u64> { positions.map(|p| plan.row_at(epoch, p).row).collect() };
+        let place = || {
+            let lease = w.plans.list(&Everything).remove(0);
+            (lease.epoch, lease.position)
+        };
+        w.plans.asked(w.dataset.id(), &rows(0, 8..16));
+        assert_eq!(place(), (0, 8));
+        w.plans.asked(w.dataset.id(), &rows(0, 0..8));
+        assert_eq!(place(), (0, 8), "it does not go back");
+        let other = w.plan(12, Shuffle::Full);
+        for p in 0..16 {
+            let rows: Vec<u64> = (p * 16..p * 16 + 16).map(|p| other.row_at(0, p).row).collect();
+            w.plans.asked(w.dataset.id(), &rows);
+        }
+        assert_eq!(place(), (0, 8), "what another order asks for says nothing");
+        w.plans.asked("another dataset", &rows(0, 16..32));
+        assert_eq!(place(), (0, 8));
+        w.plans.progress(&lease.lease, 0, OBJECTS as u64 - 1).unwrap();
+        w.plans.asked(w.dataset.id(), &rows(1, 0..16));
+        assert_eq!(place().0, 1, "over the end of an epoch");
+    });
+}
+
+#[test]
+fn a_registration_that_makes_no_sense_is_refused() {
+    run(async {
+        let w = world(OBJECTS).await;
+        let good = w.registration(&w.plan(1, Shuffle::Full));
+        let nothing = PlanDocument { sources: vec![], ..good.plan.clone() };
+        let cases = [
+            Registration { lease_seconds: 0, ..good.clone() },
+            Registration { lease_seconds: u64::MAX, ..good.clone() },
+            Registration { position: OBJECTS as u64 + 1, ..good.clone() },
+            Registration { epoch: u64::MAX, ..good.clone() },
+            Registration { epoch: 3, until_epoch: Some(3), ..good.clone() },
+            Registration { plan: nothing, ..good.clone() },
+        ];
+        for registration in cases {
+            let refused = w.plans.register(&registration, &Everything).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Invalid, "{registration:?}");
+        }
+        let mut unknown = good.clone();
+        unknown.plan.sources[0].dataset = "00".repeat(16);
+        assert_eq!(w.plans.register(&unknown, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound);
+        let lease = w.plans.register(&good, &Everything).await.unwrap().lease;
+        assert_eq!(w.plans.progress(&lease, 0, OBJECTS as u64 + 1).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(w.plans.progress("0", 0, 0).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(w.plans.counts(), (1, 1));
+    });
+}

@@ -1,0 +1,398 @@
+//! Opening: every format, what is read for it, what is read again, and what goes wrong.
+
+mod support;
+
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_dataset::{Access, DatasetSpec, Everything, Format, LabelSource};
+use forebay_origin::{Fault, Operation};
+use futures::FutureExt;
+use std::sync::Arc;
+use support::*;
+
+#[tokio::test]
+async fn every_format_is_opened_and_each_row_is_found() {
+    let b = Bench::new();
+    for n in [3usize, 0, 5] {
+        b.put(&format!("parquet/{n}.parquet"), parquet(&[n * 10, n, 7]));
+        b.put(&format!("arrow/{n}.arrow"), arrow(&[n, 4], false));
+        b.put(&format!("stream/{n}.arrow"), arrow(&[n, 4], true));
+        b.put(&format!("jsonl/{n}.jsonl"), jsonl(n));
+        b.put(&format!("tfrecord/{n}.tfrecord"), tfrecord(n));
+        b.put(&format!("tar/{n}.tar"), tar(n));
+        b.put(&format!("zip/{n}.zip"), zip(n));
+        b.put(&format!("objects/{n}.bin"), [n as u8; 10]);
+    }
+    b.put("tfrecord/_SUCCESS", "");
+    for (source, format, rows, columns) in [
+        ("bk/parquet/", Format::Parquet, 80 + 8 + 21, "id text"),
+        ("bk/arrow/*", Format::ArrowFile, 8 + 12, "id text"),
+        ("bk/stream/**.arrow", Format::ArrowStream, 8 + 12, "id text"),
+        ("bk/jsonl/{0,3,5}.jsonl", Format::Jsonl, 8, "json"),
+        ("bk/tfrecord/", Format::TfRecord, 8, "data"),
+        ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
+        ("bk/zip/", Format::Zip, 8, "key data"),
+        ("bk/objects/", Format::Objects, 3, "key data"),
+    ] {
+        let opened = b.open(source).await.unwrap_or_else(|e| panic!("{source}: {e:?}"));
+        let d = &opened.dataset;
+        assert_eq!((d.format(), d.rows(), d.files().len()), (format, rows, 3), "{source}");
+        let fields: Vec<&str> = d.schema().fields().iter().map(|f| f.name().as_str()).collect();
+        assert_eq!(fields.join(" "), columns, "{source}");
+        check_places(d);
+        assert_eq!(opened.indexed_files, if format == Format::Objects { 0 } else { 3 });
+        // Kept, and the same when it is read back.
+        let again = b.datasets.get(d.id(), &Everything).await.unwrap();
+        assert_eq!(again.id(), d.id());
+    }
+    assert_eq!(b.datasets.list(&Everything).len(), 8);
+}
+
+#[tokio::test]
+async fn footers_are_read_and_not_the_data() {
+    let b = Bench::new();
+    // Files of a MiB or two, of which a few KiB are footers.
+    let wide = |first: i64, rows: usize| {
+        let texts =
+            arrow_array::StringArray::from_iter_values((0..rows).map(|i| format!("{:0>1000}", (first + i as i64).wrapping_mul(7919))));
+        arrow_array::RecordBatch::try_from_iter([("text", Arc::new(texts) as _)]).unwrap()
+    };
+    let bytes = parquet_of(&[700, 700, 700], wide);
+    for n in 0..40 {
+        b.put(&format!("{n}.parquet"), &bytes);
+    }
+    let opened = b.open("bk/*.parquet").await.unwrap();
+    assert_eq!(opened.dataset.rows(), 40 * 2100);
+    assert_eq!(b.gets(), 40, "one request for each footer");
+    assert!(opened.indexed_bytes <= 40 * (64 << 10), "{} bytes", opened.indexed_bytes);
+    assert!(opened.indexed_bytes * 2 < opened.dataset.files().total_bytes());
+    assert_eq!(b.engine.stats().snapshot().bytes_from_origin, opened.indexed_bytes, "no chunks are brought");
+}
+
+#[tokio::test]
+async fn opening_again_reads_only_what_changed() {
+    let mut b = Bench::new();
+    for n in 0..20 {
+        b.put(&format!("d/{n:02}.parquet"), parquet(&[10, 20]));
+    }
+    let first = b.open("bk/d/*.parquet").await.unwrap();
+    assert_eq!((first.indexed_files, first.reused_files, first.previous.as_deref()), (20, 0, None));
+    let gets = b.gets();
+    let same = b.open("bk/d/*.parquet").await.unwrap();
+    assert_eq!((same.indexed_files, same.reused_files, same.previous.as_deref()), (0, 20, None));
+    assert!(Arc::ptr_eq(&same.dataset, &first.dataset));
+    assert_eq!(b.gets(), gets);
+
+    b.put("d/03.parquet", parquet(&[11]));
+    b.put("d/30.parquet", parquet(&[1, 1]));
+    b.remove("d/07.parquet");
+    let changed = b.open("bk/d/*.parquet").await.unwrap();
+    assert_eq!((changed.indexed_files, changed.reused_files), (2, 18));
+    assert_eq!(changed.previous.as_deref(), Some(first.dataset.id()));
+    assert_ne!(changed.dataset.id(), first.dataset.id());
+    assert_eq!(changed.dataset.rows(), 18 * 30 + 11 + 2);
+    check_places(&changed.dataset);
+    // The one in use is what it was.
+    assert_eq!(b.datasets.get(first.dataset.id(), &Everything).await.unwrap().rows(), 600);
+
+    // After a restart both are there, and nothing is read again.
+    b.restart();
+    let gets = b.gets();
+    for (id, rows) in [(first.dataset.id(), 600), (changed.dataset.id(), 553)] {
+        let read = b.datasets.get(id, &Everything).await.unwrap();
+        assert_eq!((read.rows(), read.id()), (rows, id));
+        check_places(&read);
+    }
+    b.restart();
+    let after = b.open("bk/d/*.parquet").await.unwrap();
+    assert_eq!((after.dataset.id(), after.reused_files, after.previous.as_deref()), (changed.dataset.id(), 20, None));
+    assert_eq!(after.dataset.schema(), first.dataset.schema());
+    assert_eq!(b.gets(), gets);
+}
+
+#[tokio::test]
+async fn a_stored_index_that_is_damaged_is_made_anew() {
+    let b = Bench::new();
+    b.put("a.parquet", parquet(&[10]));
+    b.put("b.tar", tar(3));
+    for source in ["bk/a.parquet", "bk/b.tar"] {
+        let id = b.open(source).await.unwrap().dataset.id().to_owned();
+        let path = || {
+            let files: Vec<_> = std::fs::read_dir(b.kept_dir()).unwrap().map(|f| f.unwrap().path()).collect();
+            files.into_iter().find(|p| p.to_str().unwrap().contains(&id)).unwrap()
+        };
+        let good = std::fs::read(path()).unwrap();
+        for at in (0..good.len()).step_by(good.len() / 20 + 1) {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(path(), &bad).unwrap();
+            let restarted = b.another();
+            assert_eq!(restarted.get(&id, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound, "byte {at}");
+            let opened = restarted.open(&DatasetSpec::of(source), &Everything).await.unwrap();
+            assert_eq!((opened.dataset.id(), opened.indexed_files), (id.as_str(), 1), "byte {at}");
+        }
+        std::fs::write(path(), &good[..good.len() / 2]).unwrap();
+        let open = async || b.another().open(&DatasetSpec::of(source), &Everything).await.unwrap();
+        assert_eq!(open().await.indexed_files, 1);
+        assert_eq!(open().await.indexed_files, 0, "what was written is good");
+    }
+}
+
+#[tokio::test]
+async fn many_who_open_at_once_are_one_opening() {
+    let b = Bench::new();
+    for n in 0..10 {
+        b.put(&format!("{n}.parquet"), parquet(&[10]));
+    }
+    b.faults.distance(forebay_origin::Distance { latency: std::time::Duration::from_millis(20), ..Default::default() });
+    let openings = (0..64).map(|_| {
+        let datasets = b.datasets.clone();
+        tokio::spawn(async move { datasets.open(&DatasetSpec::of("bk/*.parquet"), &Everything).await.unwrap() })
+    });
+    let opened: Vec<_> = futures::future::join_all(openings).await.into_iter().map(|o| o.unwrap()).collect();
+    assert!(opened.iter().all(|o| Arc::ptr_eq(&o.dataset, &opened[0].dataset)));
+    assert_eq!((b.lists(), b.gets()), (1, 10));
+    assert_eq!(b.datasets.stats().joined.get(), 63);
+}
+
+#[tokio::test]
+async fn a_known_listing_is_asked_for_in_segments() {
+    let b = Bench::new();
+    let keys: Vec<String> = (0..3500).map(|n| format!("x/{n:05}")).collect();
+    keys.iter().for_each(|k| b.put(k, "1"));
+    assert_eq!(b.open("bk/x/").await.unwrap().dataset.rows(), 3500);
+    assert_eq!(b.lists(), 4);
+    b.put("x/00000a", "1");
+    b.put("x/02500a", "1");
+    b.put("x/99999", "1");
+    b.put("w", "1");
+    b.remove("x/00999");
+    b.remove("x/03000");
+    let latency = std::time::Duration::from_millis(150);
+    b.faults.distance(forebay_origin::Distance { latency, ..Default::default() });
+    let began = std::time::Instant::now();
+    let opened = b.open("bk/x/").await.unwrap();
+    assert!(began.elapsed() < latency * 4, "one page after the other: {:?}", began.elapsed());
+    let mut expected: Vec<String> = keys.into_iter().filter(|k| k != "x/00999" && k != "x/03000").collect();
+    expected.extend(["x/00000a", "x/02500a", "x/99999"].map(str::to_owned));
+    expected.sort();
+    let found: Vec<String> = (0..opened.dataset.files().len()).map(|i| opened.dataset.files().key(i).to_owned()).collect();
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn exact_names_are_looked_up_together_and_keep_their_order() {
+    let b = Bench::new();
+    for n in 0..300 {
+        b.put(&format!("s/{n:03}.tar"), tar(1));
+    }
+    let opened =
+        b.open_spec(r#"{"sources": ["bk/s/{250..299}.tar", "bk/s/003.tar", "bk/s/251.tar", "bk/s/{000..002}.tar"]}"#).await.unwrap();
+    let keys: Vec<String> = (0..opened.dataset.files().len()).map(|i| opened.dataset.files().key(i).to_owned()).collect();
+    let expected =
+        (250..300).map(|n| format!("s/{n:03}.tar")).chain(["s/003.tar", "s/000.tar", "s/001.tar", "s/002.tar"].map(str::to_owned));
+    assert_eq!(keys, expected.collect::<Vec<_>>(), "a name that comes twice is taken once");
+    assert!(b.lists() <= 2 && b.faults.calls(Operation::Head) < 20, "{} {}", b.lists(), b.faults.calls(Operation::Head));
+    let e = b.open("bk/s/{295..304}.tar").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound);
+    assert!(e.to_string().contains("5 are not there") && e.to_string().contains("bk/s/300.tar"), "{e}");
+}
+
+#[tokio::test]
+async fn a_manifest_is_written_and_read_back_without_a_listing() {
+    let b = Bench::new();
+    for n in 0..5 {
+        b.put(&format!("d/{n}.parquet"), parquet(&[n + 1]));
+    }
+    let first = b.open("bk/d/").await.unwrap();
+    let lines = first.dataset.manifest_lines();
+    let text: String = (0..lines.len()).map(|i| lines.line(i)).collect();
+    assert_eq!(text.lines().count(), 6);
+    b.put("m.jsonl", &text);
+    let (lists, heads) = (b.lists(), b.faults.calls(Operation::Head));
+    let again = b.open("manifest:bk/m.jsonl").await.unwrap();
+    assert_eq!(again.dataset.id(), first.dataset.id());
+    assert_eq!((b.lists(), b.faults.calls(Operation::Head)), (lists, heads));
+    // Names alone do too.
+    b.put("names.txt", "bk/d/4.parquet\n# the other way round\ns3://bk/d/0.parquet\n");
+    assert_eq!(b.open("manifest:bk/names.txt").await.unwrap().dataset.file_rows(0), 0..5);
+    // A manifest that tells of another version than there is: the new one is taken, and it shows.
+    b.put("d/2.parquet", parquet(&[9]));
+    let fresh = b.fresh().open(&DatasetSpec::of("manifest:bk/m.jsonl"), &Everything).await.unwrap();
+    assert_eq!(fresh.dataset.rows(), 15 - 3 + 9);
+    assert_ne!(fresh.dataset.id(), first.dataset.id());
+}
+
+#[tokio::test]
+async fn labels_come_from_paths_and_tables() {
+    let b = Bench::new();
+    for key in ["t/cat/1.jpg", "t/cat/2.jpg", "t/dog/3.jpg"] {
+        b.put(key, "x");
+    }
+    b.put("labels.csv", "file,label\n1.jpg,7\ndog/3.jpg,9\n");
+    b.put("other.csv", "file,label\nnothing.jpg,7\n");
+    let labels = |d: &forebay_dataset::Dataset| (0..3).map(|i| d.label(i).map(str::to_owned)).collect::<Vec<_>>();
+    let by_path = b.open_spec(r#"{"source": "bk/t/", "labels": {"from": "path"}}"#).await.unwrap();
+    assert_eq!(labels(&by_path.dataset), [Some("cat".into()), Some("cat".into()), Some("dog".into())]);
+    let mut spec = DatasetSpec::of("bk/t/");
+    spec.labels = Some(LabelSource::File { name: "bk/labels.csv".into(), key: None, label: None });
+    let by_table = b.datasets.open(&spec, &Everything).await.unwrap();
+    assert_eq!(labels(&by_table.dataset), [Some("7".into()), None, Some("9".into())]);
+    assert_eq!(by_table.dataset.schema().field(2).data_type(), &arrow_schema::DataType::Int64);
+    assert_ne!(by_table.dataset.id(), by_path.dataset.id());
+    spec.labels = Some(LabelSource::File { name: "bk/other.csv".into(), key: None, label: None });
+    let e = b.datasets.open(&spec, &Everything).await.unwrap_err();
+    assert!(e.to_string().contains("none of its 1 names"), "{e}");
+    let e = b.open_spec(r#"{"source": "bk/t/", "labels": {"from": "file", "name": "bk/nowhere.csv"}}"#).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said() {
+    let b = Bench::new();
+    let e = b.open("bk/nothing/*.parquet").await.unwrap_err();
+    assert!(e.kind() == ErrorKind::NotFound && e.to_string().contains("bk/nothing/*.parquet"), "{e}");
+    b.put("mixed/a.parquet", parquet(&[1]));
+    b.put("mixed/b.tar", tar(1));
+    let e = b.open("bk/mixed/").await.unwrap_err();
+    assert!(e.to_string().contains("more than one kind"), "{e}");
+
+    b.put("schemas/a.parquet", parquet(&[1]));
+    b.put("schemas/b.parquet", parquet(&[2]));
+    let other = |first: i64, rows: usize| {
+        let b = batch(first, rows);
+        let id = arrow_array::StringArray::from_iter_values((0..rows).map(|i| i.to_string()));
+        arrow_array::RecordBatch::try_from_iter([("id", Arc::new(id) as _), ("text", b.column(1).clone())]).unwrap()
+    };
+    b.put("schemas/c.parquet", parquet_of(&[2], other));
+    let e = b.open("bk/schemas/").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(e.to_string().contains("bk/schemas/c.parquet") && e.to_string().contains("column \"id\" is Utf8 and not Int64"), "{e}");
+
+    let e = b.open_spec(r#"{"source": "bk/schemas/a.parquet", "example": true}"#).await.unwrap_err();
+    assert!(e.to_string().contains("TFRecord"), "{e}");
+    let e = b.open("nowhere/x/").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::BucketNotFound);
+    assert_eq!(b.datasets.get("0123", &Everything).await.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn damaged_files_are_named_or_left_out() {
+    let b = Bench::new();
+    let good = parquet(&[10]);
+    b.put("d/a.parquet", &good);
+    b.put("d/b.parquet", &good[..good.len() - 5]);
+    b.put("d/c.parquet", "");
+    b.put("d/e.parquet", &good);
+    let e = b.open("bk/d/").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Corrupt);
+    assert!(e.to_string().contains("bk/d/b.parquet") || e.to_string().contains("bk/d/c.parquet"), "{e}");
+    assert!(e.hint_text().unwrap_or_default().contains("on_damaged"), "{e}");
+    let opened = b.open_spec(r#"{"source": "bk/d/", "on_damaged": "skip"}"#).await.unwrap();
+    assert_eq!((opened.dataset.rows(), opened.dataset.files().len()), (20, 2));
+    let mut skipped: Vec<&str> = opened.skipped.iter().map(|(n, _)| n.as_str()).collect();
+    skipped.sort();
+    assert_eq!(skipped, ["bk/d/b.parquet", "bk/d/c.parquet"]);
+    check_places(&opened.dataset);
+    let e = b.open_spec(r#"{"source": "bk/d/{b,c}.parquet", "on_damaged": "skip"}"#).await.unwrap_err();
+    assert!(e.to_string().contains("all 2 files are damaged"), "{e}");
+    // Trouble of the origin is no damage.
+    b.faults.always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));
+    let fresh = b.fresh();
+    let spec = DatasetSpec::parse(br#"{"source": "bk/d/", "on_damaged": "skip"}"#).unwrap();
+    assert_eq!(fresh.open(&spec, &Everything).await.unwrap_err().kind(), ErrorKind::OriginUnavailable);
+}
+
+#[tokio::test]
+async fn a_file_that_changes_or_disappears_while_it_is_opened() {
+    let b = Arc::new(Bench::new());
+    for n in 0..4 {
+        b.put(&format!("d/{n}.parquet"), parquet(&[10]));
+    }
+    let hook = |does: fn(&Bench)| {
+        let bench = b.clone();
+        Fault::Hook(Arc::new(move |key: String| {
+            if key == "d/2.parquet" {
+                does(&bench);
+            }
+            async {}.boxed()
+        }))
+    };
+    for _ in 0..4 {
+        b.faults.next(
+            Operation::Get,
+            hook(|b| {
+                if std::fs::metadata(b.path("d/2.parquet")).unwrap().len() == parquet(&[10]).len() as u64 {
+                    b.put("d/2.parquet", parquet(&[10, 5, 5]));
+                }
+            }),
+        );
+    }
+    let opened = b.open("bk/d/").await.unwrap();
+    assert_eq!(opened.dataset.rows(), 50, "the new version, whole");
+    assert_eq!(opened.dataset.files().size(2), parquet(&[10, 5, 5]).len() as u64);
+    b.faults.clear();
+    assert_eq!(b.open("bk/d/").await.unwrap().reused_files, 4, "it is known by the version that was indexed");
+
+    b.faults.always(Operation::Get, hook(|b| drop(std::fs::remove_file(b.path("d/2.parquet")))));
+    let e = b.fresh().open(&DatasetSpec::of("bk/d/"), &Everything).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::VersionChanged);
+    assert!(e.to_string().contains("bk/d/2.parquet disappeared"), "{e}");
+}
+
+/// What begins so may be read; nothing may be listed but what begins so too.
+struct Only(&'static str);
+
+impl Access for Only {
+    fn read(&self, _: &str, name: &str) -> Result<()> {
+        if name.starts_with(self.0) { Ok(()) } else { Err(Error::permission_denied(format!("not {name}"))) }
+    }
+
+    fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
+        self.read(bucket, prefix)
+    }
+}
+
+#[tokio::test]
+async fn nobody_opens_what_he_may_not_read() {
+    let b = Bench::new();
+    b.put("a/1.parquet", parquet(&[1]));
+    b.put("ab/2.parquet", parquet(&[2]));
+    b.put("m.txt", "bk/a/1.parquet\nbk/ab/2.parquet\n");
+    b.put("a/m.txt", "bk/a/1.parquet\nbk/ab/2.parquet\n");
+    let open = async |source: &str, access: &dyn Access| b.datasets.open(&DatasetSpec::of(source), access).await.map(|o| o.dataset);
+    let denied = |r: Result<Arc<forebay_dataset::Dataset>>| assert_eq!(r.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    let lists = b.lists();
+    for source in ["bk/**.parquet", "bk/a*/*.parquet", "bk/ab/2.parquet", "bk/ab/nothing", "manifest:bk/m.txt"] {
+        denied(open(source, &Only("a/")).await);
+    }
+    assert_eq!((b.lists(), b.gets(), b.faults.calls(Operation::Head)), (lists, 0, 0), "nothing is looked up before");
+    denied(open("manifest:bk/a/m.txt", &Only("a/")).await);
+    let mine = open("bk/a/**.parquet", &Only("a/")).await.unwrap();
+    let all = open("bk/**.parquet", &Everything).await.unwrap();
+    assert!(b.datasets.get(mine.id(), &Only("a/")).await.is_ok());
+    denied(b.datasets.get(all.id(), &Only("a/")).await);
+    denied(b.datasets.get(mine.id(), &Only("b/")).await);
+    assert_eq!(b.datasets.list(&Only("a/")).len(), 1);
+    assert!(mine.check_access(&Only("a")).is_ok());
+    assert!(all.check_access(&Only("a")).is_ok() && all.check_access(&Only("ab")).is_err());
+}
+
+#[tokio::test]
+async fn tfrecords_have_indexes_beside_them_and_features_within() {
+    let b = Bench::new();
+    let bytes = tfrecord(50);
+    b.put("t/a.tfrecord", &bytes);
+    let (mut offsets, mut at) = (String::new(), 0);
+    for i in 0..50 {
+        let size = 16 + format!("record {i}").len();
+        offsets.push_str(&format!("{at} {size}\n"));
+        at += size;
+    }
+    b.put("t/a.tfrecord.idx", &offsets);
+    let opened = b.open("bk/t/").await.unwrap();
+    assert_eq!((opened.dataset.format(), opened.dataset.rows(), opened.dataset.files().len()), (Format::TfRecord, 50, 1));
+    assert_eq!(opened.indexed_bytes, offsets.len() as u64);
+    b.put("t/a.tfrecord.idx", "0 5\n");
+    let e = b.fresh().open(&DatasetSpec::of("bk/t/"), &Everything).await.unwrap_err();
+    assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("a.tfrecord"), "{e}");
+}

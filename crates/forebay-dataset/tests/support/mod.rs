@@ -1,0 +1,207 @@
+//! A directory as a bucket whose requests are counted and made to fail, datasets over it, and small files of every format.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use arrow_array::{Int64Array, RecordBatch, StringArray};
+use forebay_core::{MemoryBudget, ObjectName, Result, SystemClock};
+use forebay_dataset::{Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened};
+use forebay_engine::{Engine, EngineConfig, FixedBuckets};
+use forebay_format::{tar_header_into, tar_padding_into, tar_trailer_into, tfrecord::record_into};
+use forebay_origin::{Faults, Faulty, LocalOrigin, Operation, Origin};
+use forebay_store::{DirConfig, Store, StoreConfig};
+use std::{path::PathBuf, sync::Arc};
+
+pub const BUCKET: &str = "bk";
+
+pub struct Bench {
+    pub dir: tempfile::TempDir,
+    pub faults: Faults,
+    pub engine: Engine,
+    pub datasets: Datasets,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("data")).unwrap();
+        let faults = Faults::new();
+        let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&dir.path().join("data")).unwrap());
+        let origin: Arc<dyn Origin> = Arc::new(Faulty::new(local, faults.clone()));
+        let mut buckets = FixedBuckets::default();
+        buckets.0.insert(BUCKET.to_owned(), origin);
+        let cache =
+            StoreConfig { dirs: vec![DirConfig { path: dir.path().join("cache"), capacity_bytes: 256 << 20 }], ..StoreConfig::default() };
+        let clock = Arc::new(SystemClock);
+        let store = Arc::new(Store::open(cache, clock.clone()).unwrap());
+        let engine = Engine::new(EngineConfig::default(), Arc::new(buckets), Some(store), clock, MemoryBudget::new(256 << 20));
+        let datasets = Datasets::new(engine.clone(), Self::config(&dir));
+        Self { dir, faults, engine, datasets }
+    }
+
+    fn config(dir: &tempfile::TempDir) -> DatasetsConfig {
+        DatasetsConfig { dir: Some(dir.path().join("datasets")), ..DatasetsConfig::default() }
+    }
+
+    /// As another process over the same disk.
+    pub fn another(&self) -> Datasets {
+        Datasets::new(self.engine.clone(), Self::config(&self.dir))
+    }
+
+    pub fn restart(&mut self) {
+        self.datasets = self.another();
+    }
+
+    /// A registry that knows nothing.
+    pub fn fresh(&self) -> Datasets {
+        Datasets::new(self.engine.clone(), DatasetsConfig::default())
+    }
+
+    pub fn kept_dir(&self) -> PathBuf {
+        self.dir.path().join("datasets")
+    }
+
+    pub fn path(&self, key: &str) -> PathBuf {
+        self.dir.path().join("data").join(key)
+    }
+
+    pub fn put(&self, key: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.path(key);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // By another name first: a version is never seen half written.
+        let temporary = self.dir.path().join("temporary");
+        std::fs::write(&temporary, bytes).unwrap();
+        std::fs::rename(temporary, path).unwrap();
+    }
+
+    pub fn remove(&self, key: &str) {
+        std::fs::remove_file(self.path(key)).unwrap();
+    }
+
+    pub fn gets(&self) -> u64 {
+        self.faults.calls(Operation::Get)
+    }
+
+    pub fn lists(&self) -> u64 {
+        self.faults.calls(Operation::List)
+    }
+
+    pub async fn open(&self, source: &str) -> Result<Opened> {
+        self.datasets.open(&DatasetSpec::of(source), &Everything).await
+    }
+
+    pub async fn open_spec(&self, json: &str) -> Result<Opened> {
+        self.datasets.open(&DatasetSpec::parse(json.as_bytes()).unwrap(), &Everything).await
+    }
+}
+
+pub fn batch(first: i64, rows: usize) -> RecordBatch {
+    let ids = Int64Array::from_iter_values(first..first + rows as i64);
+    let texts = StringArray::from_iter_values((0..rows).map(|i| format!("row {}", first + i as i64)));
+    RecordBatch::try_from_iter([("id", Arc::new(ids) as _), ("text", Arc::new(texts) as _)]).unwrap()
+}
+
+/// Groups of these many rows.
+pub fn parquet(groups: &[usize]) -> Vec<u8> {
+    parquet_of(groups, batch)
+}
+
+pub fn parquet_of(groups: &[usize], make: impl Fn(i64, usize) -> RecordBatch) -> Vec<u8> {
+    let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), make(0, 0).schema(), None).unwrap();
+    let mut first = 0;
+    for &rows in groups {
+        writer.write(&make(first, rows)).unwrap();
+        writer.flush().unwrap();
+        first += rows as i64;
+    }
+    writer.into_inner().unwrap()
+}
+
+pub fn arrow(batches: &[usize], stream: bool) -> Vec<u8> {
+    let schema = batch(0, 0).schema();
+    let batches = batches.iter().map(|&rows| batch(0, rows));
+    if stream {
+        let mut writer = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &schema).unwrap();
+        batches.for_each(|b| writer.write(&b).unwrap());
+        writer.finish().unwrap();
+        return writer.into_inner().unwrap();
+    }
+    let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &schema).unwrap();
+    batches.for_each(|b| writer.write(&b).unwrap());
+    writer.finish().unwrap();
+    writer.into_inner().unwrap()
+}
+
+pub fn jsonl(rows: usize) -> Vec<u8> {
+    (0..rows).map(|i| format!("{{\"n\": {i}}}\n")).collect::<String>().into_bytes()
+}
+
+pub fn tfrecord(rows: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    (0..rows).for_each(|i| record_into(&mut out, format!("record {i}").as_bytes()));
+    out
+}
+
+/// Samples of an image and a class.
+pub fn tar(samples: usize) -> Vec<u8> {
+    tar_of(
+        (0..samples).flat_map(|i| [(format!("{i:04}.jpg"), vec![i as u8; 100 + i]), (format!("{i:04}.cls"), i.to_string().into_bytes())]),
+    )
+}
+
+pub fn tar_of(members: impl IntoIterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, data) in members {
+        tar_header_into(&mut out, &name, data.len() as u64, 0).unwrap();
+        out.extend_from_slice(&data);
+        tar_padding_into(&mut out, data.len() as u64);
+    }
+    tar_trailer_into(&mut out);
+    out
+}
+
+pub fn zip(members: usize) -> Vec<u8> {
+    use forebay_format::{ArchiveKind, ArchiveWriter};
+    let mut out = Vec::new();
+    let mut writer = ArchiveWriter::new(ArchiveKind::Zip);
+    for i in 0..members {
+        let data = vec![i as u8; 50 + i];
+        writer.entry(&format!("m/{i}.bin"), &data, 0, &mut out).unwrap();
+    }
+    writer.finish(&mut out).unwrap();
+    out
+}
+
+pub fn name(key: &str) -> ObjectName {
+    ObjectName::new(BUCKET, key).unwrap()
+}
+
+/// Every row must be where going through files and blocks finds it.
+pub fn check_places(d: &Dataset) {
+    let (mut row, mut global) = (0u64, 0u64);
+    for file in 0..d.files().len() {
+        assert_eq!(d.file_rows(file).start, row);
+        if let Some(index) = d.index(file) {
+            assert_eq!(index.size(), d.files().size(file));
+            for (block, rows) in index.blocks().each_block_rows().enumerate() {
+                assert_eq!(d.shape().block_range(global), row..row + rows);
+                for within in 0..rows {
+                    let at = d.locate(row).unwrap();
+                    assert_eq!(
+                        (at.file as usize, at.block as usize, u64::from(at.row_in_block), at.global_block),
+                        (file, block, within, global)
+                    );
+                    row += 1;
+                }
+                global += 1;
+            }
+        } else {
+            let at = d.locate(row).unwrap();
+            assert_eq!((at.file as usize, at.block, at.row_in_block), (file, 0, 0));
+            assert_eq!(at.global_block, d.shape().block_of(row));
+            row += 1;
+        }
+        assert_eq!(d.file_rows(file).end, row);
+    }
+    assert_eq!(d.rows(), row);
+    assert_eq!(d.locate(row).unwrap_err().kind(), forebay_core::ErrorKind::RangeNotSatisfiable);
+}

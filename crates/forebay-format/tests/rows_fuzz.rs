@@ -1,0 +1,265 @@
+//! Changed files of rows for every parser of them; see `harness.rs` for what holds for each input. Beside that: what is read is the same however the
+//! bytes come, some rows are those of all, and an index is the same when it comes back from a store.
+
+mod common;
+#[path = "../../../tests/fuzz/harness.rs"]
+mod harness;
+#[path = "rows_common/mod.rs"]
+mod rows_common;
+
+use arrow_array::UInt32Array;
+use forebay_core::{Error, Result};
+use forebay_format::{
+    ArchiveKind,
+    example::ExampleSpec,
+    labels::{LabelColumns, Labels},
+    tabular::{FileIndex, Format, IndexOptions, Projection, Rows},
+    tfrecord,
+};
+use harness::{Rng, Target, outcome};
+use rows_common::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+fn common_rng(rng: &mut Rng) -> common::Rng {
+    common::Rng::with_seed(rng.next())
+}
+
+/// Opens and reads it all, and some of it.
+fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) -> u64 {
+    let rng = &mut common_rng(rng);
+    let opened = checked(open(format, bytes, options, rng));
+    let (mut source, reader) = match opened {
+        Ok(opened) => opened,
+        Err(e) => return outcome::<(), _>(Err(e)),
+    };
+    let blocks = reader.index().blocks().clone();
+    let read = |source: &mut Source, rng: &mut common::Rng| -> Result<usize> {
+        let mut found = 0;
+        for block in 0..blocks.blocks().min(50) {
+            // Rows are believed by the million, but compared only where they are few.
+            if blocks.block_rows(block) > 100_000 {
+                continue;
+            }
+            let batch = checked(source.read(&reader, block, Rows::All, &Projection::All, rng))?;
+            assert_eq!(batch.num_rows(), blocks.block_rows(block) as usize);
+            let rows = some_rows(blocks.block_rows(block), rng);
+            let some = checked(source.read(&reader, block, Rows::sorted(rows.clone()).unwrap(), &Projection::All, rng));
+            let some = match some {
+                Ok(some) => some,
+                // Which pages a column has is believed only where rows are looked for by page.
+                Err(e) if format == Format::Parquet => return Err(e),
+                Err(e) => panic!("all rows can be read, some cannot: {e:?}"),
+            };
+            let expected = arrow_select::take::take_record_batch(&batch, &UInt32Array::from(rows)).unwrap();
+            if format != Format::Parquet {
+                assert_eq!(some, expected);
+            }
+            found += batch.num_rows();
+        }
+        Ok(found)
+    };
+    outcome(read(&mut source, rng).map(|n| n.min(200)))
+}
+
+fn corpus(make: impl Fn(&mut common::Rng) -> Vec<u8>) -> Vec<Vec<u8>> {
+    (0..6).map(|seed| make(&mut common::Rng::with_seed(seed))).collect()
+}
+
+#[test]
+fn fuzz_parquet() {
+    let corpus = corpus(|rng| {
+        let (schema, batches) = batches(&[20, 15], rng);
+        write_parquet(&schema, &batches, 18, rng)
+    });
+    let words: &[&[u8]] =
+        &[b"PAR1", b"PARE", b"ARROW:schema", b"\x15\x02", b"\x15\x00\x15", b"\x16\x02", b"\x19\x1c", b"\x19\xfc\xff\x01", b"\x2c\x15"];
+    let target = Target { name: "parquet", corpus, words, max_len: 1 << 16, memory: (64 << 20, 4096) };
+    target.run(
+        |rng, bytes| {
+            // A footer that ends where it says, again.
+            let len = bytes.len();
+            if len > 12 && rng.below(2) == 0 {
+                let footer = [rng.below(len - 8), (len - 12).min(3000)][rng.below(2)] as u32;
+                bytes[len - 8..len - 4].copy_from_slice(&footer.to_le_bytes());
+                bytes[len - 4..].copy_from_slice(b"PAR1");
+            }
+        },
+        |bytes, rng| check(Format::Parquet, bytes, &IndexOptions::default(), rng),
+    );
+}
+
+#[test]
+fn fuzz_arrow_file() {
+    let corpus = corpus(|rng| {
+        let (schema, batches) = batches(&[20], rng);
+        write_arrow(Format::ArrowFile, &schema, &batches, rng)
+    });
+    let words: &[&[u8]] = &[b"ARROW1", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"\0\0\0\0\0\0\0\0", b"\x01\0\0\0\0\0\0\0"];
+    let target = Target { name: "arrow_file", corpus, words, max_len: 1 << 16, memory: (64 << 20, 70_000) };
+    target.run(|_, _| (), |bytes, rng| check(Format::ArrowFile, bytes, &IndexOptions::default(), rng));
+}
+
+#[test]
+fn fuzz_arrow_stream() {
+    let corpus = corpus(|rng| {
+        let (schema, batches) = batches(&[20, 10], rng);
+        write_arrow(Format::ArrowStream, &schema, &batches, rng)
+    });
+    let words: &[&[u8]] = &[b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0\0\0\0\0", b"\x01\0\0\0\0\0\0\0"];
+    let target = Target { name: "arrow_stream", corpus, words, max_len: 1 << 16, memory: (64 << 20, 70_000) };
+    target.run(|_, _| (), |bytes, rng| check(Format::ArrowStream, bytes, &IndexOptions::default(), rng));
+}
+
+#[test]
+fn fuzz_tfrecord() {
+    let corpus = corpus(|rng| {
+        let record = |i: i64, rng: &mut common::Rng| {
+            let bytes = rng.bytes(20);
+            example::example(&[
+                ("n", example::Value::Ints(&[i, -i], i % 2 == 0)),
+                ("f", example::Value::Floats(&[0.5, 1.5], i % 3 == 0)),
+                ("b", example::Value::Bytes(&[&bytes, b""])),
+            ])
+        };
+        tfrecords(&(0..20).map(|i| record(i, rng)).collect::<Vec<_>>())
+    });
+    let target =
+        Target { name: "tfrecord", corpus, words: &[b"\x0a\x02", b"\x12\x04", b"\x1a\x02"], max_len: 1 << 15, memory: (24 << 20, 256) };
+    target.run(
+        |rng, bytes| {
+            // Checksums that fit again, for as many records as there are.
+            if rng.below(4) > 0 {
+                let mut at = 0;
+                while let Some(head) = bytes.get(at..at + 8) {
+                    let len = u64::from_le_bytes(head.try_into().unwrap());
+                    let sum = tfrecord::masked_crc32c(head);
+                    let Some(end) =
+                        usize::try_from(len).ok().and_then(|n| n.checked_add(at + 12)).filter(|&e| e.saturating_add(4) <= bytes.len())
+                    else {
+                        break;
+                    };
+                    bytes[at + 8..at + 12].copy_from_slice(&sum.to_le_bytes());
+                    let sum = tfrecord::masked_crc32c(&bytes[at + 12..end]);
+                    bytes[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+                    at = end + 4;
+                }
+            }
+        },
+        |bytes, rng| {
+            let mut options = small_blocks(&mut common_rng(rng));
+            if bytes.len() % 2 == 0 {
+                options.example = Some(ExampleSpec::default());
+            }
+            check(Format::TfRecord, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
+fn fuzz_tfrecord_offsets() {
+    let corpus = vec![b"0 20\n20 30\n".to_vec(), b"0 17\r\n17\t33\n50 100".to_vec()];
+    let target =
+        Target { name: "tfrecord_offsets", corpus, words: &[b"18446744073709551615", b" ", b"\n"], max_len: 4096, memory: (1 << 20, 64) };
+    target.run(
+        |_, _| (),
+        |bytes, rng| {
+            let size = [50, 150, 0, u64::MAX][rng.below(4)];
+            outcome(checked(tfrecord::side_file::index(bytes, size, &IndexOptions::default())).map(|i| i.rows().min(20)))
+        },
+    );
+}
+
+#[test]
+fn fuzz_json_lines() {
+    let corpus = vec![b"{\"a\": 1}\n{}\r\n\n{\"b\": \"\xc3\xbc\"}".to_vec(), b"\xef\xbb\xbf{}\n \n".to_vec()];
+    let target = Target {
+        name: "json_lines",
+        corpus,
+        words: &[b"\n", b"\r\n", b"\xef\xbb\xbf", b"\n\n"],
+        max_len: 1 << 14,
+        memory: (1 << 20, 1000),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, rng| {
+            let options = small_blocks(&mut common_rng(rng));
+            check(Format::Jsonl, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
+fn fuzz_samples() {
+    let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
+    let target =
+        Target { name: "samples", corpus, words: &[b".jpg", b"/", b"__", b"ustar\x0000"], max_len: 1 << 16, memory: (8 << 20, 2000) };
+    target.run(
+        |rng, bytes| {
+            // Headers whose checksums fit again.
+            if rng.below(8) > 0 {
+                for header in bytes.as_chunks_mut::<512>().0.iter_mut().filter(|h| h[257..262] == *b"ustar") {
+                    header[148..156].fill(b' ');
+                    let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
+                    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+                }
+            }
+        },
+        |bytes, rng| {
+            let options = small_blocks(&mut common_rng(rng));
+            check(Format::Tar, bytes, &options, rng)
+        },
+    );
+}
+
+#[test]
+fn fuzz_labels() {
+    let corpus = vec![
+        b"name,label\na.jpg,1\n\"b,\"\"c\",2\n".to_vec(),
+        b"{\"file\": \"a\", \"label\": 3}\n{\"file\": \"b\", \"label\": \"x\"}\n".to_vec(),
+    ];
+    let target =
+        Target { name: "labels", corpus, words: &[b"\"\"", b"\"", b",", b"\n", b"label", b"\t"], max_len: 1 << 14, memory: (1 << 20, 200) };
+    target.run(
+        |_, _| (),
+        |bytes, rng| {
+            let name = ["l.csv", "l.jsonl"][rng.below(2)];
+            outcome(checked(Labels::parse(name, bytes, &LabelColumns::default())).map(|l| (l.len().min(20), l.are_numbers())))
+        },
+    );
+}
+
+#[test]
+fn fuzz_stored_indexes() {
+    let rng = &mut common::Rng::with_seed(1);
+    let (schema, all) = batches(&[20, 15], rng);
+    let files = [
+        (Format::Parquet, write_parquet(&schema, &all, 18, rng)),
+        (Format::ArrowStream, write_arrow(Format::ArrowStream, &schema, &all, rng)),
+        (Format::Tar, archive(ArchiveKind::Tar, &samples(9, rng))),
+        (Format::TfRecord, tfrecords(&[vec![1; 50], vec![2; 500]])),
+    ];
+    let corpus = files.iter().map(|(format, bytes)| open(*format, bytes, &small_blocks(rng), rng).unwrap().1.index().encode()).collect();
+    let target =
+        Target { name: "stored_indexes", corpus, words: &[b"FBFI\x01", b"\xff\xff\xff\xff\x0f"], max_len: 1 << 14, memory: (1 << 20, 200) };
+    target.run(
+        |rng, bytes| {
+            if bytes.len() >= 8 && rng.below(8) > 0 {
+                let body = bytes.len() - 8;
+                let sum = xxh3_64(&bytes[..body]);
+                bytes[body..].copy_from_slice(&sum.to_le_bytes());
+            }
+        },
+        |bytes, _| {
+            let found = checked(FileIndex::decode(bytes, schema.clone()));
+            if let Ok(index) = &found {
+                assert_eq!(FileIndex::decode(&index.encode(), schema.clone()).unwrap(), *index);
+                for b in 0..index.blocks().blocks().min(1000) {
+                    let rows = index.blocks().block_rows(b);
+                    assert!(rows == 0 || index.blocks().locate(index.blocks().row_range(b).start) == Some((b, 0)));
+                    index.blocks().bytes_of_rows(b, Some(&[rows / 2]));
+                }
+            }
+            outcome::<_, Error>(found.map(|i| (i.format(), i.blocks().blocks().min(20))))
+        },
+    );
+}

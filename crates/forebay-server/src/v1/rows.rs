@@ -1,0 +1,66 @@
+//! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b]`: rows by their numbers.
+//!
+//! The body is the row numbers as little-endian `u64`, in the order that is wanted, duplicates included. The answer is one frame
+//! (`forebay_format::frame`): an Arrow record batch with a checksum. Nothing is sent before all of it is there, so an error is always an answer of its own.
+
+use super::{Call, datasets::dataset};
+use crate::body::AnswerBody;
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, Result, limits::ROWS_PER_REQUEST_MAX};
+use forebay_format::{
+    frame::{Frame, FrameTag},
+    tabular::Projection,
+};
+use futures::{StreamExt, stream};
+use http::{HeaderValue, Response, header};
+
+const ROW_NUMBER_BYTES: usize = size_of::<u64>();
+
+pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
+    // What may be read is checked before anything is looked up, and before the body is taken.
+    let dataset = dataset(call, id).await?;
+    let columns = columns(call)?;
+    let body = call.read_body(ROWS_PER_REQUEST_MAX * ROW_NUMBER_BYTES).await.map_err(|e| match e.kind() {
+        ErrorKind::TooLarge => Error::new(ErrorKind::TooLarge, format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"))
+            .hint("ask for them in several requests"),
+        _ => e,
+    })?;
+    let numbers = numbers(&body)?;
+    // Tells where the jobs are whose plans the cache follows.
+    call.app.plans.asked(dataset.id(), &numbers);
+    let read = call.app.rows.read_now(&dataset, &numbers, &columns).await.map_err(|e| match e.kind() {
+        // The condition that cannot be met is the version that the dataset was built from. To ask again is no use, so it is no 503.
+        ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
+        _ => e,
+    })?;
+    let batch = read.batch;
+    let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
+    let frame = framed.await.map_err(|e| Error::internal("rows could not be framed").source(e))??;
+    let length = frame.wire_bytes();
+    let pieces = frame.into_pieces(read.memory).into_iter().map(Ok);
+    let mut response = Response::new(AnswerBody::stream(stream::iter(pieces).boxed(), Some(length)));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.forebay.frame"));
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(response)
+}
+
+fn numbers(body: &Bytes) -> Result<Vec<u64>> {
+    let (numbers, rest) = body.as_chunks::<ROW_NUMBER_BYTES>();
+    if !rest.is_empty() {
+        return Err(Error::invalid(format!("a body of {} bytes is not a list of row numbers", body.len()))
+            .hint("the body is row numbers as little-endian 64-bit integers, 8 bytes each"));
+    }
+    Ok(numbers.iter().map(|n| u64::from_le_bytes(*n)).collect())
+}
+
+fn columns(call: &Call) -> Result<Projection> {
+    let each: Vec<String> = call.query.iter().filter(|(name, _)| name == "column").map(|(_, value)| value.clone()).collect();
+    match (call.query("columns"), each.is_empty()) {
+        (None, true) => Ok(Projection::All),
+        (None, false) => Ok(Projection::Columns(each)),
+        (Some(list), true) => Ok(Projection::Columns(list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())),
+        (Some(_), false) => {
+            Err(Error::invalid("columns= and column= exclude each other").hint("column=, once for each, if names hold commas"))
+        }
+    }
+}

@@ -1,0 +1,108 @@
+"""The rows of each step as the node sends them, of its own accord: a push stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _node
+from ._fetch import Fetched
+from ._forebay import Client
+from ._plan import State, Steps
+from .errors import Changed, InvalidRequest, NotFound, ServerError
+from .rows import Rows
+from .stats import Meter
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+    from .loader import Loader
+
+#: What the stream's account of the nodes' times is called, and what :class:`forebay.Stats` calls it.
+NODE_TIMES = {"origin_seconds": "origin_s", "disk_seconds": "disk_s", "decode_seconds": "prepare_s", "frame_seconds": "prepare_s"}
+
+
+class Push:
+    """Steps over one stream. The plan is computed here too: it says which rows a step is to have, and what arrives must be these.
+
+    The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a loop that stops makes the nodes stop.
+    """
+
+    def __init__(self, loader: Loader, steps: Steps, state: State, until: int | None, meter: Meter, first: int, stride: int) -> None:
+        if stride != 1:
+            raise InvalidRequest("a stream is received in one process", hint="leave the workers out and give threads=, or stream=False")
+        options, datasets = loader.options, loader.datasets
+        clients = [datasets[0].client, *(n if isinstance(n, Client) else Client(n) for n in options.nodes or ())]
+        for client in clients:
+            for dataset in datasets:
+                _open_at(client, dataset)
+        request: dict[str, Any] = {"plan": loader.order.document, "partition": loader.partition(), "state": state}
+        if until is not None:
+            request["until_epoch"] = until
+        columns = _columns(datasets)
+        if columns is not None:
+            request["columns"] = columns
+        self._steps, self._number, self._meter = steps, first, meter
+        self._several = loader.order.mixed
+        self._stream = _node.stream(
+            clients, json.dumps(request), connections=options.connections, window_bytes=options.window_bytes, from_step=first
+        )
+        self._reconnects = 0
+
+    def next(self) -> Fetched | None:
+        step = self._steps.step(self._number)
+        if step is None:
+            return None
+        began = time.perf_counter()
+        received = self._stream.next()
+        waited = time.perf_counter() - began
+        if received is None:
+            raise ServerError(f"the stream ended before step {step.step} of epoch {step.epoch}", hint="is the node of the same release?")
+        if (received.step, received.epoch, len(received.batch)) != (step.step, step.epoch, len(step.rows)):
+            raise ServerError(
+                f"step {received.step} of epoch {received.epoch} with {len(received.batch)} rows came where step {step.step} of epoch"
+                f" {step.epoch} with {len(step.rows)} was to come",
+                hint="is the node of the same release?",
+            )
+        self._number += 1
+        rows = Rows([received.batch], step.rows, sources=step.sources)
+        self._account(waited, rows.nbytes)
+        return Fetched(step, rows)
+
+    def _account(self, waited: float, nbytes: int) -> None:
+        stats = self._stream.stats()
+        node = stats.get("node", {})
+        times: dict[str, float] = {}
+        for theirs, ours in NODE_TIMES.items():
+            if theirs in node:
+                times[ours] = times.get(ours, 0.0) + node[theirs]
+        self._meter.node(id(self), times)
+        again = int(stats.get("reopened", 0))
+        self._meter.add(network_s=waited, bytes=nbytes, reconnects=again - self._reconnects)
+        self._reconnects = again
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _open_at(client: Client, dataset: Dataset) -> None:
+    """Makes sure that a node knows this version of a dataset."""
+    try:
+        _node.describe(client, dataset.id)
+        return
+    except NotFound:
+        there = _node.open_dataset(client, dataset.spec)
+    if there["id"] != dataset.id:
+        raise Changed(
+            f"{dataset.name} is version {dataset.id} here, and version {there['id']} at {client!r}",
+            hint="nodes that serve one plan must see the same files; open the dataset again if they changed",
+        )
+
+
+def _columns(datasets: Sequence[Dataset]) -> list[str] | None:
+    """The columns that the stream is to bring: of all datasets the same."""
+    chosen = [d.chosen for d in datasets]
+    if any(c != chosen[0] for c in chosen):
+        raise InvalidRequest("datasets of a mix are read with different columns", hint="give the loader columns=, or stream=False")
+    return chosen[0]

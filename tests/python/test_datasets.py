@@ -1,0 +1,262 @@
+"""Datasets at a node before a real S3 server: opening, versions, errors, who may, and the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import requests
+from servers import Node, forebay_program
+from test_policies import keys_toml, replace
+
+
+def parquet(rows: int, group: int = 10, column: str = "id", kind=None) -> bytes:
+    out = io.BytesIO()
+    ids = pyarrow.array([str(i) for i in range(rows)] if kind == "text" else list(range(rows)), pyarrow.string() if kind == "text" else pyarrow.int64())
+    table = pyarrow.table({column: ids, "text": pyarrow.array([f"row {i}" for i in range(rows)], pyarrow.string())})
+    pyarrow.parquet.write_table(table, out, row_group_size=group)
+    return out.getvalue()
+
+
+def webdataset(samples: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for i in range(samples):
+            for extension, data in (("jpg", bytes([i]) * 50), ("cls", str(i).encode())):
+                info = tarfile.TarInfo(f"{i:04}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def post(node, spec, **options) -> requests.Response:
+    spec = spec if isinstance(spec, dict) else {"source": spec}
+    return requests.post(f"{node.url}/v1/datasets", json=spec, timeout=60, **options)
+
+
+def opened(node, spec) -> dict:
+    answer = post(node, spec)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def get(node, path: str) -> requests.Response:
+    return requests.get(f"{node.url}/v1/datasets{path}", timeout=60)
+
+
+def forebay(node, *args: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "FOREBAY_NODE": node.url}
+    return subprocess.run([forebay_program(), *args], capture_output=True, text=True, timeout=60, env=env)
+
+
+@pytest.fixture
+def put(origin_s3, scratch):
+    """Writes an object past the node, below this test's prefix; its name."""
+
+    def put(key: str, data: bytes) -> str:
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{key}", Body=data)
+        return f"scratch/{scratch}/{key}"
+
+    return put
+
+
+def test_a_dataset_is_opened_and_described(node, put, scratch):
+    for i, rows in enumerate([25, 0, 10]):
+        put(f"part-{i}.parquet", parquet(rows))
+    put("_SUCCESS", b"")
+    answer = opened(node, f"s3://scratch/{scratch}/**")
+    assert (answer["format"], answer["rows"], answer["files"], answer["indexed_files"], answer["reused_files"]) == ("parquet", 35, 3, 3, 0)
+    assert answer["schema"] == [{"name": "id", "type": "Int64", "nullable": True}, {"name": "text", "type": "Utf8", "nullable": True}]
+    assert (answer["previous"], answer["skipped"]) == (None, [])
+    described = get(node, f"/{answer['id']}").json()
+    assert described == {k: answer[k] for k in described}
+    assert answer["id"] in [d["id"] for d in get(node, "").json()["datasets"]]
+    shape = get(node, f"/{answer['id']}/shape")
+    assert shape.headers["content-type"] == "application/octet-stream" and shape.content.startswith(b"FBS")
+    head, *files = [json.loads(line) for line in get(node, f"/{answer['id']}/manifest").text.splitlines()]
+    assert head["forebay_manifest"] == 1 and head["dataset"] == answer["id"]
+    assert [f["rows"] for f in files] == [25, 0, 10]
+    assert all(f["size"] and f["etag"] for f in files)
+    missing = get(node, f"/{'0' * 32}")
+    assert missing.status_code == 404 and "is not known here" in missing.json()["message"]
+    assert node.metrics()["forebay_datasets_kept"] >= 1
+
+
+def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
+    batch = pyarrow.record_batch({"x": [1, 2, 3]})
+    for name, writer in (("file", pyarrow.ipc.new_file), ("stream", pyarrow.ipc.new_stream)):
+        out = io.BytesIO()
+        with writer(out, batch.schema) as w:
+            w.write_batch(batch)
+        put(f"{name}/a.arrow", out.getvalue())
+    put("tar/a.tar", webdataset(4))
+    put("jsonl/a.jsonl", b'{"a": 1}\n{"a": 2}\n')
+    put("plain/a", parquet(5))
+    put("images/cat/1.jpg", b"\xff\xd8\xff")
+    for what, spec, expected in [
+        ("file", {}, ("arrow-file", 3, ["x"])),
+        ("stream", {}, ("arrow-stream", 3, ["x"])),
+        ("tar", {}, ("tar", 4, ["__key__", "cls", "jpg"])),
+        ("tar", {"format": "objects"}, ("objects", 1, ["key", "data"])),
+        ("jsonl", {}, ("jsonl", 2, ["json"])),
+        ("plain", {}, ("parquet", 5, ["id", "text"])),
+        ("images", {"labels": {"from": "path"}}, ("objects", 1, ["key", "data", "label"])),
+    ]:
+        answer = opened(node, {"source": f"scratch/{scratch}/{what}/", **spec})
+        assert (answer["format"], answer["rows"], [c["name"] for c in answer["schema"]]) == expected, what
+
+
+def test_a_changed_file_is_a_new_version_and_only_it_is_read(node, put, scratch):
+    for i in range(6):
+        put(f"{i}.parquet", parquet(10))
+    source = f"scratch/{scratch}/{{0..5}}.parquet"
+    first, again = opened(node, source), opened(node, source)
+    assert first["id"] == again["id"] and (again["indexed_files"], again["reused_files"]) == (0, 6)
+    put("3.parquet", parquet(11))
+    changed = opened(node, source)
+    assert (changed["indexed_files"], changed["reused_files"], changed["previous"]) == (1, 5, first["id"])
+    assert changed["id"] != first["id"] and changed["rows"] == 61
+    assert get(node, f"/{first['id']}").json()["rows"] == 60
+
+
+def test_sixty_four_open_at_once(node, put, scratch):
+    for i in range(20):
+        put(f"{i}.parquet", parquet(10))
+    before = node.metrics()
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda _: opened(node, f"scratch/{scratch}/*.parquet"), range(64)))
+    assert len({a["id"] for a in answers}) == 1
+    after = node.metrics()
+    indexed = 'forebay_datasets_files_total{how="indexed"}'
+    assert after[indexed] - before.get(indexed, 0) == 20
+
+
+def test_progress_is_told_in_lines(node, put, scratch):
+    put("a.parquet", parquet(10))
+    answer = post(node, f"scratch/{scratch}/", params={"progress": "true"})
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert lines[-1]["event"] == "opened" and lines[-1]["rows"] == 10
+    assert all(line["event"] == "progress" for line in lines[:-1])
+    answer = post(node, f"scratch/{scratch}/nothing/", params={"progress": "true"})
+    last = json.loads(answer.text.splitlines()[-1])
+    assert (answer.status_code, last["event"], last["status"]) == (200, "error", 404)
+
+
+def test_manifests_are_written_and_read(node, put, scratch):
+    for i in range(3):
+        put(f"d/{i}.parquet", parquet(10 + i))
+    first = opened(node, f"scratch/{scratch}/d/")
+    written = requests.post(f"{node.url}/v1/datasets/{first['id']}/manifest", params={"to": f"scratch/{scratch}/m.jsonl"}, timeout=30)
+    assert written.status_code == 200 and written.json()["files"] == 3
+    again = opened(node, f"manifest:scratch/{scratch}/m.jsonl")
+    assert again["id"] == first["id"]
+
+
+def test_what_is_wrong_is_said(node, put, scratch):
+    good = parquet(10)
+    put("bad/a.parquet", good)
+    put("bad/b.parquet", good[:-3])
+    put("mixed/a.parquet", good)
+    put("mixed/b.parquet", parquet(3, kind="text"))
+    put("kinds/a.parquet", good)
+    put("kinds/b.tar", webdataset(1))
+    here = f"scratch/{scratch}"
+    for spec, status, *parts in [
+        (f"{here}/none/*.parquet", 404, "no files match", "none/*.parquet"),
+        (f"{here}/bad/", 502, "bad/b.parquet", "on_damaged"),
+        (f"{here}/mixed/", 400, "mixed/b.parquet", "column", "id", "Int64"),
+        (f"{here}/kinds/", 400, "more than one kind", "narrow the pattern"),
+        (f"{here}/bad/{{a,x,y}}.parquet", 404, "2 are not there", "x.parquet"),
+        ("nowhere/x/", 404, "nowhere"),
+        ("scratch*/x", 400, "not a bucket name"),
+        ("scratch/[", 400, "not a pattern"),
+        ("scratch/{0..9999999}", 400, "more than"),
+        ({"sources": []}, 400, "no sources"),
+        ({"source": here, "frmat": "tar"}, 400, "frmat"),
+        ({"source": here, "format": "rar"}, 400, "rar"),
+        ({"source": f"{here}/bad/a.parquet", "labels": {"from": "path"}}, 400, "labels"),
+        (f"manifest:{here}/none", 404, "none"),
+    ]:
+        answer = post(node, spec)
+        message = answer.json()["message"]
+        assert answer.status_code == status and all(p in message for p in parts), (spec, answer.status_code, message)
+    for body in (b"", b"{", b"[1]", b"\xff"):
+        assert requests.post(f"{node.url}/v1/datasets", data=body, timeout=30).status_code == 400
+    skipped = opened(node, {"source": f"{here}/bad/", "on_damaged": "skip"})
+    assert (skipped["rows"], skipped["skipped_files"]) == (10, 1)
+    assert skipped["skipped"][0]["name"].endswith("bad/b.parquet")
+
+
+def test_a_restarted_node_knows_its_datasets(origin, origin_s3, scratch, tmp_path):
+    for i in range(5):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{i}.parquet", Body=parquet(10))
+    node = Node(origin.url, ["scratch"], tmp_path)
+    try:
+        first = opened(node, f"scratch/{scratch}/")
+    finally:
+        node.stop()
+    node = Node(origin.url, ["scratch"], tmp_path)
+    try:
+        assert get(node, f"/{first['id']}").json()["rows"] == 50
+        again = opened(node, f"scratch/{scratch}/")
+        assert (again["id"], again["indexed_files"], again["reused_files"]) == (first["id"], 0, 5)
+    finally:
+        node.stop()
+
+
+def test_nobody_opens_what_his_key_may_not_read(origin, origin_s3, scratch, tmp_path):
+    for prefix in ("a", "b"):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{prefix}/1.parquet", Body=parquet(10))
+    policies = {
+        "root": None,
+        "reader": [{"bucket": "scratch", "prefix": f"{scratch}/a/", "actions": ["read", "list"]}],
+        "unlisted": [{"bucket": "scratch", "prefix": f"{scratch}/a/", "actions": ["read"]}],
+    }
+    keys = tmp_path / "keys.toml"
+    replace(keys, keys_toml(policies))
+    node = Node(origin.url, ["scratch"], tmp_path, options=["--set", f"auth.keys_file={keys}"])
+
+    def ask(key: str, method: str, path: str, **kwargs) -> requests.Response:
+        return requests.request(method, f"{node.url}/v1/datasets{path}", headers={"Authorization": f"Bearer token-of-{key}"}, timeout=30, **kwargs)
+
+    try:
+        of = {p: {"source": f"scratch/{scratch}/{p}"} for p in ("", "a/", "b/", "b/none*", "a/1.parquet")}
+        everything = ask("root", "POST", "", json=of[""])
+        mine = ask("reader", "POST", "", json=of["a/"])
+        assert (everything.status_code, mine.status_code) == (200, 200)
+        denied = [ask("reader", "POST", "", json=of[p]) for p in ("", "b/", "b/none*")]
+        assert [d.status_code for d in denied] == [403] * 3
+        assert ask("unlisted", "POST", "", json=of["a/"]).status_code == 403
+        assert ask("unlisted", "POST", "", json=of["a/1.parquet"]).status_code == 200
+        for what in ("", "/shape", "/manifest"):
+            assert ask("reader", "GET", f"/{everything.json()['id']}{what}").status_code == 403
+            assert ask("reader", "GET", f"/{mine.json()['id']}{what}").status_code == 200
+        assert len(ask("root", "GET", "").json()["datasets"]) > len(ask("reader", "GET", "").json()["datasets"]) > 0
+        assert ask("reader", "POST", f"/{mine.json()['id']}/manifest", params={"to": f"scratch/{scratch}/a/m"}).status_code == 403
+        assert requests.post(f"{node.url}/v1/datasets", json=of["a/"], timeout=30).status_code == 401
+    finally:
+        node.stop()
+
+
+def test_the_index_command(node, put, scratch):
+    for i in range(3):
+        put(f"d/{i}.parquet", parquet(25))
+    put("d/bad.parquet", b"x" * 100)
+    done = forebay(node, "index", f"s3://scratch/{scratch}/d/{{0..2}}.parquet", "--write-manifest", f"scratch/{scratch}/m")
+    assert done.returncode == 0, done.stderr
+    assert "75" in done.stdout and "id: Int64" in done.stdout and f"scratch/{scratch}/m" in done.stdout
+    answer = json.loads(forebay(node, "index", f"manifest:scratch/{scratch}/m", "--json").stdout)
+    assert (answer["rows"], answer["files"], answer["format"]) == (75, 3, "parquet")
+    failed = forebay(node, "index", f"scratch/{scratch}/d/")
+    assert failed.returncode == 1 and "d/bad.parquet" in failed.stderr and "on_damaged" in failed.stderr
+    skipped = forebay(node, "index", f"scratch/{scratch}/d/", "--skip-damaged")
+    assert skipped.returncode == 0 and "left out" in skipped.stdout and "d/bad.parquet" in skipped.stdout
+    assert forebay(node, "index", f"scratch/{scratch}/none/").returncode == 1
+    assert forebay(node, "index").returncode == 2
