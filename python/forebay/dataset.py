@@ -86,7 +86,7 @@ def open(
             are numbered in the order of the list, and within a pattern by name.
         client: The node. Default: ``Client(url, origin=origin, cache=cache)``, and that is the one of ``FOREBAY_NODE`` where none is given.
         url, origin, cache: As for :class:`forebay.Client`.
-        format: ``objects``, ``tar``, ``zip``, ``tf_record``, ``parquet``, ``arrow_file``, ``arrow_stream`` or ``jsonl``. Default: told by the names.
+        format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``, ``arrow-stream`` or ``jsonl``. Default: told by the names.
         columns: Read only these. Default: all.
         labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is in (``"path:2"``: the one above);
             ``"bucket/labels.csv"``: a CSV or JSONL object with columns ``file`` and ``label``; a dict: as the node's API has it.
@@ -379,7 +379,7 @@ class Dataset(Loadable):
 
     def __repr__(self) -> str:
         info = self.info
-        size = f"{int(info.get('bytes', 0)) / 1e9:,.2f} GB"
+        size = _bytes(int(info.get("bytes", 0)))
         types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
         return (
             f"<forebay.Dataset {self.name}: {self._rows:,} rows in {int(info['blocks']):,} blocks of {int(info['files']):,} {self.format} files,"
@@ -389,6 +389,14 @@ class Dataset(Loadable):
 
 def _rebuild(client: Client, spec: dict[str, Any], info: dict[str, Any], columns: Any, decode: Any, shape: bytes | None) -> Dataset:
     return Dataset(client, spec, info, columns=columns, decode=decode, shape=shape)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"
 
 
 def _types(schema: Any) -> dict[str, str]:

@@ -49,7 +49,7 @@ def test_rows_by_number(ds):
 
 def test_what_a_dataset_says_of_itself(ds):
     assert ds.columns == ["id", "data", "text"] and ds.schema["id"] == "int64" and ds.version == ds.id == "a-v1" and ds.format == "parquet"
-    for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: string"):
+    for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: string", " kB, "):
         assert part in repr(ds)
     assert [f.rows for f in ds.files] == [15, 15] and ds.locate(15) == forebay.dataset.Place("b/a-v1-1", 0) and ds.locate(14).row_in_file == 14
     with pytest.raises(IndexError):

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import random
+import signal
 import time
 
 import forebay
@@ -336,6 +337,29 @@ def test_a_stream_from_two_nodes(ds, tables, tmp_path):
         other.stop()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
+    """It dies in mid-epoch: the loop ends with an error, the state is that of what was yielded, and another node goes on with it."""
+    options = {"batch_size": 4, "shuffle": "full", "seed": 2, "output": "numpy", "epochs": math.inf}
+    dying = Node("", [], tmp_path, options=["--origin", f"file://{tables.directory.parent / 'tables'}"])
+    seen = []
+    try:
+        far = forebay.open("tables/a/*.parquet", client=forebay.Client(dying.url, timeout=2))
+        loader = far.loader(stream=stream, **options)
+        with pytest.raises(forebay.Error):
+            for batch in loader:
+                seen += batch["id"].tolist()
+                if len(seen) == 220:
+                    dying.stop(signal.SIGKILL)
+    finally:
+        dying.stop(signal.SIGKILL)
+    rest = ds.loader(stream=stream, **options)
+    rest.load_state_dict(loader.state_dict())
+    seen += ids(b for _, b in zip(range(30), rest, strict=False))
+    truth = ids(b for _, b in zip(range(len(seen) // 4), ds.loader(**options), strict=False))
+    assert len(seen) >= 340 and seen == truth
+
+
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on with in another shape.
 
 
@@ -438,6 +462,13 @@ def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
             break
     seen += [i for b in resumable for i in b["id"].tolist()]
     assert seen == truth[192:] and len(resumable) == 12
+
+
+def test_workers_by_spawn_get_the_dataset_by_pickle(ds):
+    loader = ds.loader(batch_size=8, shuffle="full", seed=9, decode=tagged, output="torch", rank=1, world_size=2)
+    spawned = DataLoader(loader.torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    resumable = Resumable(spawned)
+    assert ids(resumable) == ids(loader) and resumable.state_dict() == loader.state_dict()
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -20,7 +20,7 @@ impl Rng {
     }
 
     pub fn below(&mut self, bound: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(bound) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
     pub fn chance(&mut self, one_in: u64) -> bool {
