@@ -151,7 +151,7 @@ def main() -> None:
         for size, samples, rival, _ in sizes:
             members = write_shards(files, f"shards-{size}", samples, size, 32_000_000)
             sources[size] = (sorted({shard for shard, _ in members}), write_objects(files, f"loose-{size}", rival, size))
-        with Node(directory, "node", files=files) as node:
+        with Node(directory, "node", files=files, unix=False) as node:
             for size, samples, rival, step_ms in sizes:
                 report.heading(f"samples of {size / 1e6:g} MB, a step of {step_ms} ms a sample")
                 near: dict[str, float] = {}
@@ -162,13 +162,14 @@ def main() -> None:
                             per_shard = -(-samples // len(shards))
                             used = shards if way == "stream" else shards[: max(2, -(-rival // per_shard))]
                             cell = {"way": way, "url": far.url, "batch": args.batch, "step_ms": step_ms, "node_pid": node.pid, "shards": f"shards-{size}", "shard_names": used, "names": names}
+                            before = far.moved()
                             done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True, check=False)
                             if done.returncode or not done.stdout:
                                 sys.exit(f"{NAMES[way]} failed; see above")
                             row = {"name": NAMES[way], "rtt_ms": rtt, **json.loads(done.stdout.splitlines()[-1])}
                             if way == "stream" and row["samples"] < samples - samples % args.batch:
                                 sys.exit(f"the stream brought {row['samples']} of {samples} samples")
-                            row["moved_mib"] = row["samples"] * size / (1 << 20)
+                            row["moved_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)
                             row["epoch_s"] *= samples / row["samples"]
                             row["over_near"] = 100 * (row["epoch_s"] / near.setdefault(way, row["epoch_s"]) - 1)
                             if way == "stream" and rtt:

@@ -20,7 +20,7 @@ from nodes import BUCKET, CREDENTIALS, REGION, Distance, Node, use_own_environme
 from report import Report, goal
 
 COLUMNS = [("name", "", 40), ("files", "files", 9), ("rows", "rows", 13), ("seconds", "seconds", 9), ("files_per_s", "files/s", 10), ("client_mib", "client MiB", 12)]
-COLUMNS += [("client_cpu_s", "client CPU s", 14), ("server_mib", "node MiB", 10), ("server_cpu_s", "node CPU s", 12), ("origin_requests", "requests", 10)]
+COLUMNS += [("client_cpu_s", "client CPU s", 14), ("server_mib", "node MiB", 10), ("server_cpu_s", "node CPU s", 12), ("origin_requests", "requests", 10), ("origin_mib", "moved MiB", 11)]
 FIRST_S, AGAIN_S = 7.0, 0.5
 
 
@@ -128,8 +128,10 @@ def main() -> None:
 
             def opened(name: str, node: Node, goals: list[dict]) -> None:
                 usage.forget_peak(node.pid)
-                cpu = usage.cpu_seconds(node.pid)
+                cpu, before = usage.cpu_seconds(node.pid), far.moved()
                 row = {"name": name, "files": args.files, **measured("forebay", {"url": node.unix_url})}
+                after = far.moved()
+                row |= {"origin_requests": after["requests"] - before["requests"], "origin_mib": (after["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)}
                 if row["rows"] != total:
                     sys.exit(f"{name}: {row['rows']:,} rows where {total:,} were written")
                 row |= {"files_per_s": args.files / row["seconds"], "server_cpu_s": usage.cpu_seconds(node.pid) - cpu, "server_mib": usage.peak_bytes(node.pid) / (1 << 20)}

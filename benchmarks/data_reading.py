@@ -127,7 +127,7 @@ def litdata_streaming(cell: dict) -> Iterator[tuple[int, int]]:
     """From a copy in its own format, which was written for it before."""
     import litdata
 
-    os.environ["AWS_ENDPOINT_URL"] = cell["endpoint"]
+    os.environ |= {"AWS_ENDPOINT_URL": cell["endpoint"], "AWS_ALLOW_HTTP": "true"}
     data = litdata.StreamingDataset(f"s3://{BUCKET}/litdata", shuffle=True, seed=cell["seed"], cache_dir=cell["scratch"], max_cache_size="10GB", storage_options={"endpoint_url": cell["endpoint"]})
     while True:
         batch = []
@@ -220,11 +220,13 @@ def main() -> None:
             def line(name: str, way: str, node_pid: int, goals: list[dict] = (), rows_max: int = 1 << 62, **more) -> None:
                 cell = common | {"way": way, "endpoint": far.url, "node_pid": node_pid, "rows_max": rows_max, **more}
                 cell["scratch"] = tempfile.mkdtemp(dir=directory)
+                before = far.moved()
                 done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True, check=False)
                 if done.returncode or not done.stdout:
                     print(f"  {name}: failed; see above", flush=True)
                     return
                 row = {"name": name, **json.loads(done.stdout.splitlines()[-1])}
+                row["origin_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)
                 lines[name] = row
                 for figure, of, scale in (("of_none", f"forebay, none, {more.get('heat')}", 100), ("times_row_wise", "pyarrow, row-wise", 1)):
                     if of in lines:

@@ -23,6 +23,8 @@ BUCKET = "bench"
 REGION = "eu-central-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "only-on-loopback"}
 START_SECONDS = 30
+# `forebay distance` writes its counters five times a second.
+COUNTERS_SECONDS = 0.5
 # Rivals' clients must not look for credentials elsewhere, nor for an instance's metadata.
 ENVIRONMENT = CREDENTIALS | {"AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
 
@@ -87,7 +89,7 @@ class Server:
 
 
 class Node(Server):
-    """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint."""
+    """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint. Without `unix` its clients cannot find the short way to it."""
 
     def __init__(
         self,
@@ -98,12 +100,13 @@ class Node(Server):
         endpoint: str | None = None,
         cache: str = "8GiB",
         hedge_percent: int = 0,
+        unix: bool = True,
         settings: tuple[str, ...] = (),
     ) -> None:
         origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
         socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
         arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
-        arguments += ["--unix", str(socket), "--cache", f"{self.cache}:{cache}", "--origin", f"{BUCKET}={origin}", *settings]
+        arguments += ["--unix", str(socket) if unix else "off", "--cache", f"{self.cache}:{cache}", "--origin", f"{BUCKET}={origin}", *settings]
         super().__init__(arguments, directory / f"{name}.log")
         self.address = json.loads(self.line)["s3"]
         self.url, self.unix_url = f"http://{self.address}", f"unix:{socket}"
@@ -116,12 +119,19 @@ class Distance(Server):
         self, directory: Path, name: str, to: str, *, first_byte_ms: float = 0.0, rtt_ms: float = 0.0, sigma: float = 0.0, seed: int = 1, rate: str | None = None
     ) -> None:
         arguments = ["distance", "--to", to, "--rtt", f"{round(rtt_ms * 1000)}us", "--first-byte", f"{round(first_byte_ms * 1000)}us"]
+        self.counters = directory / f"{name}.json"
+        arguments += ["--stats-file", str(self.counters)]
         if rate:
             arguments += ["--rate", rate]
         if sigma:
             arguments += ["--first-byte-sigma", str(sigma), "--seed", str(seed)]
         super().__init__(arguments, directory / f"{name}.log")
         self.url = "http://" + self.line.split()[1]
+
+    def moved(self) -> dict:
+        """The counters of what went over it: `requests`, `bytes_to_client`, …; complete a moment after the traffic ended."""
+        time.sleep(COUNTERS_SECONDS)
+        return json.loads(self.counters.read_text())
 
 
 def content(name: str, size: int) -> bytes:

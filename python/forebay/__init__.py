@@ -22,7 +22,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from ._forebay import (
     Batch,
@@ -35,7 +36,6 @@ from ._forebay import (
     ObjectInfo,
     __version__,
 )
-from .dataset import Dataset, open
 from .errors import (
     Busy,
     Changed,
@@ -56,11 +56,46 @@ from .errors import (
     Unauthenticated,
     Unsupported,
 )
-from .loader import Loader
-from .mix import Mix, mix
-from .rows import Rows
-from .shuffle import Block, Full, Window
-from .stats import Stats
+
+if TYPE_CHECKING:
+    from ._mix import Mix, mix
+    from .dataset import Dataset, open
+    from .loader import Loader
+    from .rows import Rows
+    from .shuffle import Block, Full, Window
+    from .stats import Stats
+
+#: What datasets are made of, and where it is. Loaded at its first use: it needs NumPy, which the client alone does not.
+_DATASETS = {
+    "Block": ".shuffle",
+    "Dataset": ".dataset",
+    "Full": ".shuffle",
+    "Loader": ".loader",
+    "Mix": "._mix",
+    "Rows": ".rows",
+    "Stats": ".stats",
+    "Window": ".shuffle",
+    "mix": "._mix",
+    "open": ".dataset",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DATASETS:
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+    try:
+        found = getattr(importlib.import_module(_DATASETS[name], __name__), name)
+    except ModuleNotFoundError as e:
+        if e.name == "numpy":
+            raise ImportError(f"forebay.{name} needs NumPy: pip install 'forebay[datasets]'") from e
+        raise
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_DATASETS})
+
 
 __all__ = [
     "Batch",

@@ -6,6 +6,8 @@ import datetime
 import gc
 import io
 import pickle
+import subprocess
+import sys
 
 import fakes
 import forebay
@@ -225,6 +227,14 @@ def test_rows_of_different_datasets():
         pa.record_batch(rows)
     again = pickle.loads(pickle.dumps(rows))
     assert list(again) == list(rows) and again.sources.tolist() == [0, 1, 0]
+
+
+def test_the_client_alone_needs_no_numpy():
+    program = "import sys; sys.modules['numpy'] = None; import forebay; forebay.Client('http://127.0.0.1:1'); assert 'open' in dir(forebay)\ntry: forebay.open\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "forebay[datasets]" in done.stdout
+    with pytest.raises(AttributeError):
+        forebay.nothing
 
 
 def test_the_bar_says_how_far_it_is():
