@@ -15,7 +15,7 @@ use forebay_core::ErrorKind;
 use forebay_plan::{Plan, Shuffle};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 use tokio::sync::watch;
@@ -44,6 +44,8 @@ pub(super) struct Ahead<S> {
     stretch: u64,
     /// Found and not yet begun, with the place of their first use.
     todo: VecDeque<(Key, Place)>,
+    /// On their way: stretches that follow each other need the same blocks.
+    coming: HashSet<Key>,
     held: HashMap<Key, (Held, Place)>,
 }
 
@@ -53,7 +55,7 @@ impl<S: Source> Ahead<S> {
         let rows: u64 = plan.spec().sources.iter().map(|s| s.shape.rows()).sum();
         let stretch = (rows / blocks.max(1)).clamp(1, STRETCH_MAX_ROWS);
         let walked = *given.borrow();
-        Ahead { source, plan, given, until, stats, walked, stretch, todo: VecDeque::new(), held: HashMap::new() }
+        Ahead { source, plan, given, until, stats, walked, stretch, todo: VecDeque::new(), coming: HashSet::new(), held: HashMap::new() }
     }
 
     pub async fn run(mut self) {
@@ -68,6 +70,7 @@ impl<S: Source> Ahead<S> {
             self.let_go(at);
             while !busy && holding.len() < AT_ONCE && self.ahead_bytes(at) < AHEAD_BYTES {
                 let Some((key, first)) = self.next_block(at) else { break };
+                self.coming.insert(key);
                 let hold = source.hold(key.0, key.1);
                 holding.push(async move { (key, first, hold.await) });
             }
@@ -78,18 +81,18 @@ impl<S: Source> Ahead<S> {
                     }
                     busy = false;
                 }
-                Some((key, first, held)) = holding.next() => match held {
-                    Ok(held) => {
+                Some((key, first, held)) = holding.next() => match (self.coming.remove(&key), held) {
+                    (_, Ok(held)) => {
                         self.stats.blocks_ahead.fetch_add(1, Relaxed);
                         self.stats.blocks_ahead_cold.fetch_add(held.cold.into(), Relaxed);
                         self.held.insert(key, (held, first));
                     }
-                    Err(e) if e.kind() == ErrorKind::Busy => {
+                    (_, Err(e)) if e.kind() == ErrorKind::Busy => {
                         self.stats.ahead_busy.fetch_add(1, Relaxed);
                         busy = true;
                     }
                     // Whoever reads a row of it is told.
-                    Err(e) => tracing::debug!(error = %e.describe(), block = key.1, "a block could not be made ready ahead of a stream"),
+                    (_, Err(e)) => tracing::debug!(error = %e.describe(), block = key.1, "a block could not be made ready ahead of a stream"),
                 },
             }
         }
@@ -110,7 +113,7 @@ impl<S: Source> Ahead<S> {
         loop {
             while let Some((key, first)) = self.todo.pop_front() {
                 let needed = self.plan.next_use(at.0, at.1, key.0, key.1).is_some_and(|next| next < self.walked);
-                if needed && !self.held.contains_key(&key) {
+                if needed && !self.held.contains_key(&key) && !self.coming.contains(&key) {
                     return Some((key, first));
                 }
             }
