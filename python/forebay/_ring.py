@@ -81,7 +81,8 @@ class BatchRing:
 
     def stats(self) -> dict[str, int]:
         """What happened in all processes: batches ``sent`` through the ring; those that went the ordinary way because there was ``none_free`` or they were
-        ``too_large``; slots ``reclaimed`` from workers that died; and slots that are ``free``, ``filling``, ``on_the_way`` and ``held`` now."""
+        ``too_large``; slots ``reclaimed`` from workers that died; and slots that are ``free`` (those of processes that ended among them), ``filling``,
+        ``on_the_way`` and ``held`` now."""
         return self.core.stats()
 
     @property

@@ -345,7 +345,7 @@ def test_nothing_is_left_of_a_training_that_is_killed(node):
 
 
 def test_memory_does_not_grow(client):
-    """A ring's memory is that of its slots, however many batches pass."""
+    """A ring's memory is at most that of its slots, however many batches pass."""
     data = MapDataset(client, NAMES * 8, bucket="scratch")
     loader = DataLoader(data, BATCH, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
     sizes = []
@@ -354,7 +354,8 @@ def test_memory_does_not_grow(client):
             pass
         sizes.append(os.fstat(loader.ring.core.fileno()).st_blocks * 512)
     del tensor
-    assert sizes[0] == sizes[2] <= 4096 + 8 * -(-BATCH * SIZE // 4096) * 4096
+    # Which slots are used depends on who is how far.
+    assert 0 < max(sizes) <= 4096 + 8 * -(-BATCH * SIZE // 4096) * 4096, sizes
 
 
 OBJECTS = {f"bucket/k{i:03}": bytes([i]) * (i * 11) for i in range(100)}

@@ -284,8 +284,14 @@ impl Ring {
         {
             out.set_item(name, count.load(Ordering::Relaxed))?;
         }
+        // What a process that ended has left behind is free for whoever needs it.
+        let now = |index: usize| {
+            let word = self.0.word(index).load(Ordering::Relaxed);
+            if phase(word) != FREE && dead(owner(word)) { FREE } else { phase(word) }
+        };
+        let phases: Vec<_> = (0..self.0.slots).map(now).collect();
         for (name, wanted) in [("free", FREE), ("filling", FILLING), ("on_the_way", SENT), ("held", HELD)] {
-            out.set_item(name, (0..self.0.slots).filter(|i| phase(self.0.word(*i).load(Ordering::Relaxed)) == wanted).count())?;
+            out.set_item(name, phases.iter().filter(|phase| **phase == wanted).count())?;
         }
         Ok(out)
     }
