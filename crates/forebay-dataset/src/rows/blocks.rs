@@ -42,6 +42,8 @@ pub(super) struct Keys {
     pub options: u64,
     /// Of those, and the columns with their types.
     pub wanted: u64,
+    /// Blocks will be wanted as a whole.
+    pub whole: bool,
 }
 
 impl Keys {
@@ -52,7 +54,7 @@ impl Keys {
         hash.update(dataset.format().name().as_bytes());
         let options = hash.digest();
         schema.fields().hash(&mut hash);
-        Ok(Self { columns: columns.clone(), schema, options, wanted: hash.finish() })
+        Ok(Self { columns: columns.clone(), schema, options, wanted: hash.finish(), whole: false })
     }
 }
 
@@ -80,9 +82,10 @@ impl Rows {
         rows: &[u64],
         columns: &Projection,
         schema: SchemaRef,
+        whole: bool,
         mut memory: RowMemory,
     ) -> Result<RowBatch> {
-        let keys = Keys::new(dataset, columns)?;
+        let keys = Keys { whole, ..Keys::new(dataset, columns)? };
         let (parts, mut picks) = group(dataset, rows)?;
         let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
         let mut read = Vec::new();
@@ -143,7 +146,7 @@ impl Rows {
             return Ok(whole(block));
         }
         let range = dataset.index(part.file as usize).map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
-        let much = part.rows.len() as u64 * 2 >= range;
+        let much = keys.whole || part.rows.len() as u64 * 2 >= range;
         if much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => return Ok(whole(block)),

@@ -125,7 +125,19 @@ impl Rows {
         let bytes = self.expected_bytes(dataset, rows)?;
         let memory =
             self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
-        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
+        self.counted(self.read_held(dataset, rows, columns, false, memory.into())).await
+    }
+
+    /// The same for rows whose blocks will be wanted as a whole, soon: each is decoded whole, once for all who want it, where there is memory to keep it.
+    ///
+    /// # Errors
+    /// As [`Rows::read`].
+    pub async fn read_of_blocks(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+        self.check(dataset, rows)?;
+        let bytes = self.expected_bytes(dataset, rows)?;
+        let memory =
+            self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
+        self.counted(self.read_held(dataset, rows, columns, true, memory.into())).await
     }
 
     /// The same for a new request, which is refused at once if there is no memory for it.
@@ -138,14 +150,21 @@ impl Rows {
         let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
         let memory =
             held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
-        self.counted(self.read_held(dataset, rows, columns, memory.into())).await
+        self.counted(self.read_held(dataset, rows, columns, false, memory.into())).await
     }
 
     async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         work.await.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
-    async fn read_held(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection, memory: RowMemory) -> Result<RowBatch> {
+    async fn read_held(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        whole: bool,
+        memory: RowMemory,
+    ) -> Result<RowBatch> {
         let began = Instant::now();
         let schema = columns.schema(dataset.schema())?;
         let mut read = if rows.is_empty() {
@@ -153,7 +172,7 @@ impl Rows {
         } else {
             match dataset.format() {
                 Format::Objects => self.read_objects(dataset, rows, schema, memory).await?,
-                _ => self.read_blocks(dataset, rows, columns, schema, memory).await?,
+                _ => self.read_blocks(dataset, rows, columns, schema, whole, memory).await?,
             }
         };
         let bytes = batch_bytes(&read.batch);

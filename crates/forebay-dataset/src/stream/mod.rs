@@ -28,7 +28,7 @@ pub use stats::StreamStats;
 use crate::{Access, Datasets, Rows, follow::Plans};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use forebay_plan::{Plan, PlanDocument, State, Steps};
+use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
 use futures::Stream;
 use parking_lot::Mutex;
 use produce::Task;
@@ -100,7 +100,9 @@ impl Streams {
             })?);
         }
         let plan = self.plan(&request.plan, &datasets)?;
-        let source = DatasetSource::new(inner.rows.clone(), inner.followed.clone(), plan.identity(), datasets, request.columns())?;
+        let by_blocks = plan.spec().shuffle != Shuffle::Full;
+        let source =
+            DatasetSource::new(inner.rows.clone(), inner.followed.clone(), plan.identity(), datasets, request.columns(), by_blocks)?;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request.until_epoch.unwrap_or(limits::PLAN_EPOCHS_MAX).min(limits::PLAN_EPOCHS_MAX);
         let steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);

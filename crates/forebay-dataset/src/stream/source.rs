@@ -1,6 +1,6 @@
 //! Where the rows of a stream come from.
 
-use crate::{Dataset, Format, Rows, RowsSnapshot, follow::Plans};
+use crate::{Dataset, Format, RowBatch, Rows, RowsSnapshot, follow::Plans};
 use arrow_array::RecordBatch;
 use arrow_select::interleave::interleave_record_batch;
 use forebay_core::{Error, Result};
@@ -62,6 +62,8 @@ pub(super) struct DatasetSource {
     plan: String,
     datasets: Vec<Arc<Dataset>>,
     columns: Projection,
+    /// Whether rows that follow each other in the order come from few blocks: all orders but the row-wise one.
+    by_blocks: bool,
     /// The counters when this began.
     since: (RowsSnapshot, u64),
 }
@@ -69,7 +71,7 @@ pub(super) struct DatasetSource {
 impl DatasetSource {
     /// # Errors
     /// `Invalid` for a column that is not there, and for datasets whose rows have different columns.
-    pub fn new(rows: Rows, plans: Plans, plan: &str, datasets: Vec<Arc<Dataset>>, columns: Projection) -> Result<Self> {
+    pub fn new(rows: Rows, plans: Plans, plan: &str, datasets: Vec<Arc<Dataset>>, columns: Projection, by_blocks: bool) -> Result<Self> {
         let schemas = datasets.iter().map(|d| columns.schema(d.schema())).collect::<Result<Vec<_>>>()?;
         if let Some(i) = schemas.windows(2).position(|two| two[0].fields() != two[1].fields()) {
             return Err(Error::invalid(format!(
@@ -80,11 +82,19 @@ impl DatasetSource {
             .hint("name the columns that they share: columns=[...]"));
         }
         let since = (rows.stats(), rows.engine().stats().snapshot().bytes_from_origin);
-        Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, since })
+        Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, by_blocks, since })
     }
 
     fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
         self.datasets.get(source as usize).ok_or_else(|| Error::internal(format!("a plan with a source {source}")))
+    }
+
+    async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
+        if self.by_blocks {
+            self.rows.read_of_blocks(dataset, rows, &self.columns).await
+        } else {
+            self.rows.read(dataset, rows, &self.columns).await
+        }
     }
 
     async fn read_step(&self, rows: &[RowRef]) -> Result<Given> {
@@ -93,7 +103,7 @@ impl DatasetSource {
         sources.dedup();
         let [source] = sources[..] else { return self.read_mixed(rows, &sources).await };
         let numbers: Vec<u64> = rows.iter().map(|r| r.row).collect();
-        let read = self.rows.read(self.dataset(source)?, &numbers, &self.columns).await?;
+        let read = self.read_rows(self.dataset(source)?, &numbers).await?;
         Ok(Given { batch: read.batch, memory: Box::new(read.memory) })
     }
 
@@ -104,7 +114,7 @@ impl DatasetSource {
             reads.push(async move {
                 let numbers: Vec<u64> = rows.iter().filter(|r| r.source == source).map(|r| r.row).collect();
                 let dataset = self.dataset(source)?;
-                self.rows.read(dataset, &numbers, &self.columns).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
+                self.read_rows(dataset, &numbers).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
             });
         }
         let parts: Vec<_> = stream::iter(reads).buffered(SOURCES_AT_ONCE).try_collect().await?;
