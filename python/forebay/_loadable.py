@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
-class Loadable:
+class Loadable(ABC):
     """Something of which batches can be made."""
 
+    @abstractmethod
     def _sources(self) -> tuple[Sequence[Dataset], Sequence[float] | None, int | None]:
         """The datasets, their weights (None: one dataset), and rows per epoch (None: as many as there are)."""
-        raise NotImplementedError
 
     def loader(
         self,
