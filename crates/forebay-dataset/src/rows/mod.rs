@@ -121,11 +121,7 @@ impl Rows {
     /// `VersionChanged` and `NotFound` for a file that is no more what it was when the dataset was opened; and what keeps a file from being read. What
     /// concerns one row names it.
     pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
-        self.check(dataset, rows)?;
-        let bytes = self.expected_bytes(dataset, rows)?;
-        let memory =
-            self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
-        self.counted(self.read_held(dataset, rows, columns, false, memory.into())).await
+        self.read_patiently(dataset, rows, columns, false).await
     }
 
     /// The same for rows whose blocks will be wanted as a whole, soon: each is decoded whole, once for all who want it, where there is memory to keep it.
@@ -133,11 +129,15 @@ impl Rows {
     /// # Errors
     /// As [`Rows::read`].
     pub async fn read_of_blocks(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+        self.read_patiently(dataset, rows, columns, true).await
+    }
+
+    async fn read_patiently(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection, whole: bool) -> Result<RowBatch> {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows)?;
         let memory =
             self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
-        self.counted(self.read_held(dataset, rows, columns, true, memory.into())).await
+        self.counted(self.read_held(dataset, rows, columns, whole, memory.into())).await
     }
 
     /// The same for a new request, which is refused at once if there is no memory for it.
