@@ -100,7 +100,7 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
                 continue;
             }
             let (prefix, wild) = literal_prefix(&key);
-            if !wild && !(prefix.is_empty() || prefix.ends_with('/')) {
+            if !(wild || prefix.is_empty() || prefix.ends_with('/')) {
                 out.push(Wanted::Exact(bucket, prefix));
                 continue;
             }

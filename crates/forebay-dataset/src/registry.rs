@@ -217,7 +217,7 @@ impl Datasets {
         let found = self.inner.kept.lock().get(id);
         let found = match found {
             Some(found) => Some(found),
-            None => self.from_disk(id).await?,
+            None => self.kept_on_disk(id).await?,
         };
         let dataset = found.ok_or_else(|| {
             Error::new(ErrorKind::NotFound, format!("the dataset {:?} is not known here", forebay_core::name::shorten(id)))
@@ -227,7 +227,7 @@ impl Datasets {
         Ok(dataset)
     }
 
-    async fn from_disk(&self, id: &str) -> Result<Option<Arc<Dataset>>> {
+    async fn kept_on_disk(&self, id: &str) -> Result<Option<Arc<Dataset>>> {
         let (disk, id) = (self.inner.disk.clone(), id.to_owned());
         let loaded = blocking(move || disk.and_then(|d| d.by_id(&id))).await?;
         Ok(loaded.map(|dataset| {

@@ -3,6 +3,8 @@
 //! What a decoder asks for is fed to it on a thread that may block as long as it is on the local disk; what is not is fetched on the async side, all ranges
 //! of a block at once, while other blocks are decoded.
 //!
+//! What several requests want of one block while it waits for its turn is decoded once (`together.rs`).
+//!
 //! Memory: fetched bytes are held from the budget while a block is decoded, and nothing else is waited for meanwhile. A decoded block that is to stay takes
 //! its memory if that is there, after the cache has given way; if not, only the wanted rows are decoded, which the answer has memory for.
 
@@ -11,15 +13,16 @@ use super::{
     attempts::attempts,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, conform, gather},
+    gather::{Pick, conform, gather, take_rows},
     joined, of_file,
     stats::add,
+    together::{Decoded, Outcome, outcome},
 };
 use crate::Dataset;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Reservation, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result};
 use forebay_engine::{Engine, Joined};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -35,6 +38,7 @@ use xxhash_rust::xxh3::Xxh3;
 const RANGES_AT_ONCE: usize = 16;
 
 /// What rows are read as: for keys of caches.
+#[derive(Clone)]
 pub(super) struct Keys {
     pub columns: Projection,
     pub schema: SchemaRef,
@@ -75,6 +79,17 @@ struct PartRead {
     whole: Option<Arc<Block>>,
 }
 
+impl PartRead {
+    /// Lets go of a block that is there whole.
+    fn copy_rows(&mut self, rows: &[u32]) -> Result<()> {
+        if self.whole.is_some() {
+            self.batch = take_rows(&self.batch, rows)?;
+            self.whole = None;
+        }
+        Ok(())
+    }
+}
+
 impl Rows {
     pub(super) async fn read_blocks(
         &self,
@@ -87,6 +102,7 @@ impl Rows {
     ) -> Result<RowBatch> {
         let keys = Keys { whole, ..Keys::new(dataset, columns)? };
         let (parts, mut picks) = group(dataset, rows)?;
+        let one_block = parts.len() == 1;
         let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
         let mut read = Vec::new();
         loop {
@@ -96,7 +112,14 @@ impl Rows {
                 pending.push(self.numbered_part(dataset, number, part, &keys));
             }
             match pending.next().await {
-                Some(part) => read.push(part?),
+                Some(part) => {
+                    let (number, part, mut done) = part?;
+                    // A row-wise order has a few rows in each of many blocks, which are not to stay in memory until the last of them is there.
+                    if !whole && !one_block {
+                        done.copy_rows(&part.rows)?;
+                    }
+                    read.push((number, part, done));
+                }
                 None => break,
             }
         }
@@ -155,12 +178,58 @@ impl Rows {
                 Err(e) => return Err(e),
             }
         }
-        let file = self.open_file(dataset, part.file, keys.options).await?;
-        let rows = if part.rows.len() as u64 == range { BlockRows::All } else { BlockRows::sorted(part.rows.as_slice())? };
-        let (batch, ns) = self.decode(&file, part.block, rows, keys).await?;
-        add(&inner.stats.blocks_read_in_part, 1);
-        inner.cache.spent(key, bytes_of(&file, part.block), ns);
-        Ok(PartRead { batch, whole: None })
+        let together = self.part_together(dataset, part, keys, key).await?;
+        let outcome = match together {
+            // Whatever is wrong with rows of others is not wrong with these.
+            Outcome { result: Err(_), alone: false } => self.decode_rows(dataset, part, keys, key, || (part.rows.clone(), true)).await,
+            outcome => outcome,
+        };
+        Ok(PartRead { batch: outcome.result?.take(&part.rows)?, whole: None })
+    }
+
+    /// Reads rows of a block together with what others want of it.
+    async fn part_together(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys, key: BlockKey) -> Result<Outcome> {
+        let (told, group) = self.inner.together.join(key, &part.rows);
+        match group {
+            None => add(&self.inner.stats.parts_joined, 1),
+            Some(group) => {
+                let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
+                let part = Part { rows: Vec::new(), ..*part };
+                tokio::spawn(async move {
+                    let together = &rows.inner.together;
+                    together.run(&group, rows.decode_rows(&dataset, &part, &keys, key, || together.close(&group))).await;
+                });
+            }
+        }
+        outcome(told).await
+    }
+
+    /// Decodes rows of a part's block. Which ones is asked for when it is the block's turn.
+    async fn decode_rows(
+        &self,
+        dataset: &Arc<Dataset>,
+        part: &Part,
+        keys: &Keys,
+        key: BlockKey,
+        close: impl FnOnce() -> (Vec<u32>, bool),
+    ) -> Outcome {
+        let (mut close, mut closed) = (Some(close), None);
+        let decoded = async {
+            let file = self.open_file(dataset, part.file, keys.options).await?;
+            let rows = || {
+                let (rows, _) = closed.insert(close.take().map_or((Vec::new(), true), |close| close()));
+                let all = rows.len() as u64 == u64::from(file.reader.index().blocks().block_rows(part.block as usize));
+                if all { Ok(BlockRows::All) } else { BlockRows::sorted(rows.as_slice()) }
+            };
+            let (batch, ns) = self.decode(&file, part.block, rows, keys).await?;
+            add(&self.inner.stats.blocks_read_in_part, 1);
+            self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
+            Ok(batch)
+        };
+        let decoded: Result<RecordBatch> = decoded.await;
+        // What fails before its turn has to be closed as well.
+        let (rows, alone) = closed.or_else(|| close.take().map(|close| close())).unwrap_or_default();
+        Outcome { result: decoded.map(|batch| Arc::new(Decoded { batch, rows })), alone }
     }
 
     fn block_key(&self, dataset: &Dataset, file: u32, block: u32, keys: &Keys) -> BlockKey {
@@ -182,8 +251,7 @@ impl Rows {
             Joined::Follower(follower) => Ok((follower.wait().await?, true)),
             Joined::Leader(leader) => {
                 let follower = leader.follower();
-                let (rows, dataset) = (self.clone(), dataset.clone());
-                let keys = Keys { columns: keys.columns.clone(), schema: keys.schema.clone(), ..*keys };
+                let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
                 tokio::spawn(async move {
                     // Who finished between the look into the cache and the join has left it there.
                     let decoded = match rows.inner.cache.get(&key) {
@@ -202,33 +270,53 @@ impl Rows {
 
     async fn decode_whole(&self, dataset: &Arc<Dataset>, file: u32, block: u32, keys: &Keys) -> Result<Arc<Block>> {
         let file = self.open_file(dataset, file, keys.options).await?;
-        let (batch, ns) = self.decode(&file, block, BlockRows::All, keys).await?;
+        let coded = bytes_of(&file, block);
+        let spare =
+            |bytes| self.spare_block(bytes).ok_or_else(|| Error::busy(format!("there is no memory to keep a block of {bytes} bytes")));
+        // Told before the work is done, for it would be done again in part.
+        let expected = spare(self.inner.cache.expected_decoded(coded))?;
+        let (batch, ns) = self.decode(&file, block, || Ok(BlockRows::All), keys).await?;
         let bytes = batch.get_array_memory_size() as u64;
-        self.inner.cache.decoded_whole(bytes_of(&file, block), bytes, ns);
-        let memory = self.spare(bytes).ok_or_else(|| Error::busy(format!("there is no memory to keep a block of {bytes} bytes")))?;
+        self.inner.cache.decoded_whole(coded, bytes, ns);
+        drop(expected);
+        let memory = spare(bytes)?;
         add(&self.inner.stats.blocks_decoded, 1);
         Ok(Arc::new(Block { batch, bytes, _memory: memory }))
     }
 
     /// Memory that is to be had at once, by letting go of cached blocks if need be.
     fn spare(&self, bytes: u64) -> Option<Reservation> {
-        let budget = self.inner.engine.budget();
+        self.spare_of(self.inner.engine.budget(), bytes)
+    }
+
+    fn spare_of(&self, budget: &MemoryBudget, bytes: u64) -> Option<Reservation> {
         budget.try_hold(bytes).ok().or_else(|| {
             self.inner.cache.give_way(bytes);
             budget.try_hold(bytes).ok()
         })
     }
 
-    /// Rows of one block, and the nanoseconds that decoding them took.
-    async fn decode(&self, file: &Arc<OpenFile>, block: u32, rows: BlockRows, keys: &Keys) -> Result<(RecordBatch, u64)> {
+    /// The same, for a decoded block.
+    fn spare_block(&self, bytes: u64) -> Option<Vec<Reservation>> {
+        Some(vec![self.spare_of(&self.inner.whole_blocks, bytes)?, self.spare(bytes)?])
+    }
+
+    /// Rows of one block, and the nanoseconds that decoding them took. Which rows is asked for when it is the block's turn.
+    async fn decode(
+        &self,
+        file: &Arc<OpenFile>,
+        block: u32,
+        rows: impl FnOnce() -> Result<BlockRows>,
+        keys: &Keys,
+    ) -> Result<(RecordBatch, u64)> {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").source(e);
         let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
-        let mut read = file.reader.read(block as usize, rows, &keys.columns)?;
         let mut held: Vec<Reservation> = Vec::new();
         let mut spent_ns = 0;
+        let mut thread = inner.decoding.acquire().await.map_err(closed)?;
+        let mut read = file.reader.read(block as usize, rows()?, &keys.columns)?;
         loop {
-            let _thread = inner.decoding.acquire().await.map_err(closed)?;
             let (rows, of) = (self.clone(), file.clone());
             let decoded = joined(
                 tokio::task::spawn_blocking(move || {
@@ -243,7 +331,7 @@ impl Rows {
                 })
                 .await,
             )?;
-            drop(_thread);
+            drop(thread);
             let ranges;
             let (done, kept, ns) = decoded;
             held = kept;
@@ -264,6 +352,7 @@ impl Rows {
                 read.feed(range.start, bytes)?;
             }
             add(&inner.stats.fetch_ns, began.elapsed().as_nanos() as u64);
+            thread = inner.decoding.acquire().await.map_err(closed)?;
         }
     }
 }
@@ -381,7 +470,7 @@ mod tests {
 
     #[test]
     fn ranges_that_nearly_touch_are_one() {
-        assert_eq!(merged(vec![10..20, 0..5]), [0..20]);
+        assert_eq!(merged(vec![10..20, 0..5]), vec![0..20]);
         assert_eq!(merged(vec![0..5, 0..3, GAP_BYTES + 6..GAP_BYTES + 7]), [0..5, GAP_BYTES + 6..GAP_BYTES + 7]);
         assert_eq!(merged(Vec::new()), [] as [Range<u64>; 0]);
     }

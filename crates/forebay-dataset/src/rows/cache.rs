@@ -24,7 +24,7 @@ use std::{
 pub(super) struct Block {
     pub batch: RecordBatch,
     pub bytes: u64,
-    pub _memory: Reservation,
+    pub _memory: Vec<Reservation>,
 }
 
 /// What tells decoded blocks apart.
@@ -124,6 +124,12 @@ impl BlockCache {
         inner.spent.get(key).is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
     }
 
+    /// What a block of so many bytes in its file will take, decoded.
+    pub(super) fn expected_decoded(&self, bytes: u64) -> u64 {
+        let (_, coded, decoded) = self.inner.lock().whole_costs();
+        (bytes as f64 * decoded / coded) as u64
+    }
+
     /// Notes what decoding a block whole has cost.
     pub(super) fn decoded_whole(&self, bytes: u64, decoded: u64, ns: u64) {
         let mut inner = self.inner.lock();
@@ -160,7 +166,7 @@ mod tests {
 
     fn block(budget: &MemoryBudget, bytes: u64) -> Arc<Block> {
         let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
-        Arc::new(Block { batch, bytes, _memory: budget.try_hold(bytes).unwrap() })
+        Arc::new(Block { batch, bytes, _memory: vec![budget.try_hold(bytes).unwrap()] })
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Rows of several batches, put into the order that was asked for.
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, cast::AsArray, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, cast::AsArray, new_null_array};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
-use arrow_select::interleave::interleave;
+use arrow_select::{interleave::interleave, take::take_record_batch};
 use forebay_core::{Error, ErrorKind, Result};
 
 /// One wanted row: which batch it is in, and where.
@@ -32,6 +32,11 @@ pub(super) fn gather(schema: &SchemaRef, parts: &[RecordBatch], picks: &[Pick]) 
     let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|e| Error::internal("rows of several blocks do not make a batch").source(e))
+}
+
+/// A copy of some rows of a batch.
+pub(super) fn take_rows(batch: &RecordBatch, rows: &[u32]) -> Result<RecordBatch> {
+    take_record_batch(batch, &UInt32Array::from(rows.to_vec())).map_err(|e| Error::internal("rows cannot be taken from a block").source(e))
 }
 
 /// Whether the bytes of the picked values can be told by offsets of 31 bits.

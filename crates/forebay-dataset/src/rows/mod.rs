@@ -14,8 +14,8 @@
 //! Invariants:
 //! - row *i* of the answer is row *i* of the request, of the version that the dataset was built from; a file that has changed or is gone is an error that
 //!   says so, never other bytes;
-//! - an answer that was begun waits for no memory that another answer holds: answers take at most half of what may be held, so that fetching, which needs
-//!   the rest, always goes on;
+//! - an answer that was begun waits for no memory that another answer holds: of what may be held, answers take three eighths at most, and decoded blocks,
+//!   which answers under way may pin, one half, so that fetching, which needs the rest, goes on;
 //! - what is decoded is in the memory budget: the answer until it is sent, a block until the last who uses it is done.
 
 mod attempts;
@@ -28,6 +28,7 @@ mod hold;
 mod lru;
 mod objects;
 mod stats;
+mod together;
 
 pub use config::RowsConfig;
 pub use hold::Hold;
@@ -43,6 +44,7 @@ use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
 use stats::add;
 use std::{sync::Arc, time::Instant};
+use together::Together;
 use tokio::sync::Semaphore;
 
 /// Rows, and the memory that they take.
@@ -77,8 +79,9 @@ struct Inner {
     engine: Engine,
     config: RowsConfig,
     stats: RowsStats,
-    /// The part of what may be held that answers may take; see the module.
+    /// The part of what may be held that answers may take, and the part for decoded blocks; see the module.
     answers: MemoryBudget,
+    whole_blocks: MemoryBudget,
     files: Files,
     cache: BlockCache,
     /// Blocks whose bytes are on their way or in memory.
@@ -86,18 +89,22 @@ struct Inner {
     /// Threads that decode.
     decoding: Semaphore,
     decoding_whole: Flights<BlockKey, Arc<Block>>,
+    together: Together,
 }
 
 impl Rows {
     pub fn new(engine: Engine, config: RowsConfig) -> Self {
         let holdable = engine.budget().holdable_bytes();
         let inner = Inner {
-            answers: MemoryBudget::new(holdable),
+            // Of each of these one half may be held.
+            answers: MemoryBudget::new(2 * (holdable / 8 * 3)),
+            whole_blocks: MemoryBudget::new(2 * (holdable / 2)),
             files: Files::new(config.open_files_memory_bytes),
             cache: BlockCache::new(config.block_cache_bytes.min(holdable / 4)),
             blocks: Semaphore::new(config.blocks_in_flight.max(1)),
             decoding: Semaphore::new(config.decode_threads.max(1)),
             decoding_whole: Flights::default(),
+            together: Together::default(),
             stats: RowsStats::default(),
             config,
             engine,

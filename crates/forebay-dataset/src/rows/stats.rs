@@ -39,6 +39,8 @@ counters! {
     blocks_decoded,
     /// Blocks of which some rows were decoded.
     blocks_read_in_part,
+    /// Reads of some rows of a block that were decoded with those of another request.
+    parts_joined,
     /// Blocks that a request found decoded.
     blocks_reused,
     /// Ranges of blocks that came from an origin.

@@ -1,7 +1,7 @@
 //! The blocks that an order needs next, fetched and decoded before a step asks for them.
 //!
 //! From the place that was handed over last, the order is walked ahead, stretch by stretch; each block that a stretch needs for the first time is held
-//! (`Rows::hold`), several at a time. A block is let go when its next use lies behind what has been walked. With a block shuffle this makes the next group
+//! (`Rows::hold`), several at a time. A block is let go when the last stretch that needs it has been handed over. With a block shuffle this makes the next group
 //! ready while rows of the current one are sent; with `none` and `window` the next blocks.
 //!
 //! Bounded: what is ready and not yet begun takes at most [`AHEAD_BYTES`]; where there is no memory to hold, nothing is held until the stream has moved on.
@@ -47,6 +47,8 @@ pub(super) struct Ahead<S> {
     /// On their way: stretches that follow each other need the same blocks.
     coming: HashSet<Key>,
     held: HashMap<Key, (Held, Place)>,
+    /// Where the last walked stretch ends that needs the block. To ask the plan for the next use of each block instead would take longer than reading the rows.
+    needed_until: HashMap<Key, Place>,
 }
 
 impl<S: Source> Ahead<S> {
@@ -55,7 +57,8 @@ impl<S: Source> Ahead<S> {
         let rows: u64 = plan.spec().sources.iter().map(|s| s.shape.rows()).sum();
         let stretch = (rows / blocks.max(1)).clamp(1, STRETCH_MAX_ROWS);
         let walked = *given.borrow();
-        Ahead { source, plan, given, until, stats, walked, stretch, todo: VecDeque::new(), coming: HashSet::new(), held: HashMap::new() }
+        let (todo, coming, held, needed_until) = (VecDeque::new(), HashSet::new(), HashMap::new(), HashMap::new());
+        Ahead { source, plan, given, until, stats, walked, stretch, todo, coming, held, needed_until }
     }
 
     pub async fn run(mut self) {
@@ -104,16 +107,16 @@ impl<S: Source> Ahead<S> {
     }
 
     fn let_go(&mut self, at: Place) {
-        let (plan, walked) = (&self.plan, self.walked);
-        self.held.retain(|&(source, block), _| plan.next_use(at.0, at.1, source, block).is_some_and(|next| next < walked));
+        let needed = &mut self.needed_until;
+        needed.retain(|_, until| *until > at);
+        self.held.retain(|key, _| needed.contains_key(key));
     }
 
     /// The next block to be made ready.
     fn next_block(&mut self, at: Place) -> Option<(Key, Place)> {
         loop {
             while let Some((key, first)) = self.todo.pop_front() {
-                let needed = self.plan.next_use(at.0, at.1, key.0, key.1).is_some_and(|next| next < self.walked);
-                if needed && !self.held.contains_key(&key) && !self.coming.contains(&key) {
+                if self.needed_until.contains_key(&key) && !self.held.contains_key(&key) && !self.coming.contains(&key) {
                     return Some((key, first));
                 }
             }
@@ -127,8 +130,11 @@ impl<S: Source> Ahead<S> {
             let (epoch, from) = self.walked;
             let to = (from + self.stretch).min(rows);
             let blocks = self.plan.blocks_of(epoch, from..to);
-            self.todo.extend(blocks.into_iter().map(|key| (key, (epoch, from))));
             self.walked = if to == rows { (epoch + 1, 0) } else { (epoch, to) };
+            for key in blocks {
+                self.needed_until.insert(key, self.walked);
+                self.todo.push_back((key, (epoch, from)));
+            }
         }
     }
 }

@@ -305,7 +305,8 @@ impl Page {
         out.samples("forebay_rows_requests", requests.map(|(outcome, n)| (vec![outcome], n.number())))?;
         out.one("forebay_rows_read", s.rows)?;
         out.one("forebay_rows_read_bytes", s.bytes)?;
-        let blocks = [("whole", s.blocks_decoded), ("in_part", s.blocks_read_in_part), ("reused", s.blocks_reused)];
+        let blocks =
+            [("whole", s.blocks_decoded), ("in_part", s.blocks_read_in_part), ("joined", s.parts_joined), ("reused", s.blocks_reused)];
         out.samples("forebay_rows_blocks", blocks.map(|(how, n)| (vec![how], n.number())))?;
         out.one("forebay_rows_ranges_fetched", s.ranges_fetched)?;
         let seconds = [("all", s.read_ns), ("fetch", s.fetch_ns), ("decode", s.decode_ns), ("gather", s.gather_ns)];

@@ -1,0 +1,190 @@
+//! Rows of one block that several requests want at the same time are decoded together.
+//!
+//! To read one row of Parquet is to unpack a page, and where pages are large that is far more work than the row is worth. Row-wise orders want one row here and one
+//! there; but many steps and requests are under way at a time, and while one waits for its turn to decode, others come that want rows of the same block. The first
+//! who wants a block begins a [`Group`]; whoever comes before the group has its turn joins it, and takes its own rows from what was decoded.
+//!
+//! Invariant: a group that can be joined has a task that will close it. The task ends without that only when nobody waits for the group any more, and then
+//! the group can no longer be joined.
+
+use super::{cache::BlockKey, gather::take_rows};
+use arrow_array::RecordBatch;
+use forebay_core::{Error, Result};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
+use tokio::sync::watch;
+
+/// Rows of a block, decoded.
+#[derive(Debug)]
+pub(super) struct Decoded {
+    pub batch: RecordBatch,
+    /// Which these are: each once, ascending.
+    pub rows: Vec<u32>,
+}
+
+impl Decoded {
+    /// Some of the rows: each once, ascending.
+    pub fn take(&self, rows: &[u32]) -> Result<RecordBatch> {
+        if rows == self.rows {
+            return Ok(self.batch.clone());
+        }
+        let places = rows.iter().map(|row| self.rows.binary_search(row).map(|at| at as u32));
+        let places = places.collect::<Result<Vec<u32>, _>>().map_err(|_| Error::internal("a row was not decoded with its group"))?;
+        take_rows(&self.batch, &places)
+    }
+}
+
+/// How a group ended.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub result: Result<Arc<Decoded>>,
+    /// There was one request only.
+    pub alone: bool,
+}
+
+type Told = watch::Receiver<Option<Outcome>>;
+
+/// Groups that wait for their turn.
+#[derive(Default)]
+pub(super) struct Together {
+    waiting: Mutex<HashMap<BlockKey, Waiting>>,
+}
+
+struct Waiting {
+    rows: Vec<u32>,
+    requests: usize,
+    tell: Arc<watch::Sender<Option<Outcome>>>,
+}
+
+/// For the task of a group.
+pub(super) struct Group {
+    key: BlockKey,
+    tell: Arc<watch::Sender<Option<Outcome>>>,
+}
+
+impl Together {
+    /// A way to wait for rows of a block; and, for the first who wants them, the group that now has to be decoded.
+    pub fn join(&self, key: BlockKey, rows: &[u32]) -> (Told, Option<Group>) {
+        let mut waiting = self.waiting.lock();
+        if let Some(group) = waiting.get_mut(&key) {
+            group.rows.extend_from_slice(rows);
+            group.requests += 1;
+            return (group.tell.subscribe(), None);
+        }
+        let (tell, told) = watch::channel(None);
+        let tell = Arc::new(tell);
+        waiting.insert(key, Waiting { rows: rows.to_vec(), requests: 1, tell: tell.clone() });
+        (told, Some(Group { key, tell }))
+    }
+
+    /// Ends the time in which a group can be joined: its rows, each once and ascending, and whether they are of one request.
+    pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
+        let closed = self.take(group, |_| true);
+        let Some(Waiting { mut rows, requests, .. }) = closed else { return (Vec::new(), true) };
+        rows.sort_unstable();
+        rows.dedup();
+        (rows, requests == 1)
+    }
+
+    /// Whether nobody waits for the group, which then cannot be joined any more.
+    fn give_up(&self, group: &Group) -> bool {
+        self.take(group, |group| group.tell.receiver_count() == 0);
+        group.tell.receiver_count() == 0
+    }
+
+    fn take(&self, group: &Group, when: impl FnOnce(&Waiting) -> bool) -> Option<Waiting> {
+        let mut waiting = self.waiting.lock();
+        let found = waiting.get(&group.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &group.tell) && when(w));
+        if found { waiting.remove(&group.key) } else { None }
+    }
+
+    /// Does the work of a group for as long as anybody waits for it.
+    pub async fn run(&self, group: &Group, work: impl Future<Output = Outcome>) {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                outcome = &mut work => {
+                    group.tell.send_replace(Some(outcome));
+                    return;
+                }
+                () = group.tell.closed() => if self.give_up(group) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for a group.
+pub(super) async fn outcome(mut told: Told) -> Result<Outcome> {
+    let told = told.wait_for(Option::is_some).await.map_err(|_| Error::internal("a group of rows was lost"))?;
+    told.clone().ok_or_else(|| Error::internal("a group of rows ended with nothing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{ArrayRef, cast::AsArray, types::Int64Type};
+    use forebay_core::VersionId;
+
+    fn key(block: u32) -> BlockKey {
+        BlockKey { file: 1, version: VersionId(2), columns: 3, block }
+    }
+
+    fn decoded(rows: &[u32]) -> Arc<Decoded> {
+        let numbers: ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(rows.iter().map(|&r| i64::from(r) * 10)));
+        Arc::new(Decoded { batch: RecordBatch::try_from_iter([("n", numbers)]).unwrap(), rows: rows.to_vec() })
+    }
+
+    #[tokio::test]
+    async fn who_comes_before_the_turn_shares_it_and_takes_its_own_rows() {
+        let together = Together::default();
+        let (first, group) = together.join(key(1), &[2, 7]);
+        let (second, none) = together.join(key(1), &[0, 7, 9]);
+        let (_other, other) = together.join(key(2), &[5]);
+        let group = group.unwrap();
+        assert!(none.is_none() && other.is_some());
+        let work = async {
+            let (rows, alone) = together.close(&group);
+            assert_eq!((&rows[..], alone), (&[0, 2, 7, 9][..], false));
+            Outcome { result: Ok(decoded(&rows)), alone }
+        };
+        together.run(&group, work).await;
+        let (late, next) = together.join(key(1), &[1]);
+        assert!(next.is_some(), "a group that was closed is not joined");
+        drop(late);
+        for (told, rows) in [(first, &[2, 7][..]), (second, &[0, 7, 9])] {
+            let batch = outcome(told).await.unwrap().result.unwrap().take(rows).unwrap();
+            let got: Vec<i64> = batch.column(0).as_primitive::<Int64Type>().values().to_vec();
+            assert_eq!(got, rows.iter().map(|&r| i64::from(r) * 10).collect::<Vec<_>>());
+        }
+        assert!(decoded(&[1, 2]).take(&[3]).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_group_that_nobody_waits_for_ends_and_one_that_was_joined_again_does_not() {
+        let together = Together::default();
+        let (told, group) = together.join(key(1), &[1]);
+        drop(told);
+        together.run(&group.unwrap(), std::future::pending()).await;
+        assert!(together.waiting.lock().is_empty());
+
+        let (told, group) = together.join(key(1), &[1]);
+        drop(told);
+        let (again, none) = together.join(key(1), &[4]);
+        assert!(none.is_none(), "the task has not seen yet that it was left");
+        let group = group.unwrap();
+        together.run(&group, async { Outcome { result: Ok(decoded(&together.close(&group).0)), alone: false } }).await;
+        assert_eq!(outcome(again).await.unwrap().result.unwrap().rows, [1, 4]);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_lost_leaves_nobody_waiting() {
+        let together = Together::default();
+        let (told, group) = together.join(key(1), &[1]);
+        let group = group.unwrap();
+        together.close(&group);
+        drop(group);
+        assert!(outcome(told).await.is_err());
+    }
+}
