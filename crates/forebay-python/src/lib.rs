@@ -26,11 +26,11 @@ mod ring;
 mod rows;
 mod session;
 mod stream;
-mod sync;
 mod tar;
 mod transport;
 mod upload;
 
+use forebay_stream::sync;
 use pyo3::prelude::*;
 
 /// Runs the command line and returns its exit status.

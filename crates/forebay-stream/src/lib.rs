@@ -21,7 +21,7 @@ mod nodes;
 mod shelf;
 mod stats;
 mod stream;
-mod sync;
+pub mod sync;
 
 pub use dial::{Dial, Io};
 pub use shelf::Received;

@@ -227,7 +227,7 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
                 "forebay_rows_blocks",
                 Counter,
                 &["how"],
-                "Blocks of rows (row groups, record batches) that were decoded whole or in part, or found decoded.",
+                "Blocks of rows (row groups, record batches) that were decoded whole or in part, read together with another request (`joined`), or found decoded.",
             ),
             metric("forebay_rows_ranges_fetched", Counter, &[], "Ranges of blocks that came from an origin."),
             metric(
