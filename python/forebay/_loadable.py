@@ -49,6 +49,7 @@ class Loadable(ABC):
         connections: int | None = None,
         window_bytes: int | None = None,
         nodes: Sequence[Any] | None = None,
+        follow: bool = True,
         progress: bool | None = False,
     ) -> Loader:
         """Batches in the order of a plan.
@@ -84,6 +85,7 @@ class Loadable(ABC):
                 nodes that are far away. Not within DataLoader workers.
             connections: Default: chosen by distance and rate.
             window_bytes: What may be on its way or waiting here, in bytes.
+            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it. (Of a stream it knows it.)
             nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each sends its part of the steps.
             progress: Draw a line on the terminal. None: on terminals, after a second.
 
@@ -116,6 +118,7 @@ class Loadable(ABC):
             connections=connections,
             window_bytes=window_bytes,
             nodes=nodes,
+            follow=follow,
             progress=progress,
         )
         datasets, weights, epoch_rows = self._sources()

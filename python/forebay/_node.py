@@ -39,6 +39,11 @@ def describe(client: Client, dataset: str) -> dict[str, Any]:
     return json.loads(bytes(client.dataset(dataset)))
 
 
+def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
+    """Tells the node a job's plan, which its cache follows; the lease on it."""
+    return json.loads(bytes(client.follow(json.dumps(registration))))
+
+
 def stream(
     clients: Sequence[Client], request: str, *, connections: int | None, window_bytes: int | None, from_step: int
 ) -> Any:

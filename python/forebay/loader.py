@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import _collate, _place
+from . import _collate, _node, _place
 from ._decode import Decode, Recipe
 from ._fetch import Fetcher, Pull
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._progress import Bar
-from .errors import InvalidRequest, SampleFailed
+from .errors import Error, InvalidRequest, SampleFailed
 from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
@@ -32,7 +35,11 @@ BOUNDED_ROWS = 1024
 LOOKAHEAD_BATCHES = 100
 LOOKAHEAD_BATCH_ROWS = 64
 
+#: How long a node follows a job's order without being asked for rows of it.
+LEASE_SECONDS = 300
+
 Uneven = Literal["drop", "pad", "repeat"]
+log = logging.getLogger("forebay")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Options:
     connections: int | None = None
     window_bytes: int | None = None
     nodes: Sequence[Any] | None = None
+    follow: bool = True
     progress: bool | None = False
 
     def checked(self) -> Options:
@@ -127,6 +135,8 @@ class Loader:
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
         self._lengths: list[np.ndarray] | None = None
+        # One lease for all epochs and workers: copies of a loader have the same name.
+        self._job = uuid.uuid4().hex
         self._state: State = self._order.start()
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
@@ -222,8 +232,28 @@ class Loader:
 
             fetcher = Push(self, steps, state, until, meter, first, stride)
         else:
+            if first == 0 and o.follow:
+                self._tell_order(state)
             fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
+
+    def _tell_order(self, state: State) -> None:
+        """Tells the node the order. Where the job is in it the node sees by the rows that it is asked for. What goes wrong is no reason not to train."""
+        o, client = self.options, self.datasets[0].client
+        told: dict[str, Any] = {"plan": self._order.document, "job": self._job, "epoch": state["epoch"], "position": state["position"]}
+        told["lease_seconds"] = LEASE_SECONDS
+        if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
+            told["until_epoch"] = o.epochs
+        if o.world_size not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0"))):
+            # Some ranks may be at other nodes: what they read is not to be fetched here.
+            told["ahead_bytes"] = 0
+        if any(d.client is not client for d in self.datasets):
+            log.info("datasets of a mix are at several nodes, which do not follow its order")
+            return
+        try:
+            _node.follow(client, told)
+        except Error as e:
+            log.warning("the node does not follow the order of this job: %s", e)
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
         place = self.datasets[source].locate(row)
@@ -311,11 +341,11 @@ class Loader:
         return LoaderDataset(self, samples=samples)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"made_of": self._made_of, "options": self.options, "state": self._state, "lengths": self._lengths}
+        return {"made_of": self._made_of, "options": self.options, "state": self._state, "lengths": self._lengths, "job": self._job}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
-        self._state, self._lengths = state["state"], state["lengths"]
+        self._state, self._lengths, self._job = state["state"], state["lengths"], state["job"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
@@ -387,8 +417,6 @@ def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Dec
 
 def default_threads() -> int:
     """Threads that decode, where the user does not say: those that the process may run at once, at most 4."""
-    import os
-
     return min(4, len(os.sched_getaffinity(0)))
 
 

@@ -189,6 +189,7 @@ pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
 pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
 /// Leases on plans that the cache of a node follows.
 pub const PLAN_LEASES_MAX: usize = 1024;
+pub const PLAN_JOB_NAME_MAX_BYTES: usize = 128;
 /// How long a lease lasts without a word of its job.
 pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
 pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;

@@ -66,7 +66,15 @@ impl World {
     }
 
     fn registration(&self, plan: &Plan) -> Registration {
-        Registration { plan: plan.spec().document(), epoch: 0, position: 0, until_epoch: None, lease_seconds: 60, ahead_bytes: 0 }
+        Registration {
+            plan: plan.spec().document(),
+            job: None,
+            epoch: 0,
+            position: 0,
+            until_epoch: None,
+            lease_seconds: 60,
+            ahead_bytes: 0,
+        }
     }
 
     async fn read(&self, row: u64) {
@@ -177,6 +185,20 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
         assert_eq!(w.plans.counts(), (0, 0));
         assert_eq!(w.plans.release(&again.lease).unwrap_err().kind(), ErrorKind::NotFound);
 
+        // A job that registers again, in each of its epochs and workers, has one lease.
+        let named = |job: &str, epoch| Registration { job: Some(job.into()), epoch, ..w.registration(&plan) };
+        let first = w.plans.register(&named("job", 0), &Everything).await.unwrap();
+        let renewed = w.plans.register(&named("job", 2), &Everything).await.unwrap();
+        assert_eq!((&first.lease, renewed.epoch, w.plans.counts()), (&renewed.lease, 2, (1, 1)));
+        let other = w.plans.register(&named("other", 0), &Everything).await.unwrap();
+        assert_eq!((w.plans.counts(), w.plans.stats().renewed.load(Relaxed)), ((2, 1), 1));
+        for lease in [first, other] {
+            w.plans.release(&lease.lease).unwrap();
+        }
+        for wrong in ["", &"j".repeat(129)] {
+            assert_eq!(w.plans.register(&named(wrong, 0), &Everything).await.unwrap_err().kind(), ErrorKind::Invalid);
+        }
+
         let short = Registration { lease_seconds: 1, ..w.registration(&plan) };
         let short = w.plans.register(&short, &Everything).await.unwrap();
         w.plans.progress(&short.lease, 0, 5).unwrap();
@@ -186,7 +208,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
         assert_eq!(gone.kind(), ErrorKind::NotFound);
         assert!(gone.describe().contains("register the plan again"), "{}", gone.describe());
 
-        let following = w.plans.follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, Some(1)).unwrap();
+        let following = w.plans.follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, 0).unwrap();
         following.progress(0, 9).unwrap();
         assert_eq!((w.plans.counts(), w.plans.list(&Everything)[0].position), ((1, 1), 9));
         drop(following);

@@ -396,6 +396,18 @@ impl Client {
         Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, "manifest"))?, None))
     }
 
+    /// Tells the node a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it), which its cache follows. Returns a lease, as JSON.
+    fn follow(&self, py: Python<'_>, registration: String) -> PyResult<Buffer> {
+        let session = self.session()?;
+        Ok(Buffer::new(process::wait(py, rows::follow(&session.transport, registration))?.into(), None))
+    }
+
+    /// Ends a lease that ``follow`` gave. Raises ``NotFound``.
+    fn unfollow(&self, py: Python<'_>, lease: &str) -> PyResult<()> {
+        let session = self.session()?;
+        process::wait(py, rows::unfollow(&session.transport, lease))
+    }
+
     /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
     ///
     /// Args:

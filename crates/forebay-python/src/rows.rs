@@ -17,6 +17,17 @@ pub async fn open(transport: &Arc<Transport>, spec: String) -> Result<Bytes> {
     transport.call(&Call::new(Method::POST, "/v1/datasets".into()).json(spec)).await?.collect().await
 }
 
+/// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer, a lease, are JSON.
+pub async fn follow(transport: &Arc<Transport>, registration: String) -> Result<Bytes> {
+    transport.call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration)).await?.collect().await
+}
+
+/// Ends a lease.
+pub async fn unfollow(transport: &Arc<Transport>, lease: &str) -> Result<()> {
+    let path = format!("/v1/datasets/plans/{}", escape_segment(lease));
+    transport.call(&Call::new(Method::DELETE, path)).await?.collect().await.map(|_| ())
+}
+
 /// `shape` or `manifest` of a dataset, or, empty, what is known of it.
 pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Vec<u8>> {
     let mut path = format!("/v1/datasets/{}", escape_segment(id));

@@ -42,6 +42,9 @@ use tokio::{sync::Notify, task::AbortHandle};
 #[serde(deny_unknown_fields)]
 pub struct Registration {
     pub plan: PlanDocument,
+    /// What the job calls itself: who registers the same plan under the same name again renews that lease, and gets no second one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
     /// Where the job begins.
     #[serde(default)]
     pub epoch: u64,
@@ -87,6 +90,8 @@ pub struct Lease {
 #[derive(Debug, Default)]
 pub struct FollowStats {
     pub registered: AtomicU64,
+    /// Leases that were registered again by the job that has them.
+    pub renewed: AtomicU64,
     pub released: AtomicU64,
     /// Leases that ran out.
     pub expired: AtomicU64,
@@ -227,26 +232,29 @@ impl Plans {
         let plan = Arc::new(Plan::new(spec)?);
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
-        let lease = self.hold(plan, layouts, at, registration.until_epoch, Some(lasts), registration.ahead_bytes)?;
+        let lease = match &registration.job {
+            Some(job) => self.inner.secret.hash_one((job, plan.identity())),
+            None => self.new_lease(),
+        };
+        self.hold(lease, plan, layouts, at, registration.until_epoch, Some(lasts), registration.ahead_bytes)?;
         self.of(lease)
     }
 
-    /// Follows the plan of work that goes on here, such as a stream, for as long as what this returns is kept.
+    /// Follows the plan of work that goes on here, such as a stream, for as long as what this returns is kept. With datasets of millions of files this
+    /// takes its time.
     ///
     /// # Errors
     /// As [`Plans::register`].
-    pub fn follow(
-        &self,
-        plan: Arc<Plan>,
-        datasets: &[Arc<Dataset>],
-        epoch: u64,
-        position: u64,
-        until_epoch: Option<u64>,
-    ) -> Result<Following> {
+    pub fn follow(&self, plan: Arc<Plan>, datasets: &[Arc<Dataset>], epoch: u64, position: u64, ahead_bytes: u64) -> Result<Following> {
         let layouts = self.layouts(datasets);
         let at = place(&plan, epoch, position)?;
-        let lease = self.hold(plan, layouts, at, until_epoch, None, limits::PLAN_AHEAD_DEFAULT_BYTES)?;
+        let lease = self.new_lease();
+        self.hold(lease, plan, layouts, at, None, None, ahead_bytes)?;
         Ok(Following { plans: self.clone(), lease: format!("{lease:016x}") })
+    }
+
+    fn new_lease(&self) -> u64 {
+        self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed))
     }
 
     /// Of each dataset one layout, shared with the plans that are followed already.
@@ -260,21 +268,22 @@ impl Plans {
         layouts
     }
 
-    /// Enters a lease. Without a time it lasts until it is released.
+    /// Enters a lease, or renews it. Without a time it lasts until it is released.
+    #[allow(clippy::too_many_arguments)]
     fn hold(
         &self,
+        lease: u64,
         plan: Arc<Plan>,
         layouts: Vec<Arc<Layout>>,
         at: u64,
         until_epoch: Option<u64>,
         lasts: Option<Duration>,
         ahead_bytes: u64,
-    ) -> Result<u64> {
-        let lease = self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed));
+    ) -> Result<()> {
         let identity = plan.identity().to_owned();
         {
             let mut state = self.inner.state.lock();
-            if state.held.len() >= limits::PLAN_LEASES_MAX {
+            if state.held.len() >= limits::PLAN_LEASES_MAX && !state.held.contains_key(&lease) {
                 return Err(Error::busy(format!("{} plans are followed already", limits::PLAN_LEASES_MAX))
                     .hint("release plans that ended, or let their leases run out"));
             }
@@ -285,7 +294,12 @@ impl Plans {
                 self.inner.table.add(followed);
             }
             let held = Held { plan: identity.clone(), at, until_epoch, lasts, expires: lasts.map(|lasts| Instant::now() + lasts) };
-            state.held.insert(lease, held);
+            if state.held.insert(lease, held).is_some() {
+                self.inner.stats.renewed.fetch_add(1, Relaxed);
+            } else {
+                self.inner.stats.registered.fetch_add(1, Relaxed);
+                tracing::info!(plan = %identity, "the cache follows a plan");
+            }
             state.settle(&identity);
             let ahead = ahead_bytes.min(self.inner.ahead_most());
             if let Some(group) = state.groups.get_mut(&identity)
@@ -302,9 +316,7 @@ impl Plans {
                 tokio::spawn(sweep(Arc::downgrade(&self.inner)));
             }
         }
-        self.inner.stats.registered.fetch_add(1, Relaxed);
-        tracing::info!(plan = %identity, "the cache follows a plan");
-        Ok(lease)
+        Ok(())
     }
 
     /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the lease.
@@ -460,6 +472,12 @@ async fn sweep(plans: Weak<Inner>) {
 }
 
 fn check(registration: &Registration) -> Result<()> {
+    if let Some(job) = &registration.job
+        && !(1..=limits::PLAN_JOB_NAME_MAX_BYTES).contains(&job.len())
+    {
+        return Err(Error::invalid(format!("a job with a name of {} bytes", job.len()))
+            .hint(format!("1 to {} bytes, another for each job", limits::PLAN_JOB_NAME_MAX_BYTES)));
+    }
     if !(1..=limits::PLAN_LEASE_MAX_SECS).contains(&registration.lease_seconds) {
         return Err(Error::invalid(format!("a lease of {} seconds", registration.lease_seconds))
             .hint(format!("1 to {}; it is renewed by saying where the job is", limits::PLAN_LEASE_MAX_SECS)));

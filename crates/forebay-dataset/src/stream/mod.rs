@@ -25,7 +25,10 @@ mod window;
 pub use request::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
-use crate::{Access, Datasets, Rows, follow::Plans};
+use crate::{
+    Access, Datasets, Rows,
+    follow::{Following, Plans},
+};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
 use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
@@ -100,18 +103,33 @@ impl Streams {
             })?);
         }
         let plan = self.plan(&request.plan, &datasets)?;
+        let followed = datasets.clone();
         let by_blocks = plan.spec().shuffle != Shuffle::Full;
         let source =
             DatasetSource::new(inner.rows.clone(), inner.followed.clone(), plan.identity(), datasets, request.columns(), by_blocks)?;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request.until_epoch.unwrap_or(limits::PLAN_EPOCHS_MAX).min(limits::PLAN_EPOCHS_MAX);
-        let steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
+        let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
         if steps.in_epoch(0).is_none() {
             return Err(
                 Error::unsupported("streams of batches that are bounded by length").hint("batches of a number of rows, or stream=False")
             );
         }
-        self.begin(lane, steps, (state.epoch, state.position), until, Arc::new(source), request.window_bytes)
+        let at = match lane.from_step.checked_sub(1) {
+            None => (state.epoch, state.position),
+            Some(before) => steps.step(before)?.map_or((until, 0), |step| (step.next.epoch, step.next.position)),
+        };
+        let following = self.follow(steps.plan().clone(), followed, at).await;
+        let body = self.begin(lane, steps, (state.epoch, state.position), until, Arc::new(source), request.window_bytes)?;
+        Ok(Body { _following: following, ..body })
+    }
+
+    /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does the stream, for its part of the order.) A stream that cannot
+    /// be followed goes on as well.
+    async fn follow(&self, plan: Arc<Plan>, datasets: Vec<Arc<crate::Dataset>>, at: (u64, u64)) -> Option<Following> {
+        let plans = self.inner.followed.clone();
+        let following = tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at.0, at.1, 0)).await.ok()?;
+        following.inspect_err(|e| tracing::info!(error = %e.describe(), "the cache does not follow a stream")).ok()
     }
 
     fn plan(&self, document: &PlanDocument, datasets: &[Arc<crate::Dataset>]) -> Result<Arc<Plan>> {
@@ -168,7 +186,7 @@ fn begin<S: Source>(
     });
     let open = stats::Open::new(stats);
     let producer = produce::Producer::new(lane, steps, source, window, out, open, given, stop);
-    Body { pieces, _producer: Task::spawn(producer.run()), _ahead: ahead }
+    Body { pieces, _producer: Task::spawn(producer.run()), _ahead: ahead, _following: None }
 }
 
 /// The body of an answer: frames. Dropping it ends all work for it.
@@ -176,6 +194,7 @@ pub struct Body {
     pieces: mpsc::UnboundedReceiver<Bytes>,
     _producer: Task<()>,
     _ahead: Option<Task<()>>,
+    _following: Option<Following>,
 }
 
 impl Stream for Body {

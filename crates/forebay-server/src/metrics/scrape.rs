@@ -293,7 +293,7 @@ impl Page {
         out.one("forebay_plans_followed", plans)?;
         out.one("forebay_plan_leases_held", leases)?;
         let f = self.0.plans.stats();
-        let ended = [("registered", &f.registered), ("released", &f.released), ("expired", &f.expired)];
+        let ended = [("registered", &f.registered), ("renewed", &f.renewed), ("released", &f.released), ("expired", &f.expired)];
         out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
         out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
         out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))

@@ -240,7 +240,12 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
             metric("forebay_rows_cached_bytes", Gauge, &[], "What they take."),
             metric("forebay_plans_followed", Gauge, &[], "Plans that the cache follows: it keeps and fetches by their order."),
             metric("forebay_plan_leases_held", Gauge, &[], "Leases on them."),
-            metric("forebay_plan_leases", Counter, &["what"], "Leases registered, released by their jobs, and expired."),
+            metric(
+                "forebay_plan_leases",
+                Counter,
+                &["what"],
+                "Leases registered, renewed by registering again, released by their jobs, and expired.",
+            ),
             metric("forebay_plan_ahead_bytes", Counter, &[], "Bytes fetched ahead of plans' positions because they were not there."),
             metric("forebay_plan_ahead_failed", Counter, &[], "Pieces that could not be fetched ahead."),
         ],
