@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import cells
 import usage
 from nodes import BUCKET, Distance, Node, use_own_environment, write_objects, write_shards
 from report import Report, goal
@@ -134,12 +133,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    cells.add_argument(parser)
     args = parser.parse_args()
-    if args.cell:
-        print(json.dumps(run(json.loads(args.cell))))
-        sys.stdout.flush()
-        os._exit(0)
+    cells.work_if_asked(args, run)
 
     use_own_environment()
     report = Report("Epochs at a distance", COLUMNS, {"batch": args.batch, "distance": "a proxy that holds bytes back in both directions"})
@@ -163,10 +159,7 @@ def main() -> None:
                             used = shards if way == "stream" else shards[: max(2, -(-rival // per_shard))]
                             cell = {"way": way, "url": far.url, "batch": args.batch, "step_ms": step_ms, "node_pid": node.pid, "shards": f"shards-{size}", "shard_names": used, "names": names}
                             before = far.moved()
-                            done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True, check=False)
-                            if done.returncode or not done.stdout:
-                                sys.exit(f"{NAMES[way]} failed; see above")
-                            row = {"name": NAMES[way], "rtt_ms": rtt, **json.loads(done.stdout.splitlines()[-1])}
+                            row = {"name": NAMES[way], "rtt_ms": rtt, **cells.measured(__file__, cell, NAMES[way])}
                             if way == "stream" and row["samples"] < samples - samples % args.batch:
                                 sys.exit(f"the stream brought {row['samples']} of {samples} samples")
                             row["moved_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)

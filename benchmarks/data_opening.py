@@ -8,13 +8,13 @@ over its disk. Beside them pyarrow counts the rows of some of the files by their
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import cells
 import usage
 from nodes import BUCKET, CREDENTIALS, REGION, Distance, Node, use_own_environment
 from report import Report, goal
@@ -58,10 +58,7 @@ def write_files(files: Path, count: int, before: int, footer: bytes) -> None:
 
 def measured(work: str, cell: dict) -> dict:
     """Runs one way to open in a process of its own, for its imports and its memory."""
-    done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell | {"work": work})], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{work} failed; see above")
-    return json.loads(done.stdout.splitlines()[-1])
+    return cells.measured(__file__, cell | {"work": work}, work)
 
 
 def forebay_open(cell: dict) -> int:
@@ -108,11 +105,9 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, default=30.0, help="to the origin, milliseconds")
     parser.add_argument("--rival-files", type=int, default=500, help="of which pyarrow counts the rows; 0: not at all")
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    cells.add_argument(parser)
     args = parser.parse_args()
-    if args.cell:
-        print(json.dumps(work(json.loads(args.cell))))
-        return
+    cells.work_if_asked(args, work)
 
     use_own_environment()
     total = args.files * args.groups * args.group_rows

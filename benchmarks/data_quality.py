@@ -9,15 +9,14 @@ seeds, in per cent. `window` and `block` have buffers of as many rows.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cells
 from nodes import BUCKET, Node, use_own_environment
 from report import Report, goal
 from text import passages
@@ -73,22 +72,17 @@ def train(cell: dict) -> dict:
     return {"perplexity": math.exp(loss), "seconds": time.monotonic() - began}
 
 
-def run_all(cells: list[dict], beside: int) -> list[dict]:
-    """Each cell in a process of its own, `beside` at a time."""
-    done: list[dict | None] = [None] * len(cells)
-    waiting, running = list(enumerate(cells)), []
-    while waiting or running:
-        while waiting and len(running) < beside:
-            i, cell = waiting.pop(0)
-            process = subprocess.Popen([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True)
-            running.append((i, process))
-        i, process = running.pop(0)
-        out, _ = process.communicate()
-        if process.returncode:
-            sys.exit(f"training with {cells[i]['shuffle']}, seed {cells[i]['seed']}, failed; see above")
-        done[i] = json.loads(out.splitlines()[-1])
-        print(f"  {cells[i]['shuffle']:<12} seed {cells[i]['seed']}: {done[i]['perplexity']:.4f}", flush=True)
-    return [d for d in done if d is not None]
+def run_all(trainings: list[dict], beside: int) -> list[dict]:
+    """Each training in a process of its own, `beside` at a time."""
+
+    def trained(training: dict) -> dict:
+        what = f"{training['shuffle']:<12} seed {training['seed']}"
+        done = cells.measured(__file__, training, what)
+        print(f"  {what}: {done['perplexity']:.4f}", flush=True)
+        return done
+
+    with ThreadPoolExecutor(beside) as pool:
+        return list(pool.map(trained, trainings))
 
 
 def main() -> None:
@@ -102,11 +96,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--beside", type=int, default=2, help="trainings at a time")
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    cells.add_argument(parser)
     args = parser.parse_args()
-    if args.cell:
-        print(json.dumps(train(json.loads(args.cell))))
-        return
+    cells.work_if_asked(args, train)
     if args.buffer % args.block or args.seeds < 2:
         parser.error("--buffer is a number of blocks, and --seeds at least 2: a spread needs two")
 
@@ -128,9 +120,9 @@ def main() -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(rows, pyarrow.binary())}), files / "text.parquet", row_group_size=args.block)
         common = {"size": args.size, "batch": args.batch, "rate": args.rate, "held_out": str(held_out)}
         with Node(directory, "node", files=files) as node:
-            cells = [common | {"url": node.unix_url, "shuffle": s, "seed": seed} for seed in range(1, args.seeds + 1) for s in orders.values()]
-            outcomes = run_all(cells, args.beside)
-    by_order = {name: [o for o, c in zip(outcomes, cells, strict=True) if c["shuffle"] == s] for name, s in orders.items()}
+            trainings = [common | {"url": node.unix_url, "shuffle": s, "seed": seed} for seed in range(1, args.seeds + 1) for s in orders.values()]
+            outcomes = run_all(trainings, args.beside)
+    by_order = {name: [o for o, c in zip(outcomes, trainings, strict=True) if c["shuffle"] == s] for name, s in orders.items()}
     values = {name: [o["perplexity"] for o in of] for name, of in by_order.items()}
     report.heading(f"after {args.rows // args.batch} steps of {args.batch} rows")
     for name, of in by_order.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import subprocess
@@ -19,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import cells
 import usage
 from nodes import BUCKET, CREDENTIALS, REGION, Distance, Node, use_own_environment
 from report import Report, goal
@@ -196,13 +196,9 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="*", default=["pyarrow_row_wise", "pyarrow_scan", "datasets_streaming", "datasets_map", "litdata_streaming"], choices=[w for w in WAYS if w != "forebay_stream"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    cells.add_argument(parser)
     args = parser.parse_args()
-    if args.cell:
-        print(json.dumps(run(json.loads(args.cell))))
-        # Some clients' threads do not end by themselves.
-        sys.stdout.flush()
-        os._exit(0)
+    cells.work_if_asked(args, run)
 
     use_own_environment()
     rows = args.files * args.groups * args.group_rows
@@ -223,11 +219,11 @@ def main() -> None:
                 cell = common | {"way": way, "endpoint": far.url, "node_pid": node_pid, "rows_max": rows_max, **more}
                 cell["scratch"] = tempfile.mkdtemp(dir=directory)
                 before = far.moved()
-                done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True, check=False)
-                if done.returncode or not done.stdout:
+                figures = cells.Cell(__file__, cell).figures()
+                if figures is None:
                     print(f"  {name}: failed; see above", flush=True)
                     return
-                row = {"name": name, **json.loads(done.stdout.splitlines()[-1])}
+                row = {"name": name, **figures}
                 row["origin_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)
                 lines[name] = row
                 for figure, of, scale in (("of_none", f"forebay, none, {more.get('heat')}", 100), ("times_row_wise", "pyarrow, row-wise", 1)):

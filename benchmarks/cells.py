@@ -1,0 +1,44 @@
+"""Lines of a table that are measured in processes of their own: the same script, run with ``--cell`` and what to do as JSON, prints its figures as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+
+
+def work_if_asked(args: argparse.Namespace, work: Callable[[dict], dict]) -> None:
+    """In a process of a line: does its work, and ends. In the one that makes the table: nothing."""
+    if not args.cell:
+        return
+    print(json.dumps(work(json.loads(args.cell))))
+    sys.stdout.flush()
+    # Some clients' threads do not end by themselves.
+    os._exit(0)
+
+
+class Cell:
+    """A line that is being measured; what goes wrong is seen on its standard error."""
+
+    def __init__(self, script: str, cell: dict) -> None:
+        self._process = subprocess.Popen([sys.executable, script, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True)
+
+    def figures(self) -> dict | None:
+        """What it measured; None if it failed."""
+        out, _ = self._process.communicate()
+        return json.loads(out.splitlines()[-1]) if self._process.returncode == 0 and out else None
+
+
+def measured(script: str, cell: dict, what: str) -> dict:
+    """One line, waited for. Ends the program if it fails."""
+    figures = Cell(script, cell).figures()
+    if figures is None:
+        sys.exit(f"{what} failed; see above")
+    return figures
