@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
+#: What the node tells of each answer, and :class:`forebay.Stats` shows.
+NODE_TIMES = ("origin", "disk", "prepare")
+
+
 @dataclass(frozen=True)
 class Fetched:
     """A step and its rows."""
@@ -71,7 +75,10 @@ class Pull:
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
         rows = read(self._datasets, None, step.rows, step.sources)
-        self._meter.add(network_s=time.perf_counter() - began, bytes=rows.nbytes)
+        node = rows.node_seconds
+        waited = max(0.0, time.perf_counter() - began - sum(node.values()))
+        told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
+        self._meter.add(network_s=waited, bytes=rows.nbytes, **told)
         return Fetched(step, rows)
 
     def next(self) -> Fetched | None:

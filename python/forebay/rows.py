@@ -92,6 +92,15 @@ class Rows(Sequence[dict[str, Any]]):
         """Bytes of the received memory that these rows are views of."""
         return sum(int(getattr(part, "nbytes", 0)) for part in self._parts)
 
+    @property
+    def node_seconds(self) -> dict[str, float]:
+        """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``), summed over its answers; empty where it does not."""
+        sums: dict[str, float] = {}
+        for part in self._parts:
+            for name, seconds in getattr(part, "node_seconds", {}).items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        return sums
+
     def prepare(self) -> None:
         """Takes the columns apart, which the first access to a row does otherwise: once, before several threads read rows."""
         self._of_parts()

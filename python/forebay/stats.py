@@ -24,7 +24,7 @@ class Stats:
         seconds: Between the first request for a batch and the end of the last.
         waited_s: Of these, seconds in which the training step waited for a batch.
         step_s: The rest: the time that the loop itself took.
-        network_s: Waiting for answers of the node, and receiving.
+        network_s: Waiting for answers of the node, and receiving them; of answers with the node's times, without these.
         decode_s: In ``decode``, ``transform`` and ``collate``.
         origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk, decoding and framing.
         reconnects: Connections that were lost and continued.

@@ -362,6 +362,17 @@ def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
     assert len(seen) >= 340 and seen == truth
 
 
+def test_stats_say_where_the_time_of_pulling_went(ds):
+    rows = ds.take([1, 50])
+    assert set(rows.node_seconds) == {"origin", "disk", "prepare"} and all(s >= 0 for s in rows.node_seconds.values())
+    loader = ds.loader(batch_size=10, shuffle="full")
+    batches = list(loader)
+    stats = loader.stats()
+    assert (stats.samples, stats.batches) == (10 * len(batches), len(batches))
+    assert stats.prepare_s > 0 and stats.origin_s is not None and stats.disk_s is not None
+    assert stats.network_s > 0 and "at the node" in str(stats)
+
+
 def leases(node) -> list[dict]:
     """Those on plans that the node's cache follows."""
     with urllib.request.urlopen(f"{node.url}/v1/datasets/plans", timeout=10) as answer:

@@ -32,7 +32,7 @@ pub use forebay_format::tabular::{FileIndex, Format};
 pub use manifest::ManifestLines;
 pub use progress::{Progress, ProgressNow};
 pub use registry::{Datasets, DatasetsConfig, Opened};
-pub use rows::{Hold, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats};
+pub use rows::{Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares};
 pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged};
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};

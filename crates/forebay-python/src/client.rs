@@ -427,8 +427,8 @@ impl Client {
     fn take(&self, py: Python<'_>, dataset: &str, rows: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<RecordBatch> {
         let rows = rows::row_numbers(rows)?;
         let session = self.session()?;
-        let batch = process::wait(py, rows::take(&session.transport, dataset, rows, columns.as_deref()))?;
-        Ok(RecordBatch::new(batch))
+        let (batch, times) = process::wait(py, rows::take(&session.transport, dataset, rows, columns.as_deref()))?;
+        Ok(RecordBatch::new(batch, times))
     }
 
     /// Bytes of batches on their way that nobody has asked for yet.

@@ -96,11 +96,12 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
 /// ``pyarrow.record_batch(batch)``, ``polars.from_arrow(batch)`` and all others that know the Arrow PyCapsule interface take it without a copy. Its memory is
 /// private to this process and writable.
 #[pyclass(frozen, module = "forebay", weakref)]
-pub struct RecordBatch(arrow_array::RecordBatch);
+pub struct RecordBatch(arrow_array::RecordBatch, Vec<(String, f64)>);
 
 impl RecordBatch {
-    pub fn new(batch: arrow_array::RecordBatch) -> Self {
-        RecordBatch(batch)
+    /// With the seconds that the node tells of its work.
+    pub fn new(batch: arrow_array::RecordBatch, node_seconds: Vec<(String, f64)>) -> Self {
+        RecordBatch(batch, node_seconds)
     }
 
     fn index_of(&self, column: &Bound<'_, PyAny>) -> PyResult<usize> {
@@ -120,6 +121,14 @@ impl RecordBatch {
 
 #[pymethods]
 impl RecordBatch {
+    /// Seconds that the node spent on these rows, by what: ``origin``, ``disk``, ``prepare``. Empty where it does not say.
+    #[getter]
+    fn node_seconds<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        self.1.iter().try_for_each(|(name, seconds)| dict.set_item(name, seconds))?;
+        Ok(dict)
+    }
+
     fn __len__(&self) -> usize {
         self.0.num_rows()
     }

@@ -42,8 +42,13 @@ pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Ve
     Ok(bytes)
 }
 
-/// The rows with these numbers, in this order.
-pub async fn take(transport: &Arc<Transport>, id: &str, rows: Bytes, columns: Option<&[String]>) -> Result<arrow_array::RecordBatch> {
+/// The rows with these numbers, in this order; and the seconds that the node says its work took, by what it was spent on.
+pub async fn take(
+    transport: &Arc<Transport>,
+    id: &str,
+    rows: Bytes,
+    columns: Option<&[String]>,
+) -> Result<(arrow_array::RecordBatch, Vec<(String, f64)>)> {
     let mut path = format!("/v1/datasets/{}/rows", escape_segment(id));
     // One parameter for each column: names may hold commas. No column at all is an empty list.
     for (i, column) in columns.unwrap_or_default().iter().enumerate() {
@@ -55,7 +60,19 @@ pub async fn take(transport: &Arc<Transport>, id: &str, rows: Bytes, columns: Op
     }
     let call = Call { body: rows, ..Call::new(Method::POST, path) }.header(header::CONTENT_TYPE, "application/octet-stream");
     let mut answer = transport.call(&call).await?;
-    receive_rows(&mut answer).await
+    let times = answer.header("server-timing").map(server_timing).unwrap_or_default();
+    Ok((receive_rows(&mut answer).await?, times))
+}
+
+/// Names and durations of a `Server-Timing` header, in seconds. What is not understood is left out.
+fn server_timing(value: &str) -> Vec<(String, f64)> {
+    let one = |metric: &str| {
+        let mut parts = metric.split(';').map(str::trim);
+        let name = parts.next()?.to_owned();
+        let ms: f64 = parts.find_map(|p| p.strip_prefix("dur="))?.parse().ok()?;
+        (ms.is_finite() && ms >= 0.0).then_some((name, ms / 1e3))
+    };
+    value.split(',').take(16).filter_map(one).collect()
 }
 
 /// Row numbers as they travel: little-endian `u64`. Of a buffer of `int64` or `uint64` (an array), or any iterable of int.

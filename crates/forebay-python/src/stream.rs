@@ -144,7 +144,7 @@ impl Stream {
         };
         let Some(Received { header, payload }) = received else { return Ok(None) };
         let batch = py.detach(|| decode_checked(&header, &payload)).map_err(failure)?;
-        let batch = Py::new(py, RecordBatch::new(batch))?;
+        let batch = Py::new(py, RecordBatch::new(batch, Vec::new()))?;
         let next = if header.tag.next == 0 { (header.tag.epoch + 1, 0) } else { (header.tag.epoch, header.tag.next) };
         Ok(Some(StreamStep { step: header.tag.step, epoch: header.tag.epoch, next, padding: header.tag.padding, batch }))
     }

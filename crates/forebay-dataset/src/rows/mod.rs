@@ -32,7 +32,7 @@ mod together;
 
 pub use config::RowsConfig;
 pub use hold::Hold;
-pub use stats::{RowsSnapshot, RowsStats};
+pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
 
 use crate::{Dataset, FileRef};
 use arrow_array::RecordBatch;

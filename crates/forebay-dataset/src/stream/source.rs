@@ -1,6 +1,6 @@
 //! Where the rows of a stream come from.
 
-use crate::{Dataset, Format, RowBatch, Rows, RowsSnapshot, follow::Plans};
+use crate::{Dataset, Format, Moment, RowBatch, Rows, Shares, follow::Plans};
 use arrow_array::RecordBatch;
 use arrow_select::interleave::interleave_record_batch;
 use forebay_core::{Error, Result};
@@ -25,14 +25,6 @@ pub(super) struct Held {
     /// It had to be fetched or decoded.
     pub cold: bool,
     pub _keep: Box<dyn Send + Sync>,
-}
-
-/// What part of the time of reading was spent on what.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Shares {
-    pub origin: f64,
-    pub disk: f64,
-    pub decode: f64,
 }
 
 pub(super) trait Source: Send + Sync + 'static {
@@ -64,8 +56,8 @@ pub(super) struct DatasetSource {
     columns: Projection,
     /// Whether rows that follow each other in the order come from few blocks: all orders but the row-wise one.
     by_blocks: bool,
-    /// The counters when this began.
-    since: (RowsSnapshot, u64),
+    /// When this began.
+    since: Moment,
 }
 
 impl DatasetSource {
@@ -81,7 +73,7 @@ impl DatasetSource {
             ))
             .hint("name the columns that they share: columns=[...]"));
         }
-        let since = (rows.stats(), rows.engine().stats().snapshot().bytes_from_origin);
+        let since = rows.moment();
         Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, by_blocks, since })
     }
 
@@ -160,14 +152,6 @@ impl Source for DatasetSource {
     }
 
     fn shares(&self) -> Shares {
-        // The node's counters since this began, which other streams share: what reading is spent on, not how much of it there was.
-        let (now, (then, origin_then)) = (self.rows.stats(), self.since);
-        let fetch = now.fetch_ns.saturating_sub(then.fetch_ns) as f64;
-        let decode = now.decode_ns.saturating_sub(then.decode_ns) as f64;
-        let gather = now.gather_ns.saturating_sub(then.gather_ns) as f64;
-        let all = fetch + decode + gather;
-        let (fetch, decode) = if all > 0.0 { (fetch / all, decode / all) } else { (1.0, 0.0) };
-        let from_origin = self.rows.engine().stats().snapshot().bytes_from_origin > origin_then;
-        if from_origin { Shares { origin: fetch, disk: 0.0, decode } } else { Shares { origin: 0.0, disk: fetch, decode } }
+        self.rows.shares_since(&self.since)
     }
 }

@@ -1,6 +1,6 @@
 //! What streams count: for the node, and for each connection.
 
-use super::source::Shares;
+use crate::Shares;
 use serde_json::{Value, json};
 use std::{
     sync::{

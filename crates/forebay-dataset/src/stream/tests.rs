@@ -2,8 +2,10 @@
 //!
 //! `FOREBAY_TEST_SEED=n` replays, `FOREBAY_TEST_CASES=<factor>` tries more.
 
+use crate::Shares;
+
 use super::{
-    source::{Given, Held, Shares, Source},
+    source::{Given, Held, Source},
     *,
 };
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type};

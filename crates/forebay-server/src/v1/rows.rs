@@ -7,12 +7,14 @@ use super::{Call, datasets::dataset};
 use crate::body::AnswerBody;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits::ROWS_PER_REQUEST_MAX};
+use forebay_dataset::Shares;
 use forebay_format::{
     frame::{Frame, FrameTag},
     tabular::Projection,
 };
 use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
+use std::time::{Duration, Instant};
 
 const ROW_NUMBER_BYTES: usize = size_of::<u64>();
 
@@ -28,11 +30,13 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let numbers = numbers(&body)?;
     // Tells where the jobs are whose plans the cache follows.
     call.app.plans.asked(dataset.id(), &numbers);
+    let (began, moment) = (Instant::now(), call.app.rows.moment());
     let read = call.app.rows.read_now(&dataset, &numbers, &columns).await.map_err(|e| match e.kind() {
         // The condition that cannot be met is the version that the dataset was built from. To ask again is no use, so it is no 503.
         ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
         _ => e,
     })?;
+    let (took, shares) = (began.elapsed(), call.app.rows.shares_since(&moment));
     let batch = read.batch;
     let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
     let frame = framed.await.map_err(|e| Error::internal("rows could not be framed").source(e))??;
@@ -40,8 +44,19 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let pieces = frame.into_pieces(read.memory).into_iter().map(Ok);
     let mut response = Response::new(AnswerBody::stream(stream::iter(pieces).boxed(), Some(length)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.forebay.frame"));
+    response.headers_mut().insert("server-timing", server_timing(took, began.elapsed(), shares)?);
     response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     Ok(response)
+}
+
+/// Where the time of this answer went (`Server-Timing`, W3C; milliseconds): waiting for the origin, reading the disk, and the rest, which is decoding, putting
+/// in order and framing. The shares are those of all that the node read meanwhile.
+fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<HeaderValue> {
+    let ms = |seconds: f64| seconds * 1e3;
+    let (origin, disk) = (read.as_secs_f64() * shares.origin, read.as_secs_f64() * shares.disk);
+    let rest = all.as_secs_f64() - origin - disk;
+    let value = format!("origin;dur={:.3}, disk;dur={:.3}, prepare;dur={:.3}", ms(origin), ms(disk), ms(rest));
+    HeaderValue::from_str(&value).map_err(|e| Error::internal("times that are no header").source(e))
 }
 
 fn numbers(body: &Bytes) -> Result<Vec<u64>> {
