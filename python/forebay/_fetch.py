@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ._plan import Step, Steps
+from ._plan import State, Step, Steps
 from .rows import Rows
 from .stats import Meter
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .dataset import Dataset
 
 
+#: How often a node is told where a job is that pulls.
+TELL_SECONDS = 100.0
 #: What the node tells of each answer, and :class:`forebay.Stats` shows.
 NODE_TIMES = ("origin", "disk", "prepare")
 
@@ -55,11 +57,18 @@ class Pull:
         stride: int,
         prefetch: int,
         meter: Meter,
+        tell: Callable[[State], None] | None = None,
+        state: State | None = None,
     ) -> None:
         self._datasets, self._steps, self._meter = datasets, steps, meter
         self._number, self._stride = first, stride
         self._ahead = prefetch
-        self._pool = ThreadPoolExecutor(prefetch + 1, thread_name_prefix="forebay-fetch")
+        # One thread more, for telling the node where this is, which no batch waits for.
+        self._pool = ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
+        self._tell, self._told = tell, time.monotonic()
+        if tell is not None and state is not None:
+            before = steps.step(first - 1) if first else None
+            self._pool.submit(tell, before.next if before else state)
         self._waiting: deque[Future[Fetched]] = deque()
         self._ended = False
 
@@ -88,6 +97,10 @@ class Pull:
         # It stays in its place until it is there: a wait that Ctrl-C ends loses nothing.
         fetched = self._waiting[0].result()
         self._waiting.popleft()
+        if self._tell is not None and time.monotonic() - self._told > TELL_SECONDS:
+            # The node may have forgotten it: it was started anew, or was not asked for anything for long.
+            self._told = time.monotonic()
+            self._pool.submit(self._tell, fetched.step.next)
         self._top_up()
         return fetched
 

@@ -232,22 +232,24 @@ class Loader:
 
             fetcher = Push(self, steps, state, until, meter, first, stride)
         else:
-            if first == 0 and o.follow:
-                self._tell_order(state)
-            fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter)
+            # One of the workers tells it.
+            tell = self._tell_order if o.follow and first % stride == 0 else None
+            fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter, tell, state)
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
 
     def _tell_order(self, state: State) -> None:
-        """Tells the node the order. Where the job is in it the node sees by the rows that it is asked for. What goes wrong is no reason not to train."""
+        """Tells the node the order, and where the job is in it; from then on it sees that by the rows that it is asked for. What goes wrong is no reason not
+        to train."""
         o, client = self.options, self.datasets[0].client
         told: dict[str, Any] = {"plan": self._order.document, "job": self._job, "epoch": state["epoch"], "position": state["position"]}
         told["lease_seconds"] = LEASE_SECONDS
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
             told["until_epoch"] = o.epochs
-        if o.world_size not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0"))):
-            # Some ranks may be at other nodes: what they read is not to be fetched here.
+        elsewhere = o.world_size not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
+        if elsewhere or any(d.chosen is not None for d in self.datasets):
+            # What is fetched ahead are all columns of all ranks' rows: it is not to be what nobody reads here.
             told["ahead_bytes"] = 0
-        if any(d.client is not client for d in self.datasets):
+        if any(repr(d.client) != repr(client) for d in self.datasets):
             log.info("datasets of a mix are at several nodes, which do not follow its order")
             return
         try:

@@ -94,7 +94,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     @property
     def node_seconds(self) -> dict[str, float]:
-        """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``), summed over its answers; empty where it does not."""
+        """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``), summed over the whole answers that they are of; empty where it does not."""
         sums: dict[str, float] = {}
         for part in self._parts:
             for name, seconds in getattr(part, "node_seconds", {}).items():

@@ -36,6 +36,19 @@ impl Reservation {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Gives back what is more than `bytes`.
+    pub fn shrink(&mut self, bytes: u64) {
+        let units = |bytes: u64| bytes.div_ceil(UNIT_BYTES).max(1);
+        let more = units(self.bytes).saturating_sub(units(bytes)) as usize;
+        if more > 0 {
+            drop(self._permit.split(more));
+            if let Some(held) = &mut self._held {
+                drop(held.split(more));
+            }
+            self.bytes = bytes;
+        }
+    }
 }
 
 impl MemoryBudget {
@@ -143,6 +156,19 @@ mod tests {
         drop(r);
         assert_eq!(b.used_bytes(), 0);
         assert!(b.reserve(10 * 1024).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_is_too_much_is_given_back() {
+        let b = MemoryBudget::new(10 * 1024);
+        let mut held = b.try_hold(5 * 1024).unwrap();
+        held.shrink(6 * 1024);
+        assert_eq!((held.bytes(), b.used_bytes()), (5 * 1024, 5 * 1024));
+        held.shrink(1500);
+        assert_eq!((held.bytes(), b.used_bytes()), (1500, 2 * 1024));
+        let other = b.try_hold(3 * 1024).unwrap();
+        drop((held, other));
+        assert_eq!(b.used_bytes(), 0);
     }
 
     #[tokio::test]

@@ -184,7 +184,9 @@ fn decompress_twice(codec: Codec, bytes: &[u8], rng: &mut Rng) -> Result<Vec<u8>
             break;
         }
     }
-    assert!(indexer.finish().is_err() || once.is_ok());
+    // It takes more than is unpacked here.
+    let too_much = once.as_ref().is_err_and(|e| e.message().contains("decompresses to more than"));
+    assert!(indexer.finish().is_err() || once.is_ok() || too_much);
     once
 }
 

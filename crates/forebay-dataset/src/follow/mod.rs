@@ -383,21 +383,6 @@ impl Plans {
         }
     }
 
-    /// A stream has given everything of a plan before this place: its jobs are taken to be there, and their leases are renewed.
-    pub fn passed(&self, plan: &str, epoch: u64, position: u64) {
-        if !self.inner.table.any() {
-            return;
-        }
-        let mut state = self.inner.state.lock();
-        let Some(rows) = state.groups.get(plan).map(|group| group.followed.plan.rows_per_epoch()) else { return };
-        let at = epoch.saturating_mul(rows).saturating_add(position);
-        for held in state.held.values_mut().filter(|held| held.plan == plan) {
-            held.at = held.at.max(at);
-            held.renew();
-        }
-        state.settle(plan);
-    }
-
     fn of(&self, lease: u64) -> Result<Lease> {
         let state = self.inner.state.lock();
         let text = format!("{lease:016x}");

@@ -91,7 +91,8 @@ impl Followed {
         for &row in rows.iter().step_by(step) {
             let (epoch, position) = self.row_next(source, row)?;
             let place = epoch * per_epoch + position;
-            if place - at > near {
+            // A job that begins anew may have moved it back meanwhile.
+            if place.checked_sub(at).is_none_or(|ahead| ahead > near) {
                 return None;
             }
             least = least.min(place);

@@ -30,7 +30,7 @@ use std::{
     hash::{Hash, Hasher},
     ops::Range,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -173,8 +173,8 @@ impl Rows {
         if much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => return Ok(whole(block)),
-                // No memory to keep it: the wanted rows are read all the same.
-                Err(e) if e.kind() == ErrorKind::Busy => {}
+                // No memory to keep it, or damage where it may not be wanted: the wanted rows are read all the same.
+                Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Corrupt) => {}
                 Err(e) => return Err(e),
             }
         }
@@ -274,10 +274,10 @@ impl Rows {
         let spare =
             |bytes| self.spare_block(bytes).ok_or_else(|| Error::busy(format!("there is no memory to keep a block of {bytes} bytes")));
         // Told before the work is done, for it would be done again in part.
-        let expected = spare(self.inner.cache.expected_decoded(coded))?;
+        let expected = spare(self.inner.cache.expected_decoded(keys.wanted, coded))?;
         let (batch, ns) = self.decode(&file, block, || Ok(BlockRows::All), keys).await?;
         let bytes = batch.get_array_memory_size() as u64;
-        self.inner.cache.decoded_whole(coded, bytes, ns);
+        self.inner.cache.decoded_whole(keys.wanted, coded, bytes, ns);
         drop(expected);
         let memory = spare(bytes)?;
         add(&self.inner.stats.blocks_decoded, 1);
@@ -291,6 +291,9 @@ impl Rows {
 
     fn spare_of(&self, budget: &MemoryBudget, bytes: u64) -> Option<Reservation> {
         budget.try_hold(bytes).ok().or_else(|| {
+            if bytes > budget.holdable_bytes() {
+                return None;
+            }
             self.inner.cache.give_way(bytes);
             budget.try_hold(bytes).ok()
         })
@@ -321,13 +324,15 @@ impl Rows {
             let decoded = joined(
                 tokio::task::spawn_blocking(move || {
                     let began = Instant::now();
-                    let step = step(&rows, &of, &mut read, &mut held);
+                    let mut disk = Duration::ZERO;
+                    let step = step(&rows, &of, &mut read, &mut held, &mut disk);
                     let done = match step {
                         Ok(None) => read.finish().map(Step::Done),
                         Ok(Some(ranges)) => Ok(Step::Missing(read, ranges)),
                         Err(e) => Err(e),
                     };
-                    (done, held, began.elapsed().as_nanos() as u64)
+                    add(&rows.inner.stats.fetch_ns, disk.as_nanos() as u64);
+                    (done, held, began.elapsed().saturating_sub(disk).as_nanos() as u64)
                 })
                 .await,
             )?;
@@ -368,8 +373,14 @@ enum Step {
     Missing(BlockRead, Vec<Range<u64>>),
 }
 
-/// Goes on with a block as far as what it needs is on the local disk. `None`: it is done.
-fn step(rows: &Rows, file: &OpenFile, read: &mut BlockRead, held: &mut Vec<Reservation>) -> Result<Option<Vec<Range<u64>>>> {
+/// Goes on with a block as far as what it needs is on the local disk, and adds up the time that reading that took. `None`: it is done.
+fn step(
+    rows: &Rows,
+    file: &OpenFile,
+    read: &mut BlockRead,
+    held: &mut Vec<Reservation>,
+    disk: &mut Duration,
+) -> Result<Option<Vec<Range<u64>>>> {
     loop {
         let Need::Ranges(ranges) = read.step()? else { return Ok(None) };
         let ranges = merged(ranges);
@@ -382,7 +393,10 @@ fn step(rows: &Rows, file: &OpenFile, read: &mut BlockRead, held: &mut Vec<Reser
         held.push(memory);
         for range in &ranges {
             let mut out = Vec::with_capacity((range.end - range.start) as usize);
-            if !engine.append_version(&file.name, &file.meta, range.clone(), &mut out) {
+            let began = Instant::now();
+            let there = engine.append_version(&file.name, &file.meta, range.clone(), &mut out);
+            *disk += began.elapsed();
+            if !there {
                 // What was fed is not asked for again.
                 let Need::Ranges(left) = read.step()? else { return Ok(None) };
                 return Ok(Some(merged(left)));

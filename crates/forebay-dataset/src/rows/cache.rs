@@ -19,6 +19,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
+/// Kinds of columns of which it is remembered what decoding costs.
+const COLUMNS_REMEMBERED: usize = 1024;
+
 /// A block, or the wanted columns of it, whole.
 #[derive(Debug)]
 pub(super) struct Block {
@@ -48,8 +51,8 @@ struct Inner {
     /// The same, the oldest first.
     spent_order: VecDeque<BlockKey>,
     spent_bytes: u64,
-    /// Of blocks that were decoded whole lately: nanoseconds, bytes in the file, bytes decoded.
-    whole: (f64, f64, f64),
+    /// Of blocks that were decoded whole lately, by what their columns are: nanoseconds, bytes in the file, bytes decoded.
+    whole: HashMap<u64, (f64, f64, f64)>,
 }
 
 pub(super) struct BlockCache {
@@ -59,8 +62,8 @@ pub(super) struct BlockCache {
 
 impl Inner {
     /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Before anything is known: 250 MB/s, and text that is packed 3 to 1.
-    fn whole_costs(&self) -> (f64, f64, f64) {
-        if self.whole.1 > 0.0 && self.whole.2 > 0.0 { self.whole } else { (4.0, 1.0, 3.0) }
+    fn whole_costs(&self, columns: u64) -> (f64, f64, f64) {
+        self.whole.get(&columns).copied().filter(|w| w.1 > 0.0 && w.2 > 0.0).unwrap_or((4.0, 1.0, 3.0))
     }
 }
 
@@ -107,7 +110,7 @@ impl BlockCache {
         inner.spent.insert(key, (ns, bytes));
         inner.spent_order.push_back(key);
         inner.spent_bytes += bytes;
-        let (_, coded, decoded) = inner.whole_costs();
+        let (_, coded, decoded) = inner.whole_costs(key.columns);
         let fits = (self.max_bytes as f64 * coded / decoded) as u64;
         while (inner.spent_bytes > fits || inner.spent_order.len() > limits::ROWS_BLOCKS_REMEMBERED)
             && let Some(oldest) = inner.spent_order.pop_front()
@@ -120,20 +123,26 @@ impl BlockCache {
     /// Whether reading this block in part has cost as much by now as decoding it whole would.
     pub(super) fn is_worth(&self, key: &BlockKey) -> bool {
         let inner = self.inner.lock();
-        let (ns, coded, _) = inner.whole_costs();
+        let (ns, coded, _) = inner.whole_costs(key.columns);
         inner.spent.get(key).is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
     }
 
-    /// What a block of so many bytes in its file will take, decoded.
-    pub(super) fn expected_decoded(&self, bytes: u64) -> u64 {
-        let (_, coded, decoded) = self.inner.lock().whole_costs();
-        (bytes as f64 * decoded / coded) as u64
+    /// What a block of so many bytes in its file will take, decoded, by those with such columns before it. Before there was one, not more than in the file:
+    /// what is too large is seen when it is there.
+    pub(super) fn expected_decoded(&self, columns: u64, bytes: u64) -> u64 {
+        match self.inner.lock().whole.get(&columns) {
+            Some(&(_, coded, decoded)) if coded > 0.0 => (bytes as f64 * decoded / coded) as u64,
+            _ => bytes,
+        }
     }
 
     /// Notes what decoding a block whole has cost.
-    pub(super) fn decoded_whole(&self, bytes: u64, decoded: u64, ns: u64) {
+    pub(super) fn decoded_whole(&self, columns: u64, bytes: u64, decoded: u64, ns: u64) {
         let mut inner = self.inner.lock();
-        let whole = &mut inner.whole;
+        if inner.whole.len() >= COLUMNS_REMEMBERED && !inner.whole.contains_key(&columns) {
+            inner.whole.clear();
+        }
+        let whole = inner.whole.entry(columns).or_default();
         // The last few tens count.
         *whole = (whole.0 * 0.95 + ns as f64, whole.1 * 0.95 + bytes as f64, whole.2 * 0.95 + decoded as f64);
     }
@@ -197,7 +206,10 @@ mod tests {
     #[test]
     fn a_block_is_worth_decoding_when_its_parts_have_cost_as_much() {
         let cache = BlockCache::new(90_000);
-        cache.decoded_whole(10_000, 30_000, 1_000_000);
+        assert_eq!(cache.expected_decoded(3, 10_000), 10_000);
+        cache.decoded_whole(3, 10_000, 30_000, 1_000_000);
+        cache.decoded_whole(4, 10_000, 400_000, 1_000_000);
+        assert_eq!(cache.expected_decoded(3, 20_000), 60_000, "by its own columns");
         cache.spent(key(1), 10_000, 400_000);
         assert!(!cache.is_worth(&key(1)) && !cache.is_worth(&key(2)));
         cache.spent(key(1), 10_000, 700_000);

@@ -235,10 +235,13 @@ impl Rows {
         Ok(())
     }
 
-    /// Takes what an answer is larger than expected. (Of one that is smaller the rest comes back with the answer.)
+    /// Takes what an answer is larger than expected, and gives back what it is smaller.
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
         self.check_answer(bytes)?;
         let held = memory.held.first().map_or(0, Reservation::bytes);
+        if bytes < held - held / 4 {
+            memory.held.iter_mut().for_each(|held| held.shrink(bytes));
+        }
         if bytes > held + held / 4 + 4096 {
             // All of it anew: answers that wait for more while they hold some would wait for each other.
             memory.held.clear();

@@ -47,7 +47,7 @@ type Told = watch::Receiver<Option<Outcome>>;
 /// Groups that wait for their turn.
 #[derive(Default)]
 pub(super) struct Together {
-    waiting: Mutex<HashMap<BlockKey, Waiting>>,
+    waiting: Arc<Mutex<HashMap<BlockKey, Waiting>>>,
 }
 
 struct Waiting {
@@ -56,10 +56,35 @@ struct Waiting {
     tell: Arc<watch::Sender<Option<Outcome>>>,
 }
 
-/// For the task of a group.
+/// For the task of a group. When it is dropped the group cannot be joined any more, whatever became of the task.
 pub(super) struct Group {
     key: BlockKey,
     tell: Arc<watch::Sender<Option<Outcome>>>,
+    of: Arc<Mutex<HashMap<BlockKey, Waiting>>>,
+}
+
+impl Group {
+    fn take(&self) -> Option<Waiting> {
+        let mut waiting = self.of.lock();
+        let found = waiting.get(&self.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell));
+        if found { waiting.remove(&self.key) } else { None }
+    }
+
+    /// Whether nobody waits for the group, which then cannot be joined any more. Who joins does so under the same lock.
+    fn give_up(&self) -> bool {
+        let mut waiting = self.of.lock();
+        let left = self.tell.receiver_count() == 0;
+        if left && waiting.get(&self.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell)) {
+            waiting.remove(&self.key);
+        }
+        left
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.take();
+    }
 }
 
 impl Together {
@@ -74,28 +99,16 @@ impl Together {
         let (tell, told) = watch::channel(None);
         let tell = Arc::new(tell);
         waiting.insert(key, Waiting { rows: rows.to_vec(), requests: 1, tell: tell.clone() });
-        (told, Some(Group { key, tell }))
+        (told, Some(Group { key, tell, of: self.waiting.clone() }))
     }
 
     /// Ends the time in which a group can be joined: its rows, each once and ascending, and whether they are of one request.
     pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
-        let closed = self.take(group, |_| true);
+        let closed = group.take();
         let Some(Waiting { mut rows, requests, .. }) = closed else { return (Vec::new(), true) };
         rows.sort_unstable();
         rows.dedup();
         (rows, requests == 1)
-    }
-
-    /// Whether nobody waits for the group, which then cannot be joined any more.
-    fn give_up(&self, group: &Group) -> bool {
-        self.take(group, |group| group.tell.receiver_count() == 0);
-        group.tell.receiver_count() == 0
-    }
-
-    fn take(&self, group: &Group, when: impl FnOnce(&Waiting) -> bool) -> Option<Waiting> {
-        let mut waiting = self.waiting.lock();
-        let found = waiting.get(&group.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &group.tell) && when(w));
-        if found { waiting.remove(&group.key) } else { None }
     }
 
     /// Does the work of a group for as long as anybody waits for it.
@@ -107,7 +120,7 @@ impl Together {
                     group.tell.send_replace(Some(outcome));
                     return;
                 }
-                () = group.tell.closed() => if self.give_up(group) {
+                () = group.tell.closed() => if group.give_up() {
                     return;
                 }
             }
@@ -182,9 +195,8 @@ mod tests {
     async fn a_task_that_is_lost_leaves_nobody_waiting() {
         let together = Together::default();
         let (told, group) = together.join(key(1), &[1]);
-        let group = group.unwrap();
-        together.close(&group);
-        drop(group);
+        drop(group.unwrap());
         assert!(outcome(told).await.is_err());
+        assert!(together.join(key(1), &[1]).1.is_some(), "the next one has a task of its own");
     }
 }

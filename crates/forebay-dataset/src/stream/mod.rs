@@ -103,10 +103,7 @@ impl Streams {
             })?);
         }
         let plan = self.plan(&request.plan, &datasets)?;
-        let followed = datasets.clone();
         let by_blocks = plan.spec().shuffle != Shuffle::Full;
-        let source =
-            DatasetSource::new(inner.rows.clone(), inner.followed.clone(), plan.identity(), datasets, request.columns(), by_blocks)?;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
         let until = request.until_epoch.unwrap_or(limits::PLAN_EPOCHS_MAX).min(limits::PLAN_EPOCHS_MAX);
         let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
@@ -119,9 +116,9 @@ impl Streams {
             None => (state.epoch, state.position),
             Some(before) => steps.step(before)?.map_or((until, 0), |step| (step.next.epoch, step.next.position)),
         };
-        let following = self.follow(steps.plan().clone(), followed, at).await;
-        let body = self.begin(lane, steps, (state.epoch, state.position), until, Arc::new(source), request.window_bytes)?;
-        Ok(Body { _following: following, ..body })
+        let following = self.follow(steps.plan().clone(), datasets.clone(), at).await;
+        let source = DatasetSource::new(inner.rows.clone(), following, datasets, request.columns(), by_blocks)?;
+        self.begin(lane, steps, at, until, Arc::new(source), request.window_bytes)
     }
 
     /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does the stream, for its part of the order.) A stream that cannot
@@ -186,7 +183,7 @@ fn begin<S: Source>(
     });
     let open = stats::Open::new(stats);
     let producer = produce::Producer::new(lane, steps, source, window, out, open, given, stop);
-    Body { pieces, _producer: Task::spawn(producer.run()), _ahead: ahead, _following: None }
+    Body { pieces, _producer: Task::spawn(producer.run()), _ahead: ahead }
 }
 
 /// The body of an answer: frames. Dropping it ends all work for it.
@@ -194,7 +191,6 @@ pub struct Body {
     pieces: mpsc::UnboundedReceiver<Bytes>,
     _producer: Task<()>,
     _ahead: Option<Task<()>>,
-    _following: Option<Following>,
 }
 
 impl Stream for Body {

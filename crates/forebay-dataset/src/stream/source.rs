@@ -1,6 +1,6 @@
 //! Where the rows of a stream come from.
 
-use crate::{Dataset, Format, Moment, RowBatch, Rows, Shares, follow::Plans};
+use crate::{Dataset, Format, Moment, RowBatch, Rows, Shares, follow::Following};
 use arrow_array::RecordBatch;
 use arrow_select::interleave::interleave_record_batch;
 use forebay_core::{Error, Result};
@@ -49,9 +49,8 @@ pub(super) trait Source: Send + Sync + 'static {
 /// Rows of datasets.
 pub(super) struct DatasetSource {
     rows: Rows,
-    /// What the cache follows, and the identity of this stream's plan.
-    plans: Plans,
-    plan: String,
+    /// The cache follows the plan, at the place of this connection.
+    following: Option<Following>,
     datasets: Vec<Arc<Dataset>>,
     columns: Projection,
     /// Whether rows that follow each other in the order come from few blocks: all orders but the row-wise one.
@@ -63,7 +62,13 @@ pub(super) struct DatasetSource {
 impl DatasetSource {
     /// # Errors
     /// `Invalid` for a column that is not there, and for datasets whose rows have different columns.
-    pub fn new(rows: Rows, plans: Plans, plan: &str, datasets: Vec<Arc<Dataset>>, columns: Projection, by_blocks: bool) -> Result<Self> {
+    pub fn new(
+        rows: Rows,
+        following: Option<Following>,
+        datasets: Vec<Arc<Dataset>>,
+        columns: Projection,
+        by_blocks: bool,
+    ) -> Result<Self> {
         let schemas = datasets.iter().map(|d| columns.schema(d.schema())).collect::<Result<Vec<_>>>()?;
         if let Some(i) = schemas.windows(2).position(|two| two[0].fields() != two[1].fields()) {
             return Err(Error::invalid(format!(
@@ -74,7 +79,7 @@ impl DatasetSource {
             .hint("name the columns that they share: columns=[...]"));
         }
         let since = rows.moment();
-        Ok(DatasetSource { rows, plans, plan: plan.to_owned(), datasets, columns, by_blocks, since })
+        Ok(DatasetSource { rows, following, datasets, columns, by_blocks, since })
     }
 
     fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
@@ -148,7 +153,8 @@ impl Source for DatasetSource {
     }
 
     fn passed(&self, epoch: u64, position: u64) {
-        self.plans.passed(&self.plan, epoch, position);
+        // Only places that are not of the plan are refused.
+        let _ = self.following.as_ref().map(|following| following.progress(epoch, position));
     }
 
     fn shares(&self) -> Shares {
