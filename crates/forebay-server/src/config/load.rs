@@ -4,13 +4,16 @@
 //! tables and read once more as a whole.
 
 use super::{CacheDir, Config, NamedOrigin};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, name::shorten};
 use serde::Deserialize;
 use std::{collections::BTreeMap, path::Path};
 use toml::{Table, Value};
 
 /// The prefix of environment variables; `__` stands between the parts of a key.
 pub(super) const ENV_PREFIX: &str = "FOREBAY__";
+
+/// Parts of a key that is set from outside the file: each is a table within the one before. (In files the parser has a bound of its own.)
+const KEY_PARTS_MAX: usize = 16;
 
 /// One value set from outside the file.
 #[derive(Clone, Debug)]
@@ -58,6 +61,11 @@ impl Override {
     }
 
     fn checked(self) -> Result<Self> {
+        let parts = self.key.split('.').count();
+        if parts > KEY_PARTS_MAX {
+            return Err(Error::invalid(format!("{}: {:?} is a key of {parts} parts", shorten(&self.from), shorten(&self.key)))
+                .hint("`forebay config reference` shows the keys; none has so many parts"));
+        }
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),
             Err(e) => {
@@ -215,6 +223,15 @@ mod tests {
 
     fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_key_of_more_parts_than_any_has_is_refused_before_it_is_made() {
+        for key in ["listen.s3.a.b.c.d.e.f.g.h.i.j.k.l.m.n.o".to_owned(), ".".repeat(200_000), "a.".repeat(200_000)] {
+            let e = Override::text(key, "1", "--set").unwrap_err();
+            assert!(e.describe().contains("parts") && e.describe().len() < 1000, "{}", e.describe());
+        }
+        assert!(Override::text("a.b", "1", "--set").unwrap_err().describe().contains("known here"));
     }
 
     #[test]
