@@ -16,8 +16,6 @@ pub struct BatchConfig {
     pub read_ahead_entries: usize,
     /// Size of one outgoing buffer, bytes.
     pub frame_bytes: usize,
-    /// Outgoing buffers of one batch.
-    pub window_frames: usize,
     /// How long one attempt for one entry may take to give its first bytes.
     pub entry_timeout: Duration,
     /// Attempts for an entry that fails in a way that may pass, the first included.
@@ -30,6 +28,13 @@ pub struct BatchConfig {
     pub throttle_percent: u32,
 }
 
+impl BatchConfig {
+    /// Memory of one batch: the buffer that is being filled, which an entry of two more ends, and one that the connection still sends.
+    pub fn window_bytes(&self) -> u64 {
+        4 * self.frame_bytes as u64
+    }
+}
+
 impl Default for BatchConfig {
     fn default() -> Self {
         Self {
@@ -38,7 +43,6 @@ impl Default for BatchConfig {
             soft_errors_max: limits::BATCH_SOFT_ERRORS_DEFAULT,
             read_ahead_entries: limits::BATCH_READ_AHEAD_ENTRIES,
             frame_bytes: limits::BATCH_FRAME_BYTES,
-            window_frames: 4,
             entry_timeout: Duration::from_secs(20),
             attempts: 5,
             throttle_ready_per_core: 16,

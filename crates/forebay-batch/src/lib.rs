@@ -2,16 +2,16 @@
 //!
 //! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to 2.4):
 //! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that names its place.
-//! 2. **Admit** (`lib.rs`): the window of buffers is reserved from the memory budget, or the batch is refused with 429 before any work.
+//! 2. **Admit** (`lib.rs`): memory for its buffers is reserved from the budget, or the batch is refused with 429 before any work.
 //! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many at a time, some way ahead of the cursor;
 //!    where the disk does not keep them, into memory (`held.rs`).
 //! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read straight into the outgoing buffer beside its
-//!    header, a bufferful at a time on one worker thread; the rest is streamed through. A bounded channel of buffers leads to the client.
+//!    header, a bufferful at a time, when the connection asks for the next one and on its thread; the rest is streamed through.
 //! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a metadata part in the buffered form.
 //!
 //! Invariants:
 //! - entry *i* of the answer is entry *i* of the request, whatever the order in which data arrive;
-//! - memory is the window of one batch times the number of batches, not the size of a batch (the published design buffers out-of-order
+//! - memory is the buffers of one batch times the number of batches, not the size of a batch (the published design buffers out-of-order
 //!   arrivals; here they wait on the local disk);
 //! - the bytes of an answer are a function of the request and of the objects' versions;
 //! - a batch that cannot be completed after its first byte ends in an error, and the connection with it: never a shorter archive.
@@ -141,8 +141,8 @@ impl Batcher {
         let denied = denied(&request, options.may_read.as_ref())?;
         self.check_buckets(&request, &denied).await?;
 
-        let window = (self.config.window_frames * self.config.frame_bytes) as u64;
-        let reservation = self.engine.budget().try_hold(window).map_err(|e| e.context("the batch was refused before it began"))?;
+        let reservation =
+            self.engine.budget().try_hold(self.config.window_bytes()).map_err(|e| e.context("the batch was refused before it began"))?;
         self.stats.in_flight.fetch_add(1, Relaxed);
         let work = Arc::new(produce::Work {
             batcher: self.clone(),
@@ -199,15 +199,15 @@ impl Batcher {
     async fn stream(&self, work: Arc<produce::Work>, planned: Option<multipart::Planned>) -> Result<BatchAnswer> {
         let content_type = work.request.format.content_type().to_owned();
         let content_length = planned.as_ref().and_then(|p| p.archive_bytes);
-        let mut frames = produce::start(work, planned);
+        let mut frames = produce::Frames::new(work, planned);
         // The first frame decides between an HTTP error and a body.
-        let first = match frames.recv().await {
+        let first = match frames.next().await {
             Some(Ok(frame)) => frame,
             Some(Err(e)) => return Err(e),
             None => return Err(Error::internal("the batch ended without a byte")),
         };
         let stats = self.stats.clone();
-        let rest = stream::poll_fn(move |cx| frames.poll_recv(cx)).inspect(move |frame| {
+        let rest = frames.inspect(move |frame| {
             if frame.is_err() {
                 stats.errors_hard.fetch_add(1, Relaxed);
                 stats.cut.fetch_add(1, Relaxed);

@@ -1,8 +1,9 @@
 //! The cursor: goes over the entries in order and puts out buffers.
 //!
-//! Two modes alternate. [`Producer::merge_warm`] runs on a worker thread and handles a bufferful of entries that are on the local disk without any
-//! hand-over in between. At an entry that is not, the task goes back to the async side, waits until the look-ahead has brought it,
-//! and goes on; entries that are too large for a buffer, or that the disk would not keep, are streamed through.
+//! Two modes alternate. [`Producer::merge_warm`] handles a bufferful of entries that are on the local disk without any hand-over in between: on the
+//! thread that sends the buffer next, so that it leaves the core's cache only once, as long as no disk must be waited for and nothing is compressed; else
+//! on a thread that may stand still. At an entry that is not here, the cursor waits until the look-ahead has brought it, and
+//! goes on; entries that are too large for a buffer, or that the disk would not keep, are streamed through.
 
 use crate::{
     Batcher, Denied, InFlight, RunOptions,
@@ -16,15 +17,16 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{CacheStatus, Error, ErrorKind, Reservation, Result};
-use forebay_engine::{Appended, EntryHeader, WarmEntry};
-use futures::StreamExt;
+use forebay_engine::{Appended, EntryHeader, Wait, WarmEntry};
+use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
 
 /// How long a cursor waits for an entry before it sends what it has.
 const FLUSH_AFTER: Duration = Duration::from_millis(10);
@@ -90,6 +92,8 @@ impl Work {
 enum Stop {
     Full,
     Cold,
+    /// The disk must be waited for.
+    Waits,
     End,
 }
 
@@ -110,11 +114,19 @@ struct Producer {
     last_bytes: u64,
 }
 
-/// Begins to produce; the receiver gets the archive's bytes and, if the batch must be cut, an error as the last item.
-pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver<Result<Bytes>> {
-    // One buffer is being filled, one is on its way out; the rest may wait in the channel.
-    let (sender, receiver) = mpsc::channel(work.batcher.config.window_frames.saturating_sub(2).max(1));
-    tokio::spawn(async move {
+/// A batch's buffers, each made when it is asked for; if the batch must be cut, the last item is an error.
+pub(crate) struct Frames {
+    producer: Option<BoxFuture<'static, ()>>,
+    ready: Slot,
+}
+
+/// Where the producer leaves a buffer, and stands still until it is taken.
+type Slot = Arc<Mutex<Option<Result<Bytes>>>>;
+
+impl Frames {
+    pub(crate) fn new(work: Arc<Work>, planned: Option<Planned>) -> Self {
+        let ready = Slot::default();
+        let outlet = Outlet { ready: ready.clone(), batcher: work.batcher.clone(), owed: Owed::default(), since: Instant::now() };
         let producer = Producer {
             next: 0,
             output: Output::new(work.request.format),
@@ -128,36 +140,42 @@ pub(crate) fn start(work: Arc<Work>, planned: Option<Planned>) -> mpsc::Receiver
             last_bytes: 0,
             work,
         };
-        let closed = sender.clone();
-        // A client that leaves ends the work at once, not at the next buffer.
-        tokio::select! {
-            biased;
-            () = closed.closed() => {}
-            () = producer.run(sender) => {}
+        Self { producer: Some(producer.run(outlet).boxed()), ready }
+    }
+}
+
+impl Stream for Frames {
+    type Item = Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(producer) = &mut self.producer
+            && producer.poll_unpin(cx).is_ready()
+        {
+            self.producer = None;
         }
-    });
-    receiver
+        match self.ready.lock().take() {
+            Some(frame) => Poll::Ready(Some(frame)),
+            None if self.producer.is_none() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
 }
 
 impl Producer {
-    async fn run(mut self, sender: mpsc::Sender<Result<Bytes>>) {
-        let mut to = Outlet { sender, batcher: self.work.batcher.clone(), owed: Owed::default(), since: Instant::now() };
+    async fn run(mut self, mut to: Outlet) {
         let mut ahead = Ahead::new(self.work.clone());
         let error = loop {
-            let worked = tokio::task::spawn_blocking(move || {
-                let stop = self.merge_warm();
-                (self, stop)
-            });
             let stop;
-            (self, stop) = match worked.await {
+            (self, stop) = match self.merge().await {
                 Ok(done) => done,
-                Err(e) => {
-                    return to.fail(Error::internal("a batch's worker failed").source(e)).await;
-                }
+                Err(e) => return to.fail(e),
             };
             let went = match stop {
-                Ok(Stop::Full) => self.flush(&mut to).await,
-                Ok(Stop::Cold) => self.cold_entry(&mut ahead, &mut to).await,
+                Ok(Stop::Full) => {
+                    self.flush(&mut to).await;
+                    Ok(())
+                }
+                Ok(Stop::Cold | Stop::Waits) => self.cold_entry(&mut ahead, &mut to).await,
                 Ok(Stop::End) => match self.finish(&mut to).await {
                     Ok(()) => return,
                     Err(e) => Err(e),
@@ -169,9 +187,24 @@ impl Producer {
             }
         };
         if self.sent_any && self.tear().is_ok() && !self.out.is_empty() {
-            let _ = to.sender.send(Ok(std::mem::take(&mut self.out).into())).await;
+            to.put(Ok(std::mem::take(&mut self.out).into())).await;
         }
-        to.fail(error).await;
+        to.fail(error);
+    }
+
+    /// Appends entries that are on the local disk: on this thread as far as that neither waits nor computes, then on one that may.
+    async fn merge(mut self) -> Result<(Self, Result<Stop>)> {
+        if matches!(self.output, Output::Tar) {
+            match self.merge_warm(Wait::MustNot) {
+                Ok(Stop::Waits) => {}
+                stop => return Ok((self, stop)),
+            }
+        }
+        let worked = tokio::task::spawn_blocking(move || {
+            let stop = self.merge_warm(Wait::May);
+            (self, stop)
+        });
+        worked.await.map_err(|e| Error::internal("a batch's worker failed").source(e))
     }
 
     /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made to end inside
@@ -192,7 +225,7 @@ impl Producer {
 
     async fn finish(&mut self, to: &mut Outlet) -> Result<()> {
         self.output.finish(&mut self.out)?;
-        self.flush(to).await?;
+        self.flush(to).await;
         let stats = &self.work.batcher.stats;
         add(&stats.batches, 1);
         add(&stats.duration_ns, self.work.began.elapsed().as_nanos() as u64);
@@ -200,7 +233,7 @@ impl Producer {
     }
 
     /// Appends entries that are on the local disk until the buffer is full.
-    fn merge_warm(&mut self) -> Result<Stop> {
+    fn merge_warm(&mut self, wait: Wait) -> Result<Stop> {
         let work = self.work.clone();
         let config = &work.batcher.config;
         if self.out.capacity() == 0 {
@@ -215,25 +248,26 @@ impl Producer {
             if self.planned_error(self.next).is_some() || work.denied.contains_key(&self.next) {
                 return Ok(Stop::Cold);
             }
-            match self.append(&work.entry(self.next))? {
-                Some(header) => self.delivered(&header),
-                None => return Ok(Stop::Cold),
+            match self.append(&work.entry(self.next), wait)? {
+                Appended::Done(header) => self.delivered(&header),
+                Appended::Cold => return Ok(Stop::Cold),
+                Appended::Waits => return Ok(Stop::Waits),
             }
         }
         Ok(Stop::End)
     }
 
     /// Appends an entry as a whole, or nothing.
-    fn append(&mut self, entry: &WarmEntry<'_>) -> Result<Option<EntryHeader>> {
+    fn append(&mut self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Appended> {
         let at = self.out.len();
-        let appended = self.append_some(entry);
-        if !matches!(appended, Ok(Some(_))) {
+        let appended = self.append_some(entry, wait);
+        if !matches!(appended, Ok(Appended::Done(_))) {
             self.out.truncate(at);
         }
         appended
     }
 
-    fn append_some(&mut self, entry: &WarmEntry<'_>) -> Result<Option<EntryHeader>> {
+    fn append_some(&mut self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Appended> {
         let work = self.work.clone();
         let engine = &work.batcher.engine;
         let max = work.batcher.config.frame_bytes as u64 * 2;
@@ -243,30 +277,31 @@ impl Producer {
         match &mut self.output {
             Output::Tar => {
                 let (name, mut failed) = (&self.name, None);
-                let appended = engine.append_warm(entry, max, &mut self.out, &mut |header, out| {
+                let appended = engine.append_warm(entry, max, wait, &mut self.out, &mut |header, out| {
                     if !agrees(header) {
                         failed = Some(changed());
                     } else if let Err(e) = forebay_format::tar_header_into(out, name, header.size, header.mtime_secs) {
                         failed = Some(e);
                     }
                 });
-                let Appended::Done(header) = appended else { return Ok(None) };
+                let Appended::Done(header) = appended else { return Ok(appended) };
                 if let Some(e) = failed {
                     return Err(e);
                 }
                 forebay_format::tar_padding_into(&mut self.out, header.size);
-                Ok(Some(header))
+                Ok(appended)
             }
             Output::Other(_) => {
                 self.scratch.clear();
-                let Appended::Done(header) = engine.append_warm(entry, max, &mut self.scratch, &mut |_, _| {}) else { return Ok(None) };
+                let appended = engine.append_warm(entry, max, wait, &mut self.scratch, &mut |_, _| {});
+                let Appended::Done(header) = appended else { return Ok(appended) };
                 if !agrees(&header) {
                     return Err(changed());
                 }
                 self.output.begin(&self.name, &header, &mut self.out)?;
                 self.output.data(&self.scratch, &mut self.out)?;
                 self.output.end(header.size, &mut self.out)?;
-                Ok(Some(header))
+                Ok(appended)
             }
         }
     }
@@ -291,10 +326,8 @@ impl Producer {
                 Err(_) => {
                     // While it comes, the client may have what is ready; but the first buffer is held back where an error could still be
                     // answered as such.
-                    if !self.out.is_empty() && (self.sent_any || self.work.request.continue_on_error) {
-                        let frame = Bytes::from(std::mem::take(&mut self.out));
-                        self.sent_any = true;
-                        to.send(frame).await?;
+                    if self.sent_any || self.work.request.continue_on_error {
+                        self.flush(to).await;
                     }
                     bring.await
                 }
@@ -320,7 +353,7 @@ impl Producer {
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
-        if let Some(header) = self.append(&work.entry(self.next)).map_err(Failed::Batch)? {
+        if let Appended::Done(header) = self.append(&work.entry(self.next), Wait::May).map_err(Failed::Batch)? {
             self.delivered(&header);
             return Ok(());
         }
@@ -354,12 +387,12 @@ impl Producer {
             }
             self.streaming = Some((header.size, passed));
             if matches!(self.output, Output::Tar) && piece.len() >= work.batcher.config.frame_bytes / 2 {
-                self.flush(to).await.map_err(Failed::Batch)?;
-                to.send(piece).await.map_err(Failed::Batch)?;
+                self.flush(to).await;
+                to.send(piece).await;
             } else {
                 self.output.data(&piece, &mut self.out).map_err(Failed::Batch)?;
                 if self.out.len() >= work.batcher.config.frame_bytes {
-                    self.flush(to).await.map_err(Failed::Batch)?;
+                    self.flush(to).await;
                 }
             }
         }
@@ -403,13 +436,11 @@ impl Producer {
         self.planned.as_ref()?.entries.get(index)?.as_ref().ok().map(|h| h.size)
     }
 
-    async fn flush(&mut self, to: &mut Outlet) -> Result<()> {
-        if self.out.is_empty() {
-            return Ok(());
+    async fn flush(&mut self, to: &mut Outlet) {
+        if !self.out.is_empty() {
+            self.sent_any = true;
+            to.send(std::mem::take(&mut self.out).into()).await;
         }
-        self.sent_any = true;
-        let frame = Bytes::from(std::mem::take(&mut self.out));
-        to.send(frame).await
     }
 }
 
@@ -426,15 +457,15 @@ fn changed() -> Error {
 
 /// The way to the client, slower while the node is under pressure.
 struct Outlet {
-    sender: mpsc::Sender<Result<Bytes>>,
+    ready: Slot,
     batcher: Batcher,
     owed: Owed,
-    /// When the buffer before this one went out.
+    /// When the buffer before this one was taken.
     since: Instant,
 }
 
 impl Outlet {
-    async fn send(&mut self, frame: Bytes) -> Result<()> {
+    async fn send(&mut self, frame: Bytes) {
         let stats = &self.batcher.stats;
         let pause = self.owed.due(self.batcher.pressure.pause(self.since.elapsed()));
         if !pause.is_zero() {
@@ -442,13 +473,21 @@ impl Outlet {
             add(&stats.throttle_ns, pause.as_nanos() as u64);
         }
         add(&stats.bytes_sent, frame.len() as u64);
-        let sent = self.sender.send(Ok(frame)).await;
+        self.put(Ok(frame)).await;
         self.since = Instant::now();
-        sent.map_err(|_| Error::new(ErrorKind::ShuttingDown, "the client left"))
+    }
+
+    /// Returns when it was taken and more is asked for.
+    async fn put(&self, frame: Result<Bytes>) {
+        *self.ready.lock() = Some(frame);
+        // Nobody needs to wake this: whoever takes the buffer asks again.
+        std::future::poll_fn(|_| if self.ready.lock().is_none() { Poll::Ready(()) } else { Poll::Pending }).await;
+        // A client that reads as fast as this is would keep its thread from all others for the whole of a batch.
+        tokio::task::yield_now().await;
     }
 
     /// The last thing that the client's side gets.
-    async fn fail(self, error: Error) {
-        let _ = self.sender.send(Err(error)).await;
+    fn fail(self, error: Error) {
+        *self.ready.lock() = Some(Err(error));
     }
 }

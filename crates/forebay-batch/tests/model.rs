@@ -121,7 +121,6 @@ impl World {
             soft_errors_max: [0, 8, 100][rng.random_range(0..3)],
             read_ahead_entries: [1, 4, 256][rng.random_range(0..3)],
             frame_bytes: [64 << 10, 256 << 10, 1 << 20][rng.random_range(0..3)],
-            window_frames: [3, 4][rng.random_range(0..2)],
             throttle_ready_per_core: 0,
             throttle_disk_percent: 0,
             ..Default::default()

@@ -4,6 +4,7 @@
 //! pure functions, so that parsers, caches and protocols agree on what a name is, what a version is, and what an error means.
 
 pub mod budget;
+pub mod checksum;
 pub mod clock;
 pub mod error;
 pub mod limits;
@@ -13,6 +14,7 @@ pub mod range;
 pub mod units;
 
 pub use budget::{MemoryBudget, Reservation};
+pub use checksum::{crc32c, crc32c_append};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Error, ErrorKind, Result};
 pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId};

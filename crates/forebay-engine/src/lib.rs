@@ -43,7 +43,7 @@ pub use members::{AUX_INDEX, MemberRead};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
-pub use warm::{Appended, EntryHeader, WarmEntry};
+pub use warm::{Appended, EntryHeader, Wait, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 
 use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};

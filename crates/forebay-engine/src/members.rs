@@ -45,7 +45,7 @@ impl IndexCache {
         Self(BoundedCache::new(max_bytes))
     }
 
-    fn get(&self, name: &ObjectName, version: VersionId) -> Option<Arc<MemberIndex>> {
+    pub(crate) fn get(&self, name: &ObjectName, version: VersionId) -> Option<Arc<MemberIndex>> {
         self.0.get(&(name.hash128(), version))
     }
 

@@ -13,9 +13,10 @@ use crate::{
     read::resolve_range,
     stats::add,
 };
-use forebay_core::{ByteRange, CacheStatus, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_format::{ArchiveKind, Place, Storage};
-use forebay_store::Part;
+pub use forebay_store::Wait;
+use forebay_store::{Part, Store, WouldWait};
 use std::{ops::Range, sync::Arc};
 
 /// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when it is its turn.
@@ -51,6 +52,27 @@ pub enum Appended {
     Done(EntryHeader),
     /// Not here, not fresh, too large, damaged, or wrong: ask the asynchronous path.
     Cold,
+    /// The disk would have to be waited for, by a caller that must not.
+    Waits,
+}
+
+/// Why an entry cannot be appended.
+enum Not {
+    Here,
+    WithoutWaiting,
+}
+
+/// What is wrong with an entry, the asynchronous path says.
+impl From<Error> for Not {
+    fn from(_: Error) -> Self {
+        Not::Here
+    }
+}
+
+impl From<WouldWait> for Not {
+    fn from(_: WouldWait) -> Self {
+        Not::WithoutWaiting
+    }
 }
 
 /// Where the bytes of an entry are.
@@ -81,27 +103,30 @@ impl Parts {
 }
 
 impl Engine {
-    /// Appends the entry, after letting `before` append what goes in front of it.
+    /// Appends the entry, after letting `before` append what goes in front of it. Only where it may wait for the disk is it for threads that may
+    /// stand still.
     pub fn append_warm(
         &self,
         entry: &WarmEntry<'_>,
         max_bytes: u64,
+        wait: Wait,
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
     ) -> Appended {
         let done = match entry.member {
-            None => self.append_object(entry, max_bytes, out, before),
-            Some(_) => self.locate(entry).and_then(|l| self.append_located(entry.name, &l, max_bytes, out, before)),
+            None => self.append_object(entry, max_bytes, wait, out, before),
+            Some(_) => self.locate(entry, wait).and_then(|l| self.append_located(entry.name, &l, max_bytes, wait, out, before)),
         };
         match done {
-            Some(header) => {
+            Ok(header) => {
                 self.stats().count_read(entry.brought);
                 if entry.brought != CacheStatus::Miss {
                     add(&self.stats().bytes_from_cache, header.size);
                 }
                 Appended::Done(header)
             }
-            None => Appended::Cold,
+            Err(Not::Here) => Appended::Cold,
+            Err(Not::WithoutWaiting) => Appended::Waits,
         }
     }
 
@@ -114,7 +139,7 @@ impl Engine {
         {
             return self.is_fresh(entry.name, peek.validated_at_secs);
         }
-        self.locate(entry).is_some_and(|l| self.has_parts(entry.name, &l))
+        self.locate(entry, Wait::May).is_ok_and(|l| self.has_parts(entry.name, &l))
     }
 
     /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of its errors. The status is that of a read
@@ -168,7 +193,7 @@ impl Engine {
 
     /// The entry's size and time, without its bytes; what it needs is brought along, and told as by [`Engine::bring`].
     pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<(EntryHeader, CacheStatus)> {
-        if let Some(located) = self.locate(&entry) {
+        if let Ok(located) = self.locate(&entry, Wait::May) {
             return Ok((located.header, CacheStatus::Hit));
         }
         match entry.member {
@@ -195,25 +220,27 @@ impl Engine {
         &self,
         entry: &WarmEntry<'_>,
         max_bytes: u64,
+        wait: Wait,
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
-    ) -> Option<EntryHeader> {
-        let store = self.store_for(entry.name)?;
+    ) -> Result<EntryHeader, Not> {
+        let store = self.store_here(entry.name)?;
         if let Some(peek) = store.peek(entry.name)
             && peek.inline
         {
             if !self.is_fresh(entry.name, peek.validated_at_secs) {
-                return None;
+                return Err(Not::Here);
             }
             let mut header = None;
-            store.append_inline(entry.name, entry.range, out, &mut |meta, bytes, out| {
+            let mut begin = |meta: &ObjectMeta, bytes: Range<u64>, out: &mut Vec<u8>| {
                 let h = EntryHeader::of_object(meta, &bytes, entry.range.is_some());
                 before(&h, out);
                 header = Some(h);
-            })?;
-            return header;
+            };
+            store.append_inline_waiting(entry.name, entry.range, out, &mut begin, wait)?.ok_or(Not::Here)?;
+            return header.ok_or(Not::Here);
         }
-        self.append_located(entry.name, &self.locate(entry)?, max_bytes, out, before)
+        self.append_located(entry.name, &self.locate(entry, wait)?, max_bytes, wait, out, before)
     }
 
     fn append_located(
@@ -221,14 +248,15 @@ impl Engine {
         name: &ObjectName,
         located: &Located,
         max_bytes: u64,
+        wait: Wait,
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
-    ) -> Option<EntryHeader> {
+    ) -> Result<EntryHeader, Not> {
         let Located { meta, header, bytes, of } = located;
         if header.size > max_bytes || !self.has_parts(name, located) {
-            return None;
+            return Err(Not::Here);
         }
-        let store = self.store_for(name)?;
+        let store = self.store_here(name)?;
         if *of == Parts::Inline {
             let mut same_version = false;
             let range = match bytes.is_empty() {
@@ -236,28 +264,48 @@ impl Engine {
                 false => ByteRange::Inclusive(bytes.start, bytes.end - 1),
             };
             let mut empty_at = 0;
-            store.append_inline(name, Some(range), out, &mut |now, _, out| {
+            let mut begin = |now: &ObjectMeta, _: Range<u64>, out: &mut Vec<u8>| {
                 same_version = now.version() == meta.version();
                 before(header, out);
                 empty_at = out.len();
-            })?;
+            };
+            store.append_inline_waiting(name, Some(range), out, &mut begin, wait)?.ok_or(Not::Here)?;
             if bytes.is_empty() {
                 out.truncate(empty_at);
             }
-            return same_version.then_some(*header);
+            return if same_version { Ok(*header) } else { Err(Not::Here) };
         }
         before(header, out);
+        self.append_parts(name, meta, *of, bytes, wait, out)?;
+        Ok(*header)
+    }
+
+    /// Appends a range of an object's chunks, or of what it unpacks to.
+    fn append_parts(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        of: Parts,
+        bytes: &Range<u64>,
+        wait: Wait,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Not> {
         if bytes.is_empty() {
-            return Some(*header);
+            return Ok(());
         }
+        let (store, version) = (self.store_here(name)?, meta.version());
         for index in chunks_of(bytes) {
             let start = u64::from(index) * CHUNK_BYTES;
             let within = bytes.start.max(start) - start..bytes.end.min(start + CHUNK_BYTES) - start;
-            if !store.append_part(name, meta.version(), of.part(index), within, out) {
-                return None;
+            if !store.append_part_waiting(name, version, of.part(index), within, out, wait)? {
+                return Err(Not::Here);
             }
         }
-        Some(*header)
+        Ok(())
+    }
+
+    fn store_here(&self, name: &ObjectName) -> Result<&Arc<Store>, Not> {
+        self.store_for(name).ok_or(Not::Here)
     }
 
     fn has_parts(&self, name: &ObjectName, located: &Located) -> bool {
@@ -272,59 +320,56 @@ impl Engine {
     }
 
     /// Where the entry's bytes are, as far as is known here and fresh: from RAM, or with one disk read for a head or an index.
-    fn locate(&self, entry: &WarmEntry<'_>) -> Option<Located> {
-        let store = self.store_for(entry.name)?;
+    fn locate(&self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Located, Not> {
+        let store = self.store_here(entry.name)?;
         let (meta, validated_at_secs) = match self.inner.heads.get(entry.name) {
             Some(held) => held,
             None => {
                 let generation = self.inner.generations.current(entry.name.hash128());
-                let head = store.head(entry.name)?;
+                let head = store.head_waiting(entry.name, wait)?.ok_or(Not::Here)?;
                 self.remember_head(entry.name, generation, &head.meta, head.validated_at_secs);
                 (head.meta, head.validated_at_secs)
             }
         };
         if !self.is_fresh(entry.name, validated_at_secs) {
-            return None;
+            return Err(Not::Here);
         }
         let whole = if meta.size > CHUNK_BYTES { Parts::Chunks } else { Parts::Inline };
         let Some(member) = entry.member else {
-            let bytes = resolve_range(entry.range, meta.size).ok()?;
+            let bytes = resolve_range(entry.range, meta.size)?;
             let header = EntryHeader::of_object(&meta, &bytes, entry.range.is_some());
-            return Some(Located { meta, header, bytes, of: whole });
+            return Ok(Located { meta, header, bytes, of: whole });
         };
-        let extent = self.index_here(entry.name, &meta)?.readable(member).ok()?.extent;
-        let within = resolve_range(entry.range, extent.size).ok()?;
-        let (base, of) = match extent.place().ok()? {
+        let index = match wait {
+            Wait::May => self.index_here(entry.name, &meta).ok_or(Not::Here)?,
+            Wait::MustNot => self.inner.indexes.get(entry.name, meta.version()).ok_or(Not::WithoutWaiting)?,
+        };
+        let extent = index.readable(member)?.extent;
+        let within = resolve_range(entry.range, extent.size)?;
+        let (base, of) = match extent.place()? {
             Place::Archive(at) => (at.start, whole),
             Place::Decompressed(at) => (at.start, Parts::Unpacked),
             Place::ZipLocalHeader(at) => {
                 if extent.storage != Storage::Stored || extent.kind != ArchiveKind::Zip {
-                    return None;
+                    return Err(Not::Here);
                 }
-                (extent.zip_data_range(&self.bytes_here(entry.name, &meta, at)?).ok()?.start, whole)
+                (extent.zip_data_range(&self.bytes_here(entry.name, &meta, at, wait)?)?.start, whole)
             }
         };
         let header = EntryHeader { size: within.end - within.start, mtime_secs: 0 };
-        Some(Located { meta, header, bytes: base + within.start..base + within.end, of })
+        Ok(Located { meta, header, bytes: base + within.start..base + within.end, of })
     }
 
     /// A few bytes of an object, if they are on the local disk.
-    fn bytes_here(&self, name: &ObjectName, meta: &ObjectMeta, bytes: Range<u64>) -> Option<Vec<u8>> {
-        let store = self.store_for(name)?;
+    fn bytes_here(&self, name: &ObjectName, meta: &ObjectMeta, bytes: Range<u64>, wait: Wait) -> Result<Vec<u8>, Not> {
         let mut out = Vec::new();
-        if meta.size <= CHUNK_BYTES {
-            let head = store.head(name)?;
-            let data = head.data.filter(|_| head.meta.version() == meta.version())?;
-            out.extend_from_slice(data.get(bytes.start as usize..bytes.end as usize)?);
-            return Some(out);
+        if meta.size > CHUNK_BYTES {
+            self.append_parts(name, meta, Parts::Chunks, &bytes, wait, &mut out)?;
+            return Ok(out);
         }
-        for index in chunks_of(&bytes) {
-            let start = u64::from(index) * CHUNK_BYTES;
-            let within = bytes.start.max(start) - start..bytes.end.min(start + CHUNK_BYTES) - start;
-            if !store.append_part(name, meta.version(), Part::Chunk(index), within, &mut out) {
-                return None;
-            }
-        }
-        Some(out)
+        let head = self.store_here(name)?.head_waiting(name, wait)?.ok_or(Not::Here)?;
+        let data = head.data.filter(|_| head.meta.version() == meta.version()).ok_or(Not::Here)?;
+        out.extend_from_slice(data.get(bytes.start as usize..bytes.end as usize).ok_or(Not::Here)?);
+        Ok(out)
     }
 }

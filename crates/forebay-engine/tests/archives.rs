@@ -4,7 +4,7 @@
 mod support;
 
 use forebay_core::{ByteRange, CacheStatus, ErrorKind};
-use forebay_engine::{Appended, Freshness, ReadOptions, WarmEntry};
+use forebay_engine::{Appended, Freshness, ReadOptions, Wait, WarmEntry};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use std::{process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
 use support::{Bench, collect, name, noise, settled};
@@ -29,18 +29,26 @@ fn members(count: usize, size: usize) -> Vec<(String, Vec<u8>)> {
     (0..count).map(|i| (format!("dir/{i:05}.bin"), noise(size + i, i as u64))).collect()
 }
 
+/// The entry from the disk. Whoever must not wait gets the same, or hears that there is something to wait for.
 fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<Vec<u8>> {
     let n = name(key);
-    let mut out = Vec::new();
-    let mut before = 0;
     let entry = WarmEntry { name: &n, member: Some(member), range, brought: CacheStatus::Hit };
-    match b.engine.append_warm(&entry, 4 << 20, &mut out, &mut |_, _| before += 1) {
-        Appended::Done(h) => {
+    let append = |wait| {
+        let (mut out, mut before) = (Vec::new(), 0);
+        let appended = b.engine.append_warm(&entry, 4 << 20, wait, &mut out, &mut |_, _| before += 1);
+        if let Appended::Done(h) = appended {
             assert_eq!((h.size, before), (out.len() as u64, 1));
-            Some(out)
         }
-        Appended::Cold => None,
+        (appended, out)
+    };
+    let (at_once, found) = append(Wait::MustNot);
+    let (done, out) = append(Wait::May);
+    assert_ne!(done, Appended::Waits);
+    if at_once != Appended::Waits {
+        assert_eq!(at_once, done);
+        assert!(done == Appended::Cold || found == out);
     }
+    (done != Appended::Cold).then_some(out)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,7 +24,7 @@ use arrow_ipc::{
 };
 use arrow_schema::ArrowError;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits::FRAME_PAYLOAD_MAX_BYTES};
+use forebay_core::{Error, ErrorKind, Result, crc32c, crc32c_append, limits::FRAME_PAYLOAD_MAX_BYTES};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub const FRAME_HEADER_BYTES: usize = 64;
@@ -104,7 +104,7 @@ impl FrameHeader {
         out[32..40].copy_from_slice(&self.payload_bytes.to_le_bytes());
         out[40..48].copy_from_slice(&self.tag.next.to_le_bytes());
         out[48..52].copy_from_slice(&self.payload_crc.to_le_bytes());
-        let crc = crc32c::crc32c(&out[..60]);
+        let crc = crc32c(&out[..60]);
         out[60..].copy_from_slice(&crc.to_le_bytes());
         out
     }
@@ -121,7 +121,7 @@ impl FrameHeader {
         if &bytes[..4] != MAGIC {
             return Err(corrupt(format!("not a frame: it begins with {:02x?}", &bytes[..4])));
         }
-        if u32_at(60) != crc32c::crc32c(&bytes[..60]) {
+        if u32_at(60) != crc32c(&bytes[..60]) {
             return Err(corrupt("a frame's header does not match its checksum"));
         }
         let Some(kind) = FrameKind::from_code(u16_at(4)) else {
@@ -151,7 +151,7 @@ impl FrameHeader {
         if payload.len() as u64 != self.payload_bytes {
             return Err(corrupt(format!("{} bytes of payload where the frame announced {}", payload.len(), self.payload_bytes)));
         }
-        if crc32c::crc32c(payload) != self.payload_crc {
+        if crc32c(payload) != self.payload_crc {
             return Err(corrupt(format!("the {} bytes of a frame's payload do not match their checksum", payload.len())));
         }
         Ok(())
@@ -196,7 +196,7 @@ impl Frame {
     }
 
     fn short(kind: FrameKind, tag: FrameTag, payload: Vec<u8>) -> Frame {
-        let (payload_bytes, payload_crc) = (payload.len() as u64, crc32c::crc32c(&payload));
+        let (payload_bytes, payload_crc) = (payload.len() as u64, crc32c(&payload));
         Frame { header: FrameHeader { kind, flags: 0, tag, rows: 0, payload_bytes, payload_crc }, payload: vec![Buffer::from_vec(payload)] }
     }
 
@@ -205,7 +205,7 @@ impl Frame {
         if payload_bytes > FRAME_PAYLOAD_MAX_BYTES {
             return Err(too_large(format!("{payload_bytes} bytes")));
         }
-        let payload_crc = payload.iter().fold(0, |crc, b| crc32c::crc32c_append(crc, b));
+        let payload_crc = payload.iter().fold(0, |crc, b| crc32c_append(crc, b));
         Ok(Frame { header: FrameHeader { kind, flags: 0, tag, rows, payload_bytes, payload_crc }, payload })
     }
 

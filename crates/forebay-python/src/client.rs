@@ -402,12 +402,6 @@ impl Client {
         Ok(Buffer::new(process::wait(py, rows::follow(&session.transport, registration))?.into(), None))
     }
 
-    /// Ends a lease that ``follow`` gave. Raises ``NotFound``.
-    fn unfollow(&self, py: Python<'_>, lease: &str) -> PyResult<()> {
-        let session = self.session()?;
-        process::wait(py, rows::unfollow(&session.transport, lease))
-    }
-
     /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
     ///
     /// Args:

@@ -22,12 +22,6 @@ pub async fn follow(transport: &Arc<Transport>, registration: String) -> Result<
     transport.call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration)).await?.collect().await
 }
 
-/// Ends a lease.
-pub async fn unfollow(transport: &Arc<Transport>, lease: &str) -> Result<()> {
-    let path = format!("/v1/datasets/plans/{}", escape_segment(lease));
-    transport.call(&Call::new(Method::DELETE, path)).await?.collect().await.map(|_| ())
-}
-
 /// `shape` or `manifest` of a dataset, or, empty, what is known of it.
 pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Vec<u8>> {
     let mut path = format!("/v1/datasets/{}", escape_segment(id));

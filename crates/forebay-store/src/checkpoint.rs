@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 pub const FILE: &str = "checkpoint";
 pub const TMP: &str = "checkpoint.tmp";
-const MAGIC: u64 = u64::from_le_bytes(*b"FBRCKPT2");
+const MAGIC: u64 = u64::from_le_bytes(*b"FBRCKPT3");
 const HEADER_BYTES: u64 = 8 * 8;
 const SEGMENT_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 40;

@@ -54,7 +54,7 @@ mod worker;
 pub use advice::{Advisor, Cached, NextUse};
 pub use config::{DirConfig, StoreConfig};
 pub use key::Part;
-pub use read::WouldWait;
+pub use read::{Wait, WouldWait};
 pub use record::BLOCK_BYTES;
 pub use stats::{DirState, DirStats, StoreStats};
 pub use store::{Appended, Head, Peek, Store};

@@ -9,7 +9,7 @@
 use crate::{
     index::Entry,
     inner::{Damage, Inner},
-    record::{FLAG_INLINE, Header, Kind, name_is},
+    record::{BLOCK_BYTES, FLAG_INLINE, Header, Kind, name_is},
     segment::Segment,
 };
 use forebay_core::ObjectName;
@@ -19,6 +19,8 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 const SINGLE_READ_BYTES: usize = 64 << 10;
 /// What is read of the beginning of larger ones: enough for header, name, meta and block table, nearly always.
 const PREFIX_READ_BYTES: usize = 4 << 10;
+/// Blocks of large ones are read and verified in steps of this size: their checksums are computed while the bytes are in the core's cache.
+const STEP_BLOCKS: usize = (128 << 10) / BLOCK_BYTES;
 
 thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
 
@@ -100,12 +102,17 @@ impl<'a> Record<'a> {
             return Ok(());
         }
         let begin = out.len();
-        let result = read_append(self.segment, self.wait, out, span.len(), self.offset + (data_start + span.start) as u64);
-        let whole = result.is_ok() && self.header.blocks_are_whole(self.bytes, &blocks, &out[begin..]);
-        if !whole {
-            out.truncate(begin);
-            result?;
-            return Err(Miss::Damaged(Damage::Checksum));
+        out.reserve(span.len());
+        for first in blocks.clone().step_by(STEP_BLOCKS) {
+            let step = first..(first + STEP_BLOCKS).min(blocks.end);
+            let bytes = self.header.bytes_of(&step);
+            let at = out.len();
+            let read = read_append(self.segment, self.wait, out, bytes.len(), self.offset + (data_start + bytes.start) as u64);
+            if read.is_err() || !self.header.blocks_are_whole(self.bytes, &step, &out[at..]) {
+                out.truncate(begin);
+                read?;
+                return Err(Miss::Damaged(Damage::Checksum));
+            }
         }
         out.truncate(begin + within.end);
         if within.start > 0 {

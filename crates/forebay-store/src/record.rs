@@ -1,13 +1,13 @@
 //! The record: what one entry of the cache looks like on disk.
 //!
 //! ```text
-//! 0   magic "FBR2"      u32     32  meta length       u32
+//! 0   magic "FBR3"      u32     32  meta length       u32
 //! 4   kind              u8      36  data length       u32
 //! 5   flags             u8      40  validated at      u32   seconds since the epoch
 //! 6   name length       u16     44  body CRC32C       u32   of name, meta and block table
 //! 8   sequence number   u64     48  version           u64   of the object
 //! 16  key               u128    56  header check      u64   keyed, over bytes 0..56 and the place
-//! 64  name (bucket NUL key), meta, CRC32C of each 16 KiB block of data, data, padding to 64
+//! 64  name (bucket NUL key), meta, CRC32C of each 4 KiB block of data, data, padding to 64
 //! ```
 //!
 //! All numbers are little-endian. The header check is keyed with the directory's secret and covers the segment and the offset: a
@@ -17,7 +17,7 @@
 //! Each block of data has its own checksum, so a short range of a large record reads and verifies only the blocks that it touches.
 
 use bytes::{Buf, BufMut};
-use crc32c::{crc32c, crc32c_append};
+use forebay_core::crc32c;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -25,13 +25,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub const ALIGN_BYTES: u64 = 64;
 pub const HEADER_BYTES: usize = 64;
 /// Data are checksummed in blocks of this size.
-pub const BLOCK_BYTES: usize = 16 << 10;
+pub const BLOCK_BYTES: usize = 4 << 10;
 /// Largest encoded meta. S3 allows 2 KiB of user metadata; other origins a few more.
 pub const META_MAX_BYTES: usize = 64 << 10;
 /// Largest record besides its data: header, name, meta, block table of a chunk.
 pub const OVERHEAD_MAX_BYTES: u64 = (HEADER_BYTES + 64 + 1024 + META_MAX_BYTES + 1024) as u64;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"FBR2");
+const MAGIC: u32 = u32::from_le_bytes(*b"FBR3");
 /// The object's bytes are the data of this head.
 pub const FLAG_INLINE: u8 = 1;
 /// A part that is not bytes of the object.
@@ -237,7 +237,7 @@ impl NewRecord<'_> {
             meta_len: self.meta.len() as u32,
             data_len: self.data.len() as u32,
             validated_at: self.validated_at,
-            body_crc: crc32c_append(0, &bytes[HEADER_BYTES..]),
+            body_crc: crc32c(&bytes[HEADER_BYTES..]),
             version: self.version,
         };
         Prefix { header, bytes }

@@ -104,7 +104,8 @@ impl Store {
         self.head_waiting(name, Wait::MustNot)
     }
 
-    fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
+    /// The same, waiting for the disk or not.
+    pub fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
         self.inner.with_record_waiting(name.hash128(), name, wait, |entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             let data = if record.is_inline() {
@@ -128,8 +129,20 @@ impl Store {
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
     ) -> Option<Appended> {
+        self.append_inline_waiting(name, range, out, before, Wait::May).unwrap_or_default()
+    }
+
+    /// The same, waiting for the disk or not; `out` is unchanged on an error, too.
+    pub fn append_inline_waiting(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+        out: &mut Vec<u8>,
+        before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
+        wait: Wait,
+    ) -> Result<Option<Appended>, WouldWait> {
         let begin = out.len();
-        let result = self.inner.with_record(name.hash128(), name, |entry, record| {
+        let result = self.inner.with_record_waiting(name.hash128(), name, wait, |entry, record| {
             if !record.is_inline() {
                 return Err(Miss::NotHere);
             }
@@ -142,7 +155,7 @@ impl Store {
             record.append(range.clone(), out)?;
             Ok(Appended { meta: Arc::new(meta), validated_at_secs: entry.validated_at, range })
         });
-        if result.is_none() {
+        if !matches!(result, Ok(Some(_))) {
             out.truncate(begin);
         }
         result
@@ -166,7 +179,8 @@ impl Store {
         self.append_part_waiting(name, version, part, range, out, Wait::May).unwrap_or_default()
     }
 
-    fn append_part_waiting(
+    /// The same, waiting for the disk or not.
+    pub fn append_part_waiting(
         &self,
         name: &ObjectName,
         version: VersionId,

@@ -259,7 +259,7 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     let mut damaged = bytes_before.clone();
     // The first header is that of "secret"; the copies' headers lie behind the tombstone.
     for at in (log.len().next_multiple_of(64)..damaged.len()).step_by(64) {
-        if damaged[at..].starts_with(b"FBR2") && damaged[at + 4] == 1 && !damaged[at..at + 200].windows(4).any(|w| w == b"last") {
+        if damaged[at..].starts_with(b"FBR3") && damaged[at + 4] == 1 && !damaged[at..at + 200].windows(4).any(|w| w == b"last") {
             damaged[at + 9] ^= 0xff;
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     stats::{Counters, add_duration},
 };
 use arrow_buffer::Buffer;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Result, crc32c_append};
 use forebay_format::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -226,7 +226,7 @@ async fn receive(shared: &Shared, body: &mut Body, header: &FrameHeader) -> Resu
         wasted.1 += n as u64;
         shared.counters.wire_bytes.fetch_add(n as u64, Relaxed);
         let upto = payload.written().len().min(length);
-        crc = crc32c::crc32c_append(crc, &payload.written()[summed..upto]);
+        crc = crc32c_append(crc, &payload.written()[summed..upto]);
         summed = upto;
     }
     if crc != header.payload_crc {

@@ -107,7 +107,7 @@ pub fn write_objects(dir: &Path, count: u64, size: u64, seed: u64) -> Result<Dat
         }
         let bytes = content(seed, i, size);
         std::fs::write(&path, &bytes).map_err(|e| file_error("cannot write", &path, e))?;
-        things.push((object, None, size, Some(crc32c::crc32c(&bytes))));
+        things.push((object, None, size, Some(forebay_core::crc32c(&bytes))));
     }
     Ok(Dataset::new(BUCKET, things))
 }
@@ -134,7 +134,7 @@ pub fn write_shards(dir: &Path, count: u64, size: u64, per_shard: u64, seed: u64
             file.write_all(&around).and_then(|()| file.write_all(&bytes)).map_err(fail)?;
             around.clear();
             tar_padding_into(&mut around, size);
-            things.push((object.clone(), Some(member), size, Some(crc32c::crc32c(&bytes))));
+            things.push((object.clone(), Some(member), size, Some(forebay_core::crc32c(&bytes))));
         }
         tar_trailer_into(&mut around);
         file.write_all(&around).and_then(|()| file.flush()).map_err(fail)?;
@@ -171,7 +171,7 @@ mod tests {
         for (object, member) in objects.entries.iter().zip(&members.entries) {
             assert_eq!(object.crc, member.crc);
             let bytes = std::fs::read(dir.path().join(&object.object)).unwrap();
-            assert_eq!(Some(crc32c::crc32c(&bytes)), object.crc);
+            assert_eq!(Some(forebay_core::crc32c(&bytes)), object.crc);
             let shard = std::fs::read(dir.path().join(&member.object)).unwrap();
             assert!(shard.windows(1000).any(|w| w == bytes));
         }

@@ -22,7 +22,7 @@ use super::{
     usage::Process,
 };
 use crate::fail::file_error;
-use forebay_core::{Attributes, Clock, Error, ObjectMeta, ObjectName, Result, SystemClock, units::format_bytes};
+use forebay_core::{Attributes, Clock, Error, ObjectMeta, ObjectName, Result, SystemClock, crc32c, units::format_bytes};
 use forebay_store::{DirConfig, Store, StoreConfig};
 use std::{
     fs::File,
@@ -112,7 +112,7 @@ impl Case<'_> {
             BUCKET,
             (0..count).map(|i| {
                 let i = i * step + random.below(step as usize) as u64;
-                (key(i), None, self.plan.size, Some(crc32c::crc32c(&data::content(self.plan.seed, i, self.plan.size))))
+                (key(i), None, self.plan.size, Some(crc32c(&data::content(self.plan.seed, i, self.plan.size))))
             }),
         )
     }

@@ -328,7 +328,7 @@ impl Visit for Check<'_> {
 
     fn data(&mut self, bytes: &[u8]) {
         if self.verify {
-            self.crc = crc32c::crc32c_append(self.crc, bytes);
+            self.crc = forebay_core::crc32c_append(self.crc, bytes);
         }
         Received::add(&self.received.bytes, bytes.len() as u64);
     }

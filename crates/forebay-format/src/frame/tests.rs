@@ -104,7 +104,7 @@ fn a_header_with_any_bit_changed_is_refused() {
     let sealed = |change: &dyn Fn(&mut [u8; FRAME_HEADER_BYTES])| {
         let mut bytes = good;
         change(&mut bytes);
-        let crc = crc32c::crc32c(&bytes[..60]);
+        let crc = forebay_core::crc32c(&bytes[..60]);
         bytes[60..].copy_from_slice(&crc.to_le_bytes());
         FrameHeader::decode(&bytes)
     };
@@ -119,7 +119,7 @@ fn a_payload_that_is_cut_or_changed_is_an_error_and_never_a_panic() {
     let sent = batch(40);
     let (header, good) = payload(&wire(Frame::rows(FrameTag::default(), &sent).unwrap()));
     let sealed = |bytes: &[u8], rows: u32| {
-        let header = FrameHeader { rows, payload_bytes: bytes.len() as u64, payload_crc: crc32c::crc32c(bytes), ..header };
+        let header = FrameHeader { rows, payload_bytes: bytes.len() as u64, payload_crc: forebay_core::crc32c(bytes), ..header };
         decode_rows(&header, &Buffer::from(bytes))
     };
     assert!(sealed(&good, 40).is_ok());
@@ -162,7 +162,7 @@ fn a_compressed_body_is_refused() {
         tag: FrameTag::default(),
         rows: 100_000,
         payload_bytes: bytes.len() as u64,
-        payload_crc: crc32c::crc32c(&bytes),
+        payload_crc: forebay_core::crc32c(&bytes),
     };
     let error = decode_rows(&header, &Buffer::from(&bytes[..])).unwrap_err();
     assert!(error.to_string().contains("compressed"), "{error}");

@@ -12,7 +12,7 @@ pub mod side_file;
 
 pub(crate) use scan::Indexer;
 
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, Result, crc32c, limits};
 
 /// A record's length with its checksum.
 pub(crate) const HEAD_BYTES: usize = 12;
@@ -21,7 +21,7 @@ const FOOT_BYTES: usize = 4;
 
 /// As TFRecord stores a CRC32C.
 pub fn masked_crc32c(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// Appends a record with its frame.

@@ -227,7 +227,6 @@ impl Config {
             ("limits.write_timeout", self.limits.write_timeout.0.as_millis() as u64, 1),
             ("batch.max_entries", self.batch.max_entries as u64, 1),
             ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, 1),
-            ("batch.window_frames", self.batch.window_frames as u64, 1),
             ("batch.frame", self.batch.frame.0, 4096),
             ("batch.attempts", u64::from(self.batch.attempts), 1),
             ("cache.fill_run", self.cache.fill_run.0, limits::CHUNK_BYTES),
@@ -250,7 +249,6 @@ impl Config {
             ("limits.drain_timeout", self.limits.drain_timeout.0.as_secs(), TIME_MAX_SECS),
             ("batch.max_entries", self.batch.max_entries as u64, limits::BATCH_ENTRIES_MAX as u64),
             ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, COUNT_MAX),
-            ("batch.window_frames", self.batch.window_frames as u64, COUNT_MAX),
             ("batch.entry_timeout", self.batch.entry_timeout.0.as_secs(), TIME_MAX_SECS),
             ("batch.throttle_percent", u64::from(self.batch.throttle_percent), 90),
             ("batch.throttle_disk_percent", u64::from(self.batch.throttle_disk_percent), 100),
@@ -260,12 +258,12 @@ impl Config {
                 problems.error(key, format!("{value} is too much"), &format!("{maximum} at most"));
             }
         }
-        let window = self.batch.frame.0.saturating_mul(self.batch.window_frames as u64);
+        let window = self.batcher().window_bytes();
         if window > self.memory_budget_bytes() / 2 {
             problems.error(
                 "batch.frame",
-                format!("the {window} bytes of one batch's window are more than half of memory.budget, {}", self.memory_budget_bytes()),
-                "no batch could be answered: lower batch.frame or batch.window_frames, or raise memory.budget",
+                format!("the {window} bytes of one batch's buffers are more than half of memory.budget, {}", self.memory_budget_bytes()),
+                "no batch could be answered: lower batch.frame, or raise memory.budget",
             );
         }
         if let Err(e) = crate::logging::filter(&self.log) {
@@ -334,21 +332,14 @@ mod tests {
         config.listen.s3 = "nonsense".into();
         config.origins.push(NamedOrigin::parse("s3://photos/other").unwrap());
         config.cache.dirs = vec!["/c:1GiB".parse().unwrap(), "/c:2GiB".parse().unwrap()];
-        config.batch.window_frames = 0;
+        config.batch.attempts = 0;
         config.limits.connections = usize::MAX;
         config.limits.idle_timeout.0 = std::time::Duration::MAX;
         config.batch.throttle_percent = 91;
         config.log.level = "[[[".into();
         let found = errors(&config).join("\n");
-        let parts = [
-            "listen.s3",
-            "origins[1]",
-            "cache.dirs",
-            "batch.window_frames",
-            "limits.connections",
-            "limits.idle_timeout",
-            "throttle_percent",
-        ];
+        let parts =
+            ["listen.s3", "origins[1]", "cache.dirs", "batch.attempts", "limits.connections", "limits.idle_timeout", "throttle_percent"];
         for part in parts.into_iter().chain(["log.level"]) {
             assert!(found.contains(part), "{part} in {found}");
         }

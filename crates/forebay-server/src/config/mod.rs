@@ -108,10 +108,8 @@ section! {
         soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
         /// Entries of one request that are fetched at the same time, ahead of the one being sent.
         read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
-        /// The size of the buffers that an answer is sent in.
+        /// The size of the buffers that an answer is sent in. Four of them are reserved from the memory budget for each answer.
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
-        /// How many of those buffers one answer may have filled and not yet sent.
-        window_frames: usize = BatchConfig::default().window_frames,
         /// An entry that is not there after this long counts as failed.
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
         /// Attempts for one entry, the first included.
@@ -213,7 +211,6 @@ impl Config {
             soft_errors_max: b.soft_errors_max,
             read_ahead_entries: b.read_ahead_entries,
             frame_bytes: usize::try_from(b.frame.0).unwrap_or(usize::MAX),
-            window_frames: b.window_frames,
             entry_timeout: b.entry_timeout.0,
             attempts: b.attempts,
             throttle_ready_per_core: b.throttle_ready_per_core,
