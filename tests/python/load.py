@@ -263,7 +263,8 @@ class Load:
                 values = [content(key.name, v) if v is not None else None for v in allowed]
             right = None in values and not data if name == f"__404__/{full}" else name == full and data in values
             if not right:
-                raise Wrong(f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes; versions {allowed} may be read")
+                what = "a member" if member else what_is(key, data, slice(None))
+                raise Wrong(f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes, {what}; versions {allowed} may be read")
         self.done["batches"] += 1
         self.done["bytes"] += len(answer[1])
 
@@ -282,7 +283,13 @@ def what_is(key: Key, body: bytes, cut: slice) -> str:
     for at, version in enumerate(key.attempts):
         if version is not None and content(key.name, version)[cut] == body:
             return f"which is version {version}, attempt {at} of {len(key.attempts)} ({key.acknowledged} was the last one acknowledged)"
-    return "which is no version of it"
+    # By chunks of the node's cache: a mixture of versions has its seams there.
+    pieces = []
+    for at in range(0, len(body), 1 << 20):
+        piece = body[at : at + (1 << 20)]
+        of = [v for v in key.attempts if v is not None and content(key.name, v)[cut][at : at + len(piece)] == piece]
+        pieces.append(f"from byte {at} on {of or 'none'}")
+    return f"which is no version of it, but {', '.join(pieces)}; the last attempts were {key.attempts[-6:]}"
 
 
 class Connection:
