@@ -7,8 +7,9 @@ import signal
 import time
 from pathlib import Path
 
+from honest import HonestVersitygw
 from load import BUCKET, Load, disk_bytes
-from servers import Node, Versitygw
+from servers import Node
 
 CACHE_BYTES = 24 << 20
 READY_WITHIN = 5.0
@@ -17,7 +18,7 @@ READY_WITHIN = 5.0
 def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
     print(f"kill -9, {kills} times: replay with FOREBAY_TEST_SEED={seed}", flush=True)
     rng = random.Random(seed)
-    origin = Versitygw(directory / "versitygw")
+    origin = HonestVersitygw(directory / "versitygw")
     (origin.directory / BUCKET).mkdir()
     start = lambda: Node(origin.url, [BUCKET], directory / "node", cache_size=str(CACHE_BYTES), options=["--memory", "128MiB", "--log", "warn"])
     node = start()
@@ -47,4 +48,5 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
     finally:
         node.stop(signal.SIGKILL)
         origin.stop()
+        print(f"  of the origin's answers, {len(origin.held_back())} were held back", flush=True)
     return load

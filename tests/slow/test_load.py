@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from statistics import mean
 
+from honest import HonestVersitygw
 from load import BUCKET, Load, seed
-from servers import Node, Versitygw
+from servers import Node
 
 #: Memory and descriptors may grow by this share after the warm-up.
 GROWTH = 0.10
@@ -34,7 +35,7 @@ def test_mixed_load_leaves_no_trace(tmp_path):
     seconds = float(os.environ.get("FOREBAY_TEST_LOAD_SECONDS", "600"))
     number = seed()
     print(f"mixed load for {seconds:.0f} s: replay with FOREBAY_TEST_SEED={number}", flush=True)
-    origin = Versitygw(tmp_path / "versitygw")
+    origin = HonestVersitygw(tmp_path / "versitygw")
     (origin.directory / BUCKET).mkdir()
     node = Node(origin.url, [BUCKET], tmp_path / "node", cache_size="32MiB", options=["--memory", "128MiB", "--log", "warn"])
     rss, open_files, work = [], [], []

@@ -31,7 +31,7 @@ pub struct BatchConfig {
 impl BatchConfig {
     /// Memory of one batch: the buffer that is being filled, which an entry of two more ends, and one that the connection still sends.
     pub fn window_bytes(&self) -> u64 {
-        4 * self.frame_bytes as u64
+        (self.frame_bytes as u64).saturating_mul(4)
     }
 }
 

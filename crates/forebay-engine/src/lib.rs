@@ -39,11 +39,12 @@ mod write;
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_origin::{ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, UploadedPart};
+pub use forebay_store::Wait;
 pub use members::{AUX_INDEX, MemberRead};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
-pub use warm::{Appended, EntryHeader, Wait, WarmEntry};
+pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 
 use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};

@@ -15,8 +15,7 @@ use crate::{
 };
 use forebay_core::{ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_format::{ArchiveKind, Place, Storage};
-pub use forebay_store::Wait;
-use forebay_store::{Part, Store, WouldWait};
+use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{ops::Range, sync::Arc};
 
 /// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when it is its turn.
@@ -103,8 +102,7 @@ impl Parts {
 }
 
 impl Engine {
-    /// Appends the entry, after letting `before` append what goes in front of it. Only where it may wait for the disk is it for threads that may
-    /// stand still.
+    /// Appends the entry, after letting `before` append what goes in front of it. `Wait::May` is for threads that may stand still.
     pub fn append_warm(
         &self,
         entry: &WarmEntry<'_>,

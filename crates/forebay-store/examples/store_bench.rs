@@ -1,11 +1,11 @@
 //! What the store does on this machine: `cargo run --release -p forebay-store --example store_bench -- [DIR] [SMALL] [OBJECTS]`.
 //!
 //! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then SMALL records (default 1,000,000) for
-//! RAM per entry and the time of a restart, with a checkpoint and without.
+//! RAM per entry and the time of a restart, with a checkpoint and without. First of all, the checksum and a copy, without any disk.
 
-use forebay_core::{Attributes, ObjectMeta, ObjectName, SystemClock, limits::CHUNK_BYTES};
+use forebay_core::{Attributes, ObjectMeta, ObjectName, SystemClock, checksum::crc32c, limits::CHUNK_BYTES};
 use forebay_store::{DirConfig, Part, Store, StoreConfig};
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{hint::black_box, path::Path, sync::Arc, time::Instant};
 
 const OBJECT_BYTES: usize = 10 << 10;
 
@@ -44,6 +44,31 @@ fn read_some(store: &Store, objects: u64, reads: u64, seed: u64) -> u64 {
     bytes
 }
 
+/// The checksum and a copy of blocks that lie in the core's cache.
+fn checksum_and_copy() {
+    let blocks: Vec<u8> = (0..256 << 10).map(|i| (i * 31) as u8).collect();
+    let mut copy = blocks.clone();
+    for size in [4 << 10, 16 << 10] {
+        let (rounds, per_round) = (20_000, (blocks.len() / size) as u64);
+        let total = (rounds * blocks.len()) as u64;
+        let begin = Instant::now();
+        for _ in 0..rounds {
+            for block in black_box(&blocks).chunks(size) {
+                black_box(crc32c(block));
+            }
+        }
+        rate(&format!("CRC-32C of {} KiB", size >> 10), rounds as u64 * per_round, total, begin);
+        let begin = Instant::now();
+        for _ in 0..rounds {
+            for (to, from) in copy.chunks_mut(size).zip(black_box(&blocks).chunks(size)) {
+                to.copy_from_slice(from);
+            }
+            black_box(&mut copy);
+        }
+        rate(&format!("copy of {} KiB", size >> 10), rounds as u64 * per_round, total, begin);
+    }
+}
+
 fn main() -> forebay_core::Result<()> {
     let mut args = std::env::args().skip(1);
     let root = args.next().unwrap_or_else(|| std::env::temp_dir().join("forebay-store-bench").display().to_string());
@@ -52,6 +77,7 @@ fn main() -> forebay_core::Result<()> {
     let objects: u64 = number(args.next(), 100_000);
     let root = Path::new(&root);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
+    checksum_and_copy();
 
     let dir = root.join("objects");
     let store = open(&dir, objects * 16 * 1024 + (1 << 30))?;

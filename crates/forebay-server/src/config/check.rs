@@ -344,8 +344,10 @@ mod tests {
             assert!(found.contains(part), "{part} in {found}");
         }
         assert!(config.checked().is_err());
-        let mut config = sound();
-        config.batch.frame.0 = 1 << 40;
-        assert!(errors(&config).join("\n").contains("memory.budget"));
+        for frame in [1 << 40, 1 << 62, u64::MAX] {
+            let mut config = sound();
+            config.batch.frame.0 = frame;
+            assert!(errors(&config).join("\n").contains("memory.budget"), "{frame}");
+        }
     }
 }
