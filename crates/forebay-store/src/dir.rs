@@ -1,11 +1,12 @@
 //! One cache directory: its segments, the space that they take, and whether it can be written.
 //!
 //! Invariant: `used`, which is charged before a byte is written and credited after a file is gone, is never less than the sum of the sizes
-//! of all files of the store in the directory, and never more than the capacity.
+//! of all files of the store in the directory, but for what is prepared of the active segment, and never more than the capacity less the room that
+//! is kept free for that.
 
 use crate::{
     config::IDENTITY_RESERVE_BYTES,
-    disk::{Disk, OpenMode},
+    disk::{Disk, OpenMode, PREPARED_BYTES},
     identity::Identity,
     segment::{Segment, Segments},
     stats::DirState,
@@ -16,6 +17,8 @@ use crate::{
 };
 use forebay_core::{Error, Result, units::format_bytes};
 use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
+
+const PAGE_BYTES: u64 = 4 << 10;
 
 /// What space is asked for; later classes may go further into the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,8 @@ pub struct Directory {
     pub segment_bytes: u64,
     /// Kept free for the evictor's copies: a segment's worth.
     pub reserve: u64,
+    /// The active segment is prepared in steps of this many bytes, for which room is kept free; 0: not at all, segments are too small.
+    ahead: u64,
     pub id: u64,
     pub secret: u64,
     pub identity: Mutex<Identity>,
@@ -80,6 +85,17 @@ pub struct State {
     pub bytes_since_checkpoint: u64,
 }
 
+impl State {
+    fn is_active(&self, segment: &Segment) -> bool {
+        self.active.as_ref().is_some_and(|a| a.ordinal == segment.ordinal)
+    }
+
+    /// All but the active one, the oldest first.
+    pub fn sealed(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.segments.values().filter(|s| !self.is_active(s))
+    }
+}
+
 /// A place for a record in the log.
 pub struct Placed {
     pub segment: Arc<Segment>,
@@ -108,6 +124,7 @@ impl Directory {
             capacity: o.capacity,
             segment_bytes: o.segment_bytes,
             reserve: segment,
+            ahead: ahead_of(o.segment_bytes),
             id: o.identity.id,
             secret: o.identity.secret,
             identity: Mutex::new(o.identity),
@@ -127,7 +144,7 @@ impl Directory {
 
     /// How far `used` may grow.
     pub fn limit(&self, class: Class) -> u64 {
-        let all = self.capacity - IDENTITY_RESERVE_BYTES;
+        let all = self.capacity - IDENTITY_RESERVE_BYTES - self.ahead;
         match class {
             Class::Relocation => all,
             Class::Tombstone => all - self.reserve,
@@ -149,13 +166,13 @@ impl Directory {
         self.state.lock().used -= bytes;
     }
 
-    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, [`roll`](Self::roll) first. `seq` is called
-    /// under the lock, so that numbers and places of new records have the same order.
+    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, or not prepared so far: [`roll`](Self::roll)
+    /// first. `seq` is called under the lock, so that numbers and places of new records have the same order.
     pub fn place(&self, bytes: u64, seq: impl FnOnce() -> u64) -> Option<Placed> {
         let mut state = self.state.lock();
         let segment = state.active.clone()?;
         let offset = segment.end.load(Relaxed);
-        if offset + bytes > self.segment_bytes {
+        if offset + bytes > self.segment_bytes || offset + bytes > segment.prepared.load(Relaxed) {
             return None;
         }
         segment.end.store(offset + bytes, Relaxed);
@@ -175,13 +192,17 @@ impl Directory {
         placed.segment.pending.fetch_sub(1, Relaxed);
     }
 
-    /// Opens a new active segment, unless the present one has room for `bytes`.
+    /// Makes the next `bytes` of the active segment ready, or opens a new one.
     pub fn roll(&self, bytes: u64, segments: &Segments, ordinals: &AtomicU64, now: u32) -> Result<()> {
         if bytes > self.segment_bytes {
             return Err(too_large(bytes, self.segment_bytes));
         }
         let _guard = self.roll.lock();
-        if self.state.lock().active.as_ref().is_some_and(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
+        let active = self.state.lock().active.clone();
+        if let Some(segment) = active.filter(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
+            self.prepare(&segment, bytes);
+            let closed = !self.state.lock().is_active(&segment);
+            self.seal(Some(segment).filter(|_| closed));
             return Ok(());
         }
         if self.identity_unsaved.load(Relaxed) {
@@ -199,11 +220,55 @@ impl Directory {
             }
         };
         let segment = Arc::new(Segment::new(self.index, slot, ordinal, self.secret, path, file, 0));
+        self.prepare(&segment, bytes);
         segments.publish(&segment);
-        let mut state = self.state.lock();
-        state.segments.insert(ordinal, segment.clone());
-        state.active = Some(segment);
+        let full = {
+            let mut state = self.state.lock();
+            state.segments.insert(ordinal, segment.clone());
+            state.active.replace(segment)
+        };
+        self.seal(full);
         Ok(())
+    }
+
+    /// Makes room for the next `bytes` of a segment. The caller holds `roll`, or nobody else knows the segment.
+    fn prepare(&self, segment: &Segment, bytes: u64) {
+        let end = segment.end.load(Relaxed) + bytes;
+        if self.ahead == 0 {
+            segment.prepared.store(self.segment_bytes, Relaxed);
+        } else if segment.prepared.load(Relaxed) < end {
+            let until = end.next_multiple_of(self.ahead).min(self.segment_bytes);
+            // Blocks that the record fills by itself need no zeros. No record lies beyond what was prepared, so nothing is written over.
+            segment.file.prepare(segment.prepared.load(Relaxed).max(end / self.ahead * self.ahead)..until);
+            segment.prepared.store(until, Relaxed);
+        }
+    }
+
+    /// Takes back what was prepared of a segment that is not the active one any more.
+    pub fn seal(&self, segment: Option<Arc<Segment>>) {
+        let Some(segment) = segment.filter(|_| self.ahead > 0) else { return };
+        let end = segment.end.load(Relaxed);
+        if let Err(e) = segment.file.set_size(end) {
+            tracing::debug!(file = %segment.path.display(), error = %e, "what was prepared could not be cut off");
+            let mut state = self.state.lock();
+            if state.segments.contains_key(&segment.ordinal) {
+                // The room that is kept free for this is the next segment's: from now on it is used.
+                let end = segment.end.load(Relaxed);
+                let until = segment.prepared.load(Relaxed).max(end);
+                segment.end.store(until, Relaxed);
+                state.used += until - end;
+            }
+        }
+    }
+
+    /// Closes the active segment, if it is the only one.
+    pub fn close_only_segment(&self) {
+        let closed = {
+            let mut state = self.state.lock();
+            let only = state.sealed().next().is_none();
+            if only { state.active.take() } else { None }
+        };
+        self.seal(closed);
     }
 
     /// From where on the log must be read again if the index is written out now, and the segments that it then refers to.
@@ -234,7 +299,8 @@ impl Directory {
         }
         self.retry_at.store(now, Relaxed);
         // Later records go to a new file: this one may end in a torn record.
-        self.state.lock().active = None;
+        let active = self.state.lock().active.take();
+        self.seal(active);
         Error::internal(format!("cache directory {}: a write failed", self.path.display())).hint(hint).source(e)
     }
 
@@ -283,6 +349,11 @@ impl Directory {
         ))
         .hint("unpin objects, or give the cache more space")
     }
+}
+
+/// In what steps segments of this size are prepared: a small part of one, in whole pages.
+fn ahead_of(segment_bytes: u64) -> u64 {
+    (segment_bytes / 16).min(PREPARED_BYTES) / PAGE_BYTES * PAGE_BYTES
 }
 
 pub fn too_large(bytes: u64, segment_bytes: u64) -> Error {

@@ -105,6 +105,7 @@ impl Inner {
     /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
         let advisor = self.advisor();
+        dir.close_only_segment();
         let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else { return Ok(false) };
         match self.free(dir, &victim, mode, advisor.clone()) {
             // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.
@@ -117,23 +118,17 @@ impl Inner {
     }
 
     fn oldest(dir: &Directory) -> Option<Arc<Segment>> {
-        let state = dir.state.lock();
-        state.segments.values().find(|s| state.active.as_ref().is_none_or(|a| a.ordinal != s.ordinal)).cloned()
+        dir.state.lock().sealed().next().cloned()
     }
 
     /// The segment that goes next, and how.
     fn choose(dir: &Directory, advisor: Option<&dyn Advisor>) -> Option<(Arc<Segment>, Mode)> {
         let (idle, found) = {
-            let mut state = dir.state.lock();
-            let sealed = |s: &Arc<Segment>, active: &Option<Arc<Segment>>| active.as_ref().is_none_or(|a| a.ordinal != s.ordinal);
-            if !state.segments.values().any(|s| sealed(s, &state.active)) {
-                // Everything is in the active segment: close it.
-                state.active = None;
-            }
-            let idle: Vec<_> = state.segments.values().filter(|s| sealed(s, &state.active) && s.pending.load(Relaxed) == 0).collect();
+            let state = dir.state.lock();
+            let idle: Vec<_> = state.sealed().filter(|s| s.pending.load(Relaxed) == 0).collect();
             let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
             let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
-            let oldest = state.segments.values().find(|s| sealed(s, &state.active));
+            let oldest = state.sealed().next();
             let found = match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
                 (Some(empty), _, _) => return Some(((*empty).clone(), Mode::Compact)),
                 (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => return Some(((*dead).clone(), Mode::Compact)),

@@ -13,7 +13,7 @@
 
 use crate::disk::{Disk, DiskFile, OpenMode};
 use parking_lot::Mutex;
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{io, ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// What is being done to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub enum Op {
     OpenWrite,
     Read,
     Write,
+    Resize,
     Sync,
     Delete,
     Rename,
@@ -96,7 +97,7 @@ impl Faults {
 
     /// The file system became read-only, as after an error of its journal.
     pub fn read_only(&self, path: &str) {
-        for op in [Op::Create, Op::OpenWrite, Op::Write, Op::Delete, Op::Rename] {
+        for op in [Op::Create, Op::OpenWrite, Op::Write, Op::Resize, Op::Delete, Op::Rename] {
             self.add(Rule::new(op, Fault::Error(libc::EROFS)).on(path));
         }
     }
@@ -266,6 +267,15 @@ impl DiskFile for FaultyFile {
                 self.file.write_all_at(parts, offset)
             }
         }
+    }
+
+    /// No operation of its own, for it changes nothing: rules count what the store reads and writes.
+    fn prepare(&self, range: Range<u64>) {
+        self.file.prepare(range);
+    }
+
+    fn set_size(&self, size: u64) -> io::Result<()> {
+        if self.faults.check(Op::Resize, &self.path)? { self.file.set_size(size) } else { Ok(()) }
     }
 
     fn size(&self) -> io::Result<u64> {

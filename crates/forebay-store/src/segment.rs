@@ -29,8 +29,10 @@ pub struct Segment {
     pub secret: u64,
     pub path: PathBuf,
     pub file: Box<dyn DiskFile>,
-    /// Bytes given to records so far; the file is never longer.
+    /// Bytes given to records so far. The file is longer only while it is the active segment, by what is prepared.
     pub end: AtomicU64,
+    /// Up to here the file is prepared for records; none is placed beyond.
+    pub prepared: AtomicU64,
     /// Records that have a place but are not written and published yet.
     pub pending: AtomicU32,
     pub live_bytes: AtomicU64,
@@ -58,6 +60,7 @@ impl Segment {
             path,
             file,
             end: AtomicU64::new(end),
+            prepared: AtomicU64::new(end),
             pending: AtomicU32::new(0),
             live_bytes: AtomicU64::new(0),
             live_records: AtomicU64::new(0),
@@ -104,7 +107,7 @@ impl Segment {
     }
 
     /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names` is set, with its name and, if it is a part,
-    /// its meta. What is not a record is stepped over on the 64-byte grid. Returns how many grid points were stepped over.
+    /// its meta. What is not a record is stepped over on the 64-byte grid. Returns how many grid points were stepped over where something is.
     pub fn scan(&self, from: u64, names: bool, visit: &mut Visit<'_>) -> io::Result<u64> {
         let size = self.file.size()?;
         let mut window = Window { file: &*self.file, size, bytes: Vec::new(), at: 0 };
@@ -114,7 +117,9 @@ impl Segment {
             let ahead = if last_len > 128 << 10 { 2 << 10 } else { 256 << 10 };
             let header = Header::decode(window.get(pos, HEADER_BYTES, ahead)?, self.place(pos)).filter(|h| pos + h.len() <= size);
             let Some(header) = header else {
-                (pos, skipped) = (pos + ALIGN_BYTES, skipped + 1);
+                // Zeros are what was prepared and not used.
+                let zeros = window.get(pos, HEADER_BYTES, ahead)?.iter().all(|b| *b == 0);
+                (pos, skipped) = (pos + ALIGN_BYTES, skipped + u64::from(!zeros));
                 last_len = 0;
                 continue;
             };

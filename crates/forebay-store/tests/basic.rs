@@ -162,6 +162,40 @@ fn a_directory_serves_one_process_at_a_time() {
 }
 
 #[test]
+fn the_active_segment_is_prepared_and_no_other_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 << 20)]);
+    let segments = || {
+        let mut files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path()).collect();
+        files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
+        files.sort();
+        files.into_iter().map(|f| std::fs::read(f).unwrap()).collect::<Vec<_>>()
+    };
+    let prepared = |segment: &Vec<u8>| segment.len() - records_end(segment);
+    let put = |store: &Store, i: u64| store.put_head(&name(&format!("o/{i}")), &meta(5000, "o"), 5, Some(&bytes(i, 5000))).unwrap();
+    let store = open(&config);
+    put(&store, 0);
+    assert!((64 << 10..=256 << 10).contains(&segments()[0].len()), "one step is prepared");
+    assert!(store.stats().dirs[0].used_bytes < 6000, "which is not used yet");
+    (1..1000).for_each(|i| put(&store, i));
+    let files = segments();
+    let (active, sealed) = files.split_last().unwrap();
+    assert!(sealed.len() > 1 && sealed.iter().all(|s| prepared(s) < 64) && prepared(active) > 64);
+    // Killed: the zeros are no damage, and nothing is lost.
+    drop(store);
+    let store = open(&config);
+    assert!(store.stats().dirs[0].used_bytes >= files.iter().map(Vec::len).sum::<usize>() as u64);
+    (1000..1001).for_each(|i| put(&store, i));
+    store.close().unwrap();
+    assert!(prepared(segments().last().unwrap()) < 64, "closed in order");
+    drop(store);
+    let store = open(&config);
+    for i in 0..1001 {
+        assert_eq!(read_inline(&store, &name(&format!("o/{i}"))).unwrap(), bytes(i, 5000));
+    }
+}
+
+#[test]
 fn eviction_keeps_what_is_read_and_what_is_pinned() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 8 << 20)]);

@@ -202,7 +202,9 @@ fn a_read_error_is_a_miss_and_a_counter() {
 
 #[test]
 fn eviction_goes_on_through_failures_and_never_over_the_limit() {
-    for (op, errno) in [(Op::Delete, libc::EIO), (Op::Create, libc::EMFILE), (Op::Read, libc::EIO), (Op::Write, libc::ENOSPC)] {
+    for (op, errno) in
+        [(Op::Delete, libc::EIO), (Op::Create, libc::EMFILE), (Op::Read, libc::EIO), (Op::Write, libc::ENOSPC), (Op::Resize, libc::EIO)]
+    {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config(&[(dir.path(), 2 * MIB)]);
         config.segment_bytes = Some(128 << 10);
@@ -225,6 +227,7 @@ fn eviction_goes_on_through_failures_and_never_over_the_limit() {
             }
         }
         assert!(failed < 600, "{op:?}: {failed}");
+        assert!(faults.happened() > 0, "{op:?}");
         faults.clear();
         for i in 3000..3010 {
             put(&store, &format!("o/{i}"), i).unwrap();
@@ -239,13 +242,31 @@ fn eviction_goes_on_through_failures_and_never_over_the_limit() {
 }
 
 #[test]
+fn what_is_prepared_and_cannot_be_cut_off_counts_as_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&[(dir.path(), 2 * MIB)]);
+    config.segment_bytes = Some(128 << 10);
+    let (store, faults, _) = open_faulty(&config);
+    faults.add(Rule::new(Op::Resize, Fault::Error(libc::EIO)));
+    for i in 0..2000u64 {
+        put(&store, &format!("o/{i}"), i).unwrap();
+        assert!(disk_bytes(dir.path()) <= 2 * MIB, "{i}");
+    }
+    store.close().unwrap();
+    assert!(faults.happened() > 50);
+    let identity = std::fs::metadata(dir.path().join("identity.json")).unwrap().len();
+    assert_eq!(store.stats().dirs[0].used_bytes, disk_bytes(dir.path()) - identity);
+}
+
+#[test]
 fn a_record_within_an_object_is_not_taken_for_a_record() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
     let store = open(&config);
     put(&store, "secret", 1).unwrap();
     let segment = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path()).find(|f| f.to_str().unwrap().contains("seg-")).unwrap();
-    let log = std::fs::read(&segment).unwrap();
+    let mut log = std::fs::read(&segment).unwrap();
+    log.truncate(records_end(&log));
     // An object that is a copy of the log, at every offset of the grid; then its own header is destroyed, so that the scan must find its
     // way inside.
     store.remove(&name("secret"));

@@ -423,7 +423,7 @@ impl World {
         files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
         files.sort();
         let file = OpenOptions::new().write(true).open(files.last().unwrap()).unwrap();
-        let len = file.metadata().unwrap().len();
+        let len = records_end(&std::fs::read(files.last().unwrap()).unwrap()) as u64;
         if self.rng.random_bool(0.5) {
             file.set_len(len - cut).unwrap();
         } else {

@@ -37,6 +37,11 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Where the records of a segment end: behind them lie zeros, while it is the active one.
+pub fn records_end(segment: &[u8]) -> usize {
+    segment.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1)
+}
+
 pub fn config(dirs: &[(&Path, u64)]) -> StoreConfig {
     StoreConfig {
         dirs: dirs.iter().map(|(path, capacity_bytes)| DirConfig { path: path.to_path_buf(), capacity_bytes: *capacity_bytes }).collect(),
