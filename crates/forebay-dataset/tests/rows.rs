@@ -285,7 +285,7 @@ async fn files_that_change_or_vanish_are_named_and_never_mixed() {
         let dataset = bench.open_spec(&spec).await.unwrap().dataset;
         let all = names(&dataset);
         let readers =
-            [Rows::new(bench.engine.clone(), RowsConfig::default()), Rows::new(other_engine(&bench, 64 << 20), RowsConfig::default())];
+            [Rows::new(bench.engine.clone(), RowsConfig::default()), Rows::new(other_engine(&bench, 256 << 20), RowsConfig::default())];
         for _ in 0..3 {
             let wanted = random_rows(&mut rng, rows.len());
             readers[0].read(&dataset, &wanted, &Projection::All).await.unwrap();
