@@ -39,9 +39,13 @@ def noise(label: str, size: int) -> bytes:
     return hashlib.shake_128(label.encode()).digest(size)
 
 
+def number(key: str) -> int:
+    return int(re.search(r"\d+", key)[0])
+
+
 def is_of_one_size(key: str) -> bool:
     """Whether all versions of `key` have the same size: where they are mixed, nothing but the bytes tells."""
-    return int(re.search(r"\d+", key)[0]) % 2 == 1
+    return number(key) % 2 == 1
 
 
 def members(key: str, version: int) -> dict[str, bytes]:
@@ -63,8 +67,8 @@ def content(key: str, version: int) -> bytes:
     if is_multipart(key, version):
         return noise(f"{key} {version}", (5 << 20) + 1000)
     sizes = (1, 100, 10_000, 10_000, 100_000, 100_000, 300_000, 1 << 20, (1 << 20) + 1, 3_000_000)
-    number = int(re.search(r"\d+", key)[0])
-    return noise(f"{key} {version}", sizes[(number // 2 if is_of_one_size(key) else version // 100 * 7 + number) % len(sizes)])
+    which = number(key) // 2 if is_of_one_size(key) else number(key) + version // 100 * 7
+    return noise(f"{key} {version}", sizes[which % len(sizes)])
 
 
 def is_multipart(key: str, version: int) -> bool:
@@ -151,8 +155,8 @@ class Load:
         version = number + 1
         while not self.stopping.is_set():
             key = rng.choice(keys)
-            removal = rng.random() < 0.15
             version += 100
+            removal = rng.random() < 0.15
             at = key.attempt(None if removal else version)
             if self.store(connection, key.name, None if removal else version):
                 key.acknowledged = at

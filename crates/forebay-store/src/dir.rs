@@ -201,8 +201,11 @@ impl Directory {
         let active = self.state.lock().active.clone();
         if let Some(segment) = active.filter(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
             self.prepare(&segment, bytes);
+            // Whoever closed it meanwhile may have cut its file before it was prepared.
             let closed = !self.state.lock().is_active(&segment);
-            self.seal(Some(segment).filter(|_| closed));
+            if closed {
+                self.seal(&segment);
+            }
             return Ok(());
         }
         if self.identity_unsaved.load(Relaxed) {
@@ -227,7 +230,9 @@ impl Directory {
             state.segments.insert(ordinal, segment.clone());
             state.active.replace(segment)
         };
-        self.seal(full);
+        if let Some(full) = full {
+            self.seal(&full);
+        }
         Ok(())
     }
 
@@ -245,10 +250,11 @@ impl Directory {
     }
 
     /// Takes back what was prepared of a segment that is not the active one any more.
-    pub fn seal(&self, segment: Option<Arc<Segment>>) {
-        let Some(segment) = segment.filter(|_| self.ahead > 0) else { return };
-        let end = segment.end.load(Relaxed);
-        if let Err(e) = segment.file.set_size(end) {
+    fn seal(&self, segment: &Segment) {
+        if self.ahead == 0 {
+            return;
+        }
+        if let Err(e) = segment.file.set_size(segment.end.load(Relaxed)) {
             tracing::debug!(file = %segment.path.display(), error = %e, "what was prepared could not be cut off");
             let mut state = self.state.lock();
             if state.segments.contains_key(&segment.ordinal) {
@@ -261,14 +267,12 @@ impl Directory {
         }
     }
 
-    /// Closes the active segment, if it is the only one.
-    pub fn close_only_segment(&self) {
-        let closed = {
-            let mut state = self.state.lock();
-            let only = state.sealed().next().is_none();
-            if only { state.active.take() } else { None }
-        };
-        self.seal(closed);
+    /// Closes the active segment: the next record opens a new one.
+    pub fn close_active(&self) {
+        let closed = self.state.lock().active.take();
+        if let Some(closed) = closed {
+            self.seal(&closed);
+        }
     }
 
     /// From where on the log must be read again if the index is written out now, and the segments that it then refers to.
@@ -299,8 +303,7 @@ impl Directory {
         }
         self.retry_at.store(now, Relaxed);
         // Later records go to a new file: this one may end in a torn record.
-        let active = self.state.lock().active.take();
-        self.seal(active);
+        self.close_active();
         Error::internal(format!("cache directory {}: a write failed", self.path.display())).hint(hint).source(e)
     }
 

@@ -44,7 +44,7 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Writes all of `parts`, one after the other, from `offset` on.
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()>;
     /// Puts zeros where nothing was written yet, so that what is written there soon lies in few large pages of the page cache and not in many small
-    /// ones. For speed alone: a failure changes nothing.
+    /// ones; at most [`PREPARED_BYTES`]. For speed alone: a failure changes nothing.
     fn prepare(&self, range: Range<u64>);
     /// Cuts the file, or makes it longer with zeros.
     fn set_size(&self, size: u64) -> io::Result<()>;
@@ -201,14 +201,8 @@ impl DiskFile for RealFile {
 
     fn prepare(&self, range: Range<u64>) {
         static ZEROS: [u8; PREPARED_BYTES as usize] = [0; PREPARED_BYTES as usize];
-        let mut at = range.start;
-        while at < range.end {
-            let n = (range.end - at).min(PREPARED_BYTES);
-            if self.file.write_all_at(&ZEROS[..n as usize], at).is_err() {
-                return;
-            }
-            at += n;
-        }
+        let len = range.end.saturating_sub(range.start).min(PREPARED_BYTES);
+        let _ = self.file.write_all_at(&ZEROS[..len as usize], range.start);
     }
 
     fn set_size(&self, size: u64) -> io::Result<()> {

@@ -105,7 +105,10 @@ impl Inner {
     /// Frees one segment. `false`: there is none. The caller holds `dir.evict`.
     fn reclaim(&self, dir: &Directory) -> Result<bool> {
         let advisor = self.advisor();
-        dir.close_only_segment();
+        if Self::oldest(dir).is_none() {
+            // Everything is in the active segment.
+            dir.close_active();
+        }
         let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else { return Ok(false) };
         match self.free(dir, &victim, mode, advisor.clone()) {
             // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.

@@ -154,8 +154,7 @@ impl Inner {
         }
         let mut result = self.checkpoint();
         for dir in &self.dirs {
-            let active = dir.state.lock().active.take();
-            dir.seal(active);
+            dir.close_active();
             let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
             let synced = segments.iter().try_for_each(|s| s.file.sync()).and_then(|()| dir.disk.sync_dir(&dir.path));
             let saved = synced.and_then(|()| {
