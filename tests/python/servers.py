@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,12 +21,19 @@ CACHE = Path(os.environ.get("FOREBAY_CACHE", Path.home() / ".cache" / "forebay")
 # Not us-east-1: there botocore signs URLs in the way of before 2014.
 ACCESS_KEY, SECRET_KEY, REGION = "testaccess", "testsecret", "eu-central-1"
 READY_SECONDS = 30
+SOCKETS = itertools.count()
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port for a server that cannot choose one itself: below those that connections take, one of which could be it by then."""
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = random.randrange(10_000, first_of_connections) if first_of_connections > 12_000 else 0
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind(("127.0.0.1", port))
+            return s.getsockname()[1]
+    raise AssertionError("of 100 ports of 127.0.0.1 none is free")
 
 
 def forebay_program() -> str:
@@ -118,10 +128,9 @@ class Node(Process):
     ) -> None:
         self.directory = directory
         # The path of a Unix socket is short: 107 bytes.
-        self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{free_port()}.sock")
-        self.admin_port = free_port()
+        self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{next(SOCKETS)}.sock")
         command = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", str(self.socket)]
-        command += ["--admin", f"127.0.0.1:{self.admin_port}", "--cache", f"{directory / 'cache'}:{cache_size}"]
+        command += ["--admin", "127.0.0.1:0", "--cache", f"{directory / 'cache'}:{cache_size}"]
         for bucket in buckets:
             command += ["--origin", f"s3://{bucket}?endpoint={origin_url}&region={REGION}"]
         credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
@@ -131,6 +140,7 @@ class Node(Process):
         address = ready["s3"]
         self.url = address if address.startswith("http") else f"http://{address}"
         self.port = int(self.url.rsplit(":", 1)[1])
+        self.admin_port = int(ready["admin"].rsplit(":", 1)[1])
         self.unix_url = f"unix:{self.socket}"
 
     def metrics(self) -> dict[str, float]:

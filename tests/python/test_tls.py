@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ import requests
 from botocore.config import Config
 from botocore.exceptions import SSLError
 from certificates import Authority
-from servers import Node, forebay_program, free_port
+from servers import Node, forebay_program
 
 
 def install(files: tuple[Path, Path], at: Path) -> None:
@@ -266,14 +267,15 @@ def test_a_bad_certificate_at_the_start_is_a_clear_error(authority, stranger, tm
 
 def test_the_admin_port_speaks_tls_if_it_is_told_to(origin, authority, tmp_path):
     cert, key = authority.issue("admin")
-    admin = free_port()
-    command_line = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", "off", "--admin", f"127.0.0.1:{admin}"]
+    command_line = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", "off", "--admin", "127.0.0.1:0"]
     command_line += ["--origin", str(tmp_path), "--set", f"tls.cert={cert}", "--set", f"tls.key={key}", "--set", "tls.admin=true"]
     process = subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert '"url":"https://127.0.0.1:' in process.stdout.readline()
-        assert requests.get(f"https://127.0.0.1:{admin}/healthz", verify=str(authority.file), timeout=10).text == "ok\n"
-        assert requests.get(f"http://127.0.0.1:{admin}/healthz", timeout=10).status_code == 400
+        ready = json.loads(process.stdout.readline())
+        assert ready["url"].startswith("https://127.0.0.1:")
+        admin = ready["admin"]
+        assert requests.get(f"https://{admin}/healthz", verify=str(authority.file), timeout=10).text == "ok\n"
+        assert requests.get(f"http://{admin}/healthz", timeout=10).status_code == 400
     finally:
         process.terminate()
         assert process.wait(20) == 0
