@@ -30,7 +30,7 @@ run_rust() {
 run_python() {
     # The package under test is the installed wheel: run from where the source tree's own python/ is not on the path.
     if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider "$@" 2>&1 | tee "$log"; then :; else status=1; fi
-    python="Python: $(grep -E '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
+    python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }
 
 # closing: the last line of all, and the exit status.

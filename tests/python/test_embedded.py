@@ -115,6 +115,23 @@ def test_a_child_that_forked_before_the_engine_started(where, objects):
     assert in_fork(work) == 0
 
 
+def test_forks_of_a_process_whose_engines_wait_start_engines_of_their_own(origin, objects, tmp_path):
+    """The threads of the parent's engines wait for locks when it forks; the child has none of them, and its own wait for each other."""
+    where = {"origin": f"s3://train?endpoint={origin.url}&region={REGION}"}
+    names = [n for n in objects if n.startswith(("big/", "img/"))]
+    clients = [forebay.Client(**where, cache=f"{tmp_path}/parent{i}:1GiB") for i in range(12)]
+    for client in clients:
+        assert bytes(client.get("train/one")) == b"1"
+
+    def work(child):
+        mine = forebay.Client(**where, cache=f"{tmp_path}/child{child}:1GiB")
+        for client in (mine, clients[child % len(clients)]):
+            assert [bytes(i) for i in client.batch(names, bucket="train")] == [objects[n] for n in names]
+
+    for child in range(40):
+        assert in_fork(lambda child=child: work(child)) == 0
+
+
 def test_what_cannot_be(tmp_path):
     for options in (
         {"origin": "s3://train"},

@@ -7,7 +7,7 @@
 //! reason to slow down (the kernel's `some` pressure of CPUs would say so all the time). Pressure is when many threads queue for each core.
 
 use crate::BatchConfig;
-use parking_lot::Mutex;
+use forebay_core::sync::Mutex;
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},

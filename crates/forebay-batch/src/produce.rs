@@ -16,10 +16,9 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{CacheStatus, Error, ErrorKind, Reservation, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, Reservation, Result, sync::Mutex};
 use forebay_engine::{Appended, EntryHeader, Wait, WarmEntry};
 use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     pin::Pin,

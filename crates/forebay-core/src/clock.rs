@@ -1,6 +1,6 @@
 //! Time as a dependency, so that freshness can be tested without waiting.
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod meta;
 pub mod name;
 pub mod range;
+pub mod sync;
 pub mod units;
 
 pub use budget::{MemoryBudget, Reservation};

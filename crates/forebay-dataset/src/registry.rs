@@ -20,10 +20,9 @@ use crate::{
     select::{Selected, select},
     stats::DatasetStats,
 };
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::{Engine, Flights, Joined};
 use forebay_format::tabular::IndexOptions;
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     path::PathBuf,

@@ -1,7 +1,7 @@
 //! A map of bounded cost: the least recently used half makes room, by second chance.
 
+use forebay_core::sync::Mutex;
 use hashbrown::HashMap;
-use parking_lot::Mutex;
 use std::{collections::VecDeque, hash::Hash};
 
 pub(crate) struct BoundedCache<K, V> {

@@ -47,9 +47,8 @@ pub use stats::{EngineSnapshot, EngineStats};
 pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmReport};
 
-use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits};
+use forebay_core::{Clock, MemoryBudget, ObjectName, Result, VersionId, limits, sync::RwLock};
 use forebay_store::Store;
-use parking_lot::RwLock;
 use std::{
     sync::{
         Arc,

@@ -1,8 +1,8 @@
-//! The lock of the code whose schedules are explored: parking_lot's; in the unit tests of this crate shuttle's, which runs their threads in one order
+//! The lock of the code whose schedules are explored: the machine's; in the unit tests of this crate shuttle's, which runs their threads in one order
 //! after another.
 
 #[cfg(not(test))]
-pub(crate) use parking_lot::Mutex;
+pub(crate) use forebay_core::sync::Mutex;
 
 #[cfg(test)]
 pub(crate) use explored::{Mutex, explore};

@@ -12,7 +12,7 @@ mod seeded;
 mod support;
 
 use bytes::Bytes;
-use forebay_core::{ByteRange, Clock, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result};
+use forebay_core::{ByteRange, Clock, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex};
 use forebay_engine::{BucketRule, BucketRules, ByteStream, Conditions, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_origin::{Counters, Fault, Faults as OriginFaults, Faulty, Operation, PutRequest, Resilient, RetryPolicy};
@@ -23,7 +23,6 @@ use forebay_store::{
 };
 use futures::{FutureExt, StreamExt, future::join_all, stream};
 use history::{History, Version};
-use parking_lot::Mutex;
 use rand::{RngExt, rngs::StdRng};
 use seeded::{Log, rng_of, seeds};
 use std::{

@@ -21,7 +21,7 @@ use base64::{
     Engine as _,
     engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
-use forebay_core::{Attributes, Error, ErrorKind, ObjectMeta, Result, limits};
+use forebay_core::{Attributes, Error, ErrorKind, ObjectMeta, Result, limits, sync::Mutex};
 use http::{
     HeaderMap, HeaderValue, Method,
     header::{CONTENT_LENGTH, IF_MATCH, IF_NONE_MATCH, RANGE},
@@ -30,7 +30,6 @@ use object_store::{
     azure::{AzureAuthorizer, AzureCredentialProvider},
     client::{HttpRequest, HttpRequestBody},
 };
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, time::Duration};
 use url::Url;

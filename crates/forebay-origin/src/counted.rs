@@ -2,9 +2,8 @@
 
 use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart};
 use async_trait::async_trait;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use futures::StreamExt;
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{

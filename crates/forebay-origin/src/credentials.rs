@@ -5,13 +5,12 @@
 
 use crate::{config::OriginConfig, failure::Site};
 use async_trait::async_trait;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use object_store::{
     BackoffConfig, ClientOptions, CredentialProvider, RetryConfig,
     azure::{AzureCredentialProvider, MicrosoftAzureBuilder},
     gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder},
 };
-use parking_lot::Mutex;
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -19,9 +19,8 @@
 use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Operation, Origin, PutRequest, PutResponse, UploadedPart};
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use futures::{StreamExt, future::BoxFuture, stream};
-use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
     collections::{HashMap, VecDeque},

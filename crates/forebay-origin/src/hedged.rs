@@ -16,8 +16,7 @@ use crate::{
     limited::Limiter,
 };
 use async_trait::async_trait;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result};
-use parking_lot::Mutex;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,

@@ -5,9 +5,8 @@
 
 use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart, counted::Counters};
 use async_trait::async_trait;
-use forebay_core::{Error, ObjectMeta, Result};
+use forebay_core::{Error, ObjectMeta, Result, sync::Mutex};
 use futures::{StreamExt, stream};
-use parking_lot::Mutex;
 use std::{
     sync::{
         Arc,

@@ -13,8 +13,7 @@ use crate::{
     s3::{Address, S3Endpoint, S3Origin},
     web::WebOrigin,
 };
-use forebay_core::{Error, ErrorKind, Result, name};
-use parking_lot::Mutex;
+use forebay_core::{Error, ErrorKind, Result, name, sync::Mutex};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     path::PathBuf,

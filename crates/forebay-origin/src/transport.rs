@@ -118,7 +118,7 @@ impl Transport {
 
     /// A streamed body: the wait is measured from the last byte that was taken from it, and its own error is the one reported.
     async fn send_stream(&self, site: Site<'_>, mut request: reqwest::Request, body: ByteStream) -> Result<reqwest::Response> {
-        use parking_lot::Mutex;
+        use forebay_core::sync::Mutex;
         use std::sync::Arc;
         let progress = Arc::new(Mutex::new((tokio::time::Instant::now(), None::<Error>)));
         let seen = progress.clone();

@@ -30,7 +30,7 @@ mod tar;
 mod transport;
 mod upload;
 
-use forebay_stream::sync;
+use forebay_core::sync;
 use pyo3::prelude::*;
 
 /// Runs the command line and returns its exit status.

@@ -1,10 +1,9 @@
 //! The configured origins, as the engine asks for them.
 
 use async_trait::async_trait;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::RwLock};
 use forebay_engine::Buckets;
 use forebay_origin::{Origin, Origins};
-use parking_lot::RwLock;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::timeout;
 

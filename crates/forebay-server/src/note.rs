@@ -1,9 +1,11 @@
 //! What is learned about one request on its way, for its log line and its metrics.
 
 use crate::{metrics::Metrics, request_id::RequestId};
-use forebay_core::CacheStatus;
+use forebay_core::{
+    CacheStatus,
+    sync::{Mutex, MutexGuard},
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use parking_lot::{Mutex, MutexGuard};
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 const X_CACHE: HeaderName = HeaderName::from_static("x-cache");

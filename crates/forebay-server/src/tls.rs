@@ -4,9 +4,8 @@ use crate::{
     auth::watch::{Reload, ReloadStats},
     config,
 };
-use forebay_core::Result;
+use forebay_core::{Result, sync::Mutex};
 use forebay_tls::{Accept, Identity, ServerTls};
-use parking_lot::Mutex;
 use std::path::PathBuf;
 use tokio::net::TcpStream;
 

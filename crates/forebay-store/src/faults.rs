@@ -12,7 +12,7 @@
 //! ```
 
 use crate::disk::{Disk, DiskFile, OpenMode};
-use parking_lot::Mutex;
+use forebay_core::sync::Mutex;
 use std::{io, ops::Range, path::Path, sync::Arc, time::Duration};
 
 /// What is being done to the disk.

@@ -359,7 +359,8 @@ impl Inner {
         };
         counter.fetch_add(1, Relaxed);
         tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it is fetched again");
-        if Self::is_named(entry) && !*self.closed.read_recursive() {
+        // Who closes the cache may wait for this very thread's writing: then it is as good as closed.
+        if Self::is_named(entry) && self.closed.try_read().is_some_and(|closed| !*closed) {
             self.bury(entry.key(), bucket, object_key);
         } else {
             self.forget(entry.key(), |e| e.seq == entry.seq);

@@ -2,7 +2,7 @@
 //! order after another.
 
 #[cfg(not(test))]
-pub use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+pub use forebay_core::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 #[cfg(not(test))]
 pub use std::{
     sync::atomic,
@@ -44,8 +44,8 @@ mod explored {
             self.0.read().expect("no thread failed with the lock")
         }
 
-        pub fn read_recursive(&self) -> RwLockReadGuard<'_, T> {
-            self.read()
+        pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+            self.0.try_read().ok()
         }
 
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {

@@ -1,8 +1,10 @@
 //! The store's one thread: checkpoints when they are due, and room made ahead of need.
 
 use crate::inner::Inner;
-use forebay_core::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use forebay_core::{
+    Error, Result,
+    sync::{Condvar, Mutex},
+};
 use std::{
     sync::{Arc, Weak},
     thread::JoinHandle,
@@ -43,14 +45,9 @@ impl Drop for Worker {
 fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
     let mut last = Instant::now();
     loop {
-        let mut stopped = stop.0.lock();
-        if !*stopped {
-            stop.1.wait_for(&mut stopped, TICK);
-        }
-        if *stopped {
+        if stop.1.wait_until(stop.0.lock(), Instant::now() + TICK, |stop| *stop) {
             return;
         }
-        drop(stopped);
         let Some(inner) = inner.upgrade() else { return };
         let Ok(_open) = inner.open_for_writes() else { return };
         for dir in &inner.dirs {

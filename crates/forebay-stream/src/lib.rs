@@ -21,7 +21,6 @@ mod nodes;
 mod shelf;
 mod stats;
 mod stream;
-pub mod sync;
 
 pub use dial::{Dial, Io};
 pub use shelf::Received;

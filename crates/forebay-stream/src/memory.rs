@@ -6,9 +6,8 @@
 //! Invariant: a block is written by one receiver, up to the length that becomes its [`Buffer`], before anybody can read it; bytes that were never written are
 //! never read. In a forked child the pool's lock may be held by a thread that is not there: memory is then freed and not given back.
 
-use crate::sync::Mutex;
 use arrow_buffer::Buffer;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use forebay_format::frame::FRAME_ALIGNMENT;
 use std::{
     alloc::{self, Layout},

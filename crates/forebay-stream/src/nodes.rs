@@ -2,8 +2,8 @@
 //!
 //! Every node computes the same plan, so any of them can send any step: a lane whose node fails goes to another one.
 
-use crate::{dial::Dial, sync::Mutex};
-use forebay_core::{Error, Result};
+use crate::dial::Dial;
+use forebay_core::{Error, Result, sync::Mutex};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

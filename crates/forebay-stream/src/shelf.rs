@@ -6,9 +6,8 @@
 //!
 //! Invariant: each step below the end is yielded exactly once, in order; an error is yielded in the place of the step that it is about.
 
-use crate::sync::Mutex;
 use arrow_buffer::Buffer;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use forebay_format::frame::FrameHeader;
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,7 @@
 //! Where the time of a stream goes.
 
-use crate::{shelf::Level, sync::Mutex};
+use crate::shelf::Level;
+use forebay_core::sync::Mutex;
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},

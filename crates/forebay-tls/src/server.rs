@@ -3,8 +3,7 @@
 //! Connections keep the certificate that they began with; the next handshake takes the one in force.
 
 use crate::{ALPN, expiry, provider, read};
-use forebay_core::{Error, Result};
-use parking_lot::RwLock;
+use forebay_core::{Error, Result, sync::RwLock};
 use rustls::{
     ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},

@@ -20,10 +20,9 @@ pub use layout::Layout;
 pub use table::Table;
 
 use crate::{Access, Dataset, Datasets};
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::{Plan, PlanDocument};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, hash_map::RandomState},

@@ -4,9 +4,9 @@
 //! object, the time of a block's rows for a chunk under a full shuffle. It is asked by the evictor alone.
 
 use super::layout::{Holds, Layout};
+use forebay_core::sync::RwLock;
 use forebay_plan::{Plan, RowRef};
 use forebay_store::{Advisor, Cached, NextUse};
-use parking_lot::RwLock;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},

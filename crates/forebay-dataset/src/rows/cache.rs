@@ -12,8 +12,7 @@
 
 use super::lru::Lru;
 use arrow_array::RecordBatch;
-use forebay_core::{Reservation, VersionId, limits};
-use parking_lot::Mutex;
+use forebay_core::{Reservation, VersionId, limits, sync::Mutex};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Weak},

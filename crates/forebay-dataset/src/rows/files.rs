@@ -6,13 +6,12 @@
 use super::{Rows, blocks::fetch_all, joined, lru::Lru};
 use crate::Dataset;
 use bytes::Bytes;
-use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId};
+use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId, sync::Mutex};
 use forebay_engine::{Flights, Joined};
 use forebay_format::{
     ArchiveKind,
     tabular::{FileOpener, FileReader, Format, Need},
 };
-use parking_lot::Mutex;
 use std::{ops::Range, sync::Arc};
 
 /// Name, version, and what the dataset's options make of the file.

@@ -9,8 +9,7 @@
 
 use super::{cache::BlockKey, gather::take_rows};
 use arrow_array::RecordBatch;
-use forebay_core::{Error, Result};
-use parking_lot::Mutex;
+use forebay_core::{Error, Result, sync::Mutex};
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::watch;
 

@@ -30,10 +30,9 @@ use crate::{
     follow::{Following, Plans},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
 use futures::Stream;
-use parking_lot::Mutex;
 use produce::Task;
 use source::{DatasetSource, Source};
 use std::{

@@ -5,11 +5,10 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Clock, Error, ErrorKind, ManualClock, ObjectMeta, Result};
+use forebay_core::{Clock, Error, ErrorKind, ManualClock, ObjectMeta, Result, sync::Mutex};
 use forebay_engine::Freshness;
 use forebay_origin::*;
 use futures::{StreamExt, TryStreamExt, stream};
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// A version of an object, or its absence.

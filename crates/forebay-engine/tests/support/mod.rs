@@ -2,12 +2,11 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result};
+use forebay_core::{Error, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex};
 use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions};
 use forebay_origin::*;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use futures::{StreamExt, TryStreamExt, stream};
-use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     ops::Range,

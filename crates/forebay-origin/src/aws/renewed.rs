@@ -9,13 +9,12 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
 use object_store::aws::AwsCredential;
-use parking_lot::Mutex;
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -50,7 +50,7 @@ struct Root {
     path: PathBuf,
     description: String,
     /// Held from the check of a condition to the rename that relies on it.
-    conditional: parking_lot::Mutex<()>,
+    conditional: forebay_core::sync::Mutex<()>,
 }
 
 impl LocalOrigin {
@@ -66,7 +66,7 @@ impl LocalOrigin {
             return Err(Error::invalid(format!("{} is not a directory", path.display())));
         }
         let description = format!("file://{}", path.display());
-        let origin = Self(Arc::new(Root { path, description, conditional: parking_lot::Mutex::new(()) }));
+        let origin = Self(Arc::new(Root { path, description, conditional: forebay_core::sync::Mutex::new(()) }));
         origin.remove_stale();
         Ok(origin)
     }

@@ -8,14 +8,13 @@ use crate::{
     s3::headers::{Dialect, encode_path, encode_query},
     transport::{Payload, Redirects, Transport},
 };
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredential},
     client::{HttpRequest, HttpRequestBody},
     gcp::GcpCredentialProvider,
 };
-use parking_lot::Mutex;
 use std::sync::Arc;
 use url::Url;
 

@@ -4,7 +4,7 @@
 //! Every request is recorded, so that a test can say what was sent, and what was not.
 
 use chrono::{DateTime, Utc};
-use parking_lot::Mutex;
+use forebay_core::sync::Mutex;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

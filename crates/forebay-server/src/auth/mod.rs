@@ -17,9 +17,11 @@ use crate::{
     config::{Auth, KeyPair, KeysFile, Secret},
     note::Peer,
 };
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{
+    Error, ErrorKind, Result,
+    sync::{Mutex, RwLock},
+};
 use http::{HeaderMap, header::AUTHORIZATION};
-use parking_lot::{Mutex, RwLock};
 use std::{collections::HashMap, sync::Arc};
 use watch::{Reload, ReloadStats};
 

@@ -10,9 +10,8 @@ pub use scrape::Scrape;
 pub use table::{Kind, Metric, SECTIONS, reference};
 
 use crate::note::Api;
-use forebay_core::CacheStatus;
+use forebay_core::{CacheStatus, sync::Mutex};
 use http::Method;
-use parking_lot::Mutex;
 use prometheus_client::metrics::histogram::Histogram;
 use std::{
     collections::BTreeMap,

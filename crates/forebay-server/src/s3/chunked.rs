@@ -6,11 +6,10 @@
 //! Invariant: the body ends well only after its final chunk; one that breaks off before is an error.
 
 use bytes::{Buf, Bytes, BytesMut};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 const LINE_MAX_BYTES: usize = 1024;

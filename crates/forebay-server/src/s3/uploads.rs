@@ -5,9 +5,8 @@
 //!
 //! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is forgotten first.
 
-use forebay_core::ObjectName;
+use forebay_core::{ObjectName, sync::Mutex};
 use forebay_engine::UploadedPart;
-use parking_lot::Mutex;
 use s3s::dto::Checksum;
 use std::collections::{BTreeMap, HashMap};
 

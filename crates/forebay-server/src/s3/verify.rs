@@ -6,11 +6,10 @@
 use super::chunked::Trailers;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, stream};
 use http::HeaderMap;
-use parking_lot::Mutex;
 use s3s::{
     TrailingHeaders,
     checksum::ChecksumHasher,

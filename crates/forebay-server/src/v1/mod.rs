@@ -45,9 +45,9 @@ pub(crate) struct Call {
     pub http_10: bool,
     /// What the sender may do.
     pub policy: Arc<Policy>,
-    body: parking_lot::Mutex<Option<UploadBody>>,
+    body: forebay_core::sync::Mutex<Option<UploadBody>>,
     /// Of the memory budget, for a large body; until there is an answer.
-    held: parking_lot::Mutex<Vec<Reservation>>,
+    held: forebay_core::sync::Mutex<Vec<Reservation>>,
 }
 
 impl Call {
@@ -120,8 +120,8 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
         query,
         headers: head.headers,
         http_10: head.version < http::Version::HTTP_11,
-        body: parking_lot::Mutex::new(Some(body)),
-        held: parking_lot::Mutex::default(),
+        body: forebay_core::sync::Mutex::new(Some(body)),
+        held: forebay_core::sync::Mutex::default(),
     };
     match route(&call, &segments).await {
         Ok(response) => response,

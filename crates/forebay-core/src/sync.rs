@@ -1,0 +1,93 @@
+//! Locks that survive a fork, which a library inside somebody's Python process must.
+//!
+//! The standard library's locks are words of memory that the kernel waits on. `parking_lot` keeps its waiting threads in one table for the whole process; a fork
+//! copies that table with threads in it that the child does not have, whose memory the child's new threads then reuse: an engine that a forked DataLoader worker
+//! started ended in a segmentation fault now and then. So all that is ours locks with the standard library, through these thin wrappers: a panic while a lock is
+//! held does not poison it (what it guards is consistent between statements).
+
+pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use std::{
+    sync::{self, LockResult, PoisonError, TryLockError, TryLockResult},
+    time::Instant,
+};
+
+fn held<G>(result: LockResult<G>) -> G {
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
+fn held_now<G>(result: TryLockResult<G>) -> Option<G> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Mutex<T>(sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub const fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        held(self.0.lock())
+    }
+
+    /// The lock if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        held_now(self.0.try_lock())
+    }
+
+    pub fn get_mut(&mut self) -> &mut T {
+        held(self.0.get_mut())
+    }
+
+    pub fn into_inner(self) -> T {
+        held(self.0.into_inner())
+    }
+}
+
+/// Many readers or one writer. A thread that reads and asks to read again may wait for a writer that waits for it: see [`RwLock::try_read`].
+#[derive(Debug, Default)]
+pub struct RwLock<T>(sync::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub const fn new(value: T) -> Self {
+        Self(sync::RwLock::new(value))
+    }
+
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        held(self.0.read())
+    }
+
+    /// What it guards, unless a writer has it or waits for it.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        held_now(self.0.try_read())
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        held(self.0.write())
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Condvar(sync::Condvar);
+
+impl Condvar {
+    pub const fn new() -> Self {
+        Self(sync::Condvar::new())
+    }
+
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Waits until `ready`, or `until`; says whether it is ready.
+    pub fn wait_until<T>(&self, guard: MutexGuard<'_, T>, until: Instant, ready: impl Fn(&T) -> bool) -> bool {
+        let patience = until.saturating_duration_since(Instant::now());
+        let (guard, _) = held(self.0.wait_timeout_while(guard, patience, |value| !ready(value)));
+        ready(&guard)
+    }
+}
