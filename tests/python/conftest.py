@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -33,6 +34,14 @@ def s3_client(url: str, **config):
 
     options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
     return boto3.client("s3", endpoint_url=url, config=Config(**options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_loader_is_left(request):
+    """PyTorch's iterator waits up to five seconds for each of its workers when it is collected after an error: now, not amid what a later test measures."""
+    yield
+    if hasattr(request.module, "DataLoader"):
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

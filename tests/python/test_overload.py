@@ -109,7 +109,7 @@ class Probe:
                         answer.read()
                 except OSError as e:
                     self.failures.append(f"{path}: {e}")
-                self.took.append(time.monotonic() - began)
+                self.took.append((time.monotonic() - began, path))
             time.sleep(0.02)
 
     def __enter__(self) -> Probe:
@@ -119,7 +119,7 @@ class Probe:
     def __exit__(self, *_) -> None:
         self._stop.set()
         self._thread.join()
-        assert not self.failures and len(self.took) >= 3 and max(self.took) < QUICKLY, (self.failures, max(self.took))
+        assert not self.failures and len(self.took) >= 3 and max(self.took)[0] < QUICKLY, (self.failures, max(self.took))
 
 
 def left_over(node: Node) -> dict[str, float]:
