@@ -43,10 +43,6 @@ impl<T> Mutex<T> {
     pub fn get_mut(&mut self) -> &mut T {
         held(self.0.get_mut())
     }
-
-    pub fn into_inner(self) -> T {
-        held(self.0.into_inner())
-    }
 }
 
 /// Many readers or one writer. A thread that reads and asks to read again may wait for a writer that waits for it: see [`RwLock::try_read`].
