@@ -22,14 +22,16 @@ tools/wheel.sh test
 # run_rust: every Rust test; sets `rust` to its closing words, `status` to 1 if one failed.
 run_rust() {
     cargo test --release --locked --no-run
-    if cargo test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
+    # A test that hangs is named after a minute and ended, with its binary, after half an hour: 124 is then its exit status.
+    if cargo --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "1800"]' test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
     rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 } END { printf "%d passed, %d failed", ok, bad }' "$log")"
 }
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
 run_python() {
     # The package under test is the installed wheel: run from where the source tree's own python/ is not on the path.
-    if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider "$@" 2>&1 | tee "$log"; then :; else status=1; fi
+    # A test that hangs is ended after half an hour, with a trace of each thread.
+    if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }
 

@@ -13,6 +13,7 @@ use std::{
     cell::Cell,
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
+    io::Write,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     sync::{Arc, Mutex, Weak},
@@ -181,7 +182,13 @@ impl Watched {
                 if let Ok(now) = now.lock()
                     && let Some((_, input)) = now.as_ref().filter(|(began, _)| began.elapsed() > HANG)
                 {
-                    eprintln!("{name}: this input hangs: {} (FOREBAY_FUZZ_INPUT); FOREBAY_TEST_SEED={seed}", save(&name, input).display());
+                    let path = save(&name, input);
+                    // Not `eprintln!`: what that writes is kept for a report that nobody will make.
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "{name}: this input hangs: {} (FOREBAY_FUZZ_INPUT); FOREBAY_TEST_SEED={seed}",
+                        path.display()
+                    );
                     std::process::abort();
                 }
                 drop(now);

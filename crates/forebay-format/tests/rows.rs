@@ -7,7 +7,7 @@ mod rows_common;
 use arrow_array::{Array, RecordBatch, UInt32Array, cast::AsArray};
 use arrow_schema::Schema;
 use arrow_select::{concat::concat_batches, take::take_record_batch};
-use common::Rng;
+use common::{Rng, cases};
 use forebay_core::ErrorKind;
 use forebay_format::{
     ArchiveKind,
@@ -17,10 +17,6 @@ use forebay_format::{
 };
 use rows_common::{example::Value, *};
 use std::sync::Arc;
-
-fn cases(n: usize) -> usize {
-    std::env::var("FOREBAY_TEST_CASES").map_or(n, |f| n * f.parse::<usize>().expect("FOREBAY_TEST_CASES is a number"))
-}
 
 /// Reads blocks whole, then some rows and columns, and compares with what was written.
 fn same_as_whole(source: &mut Source, reader: &FileReader, whole: &RecordBatch, rng: &mut Rng) {

@@ -4,15 +4,22 @@ mod common;
 #[path = "rows_common/mod.rs"]
 mod rows_common;
 
-use arrow_array::{ArrayRef, Int32Array, RecordBatch};
+use arrow_array::{
+    ArrayRef, Int32Array, RecordBatch,
+    builder::{Int32Builder, ListBuilder},
+};
 use arrow_schema::{DataType, Field, Schema};
-use common::Rng;
+use common::{Rng, cases};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_format::{
     ArchiveKind,
     example::ExampleSpec,
     tabular::{FileIndex, FileIndexer, FileOpener, Format, IndexOptions, Need, Projection, Rows},
     tfrecord,
+};
+use parquet::{
+    arrow::ArrowWriter,
+    file::properties::{WriterProperties, WriterVersion},
 };
 use rows_common::*;
 use std::sync::Arc;
@@ -83,7 +90,7 @@ fn cut_at_every_offset() {
 fn flipped_bytes_anywhere() {
     let mut rng = Rng::new();
     for (format, bytes) in files(&mut rng) {
-        for _ in 0..600 {
+        for _ in 0..cases(600) {
             let mut bad = bytes.clone();
             for _ in 0..1 + rng.below(3) {
                 // Half of the time near the end, where footers are.
@@ -172,6 +179,7 @@ mod thrift {
     }
 }
 
+const I16: u8 = 4;
 const I32: u8 = 5;
 const I64: u8 = 6;
 const TEXT: u8 = 8;
@@ -199,6 +207,8 @@ struct Lie {
     file: Option<&'static str>,
     schema: Vec<Vec<u8>>,
     columns: usize,
+    /// A field of the column's metadata that comes last: number, type, value.
+    last: Option<(i64, u8, i64)>,
 }
 
 const TRUTH: Lie = Lie {
@@ -213,6 +223,7 @@ const TRUTH: Lie = Lie {
     file: None,
     schema: Vec::new(),
     columns: 1,
+    last: None,
 };
 
 impl Lie {
@@ -233,6 +244,7 @@ impl Lie {
             (9, I64, int(self.offset)),
         ];
         meta.extend(self.dictionary.map(|d| (11, I64, int(d))));
+        meta.extend(self.last.map(|(id, ty, v)| (id, ty, int(v))));
         let mut chunk = vec![(2, I64, int(0)), (3, STRUCT, fields(&meta))];
         chunk.extend(self.file.map(|f| (1, TEXT, text(f))));
         let chunk = fields(&chunk);
@@ -258,6 +270,10 @@ fn parquet_footers_that_no_writer_would_write() {
         ("an offset below zero", Lie { offset: -4, ..TRUTH }, ErrorKind::Corrupt, "below zero"),
         ("an offset past the end", Lie { offset: 1 << 40, ..TRUTH }, ErrorKind::Corrupt, "outside"),
         ("a dictionary below zero", Lie { dictionary: Some(i64::MIN), ..TRUTH }, ErrorKind::Corrupt, "below zero"),
+        // A decoder takes a field for what its number says.
+        ("a dictionary that is a short number", Lie { last: Some((11, I16, -4)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
+        ("an index page that is a text", Lie { last: Some((10, TEXT, 0)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
+        ("a second offset, below zero", Lie { last: Some((9, I64, -4)), ..TRUTH }, ErrorKind::Corrupt, "below zero"),
         ("a size below zero", Lie { stored: -1, ..TRUTH }, ErrorKind::Corrupt, "below zero"),
         ("a size past the end", Lie { stored: i64::MAX, ..TRUTH }, ErrorKind::Corrupt, "outside"),
         ("values below zero", Lie { values: -1, ..TRUTH }, ErrorKind::Corrupt, "outside"),
@@ -305,6 +321,45 @@ fn parquet_footers_that_no_writer_would_write() {
     assert_eq!((index.rows(), index.schema().fields().len()), (5, 10_000));
 }
 
+/// Lists of one number each, in a page that is stored as it is; `at` finds the runs of its repetition levels.
+fn parquet_of_lists(version: WriterVersion) -> (Vec<u8>, usize) {
+    let mut list = ListBuilder::new(Int32Builder::new());
+    (0..50).for_each(|i| list.append_value([Some(i)]));
+    let batch = RecordBatch::try_from_iter([("list", Arc::new(list.finish()) as ArrayRef)]).unwrap();
+    let properties = WriterProperties::builder().set_writer_version(version).set_dictionary_enabled(false).build();
+    let mut w = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    w.write(&batch).unwrap();
+    let file = w.into_inner().unwrap();
+    // A run of fifty zeros, after its length in version 1; then fifty definition levels, all as high as they get.
+    let runs: &[u8] = if version == WriterVersion::PARQUET_1_0 { &[2, 0, 0, 0, 100, 0, 2, 0, 0, 0, 100, 2] } else { &[100, 0, 100, 2] };
+    let found: Vec<usize> = (0..file.len()).filter(|&at| file[at..].starts_with(runs)).collect();
+    assert_eq!(found.len(), 1, "{version:?}");
+    (file, found[0] + runs.iter().position(|&b| b == 100).unwrap())
+}
+
+/// The decoder would look for levels for ever.
+#[test]
+fn parquet_pages_with_fewer_repetition_levels_than_values() {
+    let mut rng = Rng::new();
+    for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+        let (good, runs) = parquet_of_lists(version);
+        // No run at all, a shorter one, and one of packed bits that are not there.
+        for head in [0, 98, 2, 3] {
+            let mut bad = good.clone();
+            bad[runs] = head;
+            let (mut source, reader) = open(Format::Parquet, &bad, &IndexOptions::default(), &mut rng).unwrap();
+            for row in [0, 1, 49] {
+                let rows = Rows::sorted([row]).unwrap();
+                let e = source.read(&reader, 0, rows, &Projection::All, &mut rng).unwrap_err();
+                assert!(e.kind() == ErrorKind::Corrupt && e.message().contains("fewer repetition levels"), "{version:?}, {head}: {e:?}");
+            }
+            assert_eq!(source.read(&reader, 0, Rows::All, &Projection::All, &mut rng).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        let (mut source, reader) = open(Format::Parquet, &good, &IndexOptions::default(), &mut rng).unwrap();
+        assert_eq!(source.read(&reader, 0, Rows::sorted([49]).unwrap(), &Projection::All, &mut rng).unwrap().num_rows(), 1);
+    }
+}
+
 #[test]
 fn a_parquet_file_that_changes_between_indexing_and_opening() {
     let mut rng = Rng::new();
@@ -322,8 +377,9 @@ fn a_parquet_file_that_changes_between_indexing_and_opening() {
             opener.feed(r.start, b[r.start as usize..r.end as usize].to_vec().into()).unwrap();
         }
     }
-    let e = opener.finish().unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::VersionChanged | ErrorKind::Corrupt), "{e:?}");
+    // What lies where the footer was is another footer, or bytes that may look like anything.
+    let e = checked(opener.finish()).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::VersionChanged | ErrorKind::Corrupt | ErrorKind::Unsupported), "{e:?}");
 }
 
 #[test]

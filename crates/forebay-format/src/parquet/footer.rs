@@ -5,7 +5,7 @@
 //! take too much memory, encrypted columns, columns in other files, and codecs that are not offered.
 
 use super::{
-    TAIL_BYTES,
+    TAIL_BYTES, fields,
     thrift::{Bad, Compact, Type},
 };
 use forebay_core::{Error, Result, limits};
@@ -81,7 +81,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
     }
 
     fn file(&mut self, c: &mut Compact<'_>) -> Result<(), Bad> {
-        c.fields(|c, id, ty| {
+        c.fields(fields::FILE_META_DATA, |c, id, ty| {
             match (id, ty) {
                 (2, Type::List) => {
                     let start = c.at();
@@ -121,7 +121,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
         self.schema.columns = 0;
         for element in 0..n {
             let mut children = 0;
-            c.fields(|c, id, ty| match (id, ty) {
+            c.fields(fields::SCHEMA_ELEMENT, |c, id, ty| match (id, ty) {
                 (5, Type::I32) => {
                     children = u32::try_from(c.i32()?).map_err(|_| c.bad("a schema element has fewer children than none"))?;
                     Ok(true)
@@ -158,7 +158,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
 
     fn row_group(&mut self, c: &mut Compact<'_>) -> Result<(), Bad> {
         let (mut rows, mut group, mut columns) = (None, Chunks { start: u64::MAX, ..Chunks::default() }, 0);
-        c.fields(|c, id, ty| {
+        c.fields(fields::ROW_GROUP, |c, id, ty| {
             match (id, ty) {
                 (1, Type::List) => {
                     let (ty, n) = c.list()?;
@@ -196,7 +196,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
     fn chunk(&mut self, c: &mut Compact<'_>, column: usize, group: &mut Chunks) -> Result<(), Bad> {
         let mut meta = None;
         let (mut foreign, mut encrypted) = (false, false);
-        c.fields(|c, id, ty| {
+        c.fields(fields::COLUMN_CHUNK, |c, id, ty| {
             match (id, ty) {
                 (1, Type::Binary) => foreign = !c.binary()?.is_empty(),
                 (3, Type::Struct) => meta = Some(Chunk::read(c)?),
@@ -237,7 +237,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
         expect(c, ty, Type::Struct)?;
         for _ in 0..n {
             let (mut is_arrow, mut value) = (false, 0..0);
-            c.fields(|c, id, ty| {
+            c.fields(fields::KEY_VALUE, |c, id, ty| {
                 match (id, ty) {
                     (1, Type::Binary) => is_arrow = c.binary()? == b"ARROW:schema",
                     (2, Type::Binary) => {
@@ -277,7 +277,7 @@ struct Chunk {
 impl Chunk {
     fn read(c: &mut Compact<'_>) -> Result<Self, Bad> {
         let mut this = Self { codec: -1, values: -1, decoded: -1, stored: -1, data: -1, dictionary: None };
-        c.fields(|c, id, ty| {
+        c.fields(fields::COLUMN_META_DATA, |c, id, ty| {
             match (id, ty) {
                 (4, Type::I32) => this.codec = c.i32()?,
                 (5, Type::I64) => this.values = c.int()?,

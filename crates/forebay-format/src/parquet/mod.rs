@@ -9,6 +9,7 @@
 //!
 //! The library is not expected to panic then; should it, [`guarded`] makes an error of it.
 
+mod fields;
 mod footer;
 mod index;
 mod open;

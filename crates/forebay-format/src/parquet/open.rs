@@ -67,6 +67,9 @@ impl Opener {
             .hint("write it with larger row groups, or as several files"));
         }
         let metadata = decode_footer(&bytes)?;
+        if !as_scanned(&metadata, index, schema.columns) {
+            return Err(Error::corrupt("the Parquet footer contradicts itself: its row groups decode to others than were found in it"));
+        }
         let pages = Arc::new(Pages::new(&metadata));
         let metadata = metadata.into_builder().set_page_index(Some(pages.clone())).build();
         let arrow = guarded("the Parquet schema", || {
@@ -77,6 +80,29 @@ impl Opener {
         }
         Ok(Opened { arrow, pages })
     }
+}
+
+/// Whether the decoder made of a footer what [`footer::scan`] found in it. Reads rely on that, and a footer that has a field twice may be
+/// read in two ways.
+fn as_scanned(metadata: &ParquetMetaData, index: &FileIndex, columns: u64) -> bool {
+    let blocks = index.blocks();
+    metadata.num_row_groups() == blocks.blocks()
+        && metadata.row_groups().iter().enumerate().all(|(i, group)| {
+            let (mut first, mut end, mut decoded) = (u64::MAX, 0, 0u64);
+            let fits = group.columns().iter().all(|chunk| {
+                let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
+                let numbers = [start, chunk.compressed_size(), chunk.uncompressed_size()].map(u64::try_from);
+                let [Ok(start), Ok(stored), Ok(unpacked)] = numbers else { return false };
+                first = first.min(start);
+                end = end.max(start.saturating_add(stored));
+                decoded = decoded.saturating_add(unpacked);
+                chunk.data_page_offset() >= 0 && chunk.num_values() >= 0
+            });
+            fits && group.num_columns() as u64 == columns
+                && group.num_rows() == i64::from(blocks.block_rows(i))
+                && blocks.bytes(i) == (first..end)
+                && decoded <= limits::BLOCK_DECODED_MAX_BYTES
+        })
 }
 
 /// What all reads of a file share.
@@ -149,7 +175,7 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
     let (mut end, chunk_end) = (start, start + len);
     let mut pages: Vec<(u64, i32, u32)> = Vec::new();
     let mut c = Compact::new(bytes);
-    c.fields(|c, id, ty| {
+    c.fields(&[], |c, id, ty| {
         if (id, ty) != (1, Type::List) {
             return Ok(false);
         }
@@ -159,7 +185,7 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
         }
         for _ in 0..n {
             let (mut offset, mut size, mut first_row) = (-1, -1, -1);
-            c.fields(|c, id, ty| {
+            c.fields(&[], |c, id, ty| {
                 match (id, ty) {
                     (1, Type::I64) => offset = c.int()?,
                     (2, Type::I32) => size = c.i32()?,

@@ -4,9 +4,13 @@
 //! claim no more than its codec can make of them, and all pages of a read together must not hold more than a block may. Of the codecs only gzip goes
 //! on past the size that it was told; large gzip pages are therefore counted once before they are decoded. Of the encodings it is the two
 //! delta encodings of byte arrays that set memory aside by a count inside the page; these pages are unpacked once more to look at it.
+//!
+//! A decoder that skips rows of a nested column goes on until it has seen as many repetition levels as the header counts values: with fewer
+//! levels it would never end. Where rows are skipped, levels are counted; for that, the front of a page whose levels are compressed is unpacked
+//! once more, or all of it where its codec (snappy, lz4) knows no front.
 
 use super::{
-    guarded, parquet_error,
+    fields, guarded, parquet_error,
     thrift::{Bad, Compact, Type},
 };
 use ::parquet::{
@@ -16,8 +20,10 @@ use ::parquet::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use std::{io::Read, sync::Arc};
+use std::{borrow::Cow, io::Read, sync::Arc};
 
+/// 8 MiB, which all levels but the very highest stay within.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 /// Smaller gzip pages cannot do harm.
 const GZIP_COUNTED_FROM_BYTES: usize = 256 << 10;
 
@@ -33,28 +39,41 @@ fn most_per_byte(codec: Compression) -> u64 {
 }
 
 /// Watches over the pages of one read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Checker {
+    /// Whether the decoder skips rows.
+    skips: bool,
     decoded: u64,
 }
 
 #[derive(Debug, Default)]
 struct Header {
+    /// As the format numbers them, and the number of the field that has the rest of the header.
+    kind: i32,
+    body: Option<i16>,
     decoded: i32,
     stored: i32,
     values: i64,
     nulls: i64,
     rows: i64,
+    /// Bytes of both kinds of levels, where they are not compressed; and of the first kind.
     levels: i64,
+    repetition_levels: i64,
     encoding: i32,
-    dictionary: bool,
+    /// Of the repetition levels of a page of version 1.
+    levels_encoding: i32,
 }
 
 /// As the format numbers them.
+const RLE: i32 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
 const DELTA_BYTE_ARRAY: i32 = 7;
 
 impl Checker {
+    pub fn new(skips: bool) -> Self {
+        Self { skips, decoded: 0 }
+    }
+
     /// Takes the bytes of one or more whole pages that lie at `offset`.
     ///
     /// # Errors
@@ -78,7 +97,10 @@ impl Checker {
             if header.values < 0 || header.nulls < 0 || header.rows < 0 || header.levels < 0 {
                 return Err(damaged(here, "it counts less than nothing"));
             }
-            if header.dictionary && header.values > i64::from(header.decoded) {
+            if !matches!((header.kind, header.body), (0, Some(5)) | (1, None) | (2, Some(7)) | (3, Some(8))) {
+                return Err(damaged(here, "its header is of another kind than it says"));
+            }
+            if header.body == Some(7) && header.values > i64::from(header.decoded) {
                 return Err(damaged(here, "it counts more values than it has bytes"));
             }
             if header.levels > i64::from(header.decoded) || header.levels > i64::from(header.stored) {
@@ -104,8 +126,20 @@ impl Checker {
                     return Err(damaged(here, "it inflates to more than it says"));
                 }
             }
-            if matches!(header.encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY) {
-                delta_page(bytes.slice(at..data + stored), here, chunk)?;
+            let delta = matches!(header.encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY);
+            let repeated = self.skips && chunk.column_descr().max_rep_level() > 0;
+            let levels = match header.body {
+                // These are never compressed.
+                Some(8) if repeated => page.get(..header.repetition_levels as usize).map(Cow::Borrowed),
+                Some(5) if repeated && header.levels_encoding == RLE => front_levels(codec, page, decoded).map(Cow::Owned),
+                _ => None,
+            };
+            if let Some(levels) = &levels {
+                count_levels(levels, chunk, header.values as u64).ok_or_else(|| damaged(here, TOO_FEW_LEVELS))?;
+            }
+            let repeated = repeated && levels.is_none() && header.body == Some(5);
+            if delta || repeated {
+                unpacked_page(bytes.slice(at..data + stored), here, chunk, delta, repeated)?;
             }
             at = data + stored;
         }
@@ -113,35 +147,71 @@ impl Checker {
     }
 }
 
-/// Unpacks a page of delta-encoded byte arrays and checks its counts.
-fn delta_page(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> Result<()> {
+const TOO_FEW_LEVELS: &str = "it has fewer repetition levels than values";
+
+/// The repetition levels of a page of version 1, unpacked no further than they go; `None` if the codec takes whole pages only, or does not like it.
+fn front_levels(codec: Compression, page: &[u8], decoded: usize) -> Option<Vec<u8>> {
+    fn front(mut unpacked: impl Read, decoded: usize) -> Option<Vec<u8>> {
+        let mut len = [0; 4];
+        unpacked.read_exact(&mut len).ok()?;
+        let len = u32::from_le_bytes(len) as usize;
+        let mut levels = vec![0; Some(len).filter(|&len| len <= decoded)?];
+        unpacked.read_exact(&mut levels).ok()?;
+        Some(levels)
+    }
+    match codec {
+        Compression::UNCOMPRESSED => front(page, decoded),
+        Compression::GZIP(_) => front(flate2::read::MultiGzDecoder::new(page), decoded),
+        Compression::ZSTD(_) => {
+            let mut unpacked = zstd::stream::read::Decoder::with_buffer(page).ok()?;
+            unpacked.window_log_max(ZSTD_WINDOW_LOG_MAX).ok()?;
+            front(unpacked, decoded)
+        }
+        _ => None,
+    }
+}
+
+/// Unpacks a page of data and checks its counts: of `delta`-encoded byte arrays their lengths, of a `repeated` column its levels.
+fn unpacked_page(page: Bytes, at: u64, chunk: &ColumnChunkMetaData, delta: bool, repeated: bool) -> Result<()> {
     let len = page.len() as i64;
     let unpacked = guarded("a Parquet page", || {
         let alone = chunk.clone().into_builder().set_data_page_offset(0).set_dictionary_page_offset(None).set_total_compressed_size(len);
         let alone = alone.build().map_err(parquet_error)?;
         SerializedPageReader::new(Arc::new(page), &alone, 0, None).and_then(|mut r| r.get_next_page()).map_err(parquet_error)
     });
-    let levels = |max: i16| usize::from(max > 0);
     let column = chunk.column_descr();
+    let too_long = || damaged(at, "its levels are longer than it is");
     let (data, values, encoding) = match unpacked.map_err(|e| e.context(format!("the Parquet page at offset {at}")))? {
-        Some(Page::DataPage { buf, num_values, encoding, .. }) => {
+        Some(Page::DataPage { buf, num_values, encoding, rep_level_encoding, def_level_encoding, .. }) => {
             let mut data = buf;
-            for _ in 0..levels(column.max_rep_level()) + levels(column.max_def_level()) {
-                let len = data.split_first_chunk::<4>().map(|(len, _)| u32::from_le_bytes(*len) as usize + 4);
-                let len = len.filter(|&len| len <= data.len()).ok_or_else(|| damaged(at, "its levels are longer than it is"))?;
-                data = data.slice(len..);
+            let kinds = [(column.max_rep_level(), rep_level_encoding, repeated), (column.max_def_level(), def_level_encoding, false)];
+            for (max, coding, counted) in kinds.into_iter().filter(|&(max, ..)| max > 0) {
+                let (prefix, len) = match (coding, data.split_first_chunk::<4>()) {
+                    (Encoding::RLE, Some((len, _))) => (4, u32::from_le_bytes(*len) as usize),
+                    (Encoding::RLE, None) => return Err(too_long()),
+                    // Bits without a head, as old writers have them: there are as many levels as values.
+                    _ => (0, (u64::from(num_values) * u64::from(bits(max))).div_ceil(8) as usize),
+                };
+                let levels = data.get(prefix..).and_then(|rest| rest.get(..len)).ok_or_else(too_long)?;
+                if counted && coding == Encoding::RLE {
+                    count_levels(levels, chunk, u64::from(num_values)).ok_or_else(|| damaged(at, TOO_FEW_LEVELS))?;
+                }
+                data = data.slice(prefix + len..);
             }
             (data, num_values, encoding)
         }
         Some(Page::DataPageV2 { buf, num_values, encoding, rep_levels_byte_len, def_levels_byte_len, .. }) => {
             let levels = rep_levels_byte_len as usize + def_levels_byte_len as usize;
             if levels > buf.len() {
-                return Err(damaged(at, "its levels are longer than it is"));
+                return Err(too_long());
             }
             (buf.slice(levels..), num_values, encoding)
         }
         _ => return Err(damaged(at, "it is no page of data")),
     };
+    if !delta {
+        return Ok(());
+    }
     let counted = delta_run(&data, values).and_then(|len| match encoding {
         Encoding::DELTA_BYTE_ARRAY => delta_run(&data[len..], values),
         _ => Some(len),
@@ -149,21 +219,48 @@ fn delta_page(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> Result<()> {
     counted.map(drop).ok_or_else(|| damaged(at, "its lengths are not those of its values"))
 }
 
+/// How many bits a level takes.
+fn bits(max: i16) -> u32 {
+    i16::BITS - max.leading_zeros()
+}
+
+/// `None` if runs of repetition levels hold fewer than `wanted`, or are damaged (the hybrid of run lengths and bit packing).
+fn count_levels(runs: &[u8], chunk: &ColumnChunkMetaData, wanted: u64) -> Option<()> {
+    let width = bits(chunk.column_descr().max_rep_level()) as usize;
+    let (mut rest, mut found) = (runs, 0u64);
+    while found < wanted {
+        let head = varint(&mut rest)?;
+        // A head of 0 ends the runs; longer ones than any page has do not occur.
+        let len = u32::try_from(head >> 1).ok().filter(|_| head > 0)?;
+        if head & 1 == 0 {
+            rest = rest.get(width.div_ceil(8)..)?;
+            found += u64::from(len);
+        } else {
+            // Groups of eight. The last one may be cut short.
+            let taken = (len as usize).saturating_mul(width).min(rest.len());
+            found += (taken * 8 / width) as u64;
+            rest = &rest[taken..];
+        }
+    }
+    Some(())
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut v = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&b, after) = rest.split_first()?;
+        *rest = after;
+        v |= u64::from(b & 0x7f) << shift;
+        if b < 0x80 {
+            return Some(v);
+        }
+    }
+    None
+}
+
 /// How many bytes a run of delta-packed integers takes; `None` if it has more than `most`, or is cut off.
 fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
     let mut rest = bytes;
-    let varint = |rest: &mut &[u8]| {
-        let mut v = 0u64;
-        for shift in (0..64).step_by(7) {
-            let (&b, after) = rest.split_first()?;
-            *rest = after;
-            v |= u64::from(b & 0x7f) << shift;
-            if b < 0x80 {
-                return Some(v);
-            }
-        }
-        None
-    };
     let (block, minis, count) = (varint(&mut rest)?, varint(&mut rest)?, varint(&mut rest)?);
     varint(&mut rest)?;
     if count > u64::from(most) || minis == 0 || minis > 1 << 16 || block > 1 << 24 || !block.is_multiple_of(minis) || block == 0 {
@@ -194,35 +291,38 @@ fn damaged(at: u64, what: &str) -> Error {
 impl Header {
     fn read(c: &mut Compact<'_>) -> Result<Self, Bad> {
         let mut this = Self { decoded: -1, stored: -1, ..Self::default() };
-        c.fields(|c, id, ty| {
+        c.fields(fields::PAGE_HEADER, |c, id, ty| {
             match (id, ty) {
+                (1, Type::I32) => this.kind = c.i32()?,
                 (2, Type::I32) => this.decoded = c.i32()?,
                 (3, Type::I32) => this.stored = c.i32()?,
+                (5 | 7 | 8, Type::Struct) if this.body.replace(id).is_some() => return Err(c.bad("it has more than one header")),
                 (5 | 7, Type::Struct) => {
-                    this.dictionary = id == 7;
-                    c.fields(|c, id, ty| match (id, ty) {
-                        (1, Type::I32) => {
-                            this.values = c.int()?;
-                            Ok(true)
+                    let known = if id == 5 { fields::DATA_PAGE_HEADER } else { fields::DICTIONARY_PAGE_HEADER };
+                    c.fields(known, |c, id, ty| {
+                        match (id, ty) {
+                            (1, Type::I32) => this.values = i64::from(c.i32()?),
+                            (2, Type::I32) => this.encoding = c.i32()?,
+                            (4, Type::I32) => this.levels_encoding = c.i32()?,
+                            _ => return Ok(false),
                         }
-                        (2, Type::I32) => {
-                            this.encoding = c.i32()?;
-                            Ok(true)
-                        }
-                        _ => Ok(false),
+                        Ok(true)
                     })?;
                 }
                 (8, Type::Struct) => {
-                    c.fields(|c, id, ty| {
+                    c.fields(fields::DATA_PAGE_HEADER_V2, |c, id, ty| {
                         match (id, ty) {
-                            (1, Type::I32) => this.values = c.int()?,
-                            (2, Type::I32) => this.nulls = c.int()?,
-                            (3, Type::I32) => this.rows = c.int()?,
+                            (1, Type::I32) => this.values = i64::from(c.i32()?),
+                            (2, Type::I32) => this.nulls = i64::from(c.i32()?),
+                            (3, Type::I32) => this.rows = i64::from(c.i32()?),
                             (4, Type::I32) => this.encoding = c.i32()?,
                             (5 | 6, Type::I32) => {
                                 let len = i64::from(c.i32()?);
                                 // Either below zero shows, whatever the other is.
                                 this.levels = if len < 0 || this.levels < 0 { -1 } else { this.levels + len };
+                                if id == 6 {
+                                    this.repetition_levels = len;
+                                }
                             }
                             _ => return Ok(false),
                         }
@@ -233,6 +333,9 @@ impl Header {
             }
             Ok(true)
         })?;
+        if this.decoded < 0 || this.stored < 0 {
+            return Err(c.bad("its size is below zero, or it has none"));
+        }
         Ok(this)
     }
 }

@@ -75,7 +75,7 @@ impl Read {
         let group = arrow.metadata().row_group(row_group);
         let leaves = || (0..group.num_columns()).filter(|&i| mask.leaf_included(i));
         let place = |i: usize| {
-            // The footer was scanned: no offset is below zero.
+            // The footer was checked: no offset is below zero.
             let (start, len) = group.column(i).byte_range();
             start..start + len
         };
@@ -109,7 +109,7 @@ impl Read {
             chunks,
             indexes,
             held: Held::default(),
-            checker: Checker::default(),
+            checker: Checker::new(select),
             decoder: None,
             decoded: Vec::new(),
             decoded_bytes: 0,

@@ -1,5 +1,7 @@
 //! Just as much of Thrift's compact protocol as it takes to walk over Parquet's footers and page headers without building them.
 //!
+//! What a field must be is said by [`super::fields`].
+//!
 //! Nothing is allocated, no length is believed that is longer than what is there, and recursion has a limit.
 
 /// What is wrong, and where in the bytes.
@@ -24,6 +26,21 @@ pub(super) enum Type {
     Map,
     Struct,
     Uuid,
+}
+
+/// What a value is, where the format says so.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Bool,
+    I8,
+    I16,
+    I32,
+    I64,
+    Double,
+    Binary,
+    List(&'static Kind),
+    /// Its fields by number; others are passed over.
+    Struct(&'static [(i16, Kind)]),
 }
 
 /// Deepest nesting of what is skipped.
@@ -97,16 +114,45 @@ impl<'a> Compact<'a> {
         Ok(taken)
     }
 
-    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is skipped.
-    pub fn fields(&mut self, mut f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
+    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is passed over, and must be what `known` says.
+    pub fn fields(&mut self, known: &[(i16, Kind)], f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
+        self.fields_at(known, 0, f)
+    }
+
+    fn fields_at(&mut self, known: &[(i16, Kind)], depth: u32, mut f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
         let mut last = 0i16;
         while let Some((id, ty)) = self.field(last)? {
             last = id;
             if !f(self, id, ty)? {
-                self.skip(ty, 0)?;
+                match known.iter().find(|(number, _)| *number == id) {
+                    Some((_, kind)) => self.pass(ty, kind, depth)?,
+                    None => self.skip(ty, depth)?,
+                }
             }
         }
         Ok(())
+    }
+
+    /// Passes over a value that must be of `kind`, with all that is in it.
+    fn pass(&mut self, ty: Type, kind: &Kind, depth: u32) -> Result<()> {
+        match (kind, ty) {
+            (Kind::List(kind), Type::List) => {
+                let (ty, n) = self.list()?;
+                for _ in 0..n {
+                    self.pass(ty, kind, depth + 1)?;
+                }
+                Ok(())
+            }
+            (Kind::Struct(known), Type::Struct) => self.fields_at(known, depth + 1, |_, _, _| Ok(false)),
+            (Kind::Bool, Type::Bool(_))
+            | (Kind::I8, Type::I8)
+            | (Kind::I16, Type::I16)
+            | (Kind::I32, Type::I32)
+            | (Kind::I64, Type::I64)
+            | (Kind::Double, Type::Double)
+            | (Kind::Binary, Type::Binary) => self.skip(ty, depth),
+            _ => Err(self.bad("a field is of another type than the format says")),
+        }
     }
 
     #[inline]
@@ -146,6 +192,10 @@ impl<'a> Compact<'a> {
     #[inline]
     pub fn list(&mut self) -> Result<(Type, usize)> {
         let head = self.byte()?;
+        if head == 0 {
+            // Some writers give an empty list no type.
+            return Ok((Type::Struct, 0));
+        }
         let ty = self.kind(head & 15)?;
         let len = match head >> 4 {
             15 => self.varint()?,
@@ -162,7 +212,7 @@ impl<'a> Compact<'a> {
             return Err(self.bad("values are nested too deeply"));
         }
         match ty {
-            // Inside a field its head has the value; inside a list it is a byte, which `skip_element` takes.
+            // Inside a field its head has the value.
             Type::Bool(_) => {}
             Type::I8 => drop(self.byte()?),
             Type::I16 | Type::I32 | Type::I64 => drop(self.varint()?),
@@ -199,7 +249,8 @@ impl<'a> Compact<'a> {
 
     fn skip_element(&mut self, ty: Type, depth: u32) -> Result<()> {
         match ty {
-            Type::Bool(_) => self.jump(1),
+            // Readers differ in whether one takes a byte, and nothing in footers and page headers is made of them.
+            Type::Bool(_) => Err(self.bad("a list has booleans in it")),
             ty => self.skip(ty, depth),
         }
     }

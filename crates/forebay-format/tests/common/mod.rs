@@ -3,10 +3,29 @@
 
 use forebay_core::Result;
 use forebay_format::{ArchiveKind, Decompressor, Indexer, MemberDecoder, MemberIndex, Place, ScanStep};
-use std::{ops::Range, path::Path, process::Command};
+use std::{
+    io::Write,
+    ops::Range,
+    path::Path,
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it.
-pub struct Rng(u64);
+/// `n`, times `FOREBAY_TEST_CASES`.
+pub fn cases(n: usize) -> usize {
+    std::env::var("FOREBAY_TEST_CASES").map_or(n, |f| n * f.parse::<usize>().expect("FOREBAY_TEST_CASES is a number"))
+}
+
+/// A test that takes longer hangs.
+const HANG: Duration = Duration::from_secs(600);
+
+/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it. A test that hangs is ended, with its seed.
+pub struct Rng {
+    state: u64,
+    /// The watchdog looks whether this is still there.
+    _runs: Option<Arc<()>>,
+}
 
 impl Rng {
     pub fn new() -> Self {
@@ -15,16 +34,29 @@ impl Rng {
             Err(_) => std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64,
         };
         println!("replay with FOREBAY_TEST_SEED={seed}");
-        Self(seed)
+        let runs = Arc::new(());
+        let (watched, began) = (Arc::downgrade(&runs), Instant::now());
+        let test = std::thread::current().name().unwrap_or_default().to_owned();
+        std::thread::spawn(move || {
+            while watched.strong_count() > 0 {
+                if began.elapsed() > HANG {
+                    // Not `eprintln!`: what that writes is kept for a report that nobody will make.
+                    let _ = writeln!(std::io::stderr(), "{test} hangs; replay with FOREBAY_TEST_SEED={seed}");
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        Self { state: seed, _runs: Some(runs) }
     }
 
     pub fn with_seed(seed: u64) -> Self {
-        Self(seed)
+        Self { state: seed, _runs: None }
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
