@@ -225,7 +225,10 @@ fn fuzz_lz4() {
         |rng, bytes| make::shape_lz4(rng, bytes),
         |bytes, rng| {
             let ours = decompress_twice(Codec::Lz4, bytes, rng);
-            if let (Ok(out), Some(theirs)) = (&ours, model::lz4(bytes, UNPACKED_MAX)) {
+            // The model knows legacy streams too, and takes a lot of memory for them.
+            if let Ok(out) = &ours
+                && let Some(theirs) = model::lz4(bytes, UNPACKED_MAX)
+            {
                 assert!(*out == theirs, "{} {}", out.len(), theirs.len());
             }
             outcome(ours.map(|out| out.len().min(3)))
