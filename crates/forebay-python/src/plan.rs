@@ -7,6 +7,7 @@
 use crate::{
     batch::fill_view,
     failure::{Failure, Result},
+    sync::Mutex,
 };
 use forebay_core::limits;
 use forebay_plan::{
@@ -20,11 +21,7 @@ use pyo3::{
     pybacked::PyBackedBytes,
 };
 use serde::de::DeserializeOwned;
-use std::{
-    collections::HashMap,
-    os::raw::c_int,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, os::raw::c_int, sync::Arc};
 
 fn parse<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
     serde_json::from_str(json).map_err(|e| Failure::invalid(format!("this is no {what}: {e}")))
@@ -271,13 +268,13 @@ pub struct Steps(Mutex<forebay_plan::Steps>);
 impl Steps {
     /// The step of this number; None past the end.
     fn step(&self, py: Python<'_>, number: u64) -> PyResult<Option<Step>> {
-        let found = py.detach(|| self.lock().step(number)).map_err(Failure::from)?;
+        let found = py.detach(|| self.0.lock().step(number)).map_err(Failure::from)?;
         Ok(found.map(Step))
     }
 
     /// Steps until the end, of all workers; None if nobody knows without going there.
     fn count(&self) -> Option<u64> {
-        self.lock().total()
+        self.0.lock().total()
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -285,14 +282,8 @@ impl Steps {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Step>> {
-        let found = py.detach(|| self.lock().next()).transpose().map_err(Failure::from)?;
+        let found = py.detach(|| self.0.lock().next()).transpose().map_err(Failure::from)?;
         Ok(found.map(Step))
-    }
-}
-
-impl Steps {
-    fn lock(&self) -> std::sync::MutexGuard<'_, forebay_plan::Steps> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
