@@ -24,7 +24,9 @@ run_rust() {
     cargo test --release --locked --no-run
     # A test that hangs is named after a minute and ended, with its binary, after half an hour: 124 is then its exit status.
     if cargo --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "1800"]' test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
-    rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 } END { printf "%d passed, %d failed", ok, bad }' "$log")"
+    rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 }
+        /^  process did.*exit successfully/ && !/exit status: 101/ { ended += 1 }
+        END { printf "%d passed, %d failed", ok, bad; if (ended) printf ", %d binaries ended early", ended }' "$log")"
 }
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
