@@ -209,6 +209,8 @@ struct Lie {
     columns: usize,
     /// A field of the column's metadata that comes last: number, type, value.
     last: Option<(i64, u8, i64)>,
+    /// The column is described twice, and has this dictionary the first time.
+    twice: Option<i64>,
 }
 
 const TRUTH: Lie = Lie {
@@ -224,6 +226,7 @@ const TRUTH: Lie = Lie {
     schema: Vec::new(),
     columns: 1,
     last: None,
+    twice: None,
 };
 
 impl Lie {
@@ -245,7 +248,9 @@ impl Lie {
         ];
         meta.extend(self.dictionary.map(|d| (11, I64, int(d))));
         meta.extend(self.last.map(|(id, ty, v)| (id, ty, int(v))));
-        let mut chunk = vec![(2, I64, int(0)), (3, STRUCT, fields(&meta))];
+        let mut chunk = vec![(2, I64, int(0))];
+        chunk.extend(self.twice.map(|d| (3, STRUCT, fields(&[meta.as_slice(), &[(11, I64, int(d))]].concat()))));
+        chunk.push((3, STRUCT, fields(&meta)));
         chunk.extend(self.file.map(|f| (1, TEXT, text(f))));
         let chunk = fields(&chunk);
         let group =
@@ -273,6 +278,7 @@ fn parquet_footers_that_no_writer_would_write() {
         // A decoder takes a field for what its number says.
         ("a dictionary that is a short number", Lie { last: Some((11, I16, -4)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
         ("an index page that is a text", Lie { last: Some((10, TEXT, 0)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
+        ("a column that is described twice", Lie { twice: Some(-4), ..TRUTH }, ErrorKind::Corrupt, "decode to others"),
         ("a second offset, below zero", Lie { last: Some((9, I64, -4)), ..TRUTH }, ErrorKind::Corrupt, "below zero"),
         ("a size below zero", Lie { stored: -1, ..TRUTH }, ErrorKind::Corrupt, "below zero"),
         ("a size past the end", Lie { stored: i64::MAX, ..TRUTH }, ErrorKind::Corrupt, "outside"),
