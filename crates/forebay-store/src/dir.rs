@@ -7,7 +7,7 @@
 use crate::{
     config::IDENTITY_RESERVE_BYTES,
     disk::{Disk, OpenMode, PREPARED_BYTES},
-    identity::Identity,
+    identity::{self, Identity},
     segment::{Segment, Segments},
     stats::DirState,
     sync::{
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 use forebay_core::{Error, Result, units::format_bytes};
-use std::{collections::BTreeMap, fs::File, io, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 const PAGE_BYTES: u64 = 4 << 10;
 
@@ -69,7 +69,7 @@ pub struct Directory {
     pub asked_in_turn: AtomicU64,
     health: AtomicU8,
     retry_at: AtomicU32,
-    _lock: File,
+    _lock: identity::Lock,
 }
 
 #[derive(Default)]
@@ -110,7 +110,7 @@ pub struct Opening {
     pub capacity: u64,
     pub segment_bytes: u64,
     pub identity: Identity,
-    pub lock: File,
+    pub lock: identity::Lock,
 }
 
 impl Directory {

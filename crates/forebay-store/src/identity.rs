@@ -107,8 +107,28 @@ pub fn random() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Takes the directory for this process; it is given back when the file is dropped, or the process ends.
-pub fn lock(dir: &Path) -> Result<File> {
+/// A directory that belongs to this process, until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+    pid: u32,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file would not do: a process that was forked meanwhile may have it open for a moment, or as long as it lives. There it is
+        // not the child's to give back.
+        if self.pid == std::process::id() {
+            let _ = self.file.unlock();
+        }
+    }
+}
+
+/// Takes the directory for this process.
+///
+/// # Errors
+/// `Conflict` if it belongs to another.
+pub fn lock(dir: &Path) -> Result<Lock> {
     let path = dir.join(LOCK);
     let file = OpenOptions::new()
         .read(true)
@@ -123,11 +143,75 @@ pub fn lock(dir: &Path) -> Result<File> {
                 .source(e)
         })?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock { file, pid: std::process::id() }),
         Err(TryLockError::WouldBlock) => {
             Err(Error::new(ErrorKind::Conflict, format!("cache directory {} is in use by another process", dir.display()))
                 .hint("give each forebay process a cache directory of its own"))
         }
         Err(TryLockError::Error(e)) => Err(Error::internal(format!("cache directory {} cannot be locked", dir.display())).source(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A forked process that has all files open that this one has, until it is killed.
+    struct Forked(libc::pid_t);
+
+    impl Forked {
+        fn new(run: impl FnOnce()) -> Self {
+            // SAFETY: the child calls nothing that another thread's state could stand in the way of: `run` is as careful, and it never returns.
+            match unsafe { libc::fork() } {
+                0 => {
+                    run();
+                    loop {
+                        // SAFETY: waits for a signal, and touches nothing.
+                        unsafe { libc::pause() };
+                    }
+                }
+                pid => Self(pid),
+            }
+        }
+    }
+
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            // SAFETY: a child of this process, not waited for yet.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_is_given_back_though_a_forked_process_has_its_lock_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap();
+        let forked = Forked::new(|| ());
+        assert_eq!(lock(dir.path()).unwrap_err().kind(), ErrorKind::Conflict);
+        drop(held);
+        drop(lock(dir.path()).unwrap());
+        drop(forked);
+    }
+
+    #[test]
+    fn a_forked_process_does_not_give_back_what_is_not_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap();
+        let done = dir.path().join("done");
+        let (mut inside, path) = (Some(held), std::ffi::CString::new(done.as_os_str().as_encoded_bytes()).unwrap());
+        let forked = Forked::new(|| {
+            drop(inside.take());
+            // SAFETY: a path that ends with a zero.
+            unsafe { libc::mkdir(path.as_ptr(), 0o700) };
+        });
+        while !done.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(lock(dir.path()).unwrap_err().kind(), ErrorKind::Conflict);
+        drop((forked, inside));
+        drop(lock(dir.path()).unwrap());
     }
 }

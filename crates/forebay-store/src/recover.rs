@@ -28,7 +28,6 @@ use crate::{
 use forebay_core::{Clock, Error, Result};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io,
     ops::ControlFlow,
     path::PathBuf,
@@ -52,7 +51,7 @@ pub struct Found {
     checkpoint_bytes: u64,
     /// Some file could not be used: the cause, and what the directory is thereby.
     trouble: Option<(DirState, io::Error)>,
-    lock: File,
+    lock: identity::Lock,
 }
 
 /// A piece of the log that is to be read.
