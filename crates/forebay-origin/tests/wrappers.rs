@@ -89,7 +89,8 @@ async fn no_attempt_begins_after_the_deadline() {
     b.faults.always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
     let begun = Instant::now();
     assert!(origin.head("a").await.is_err());
-    assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
+    // A thousand attempts take much longer.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
