@@ -1,4 +1,5 @@
-# Everything that is built or installed is kept in $(FOREBAY_CACHE), outside the checkout. The work is done by the scripts in tools/.
+# Everything that is built or installed is kept in $(FOREBAY_CACHE), outside the checkout. The work
+# is done by the scripts in tools/.
 
 FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE

@@ -28,7 +28,9 @@ class Cell:
     """A line that is being measured; what goes wrong is seen on its standard error."""
 
     def __init__(self, script: str, cell: dict) -> None:
-        self._process = subprocess.Popen([sys.executable, script, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, script, "--cell", json.dumps(cell)], stdout=subprocess.PIPE, text=True
+        )
 
     def figures(self) -> dict | None:
         """What it measured; None if it failed."""

@@ -22,8 +22,19 @@ import usage
 from nodes import BUCKET, Distance, Node, use_own_environment, write_objects, write_shards
 from report import Report, goal
 
-COLUMNS = [("name", "", 30), ("rtt_ms", "round trip ms", 15), ("epoch_s", "epoch s", 10), ("over_near", "over near %", 13), ("waiting", "waiting %", 11), ("samples", "samples", 9)]
-COLUMNS += [("client_cpu_s", "client CPU s", 14), ("server_cpu_s", "node CPU s", 12), ("moved_mib", "moved MiB", 11)]
+COLUMNS = [
+    ("name", "", 30),
+    ("rtt_ms", "round trip ms", 15),
+    ("epoch_s", "epoch s", 10),
+    ("over_near", "over near %", 13),
+    ("waiting", "waiting %", 11),
+    ("samples", "samples", 9),
+]
+COLUMNS += [
+    ("client_cpu_s", "client CPU s", 14),
+    ("server_cpu_s", "node CPU s", 12),
+    ("moved_mib", "moved MiB", 11),
+]
 VARIES_NEAR, VARIES_FAR = 5.0, 10.0
 FLIGHT = 32
 
@@ -67,7 +78,13 @@ class ManySamples(Samples):
 
             async def one(index: int) -> int:
                 async with slots:
-                    return len(bytes(await (await obstore.get_async(self.store, self.cell["names"][index])).bytes_async()))
+                    return len(
+                        bytes(
+                            await (
+                                await obstore.get_async(self.store, self.cell["names"][index])
+                            ).bytes_async()
+                        )
+                    )
 
             return await asyncio.gather(*(one(i) for i in indices))
 
@@ -77,7 +94,13 @@ class ManySamples(Samples):
 def loader(dataset, cell: dict) -> Iterator[int]:
     import torch.utils.data
 
-    for batch in torch.utils.data.DataLoader(dataset, batch_size=cell["batch"], num_workers=1, multiprocessing_context="fork", collate_fn=list):
+    for batch in torch.utils.data.DataLoader(
+        dataset,
+        batch_size=cell["batch"],
+        num_workers=1,
+        multiprocessing_context="fork",
+        collate_fn=list,
+    ):
         yield len(batch)
 
 
@@ -94,13 +117,24 @@ def web(cell: dict) -> Iterator[int]:
     import webdataset
 
     urls = [f"pipe:curl -s -f {cell['url']}/{BUCKET}/{shard}" for shard in cell["shard_names"]]
-    data = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).to_tuple("bin").batched(cell["batch"], collation_fn=list)
-    for batch in torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"):
+    data = (
+        webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+        .to_tuple("bin")
+        .batched(cell["batch"], collation_fn=list)
+    )
+    for batch in torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=2, multiprocessing_context="fork"
+    ):
         yield len(batch)
 
 
 WAYS = {"stream": stream, "one": one, "many": many, "web": web}
-NAMES = {"stream": "forebay, stream", "one": "DataLoader, one GET at a time", "many": f"DataLoader, {FLIGHT} GETs in flight", "web": "webdataset, 2 workers"}
+NAMES = {
+    "stream": "forebay, stream",
+    "one": "DataLoader, one GET at a time",
+    "many": f"DataLoader, {FLIGHT} GETs in flight",
+    "web": "webdataset, 2 workers",
+}
 
 
 def run(cell: dict) -> dict:
@@ -121,15 +155,45 @@ def run(cell: dict) -> dict:
         samples += count
         time.sleep(cell["step_ms"] / 1000 * count)
     seconds = time.monotonic() - began
-    return {"samples": samples, "epoch_s": seconds, "waiting": waited / seconds * 100, "client_cpu_s": usage.cpu_seconds(me) - cpu, "server_cpu_s": usage.cpu_seconds(cell["node_pid"]) - node}
+    return {
+        "samples": samples,
+        "epoch_s": seconds,
+        "waiting": waited / seconds * 100,
+        "client_cpu_s": usage.cpu_seconds(me) - cpu,
+        "server_cpu_s": usage.cpu_seconds(cell["node_pid"]) - node,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rtts", type=float, nargs="*", default=[0.0, 1.0, 10.0, 30.0, 100.0], help="milliseconds; the first is what the others are compared with")
-    parser.add_argument("--samples", type=int, nargs=2, default=[1536, 256], help="of the small and of the large size")
-    parser.add_argument("--rival-samples", type=int, nargs=2, default=[128, 32], help="that rivals read; their epoch is told for all")
-    parser.add_argument("--step-ms", type=float, nargs=2, default=[7.35, 40.0], help="of one sample, small and large")
+    parser.add_argument(
+        "--rtts",
+        type=float,
+        nargs="*",
+        default=[0.0, 1.0, 10.0, 30.0, 100.0],
+        help="milliseconds; the first is what the others are compared with",
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        nargs=2,
+        default=[1536, 256],
+        help="of the small and of the large size",
+    )
+    parser.add_argument(
+        "--rival-samples",
+        type=int,
+        nargs=2,
+        default=[128, 32],
+        help="that rivals read; their epoch is told for all",
+    )
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        nargs=2,
+        default=[7.35, 40.0],
+        help="of one sample, small and large",
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
@@ -138,37 +202,78 @@ def main() -> None:
     cells.work_if_asked(args, run)
 
     use_own_environment()
-    report = Report("Epochs at a distance", COLUMNS, {"batch": args.batch, "distance": "a proxy that holds bytes back in both directions"})
+    report = Report(
+        "Epochs at a distance",
+        COLUMNS,
+        {"batch": args.batch, "distance": "a proxy that holds bytes back in both directions"},
+    )
     with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
         directory = Path(directory)
         files = directory / "files"
-        sizes = list(zip((100_000, 2_000_000), args.samples, args.rival_samples, args.step_ms, strict=True))
+        sizes = list(
+            zip((100_000, 2_000_000), args.samples, args.rival_samples, args.step_ms, strict=True)
+        )
         sources = {}
         for size, samples, rival, _ in sizes:
             members = write_shards(files, f"shards-{size}", samples, size, 32_000_000)
-            sources[size] = (sorted({shard for shard, _ in members}), write_objects(files, f"loose-{size}", rival, size))
+            sources[size] = (
+                sorted({shard for shard, _ in members}),
+                write_objects(files, f"loose-{size}", rival, size),
+            )
         with Node(directory, "node", files=files, unix=False) as node:
             for size, samples, rival, step_ms in sizes:
                 report.heading(f"samples of {size / 1e6:g} MB, a step of {step_ms} ms a sample")
                 near: dict[str, float] = {}
                 for rtt in args.rtts:
-                    with Distance(directory, f"distance-{size}-{rtt}", node.address, rtt_ms=rtt) as far:
+                    with Distance(
+                        directory, f"distance-{size}-{rtt}", node.address, rtt_ms=rtt
+                    ) as far:
                         for way in args.ways:
                             shards, names = sources[size]
                             per_shard = -(-samples // len(shards))
-                            used = shards if way == "stream" else shards[: max(2, -(-rival // per_shard))]
-                            cell = {"way": way, "url": far.url, "batch": args.batch, "step_ms": step_ms, "node_pid": node.pid, "shards": f"shards-{size}", "shard_names": used, "names": names}
+                            used = (
+                                shards
+                                if way == "stream"
+                                else shards[: max(2, -(-rival // per_shard))]
+                            )
+                            cell = {
+                                "way": way,
+                                "url": far.url,
+                                "batch": args.batch,
+                                "step_ms": step_ms,
+                                "node_pid": node.pid,
+                                "shards": f"shards-{size}",
+                                "shard_names": used,
+                                "names": names,
+                            }
                             before = far.moved()
-                            row = {"name": NAMES[way], "rtt_ms": rtt, **cells.measured(__file__, cell, NAMES[way])}
+                            row = {
+                                "name": NAMES[way],
+                                "rtt_ms": rtt,
+                                **cells.measured(__file__, cell, NAMES[way]),
+                            }
                             if way == "stream" and row["samples"] < samples - samples % args.batch:
-                                sys.exit(f"the stream brought {row['samples']} of {samples} samples")
-                            row["moved_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)
+                                sys.exit(
+                                    f"the stream brought {row['samples']} of {samples} samples"
+                                )
+                            row["moved_mib"] = (
+                                far.moved()["bytes_to_client"] - before["bytes_to_client"]
+                            ) / (1 << 20)
                             row["epoch_s"] *= samples / row["samples"]
-                            row["over_near"] = 100 * (row["epoch_s"] / near.setdefault(way, row["epoch_s"]) - 1)
+                            row["over_near"] = 100 * (
+                                row["epoch_s"] / near.setdefault(way, row["epoch_s"]) - 1
+                            )
                             if way == "stream" and rtt:
-                                row["goals"] = [goal("over_near", at_most=VARIES_NEAR if rtt <= 30 else VARIES_FAR)]
+                                row["goals"] = [
+                                    goal(
+                                        "over_near",
+                                        at_most=VARIES_NEAR if rtt <= 30 else VARIES_FAR,
+                                    )
+                                ]
                             report.add(row)
-    print("\n  the paper, ResNet-50 on 10 GB of ImageNet, s: PyTorch 172 near, 4,232 at 30 ms; its own 157 and 156")
+    print(
+        "\n  the paper, ResNet-50 on 10 GB of ImageNet, s: PyTorch 172 near, 4,232 at 30 ms; its own 157 and 156"
+    )
     report.save(args.save)
 
 

@@ -21,7 +21,14 @@ from nodes import BUCKET, Node, use_own_environment
 from report import Report, goal
 from text import passages
 
-COLUMNS = [("name", "", 18), ("perplexity", "perplexity", 12), ("spread", "± over seeds", 14), ("over_full", "over full", 11), ("closed", "closed %", 10), ("seconds", "s each", 8)]
+COLUMNS = [
+    ("name", "", 18),
+    ("perplexity", "perplexity", 12),
+    ("spread", "± over seeds", 14),
+    ("over_full", "over full", 11),
+    ("closed", "closed %", 10),
+    ("seconds", "s each", 8),
+]
 CLOSED = 85.0
 WIDTH = 128
 HELD_OUT = 21
@@ -47,10 +54,16 @@ def train(cell: dict) -> dict:
 
         def loss(self, rows: torch.Tensor) -> torch.Tensor:
             hidden, _ = self.recur(self.embed(rows[:, :-1]))
-            return functional.cross_entropy(self.read_out(hidden).flatten(0, 1), rows[:, 1:].flatten())
+            return functional.cross_entropy(
+                self.read_out(hidden).flatten(0, 1), rows[:, 1:].flatten()
+            )
 
     def tensor(texts) -> torch.Tensor:
-        return torch.from_numpy(np.frombuffer(b"".join(bytes(t) for t in texts), np.uint8).reshape(len(texts), cell["size"]).astype(np.int64))
+        return torch.from_numpy(
+            np.frombuffer(b"".join(bytes(t) for t in texts), np.uint8)
+            .reshape(len(texts), cell["size"])
+            .astype(np.int64)
+        )
 
     began = time.monotonic()
     dataset = forebay.open(f"{BUCKET}/text.parquet", url=cell["url"])
@@ -90,7 +103,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16_384, help="passages to train on")
     parser.add_argument("--size", type=int, default=128, help="bytes of a passage")
     parser.add_argument("--block", type=int, default=16, help="rows of a row group")
-    parser.add_argument("--buffer", type=int, default=512, help="rows of the buffers of `window` and `block`")
+    parser.add_argument(
+        "--buffer", type=int, default=512, help="rows of the buffers of `window` and `block`"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=4e-3, help="of learning, at its highest")
     parser.add_argument("--seeds", type=int, default=5)
@@ -106,9 +121,22 @@ def main() -> None:
     import pyarrow.parquet
 
     use_own_environment()
-    orders = {"none": "none", "window": f"window:{args.buffer}", "block": f"block:{args.buffer // args.block}", "full": "full"}
-    settings = {"rows": f"{args.rows:,} of {args.size} bytes", "block": args.block, "buffer": f"{args.buffer} rows", "seeds": args.seeds, "steps": args.rows // args.batch}
-    report = Report("Perplexity by the order of training, one pass over a dictionary", COLUMNS, settings)
+    orders = {
+        "none": "none",
+        "window": f"window:{args.buffer}",
+        "block": f"block:{args.buffer // args.block}",
+        "full": "full",
+    }
+    settings = {
+        "rows": f"{args.rows:,} of {args.size} bytes",
+        "block": args.block,
+        "buffer": f"{args.buffer} rows",
+        "seeds": args.seeds,
+        "steps": args.rows // args.batch,
+    }
+    report = Report(
+        "Perplexity by the order of training, one pass over a dictionary", COLUMNS, settings
+    )
     with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
         directory = Path(directory)
         files = directory / "files"
@@ -117,22 +145,52 @@ def main() -> None:
         held_out = directory / "held-out"
         held_out.write_bytes(b"".join(texts[HELD_OUT // 2 :: HELD_OUT]))
         rows = [t for i, t in enumerate(texts) if i % HELD_OUT != HELD_OUT // 2]
-        pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(rows, pyarrow.binary())}), files / "text.parquet", row_group_size=args.block)
-        common = {"size": args.size, "batch": args.batch, "rate": args.rate, "held_out": str(held_out)}
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": pyarrow.array(rows, pyarrow.binary())}),
+            files / "text.parquet",
+            row_group_size=args.block,
+        )
+        common = {
+            "size": args.size,
+            "batch": args.batch,
+            "rate": args.rate,
+            "held_out": str(held_out),
+        }
         with Node(directory, "node", files=files) as node:
-            trainings = [common | {"url": node.unix_url, "shuffle": s, "seed": seed} for seed in range(1, args.seeds + 1) for s in orders.values()]
+            trainings = [
+                common | {"url": node.unix_url, "shuffle": s, "seed": seed}
+                for seed in range(1, args.seeds + 1)
+                for s in orders.values()
+            ]
             outcomes = run_all(trainings, args.beside)
-    by_order = {name: [o for o, c in zip(outcomes, trainings, strict=True) if c["shuffle"] == s] for name, s in orders.items()}
+    by_order = {
+        name: [o for o, c in zip(outcomes, trainings, strict=True) if c["shuffle"] == s]
+        for name, s in orders.items()
+    }
     values = {name: [o["perplexity"] for o in of] for name, of in by_order.items()}
     report.heading(f"after {args.rows // args.batch} steps of {args.batch} rows")
     for name, of in by_order.items():
-        row = {"name": orders[name], "perplexity": statistics.mean(values[name]), "spread": statistics.stdev(values[name]), "seconds": statistics.mean(o["seconds"] for o in of)}
-        row |= {"of_each_seed": values[name], "over_full": row["perplexity"] - statistics.mean(values["full"])}
-        row["closed"] = 100 * (statistics.mean(values["none"]) - row["perplexity"]) / (statistics.mean(values["none"]) - statistics.mean(values["full"]))
+        row = {
+            "name": orders[name],
+            "perplexity": statistics.mean(values[name]),
+            "spread": statistics.stdev(values[name]),
+            "seconds": statistics.mean(o["seconds"] for o in of),
+        }
+        row |= {
+            "of_each_seed": values[name],
+            "over_full": row["perplexity"] - statistics.mean(values["full"]),
+        }
+        row["closed"] = (
+            100
+            * (statistics.mean(values["none"]) - row["perplexity"])
+            / (statistics.mean(values["none"]) - statistics.mean(values["full"]))
+        )
         if name == "block":
             row["goals"] = [goal("closed", CLOSED)]
         report.add(row)
-    print("\n  the paper, a 160 M model on wikitext-103: none +1.59, window +0.63, block +0.15 over full")
+    print(
+        "\n  the paper, a 160 M model on wikitext-103: none +1.59, window +0.63, block +0.15 over full"
+    )
     report.save(args.save)
 
 

@@ -24,8 +24,20 @@ from nodes import BUCKET, CREDENTIALS, REGION, Distance, Node, use_own_environme
 from report import Report, goal
 from text import dictionary
 
-COLUMNS = [("name", "", 44), ("rows_per_s", "rows/s", 11), ("mib_per_s", "MiB/s", 9), ("first_s", "first s", 9), ("of_none", "% of none", 11), ("times_row_wise", "× row-wise", 12)]
-COLUMNS += [("client_cpu_us", "client µs/row", 15), ("server_cpu_us", "node µs/row", 13), ("client_mib", "client MiB", 12), ("origin_mib", "moved MiB", 11)]
+COLUMNS = [
+    ("name", "", 44),
+    ("rows_per_s", "rows/s", 11),
+    ("mib_per_s", "MiB/s", 9),
+    ("first_s", "first s", 9),
+    ("of_none", "% of none", 11),
+    ("times_row_wise", "× row-wise", 12),
+]
+COLUMNS += [
+    ("client_cpu_us", "client µs/row", 15),
+    ("server_cpu_us", "node µs/row", 13),
+    ("client_mib", "client MiB", 12),
+    ("origin_mib", "moved MiB", 11),
+]
 OF_NONE, TIMES_ROW_WISE = 95.0, 40.0
 COLUMN = "text"
 
@@ -39,11 +51,21 @@ def write(files: Path, count: int, groups: int, rows: int, row_bytes: int) -> No
     schema = pyarrow.schema([("id", pyarrow.int64()), (COLUMN, pyarrow.string())])
     ids = itertools.count()
     for i in range(count):
-        with pyarrow.parquet.ParquetWriter(folder / f"part-{i:03}.parquet", schema, write_page_index=True) as writer:
+        with pyarrow.parquet.ParquetWriter(
+            folder / f"part-{i:03}.parquet", schema, write_page_index=True
+        ) as writer:
             for _ in range(groups):
                 starts = [order.randrange(len(text) - row_bytes) for _ in range(rows)]
-                columns = [[next(ids) for _ in range(rows)], [text[at : at + row_bytes] for at in starts]]
-                writer.write_table(pyarrow.table([pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema))
+                columns = [
+                    [next(ids) for _ in range(rows)],
+                    [text[at : at + row_bytes] for at in starts],
+                ]
+                writer.write_table(
+                    pyarrow.table(
+                        [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)],
+                        schema,
+                    )
+                )
 
 
 # Ways to read: each yields how many rows came, and their bytes.
@@ -62,8 +84,16 @@ def forebay_stream(cell: dict) -> Iterator[tuple[int, int]]:
     import forebay
     import pyarrow
 
-    dataset = forebay.open(f"{BUCKET}/rows/*.parquet", url=cell["url"], columns=[COLUMN], progress=False)
-    loader = dataset.loader(batch_size=cell["batch"], shuffle=cell["shuffle"], seed=cell["seed"], stream=cell["stream"], epochs=math.inf)
+    dataset = forebay.open(
+        f"{BUCKET}/rows/*.parquet", url=cell["url"], columns=[COLUMN], progress=False
+    )
+    loader = dataset.loader(
+        batch_size=cell["batch"],
+        shuffle=cell["shuffle"],
+        seed=cell["seed"],
+        stream=cell["stream"],
+        epochs=math.inf,
+    )
     for rows in loader:
         yield lengths(pyarrow.record_batch(rows.arrow()).column(COLUMN))
 
@@ -71,8 +101,16 @@ def forebay_stream(cell: dict) -> Iterator[tuple[int, int]]:
 def s3_files(cell: dict):
     import pyarrow.fs
 
-    keys = {"access_key": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}
-    s3 = pyarrow.fs.S3FileSystem(endpoint_override=cell["endpoint"].removeprefix("http://"), scheme="http", region=REGION, **keys)
+    keys = {
+        "access_key": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "secret_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    s3 = pyarrow.fs.S3FileSystem(
+        endpoint_override=cell["endpoint"].removeprefix("http://"),
+        scheme="http",
+        region=REGION,
+        **keys,
+    )
     return s3, [f"{BUCKET}/rows/part-{i:03}.parquet" for i in range(cell["files"])]
 
 
@@ -82,7 +120,11 @@ def pyarrow_scan(cell: dict) -> Iterator[tuple[int, int]]:
     s3, paths = s3_files(cell)
     dataset = pyarrow.dataset.dataset(paths, filesystem=s3, format="parquet")
     while True:
-        yield from (lengths(b.column(COLUMN)) for b in dataset.to_batches(columns=[COLUMN], batch_size=cell["batch"]) if len(b))
+        yield from (
+            lengths(b.column(COLUMN))
+            for b in dataset.to_batches(columns=[COLUMN], batch_size=cell["batch"])
+            if len(b)
+        )
 
 
 def pyarrow_row_wise(cell: dict) -> Iterator[tuple[int, int]]:
@@ -91,19 +133,38 @@ def pyarrow_row_wise(cell: dict) -> Iterator[tuple[int, int]]:
     import pyarrow.parquet
 
     s3, paths = s3_files(cell)
-    files, order = [pyarrow.parquet.ParquetFile(s3.open_input_file(p)) for p in paths], random.Random(cell["seed"])
+    files, order = (
+        [pyarrow.parquet.ParquetFile(s3.open_input_file(p)) for p in paths],
+        random.Random(cell["seed"]),
+    )
     while True:
         of, group = order.choice(files), order.randrange(cell["groups"])
-        yield lengths(of.read_row_group(group, columns=[COLUMN]).column(COLUMN).slice(order.randrange(cell["group_rows"]), 1).combine_chunks())
+        yield lengths(
+            of.read_row_group(group, columns=[COLUMN])
+            .column(COLUMN)
+            .slice(order.randrange(cell["group_rows"]), 1)
+            .combine_chunks()
+        )
 
 
 def hugging_face(cell: dict, streaming: bool):
     import datasets
 
     datasets.disable_progress_bars()
-    options = {"key": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret": CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "client_kwargs": {"endpoint_url": cell["endpoint"]}}
+    options = {
+        "key": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "secret": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        "client_kwargs": {"endpoint_url": cell["endpoint"]},
+    }
     names = [f"s3://{BUCKET}/rows/part-{i:03}.parquet" for i in range(cell["files"])]
-    found = datasets.load_dataset("parquet", data_files=names, split="train", streaming=streaming, storage_options=options, cache_dir=cell["scratch"])
+    found = datasets.load_dataset(
+        "parquet",
+        data_files=names,
+        split="train",
+        streaming=streaming,
+        storage_options=options,
+        cache_dir=cell["scratch"],
+    )
     return found.select_columns([COLUMN])
 
 
@@ -128,9 +189,17 @@ def litdata_streaming(cell: dict) -> Iterator[tuple[int, int]]:
     import litdata
     import litdata.streaming.downloader
 
-    # It builds its obstore client from these options alone, and has none for an endpoint that is plain HTTP.
+    # It builds its obstore client from these options alone, and has none for an endpoint that is
+    # plain HTTP.
     litdata.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
-    data = litdata.StreamingDataset(f"s3://{BUCKET}/litdata", shuffle=True, seed=cell["seed"], cache_dir=cell["scratch"], max_cache_size="10GB", storage_options={"endpoint_url": cell["endpoint"]})
+    data = litdata.StreamingDataset(
+        f"s3://{BUCKET}/litdata",
+        shuffle=True,
+        seed=cell["seed"],
+        cache_dir=cell["scratch"],
+        max_cache_size="10GB",
+        storage_options={"endpoint_url": cell["endpoint"]},
+    )
     while True:
         batch = []
         for row in data:
@@ -140,7 +209,17 @@ def litdata_streaming(cell: dict) -> Iterator[tuple[int, int]]:
                 batch = []
 
 
-WAYS = {f.__name__: f for f in (forebay_stream, pyarrow_scan, pyarrow_row_wise, datasets_streaming, datasets_map, litdata_streaming)}
+WAYS = {
+    f.__name__: f
+    for f in (
+        forebay_stream,
+        pyarrow_scan,
+        pyarrow_row_wise,
+        datasets_streaming,
+        datasets_map,
+        litdata_streaming,
+    )
+}
 
 
 def run(cell: dict) -> dict:
@@ -178,7 +257,9 @@ if __name__ == "__main__":
     litdata.optimize(fn=rows, inputs=sorted(glob.glob({str(files / "rows" / "*.parquet")!r})), output_dir={str(files / "litdata")!r}, chunk_bytes={1000 * row_bytes}, num_workers=1)
 """
     (files.parent / "write_litdata.py").write_text(script)
-    done = subprocess.run([sys.executable, files.parent / "write_litdata.py"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, files.parent / "write_litdata.py"], capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"litdata could not write its copy:\n{done.stderr[-2000:]}")
 
@@ -190,10 +271,26 @@ def main() -> None:
     parser.add_argument("--group-rows", type=int, default=1000)
     parser.add_argument("--row-bytes", type=int, default=6000)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=16, help="row groups in the buffer of `block`; `window` has as many rows")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        default=16,
+        help="row groups in the buffer of `block`; `window` has as many rows",
+    )
     parser.add_argument("--rtt", type=float, default=30.0, help="to the origin, milliseconds")
     parser.add_argument("--seconds", type=float, default=8.0, help="the window of each line")
-    parser.add_argument("--rivals", nargs="*", default=["pyarrow_row_wise", "pyarrow_scan", "datasets_streaming", "datasets_map", "litdata_streaming"], choices=[w for w in WAYS if w != "forebay_stream"])
+    parser.add_argument(
+        "--rivals",
+        nargs="*",
+        default=[
+            "pyarrow_row_wise",
+            "pyarrow_scan",
+            "datasets_streaming",
+            "datasets_map",
+            "litdata_streaming",
+        ],
+        choices=[w for w in WAYS if w != "forebay_stream"],
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the rows to this file, as JSON")
     cells.add_argument(parser)
@@ -202,7 +299,16 @@ def main() -> None:
 
     use_own_environment()
     rows = args.files * args.groups * args.group_rows
-    report = Report("Reading rows of Parquet", COLUMNS, {"rows": f"{rows:,} of {args.row_bytes} bytes", "row group": args.group_rows, "batch": args.batch, "round trip": f"{args.rtt} ms"})
+    report = Report(
+        "Reading rows of Parquet",
+        COLUMNS,
+        {
+            "rows": f"{rows:,} of {args.row_bytes} bytes",
+            "row group": args.group_rows,
+            "batch": args.batch,
+            "round trip": f"{args.rtt} ms",
+        },
+    )
     with tempfile.TemporaryDirectory(prefix="fb-bench-") as directory:
         directory = Path(directory)
         files = directory / "files"
@@ -210,13 +316,36 @@ def main() -> None:
         write(files, args.files, args.groups, args.group_rows, args.row_bytes)
         if "litdata_streaming" in args.rivals:
             write_litdata(files, args.row_bytes)
-        common = {"batch": args.batch, "seconds": args.seconds, "seed": args.seed, "files": args.files, "groups": args.groups, "group_rows": args.group_rows}
+        common = {
+            "batch": args.batch,
+            "seconds": args.seconds,
+            "seed": args.seed,
+            "files": args.files,
+            "groups": args.groups,
+            "group_rows": args.group_rows,
+        }
         common |= {"buffer": args.blocks * args.group_rows}
         lines: dict[str, dict] = {}
-        with Node(directory, "origin", files=files) as origin, Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far:
+        with (
+            Node(directory, "origin", files=files) as origin,
+            Distance(directory, "distance", origin.address, rtt_ms=args.rtt) as far,
+        ):
 
-            def line(name: str, way: str, node_pid: int, goals: list[dict] = (), rows_max: int = 1 << 62, **more) -> None:
-                cell = common | {"way": way, "endpoint": far.url, "node_pid": node_pid, "rows_max": rows_max, **more}
+            def line(
+                name: str,
+                way: str,
+                node_pid: int,
+                goals: list[dict] = (),
+                rows_max: int = 1 << 62,
+                **more,
+            ) -> None:
+                cell = common | {
+                    "way": way,
+                    "endpoint": far.url,
+                    "node_pid": node_pid,
+                    "rows_max": rows_max,
+                    **more,
+                }
                 cell["scratch"] = tempfile.mkdtemp(dir=directory)
                 before = far.moved()
                 figures = cells.Cell(__file__, cell).figures()
@@ -224,16 +353,28 @@ def main() -> None:
                     print(f"  {name}: failed; see above", flush=True)
                     return
                 row = {"name": name, **figures}
-                row["origin_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (1 << 20)
+                row["origin_mib"] = (far.moved()["bytes_to_client"] - before["bytes_to_client"]) / (
+                    1 << 20
+                )
                 lines[name] = row
-                for figure, of, scale in (("of_none", f"forebay, none, {more.get('heat')}", 100), ("times_row_wise", "pyarrow, row-wise", 1)):
+                for figure, of, scale in (
+                    ("of_none", f"forebay, none, {more.get('heat')}", 100),
+                    ("times_row_wise", "pyarrow, row-wise", 1),
+                ):
                     if of in lines:
                         row[figure] = scale * row["rows_per_s"] / lines[of]["rows_per_s"]
                 report.add(row | {"goals": [g for g in goals if g["figure"] in row]})
 
             report.heading("without Forebay")
-            titles = {"pyarrow_row_wise": "pyarrow, row-wise", "pyarrow_scan": "pyarrow, scanned in order", "datasets_streaming": f"datasets, streaming, buffer of {common['buffer']}"}
-            titles |= {"datasets_map": "datasets, map-style, random rows", "litdata_streaming": "litdata, streaming, shuffled, own format"}
+            titles = {
+                "pyarrow_row_wise": "pyarrow, row-wise",
+                "pyarrow_scan": "pyarrow, scanned in order",
+                "datasets_streaming": f"datasets, streaming, buffer of {common['buffer']}",
+            }
+            titles |= {
+                "datasets_map": "datasets, map-style, random rows",
+                "litdata_streaming": "litdata, streaming, shuffled, own format",
+            }
             for way in args.rivals:
                 line(titles[way], way, origin.pid)
             report.heading("forebay, push streams")
@@ -244,7 +385,17 @@ def main() -> None:
                     for heat in ("cold", "warm"):
                         judged = goals if kind == "block" else ()
                         most = rows if heat == "cold" else 1 << 62
-                        line(f"forebay, {kind}, {heat}", "forebay_stream", node.pid, judged, most, url=node.unix_url, shuffle=shuffle, stream=True, heat=heat)
+                        line(
+                            f"forebay, {kind}, {heat}",
+                            "forebay_stream",
+                            node.pid,
+                            judged,
+                            most,
+                            url=node.unix_url,
+                            shuffle=shuffle,
+                            stream=True,
+                            heat=heat,
+                        )
     print("\n  the paper, rows/s: none 2,075.3, window 2,069.9, block 1,893.7, row-wise 44.4")
     report.save(args.save)
 

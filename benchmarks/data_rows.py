@@ -29,8 +29,13 @@ OBJECT_BYTES = 10 << 10
 def text_table(rows: int, first: int) -> pa.Table:
     rng = np.random.default_rng(first)
     # Words: they compress as text does, about 2.5 to 1.
-    words = np.array(["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(2, 9, 5000)])
-    texts = [" ".join(words[rng.integers(0, len(words), ROW_BYTES // 6)])[:ROW_BYTES] for _ in range(rows)]
+    words = np.array(
+        ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(2, 9, 5000)]
+    )
+    texts = [
+        " ".join(words[rng.integers(0, len(words), ROW_BYTES // 6)])[:ROW_BYTES]
+        for _ in range(rows)
+    ]
     return pa.table({"id": pa.array(range(first, first + rows)), "text": texts})
 
 
@@ -42,8 +47,14 @@ def write(files: Path, rows: int) -> None:
         table = text_table(min(per_file, rows - at), at)
         for name, pages in (("pages", True), ("groups", False)):
             pq.write_table(
-                table, files / name / f"{at:09}.parquet", row_group_size=GROUP_ROWS, write_page_index=pages, data_page_size=64 << 10, write_batch_size=8,
-                use_dictionary=False, compression="zstd",
+                table,
+                files / name / f"{at:09}.parquet",
+                row_group_size=GROUP_ROWS,
+                write_page_index=pages,
+                data_page_size=64 << 10,
+                write_batch_size=8,
+                use_dictionary=False,
+                compression="zstd",
             )
     (files / "objects").mkdir()
     data = np.random.default_rng(1).bytes(OBJECT_BYTES + 4096)
@@ -71,8 +82,12 @@ def rate(seconds: float, one, pid: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seconds", type=float, default=3.0, help="how long each line is measured")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--seconds", type=float, default=3.0, help="how long each line is measured"
+    )
     options.add_argument("--rows", type=int, default=40_000, help="rows of Parquet")
     options = options.parse_args()
     nodes.use_own_environment()
@@ -88,7 +103,13 @@ def main() -> None:
             rng = np.random.default_rng(3)
 
             def opened(source: str, **spec):
-                return json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{nodes.BUCKET}/{source}"], **spec}))))
+                return json.loads(
+                    bytes(
+                        client.open_dataset(
+                            json.dumps({"sources": [f"{nodes.BUCKET}/{source}"], **spec})
+                        )
+                    )
+                )
 
             def take(dataset: str, below: int, columns=None):
                 def one() -> int:
@@ -97,25 +118,33 @@ def main() -> None:
 
                 return one
 
-            print(f"take({TAKE}) of Parquet rows of {ROW_BYTES} bytes, {GROUP_ROWS} in a row group, on the disk")
+            print(
+                f"take({TAKE}) of Parquet rows of {ROW_BYTES} bytes, {GROUP_ROWS} in a row group, on the disk"
+            )
             for name in ("pages", "groups"):
                 dataset = opened(f"{name}/**.parquet")
                 for at in range(0, dataset["rows"], 4000):
                     client.take(dataset["id"], np.arange(at, min(at + 4000, dataset["rows"])))
                 for what, below in (("all rows", dataset["rows"]), ("two blocks", 2 * GROUP_ROWS)):
                     rows_per_s, cpu_us = rate(options.seconds, take(dataset["id"], below), node.pid)
-                    print(f"  {name:8} {what:10} {rows_per_s:12,.0f} rows/s {cpu_us:8.1f} us of CPU per row")
+                    print(
+                        f"  {name:8} {what:10} {rows_per_s:12,.0f} rows/s {cpu_us:8.1f} us of CPU per row"
+                    )
             print(f"{TAKE} objects of {OBJECT_BYTES} bytes at random, on the disk")
             dataset = opened("objects/**", format="objects")
             keys = [f"objects/{i:05}" for i in range(dataset["rows"])]
             client.take(dataset["id"], np.arange(dataset["rows"]))
 
             def batch() -> int:
-                items = client.batch([keys[i] for i in rng.integers(0, len(keys), TAKE)], bucket=nodes.BUCKET)
+                items = client.batch(
+                    [keys[i] for i in rng.integers(0, len(keys), TAKE)], bucket=nodes.BUCKET
+                )
                 return sum(1 for item in items if len(item) == OBJECT_BYTES)
 
             def rows() -> int:
-                values = client.take(dataset["id"], rng.integers(0, len(keys), TAKE), ["data"]).to_dicts()
+                values = client.take(
+                    dataset["id"], rng.integers(0, len(keys), TAKE), ["data"]
+                ).to_dicts()
                 return sum(1 for row in values if len(row["data"]) == OBJECT_BYTES)
 
             batch(), rows()

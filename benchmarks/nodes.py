@@ -26,15 +26,23 @@ START_SECONDS = 30
 # `forebay distance` writes its counters five times a second.
 COUNTERS_SECONDS = 0.5
 # Rivals' clients must not look for credentials elsewhere, nor for an instance's metadata.
-ENVIRONMENT = CREDENTIALS | {"AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
+ENVIRONMENT = CREDENTIALS | {
+    "AWS_REGION": REGION,
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 def program() -> str:
     """The `forebay` command: $FOREBAY_BIN, or what the installed package brought."""
     beside = Path(sys.executable).parent / "forebay"
-    found = os.environ.get("FOREBAY_BIN") or (str(beside) if beside.exists() else shutil.which("forebay"))
+    found = os.environ.get("FOREBAY_BIN") or (
+        str(beside) if beside.exists() else shutil.which("forebay")
+    )
     if not found:
-        sys.exit("the forebay command is not installed: run `make bench-python`, or set FOREBAY_BIN to a built binary")
+        sys.exit(
+            "the forebay command is not installed: run `make bench-python`, or set FOREBAY_BIN to a built binary"
+        )
     return found
 
 
@@ -56,10 +64,17 @@ class Server:
     def __init__(self, arguments: list[str], log: Path) -> None:
         self.arguments, self.log = [program(), *arguments], log
         # No settings of this machine's own node.
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "AWS_"))} | ENVIRONMENT
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "AWS_"))
+        } | ENVIRONMENT
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                self.arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, preexec_fn=_end_with_parent
+                self.arguments,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                preexec_fn=_end_with_parent,
             )
         self.pid = self.process.pid
         if not select.select([self.process.stdout], [], [], START_SECONDS)[0]:
@@ -70,7 +85,9 @@ class Server:
 
     def _fail(self, what: str) -> None:
         self.stop()
-        sys.exit(f"{' '.join(self.arguments)}\n  {what}; the end of its log:\n{self.log.read_text(errors='replace')[-2000:]}")
+        sys.exit(
+            f"{' '.join(self.arguments)}\n  {what}; the end of its log:\n{self.log.read_text(errors='replace')[-2000:]}"
+        )
 
     def __enter__(self):
         return self
@@ -103,10 +120,33 @@ class Node(Server):
         unix: bool = True,
         settings: tuple[str, ...] = (),
     ) -> None:
-        origin = f"file://{files}" if files else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
+        origin = (
+            f"file://{files}"
+            if files
+            else f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}&hedge_percent={hedge_percent}"
+        )
         socket, self.cache = directory / f"{name}.sock", directory / f"{name}-cache"
-        arguments = ["serve", "--json", "--log", "warn", "--freshness", "immutable", "--listen", "127.0.0.1:0", "--admin", "off"]
-        arguments += ["--unix", str(socket) if unix else "off", "--cache", f"{self.cache}:{cache}", "--origin", f"{BUCKET}={origin}", *settings]
+        arguments = [
+            "serve",
+            "--json",
+            "--log",
+            "warn",
+            "--freshness",
+            "immutable",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "off",
+        ]
+        arguments += [
+            "--unix",
+            str(socket) if unix else "off",
+            "--cache",
+            f"{self.cache}:{cache}",
+            "--origin",
+            f"{BUCKET}={origin}",
+            *settings,
+        ]
         super().__init__(arguments, directory / f"{name}.log")
         self.address = json.loads(self.line)["s3"]
         self.url, self.unix_url = f"http://{self.address}", f"unix:{socket}"
@@ -116,9 +156,26 @@ class Distance(Server):
     """`forebay distance` before a server: `rtt` there and back, and `first_byte` before each request reaches it, from a log-normal distribution if there is a `sigma`."""
 
     def __init__(
-        self, directory: Path, name: str, to: str, *, first_byte_ms: float = 0.0, rtt_ms: float = 0.0, sigma: float = 0.0, seed: int = 1, rate: str | None = None
+        self,
+        directory: Path,
+        name: str,
+        to: str,
+        *,
+        first_byte_ms: float = 0.0,
+        rtt_ms: float = 0.0,
+        sigma: float = 0.0,
+        seed: int = 1,
+        rate: str | None = None,
     ) -> None:
-        arguments = ["distance", "--to", to, "--rtt", f"{round(rtt_ms * 1000)}us", "--first-byte", f"{round(first_byte_ms * 1000)}us"]
+        arguments = [
+            "distance",
+            "--to",
+            to,
+            "--rtt",
+            f"{round(rtt_ms * 1000)}us",
+            "--first-byte",
+            f"{round(first_byte_ms * 1000)}us",
+        ]
         self.counters = directory / f"{name}.json"
         arguments += ["--stats-file", str(self.counters)]
         if rate:
@@ -147,7 +204,9 @@ def write_objects(files: Path, prefix: str, count: int, size: int) -> list[str]:
     return names
 
 
-def write_shards(files: Path, prefix: str, count: int, size: int, shard_bytes: int) -> list[tuple[str, str]]:
+def write_shards(
+    files: Path, prefix: str, count: int, size: int, shard_bytes: int
+) -> list[tuple[str, str]]:
     """As many samples in tar shards of about `shard_bytes`: pairs of shard and member."""
     (files / prefix).mkdir(parents=True)
     per_shard = max(1, shard_bytes // (size + 1024))
@@ -178,4 +237,8 @@ def as_entry(name: str | tuple[str, str]):
     """An entry of a GetBatch for an object's name, or a shard's and a member's. Not a tuple: those are samples with labels to the datasets."""
     import forebay
 
-    return f"{BUCKET}/{name}" if isinstance(name, str) else forebay.Entry(name[0], bucket=BUCKET, archpath=name[1])
+    return (
+        f"{BUCKET}/{name}"
+        if isinstance(name, str)
+        else forebay.Entry(name[0], bucket=BUCKET, archpath=name[1])
+    )

@@ -31,7 +31,9 @@ def check(sizes, size: int) -> int:
     """Counts the entries, all of which must have this size."""
     sizes = list(sizes)
     if any(s != size for s in sizes):
-        raise Wrong(f"an entry of {next(s for s in sizes if s != size)} bytes where {size} were asked for")
+        raise Wrong(
+            f"an entry of {next(s for s in sizes if s != size)} bytes where {size} were asked for"
+        )
     return len(sizes)
 
 
@@ -81,8 +83,15 @@ def loaded(cell: dict, data_loader) -> Iterator[int]:
     torch.set_num_threads(1)
     names = [as_entry(tuple(n) if isinstance(n, list) else n) for n in cell["names"]]
     dataset = forebay.torch.MapDataset(forebay.Client(cell["url"]), names)
-    options = {"num_workers": cell["workers"], "multiprocessing_context": "fork", "persistent_workers": True, "drop_last": True}
-    loader = data_loader(dataset, batch_size=cell["batch"], shuffle=not cell.get("in_order"), **options)
+    options = {
+        "num_workers": cell["workers"],
+        "multiprocessing_context": "fork",
+        "persistent_workers": True,
+        "drop_last": True,
+    }
+    loader = data_loader(
+        dataset, batch_size=cell["batch"], shuffle=not cell.get("in_order"), **options
+    )
     while True:
         for tensor in loader:
             if tensor.shape[1] != cell["size"]:
@@ -108,7 +117,13 @@ def s3torch_dataset(url: str, names: list[str], transform):
     from s3torchconnector import S3ClientConfig, S3MapDataset
 
     uris = [f"s3://{BUCKET}/{n}" for n in names]
-    return S3MapDataset.from_objects(uris, region=REGION, endpoint=url, transform=transform, s3client_config=S3ClientConfig(force_path_style=True))
+    return S3MapDataset.from_objects(
+        uris,
+        region=REGION,
+        endpoint=url,
+        transform=transform,
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
 
 
 def whole(reader) -> bytes:
@@ -125,8 +140,18 @@ def s3torch_map(cell: dict) -> Iterator[int]:
 def obstore_of(url: str):
     from obstore.store import S3Store
 
-    keys = {"access_key_id": CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret_access_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}
-    return S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, virtual_hosted_style_request=False, **keys)
+    keys = {
+        "access_key_id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "secret_access_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    return S3Store(
+        BUCKET,
+        endpoint=url,
+        region=REGION,
+        client_options={"allow_http": True},
+        virtual_hosted_style_request=False,
+        **keys,
+    )
 
 
 def obstore_gather(cell: dict) -> Iterator[int]:
@@ -164,10 +189,24 @@ def aistore_batch(cell: dict) -> Iterator[int]:
     client = Client(cell["url"])
     bucket = client.bucket(BUCKET, provider="s3")
     for names in lists(cell):
-        yield check((len(data) for _, data in client.batch(names, bucket=bucket).get()), cell["size"])
+        yield check(
+            (len(data) for _, data in client.batch(names, bucket=bucket).get()), cell["size"]
+        )
 
 
-READERS = {f.__name__: f for f in (forebay_batches, forebay_loader, forebay_ring, boto3_gets, s3torch_map, obstore_gather, s3fs_cat, aistore_batch)}
+READERS = {
+    f.__name__: f
+    for f in (
+        forebay_batches,
+        forebay_loader,
+        forebay_ring,
+        boto3_gets,
+        s3torch_map,
+        obstore_gather,
+        s3fs_cat,
+        aistore_batch,
+    )
+}
 
 
 def verify(cell: dict) -> None:
@@ -175,7 +214,9 @@ def verify(cell: dict) -> None:
     import forebay
 
     names = next(lists(cell))
-    for item, name in zip(forebay.Client(cell["url"]).batch([as_entry(n) for n in names]), names, strict=True):
+    for item, name in zip(
+        forebay.Client(cell["url"]).batch([as_entry(n) for n in names]), names, strict=True
+    ):
         written = name if isinstance(name, str) else f"{name[0].rsplit('/', 1)[0]}/{name[1]}"
         if bytes(item) != content(written, cell["size"]):
             raise Wrong(f"the bytes of {name} are not those that were written")
@@ -199,7 +240,9 @@ def measure(cell: dict) -> dict:
     while (seconds := time.monotonic() - began) < cell["seconds"]:
         entries += next(counts)
     seconds = time.monotonic() - began
-    per_entry = {pid: (usage.cpu_seconds(pid) - before) / entries * 1e6 for pid, before in cpu.items()}
+    per_entry = {
+        pid: (usage.cpu_seconds(pid) - before) / entries * 1e6 for pid, before in cpu.items()
+    }
     return {
         "entries": entries,
         "seconds": seconds,
@@ -214,7 +257,13 @@ def measure(cell: dict) -> dict:
 
 def run_cell(cell: dict) -> dict:
     """`measure` in a process of its own."""
-    done = subprocess.run([sys.executable, __file__], input=json.dumps(cell), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=json.dumps(cell),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if done.returncode != 0:
         sys.exit(f"{cell['reader']} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -222,5 +271,6 @@ def run_cell(cell: dict) -> dict:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.load(sys.stdin))), flush=True)
-    # Without the interpreter's orderly end, which would wait for workers and for requests that are on their way.
+    # Without the interpreter's orderly end, which would wait for workers and for requests that are
+    # on their way.
     os._exit(0)

@@ -17,7 +17,10 @@ INSTALLED = "usr/share/dictd/gcide.dict.dz"
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("FOREBAY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay")
+    return Path(
+        os.environ.get("FOREBAY_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
+    )
 
 
 def dictionary() -> bytes:
@@ -33,7 +36,9 @@ def dictionary() -> bytes:
             command[command.index(None)] = next(p.name for p in unpacked.glob(f"{PACKAGE}_*.deb"))
         done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
         if done.returncode:
-            sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()}\n  install the package {PACKAGE}, then run this again")
+            sys.exit(
+                f"{' '.join(command)} failed: {done.stderr.strip()}\n  install the package {PACKAGE}, then run this again"
+            )
     return dictionary()
 
 

@@ -49,5 +49,7 @@ def peak_bytes(pid: int) -> int:
             status = Path(f"/proc/{one}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+        total += sum(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")
+        )
     return total

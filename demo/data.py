@@ -38,7 +38,8 @@ def load(clips: Path) -> tuple[list[Sample], list[Sample]]:
     paths = sorted(clips.glob("*/**/*.wav"))
     if not paths:
         raise SystemExit(f"there are no recordings in {clips}: run tools/demo-data.sh")
-    # Shards are filled in shuffled order, as is usual: one that held one language only would be poor for training.
+    # Shards are filled in shuffled order, as is usual: one that held one language only would be
+    # poor for training.
     random.Random(0).shuffle(paths)
     for number, path in enumerate(paths):
         key = path.relative_to(clips).as_posix()
@@ -56,7 +57,10 @@ def shard_bytes(samples: list[Sample]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for sample in samples:
-            for name, content in ((sample.member, sample.path.read_bytes()), (sample.member[:-4] + ".cls", b"%d" % sample.label)):
+            for name, content in (
+                (sample.member, sample.path.read_bytes()),
+                (sample.member[:-4] + ".cls", b"%d" % sample.label),
+            ):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
@@ -65,7 +69,10 @@ def shard_bytes(samples: list[Sample]) -> bytes:
 
 def upload(s3, samples: list[Sample], progress) -> None:
     """Puts every sample into both buckets, unless they hold it. `progress(done, total)` is called as it goes."""
-    shards = {shard: [s for s in samples if s.shard == shard] for shard in sorted({s.shard for s in samples})}
+    shards = {
+        shard: [s for s in samples if s.shard == shard]
+        for shard in sorted({s.shard for s in samples})
+    }
     names = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
     have = set()
     for bucket in (OBJECTS, SHARDS):
@@ -81,7 +88,10 @@ def upload(s3, samples: list[Sample], progress) -> None:
             s3.put_object(Bucket=bucket, Key=key, Body=body)
 
     jobs = [(OBJECTS, s.key, s.path.read_bytes) for s in samples]
-    jobs += [(SHARDS, shard, lambda members=members: shard_bytes(members)) for shard, members in shards.items()]
+    jobs += [
+        (SHARDS, shard, lambda members=members: shard_bytes(members))
+        for shard, members in shards.items()
+    ]
     with ThreadPoolExecutor(4) as pool:
         for done, _ in enumerate(pool.map(put, jobs), 1):
             progress(done, len(jobs))

@@ -28,7 +28,10 @@ def _mel_filters() -> np.ndarray:
     mel = lambda hz: 1127 * np.log1p(hz / 700)  # noqa: E731
     edges = np.linspace(mel(60), mel(RATE / 2), BANDS + 2)
     bins = mel(np.fft.rfftfreq(FRAME, 1 / RATE))[:, None]
-    rising, falling = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2]), (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    rising, falling = (
+        (bins - edges[:-2]) / (edges[1:-1] - edges[:-2]),
+        (edges[2:] - bins) / (edges[2:] - edges[1:-1]),
+    )
     return np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
 
 
@@ -38,7 +41,10 @@ FILTERS, WINDOW = _mel_filters(), np.hanning(FRAME).astype(np.float32)
 def features(wav) -> np.ndarray:
     """From the bytes of a WAV file to FEATURES numbers."""
     with wave.open(io.BytesIO(wav)) as file:
-        sound = np.frombuffer(file.readframes(SECONDS_MAX * RATE), dtype="<i2").astype(np.float32) / 32768
+        sound = (
+            np.frombuffer(file.readframes(SECONDS_MAX * RATE), dtype="<i2").astype(np.float32)
+            / 32768
+        )
     if len(sound) < FRAME + 2 * HOP:
         sound = np.pad(sound, (0, FRAME + 2 * HOP - len(sound)))
     frames = np.lib.stride_tricks.sliding_window_view(sound, FRAME)[::HOP] * WINDOW
@@ -53,7 +59,12 @@ class Model:
     def __init__(self, classes: int, seed: int):
         numbers = np.random.default_rng(seed)
         shapes = [(FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)]
-        start = [numbers.normal(0, np.sqrt(2 / s[0]), s).astype(np.float32) if len(s) == 2 else np.zeros(s, np.float32) for s in shapes]
+        start = [
+            numbers.normal(0, np.sqrt(2 / s[0]), s).astype(np.float32)
+            if len(s) == 2
+            else np.zeros(s, np.float32)
+            for s in shapes
+        ]
         self.scale = None
         self.params = [torch.tensor(p, requires_grad=True) for p in start] if torch else start
         self.speed = [0 * p for p in start]
@@ -87,11 +98,15 @@ class Model:
         chance[rows, labels] -= 1
         d_scores = chance / len(x)
         d_hidden = (d_scores @ w2.T) * (hidden > 0)
-        for i, d in enumerate((x.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_scores, d_scores.sum(0))):
+        for i, d in enumerate(
+            (x.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_scores, d_scores.sum(0))
+        ):
             self.speed[i] = MOMENTUM * self.speed[i] + d
             self.params[i] -= LEARNING_RATE * self.speed[i]
         return float(loss)
 
     def accuracy(self, x: np.ndarray, labels: np.ndarray) -> float:
         w1, b1, w2, b2 = (p.detach().numpy() for p in self.params) if torch else self.params
-        return float(((np.maximum(self._scaled(x) @ w1 + b1, 0) @ w2 + b2).argmax(1) == labels).mean())
+        return float(
+            ((np.maximum(self._scaled(x) @ w1 + b1, 0) @ w2 + b2).argmax(1) == labels).mean()
+        )

@@ -37,7 +37,9 @@ class Direct:
     """GETs with URLs that were signed beforehand: no time of the measured loop goes into a client library."""
 
     def __init__(self, s3, address: str, bucket: str, keys: list[str]):
-        sign = lambda key: s3.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})  # noqa: E731
+        sign = lambda key: s3.generate_presigned_url(
+            "get_object", Params={"Bucket": bucket, "Key": key}
+        )  # noqa: E731
         self.address, self.paths = address, {key: sign(key).split(address, 1)[1] for key in keys}
         self.thread = threading.local()
 
@@ -62,7 +64,15 @@ class DirectObjects(Direct):
             try:
                 while True:
                     while len(ahead) < WORKERS * PREFETCH and (batch := next(batches, None)):
-                        ahead.append((batch, [pool.submit(lambda s=sample: self.get(s.key).read()) for sample in batch]))
+                        ahead.append(
+                            (
+                                batch,
+                                [
+                                    pool.submit(lambda s=sample: self.get(s.key).read())
+                                    for sample in batch
+                                ],
+                            )
+                        )
                     if not ahead:
                         return
                     batch, coming = ahead.popleft()
@@ -95,7 +105,8 @@ class DirectShards(Direct):
                                 ready.put((tar.extractfile(member).read(), sample.label))
                             if stopped.is_set():
                                 return
-                    # What is after the last member ends the answer; only then can the connection be used again.
+                    # What is after the last member ends the answer; only then can the connection be
+                    # used again.
                     answer.read()
             except queue.Empty:
                 ready.put(None)
@@ -144,10 +155,16 @@ class Forebay:
         self.client, self.from_shards = forebay.Client(url), from_shards
 
     def entry(self, sample: Sample) -> tuple:
-        return (data.SHARDS, sample.shard, sample.member) if self.from_shards else (data.OBJECTS, sample.key)
+        return (
+            (data.SHARDS, sample.shard, sample.member)
+            if self.from_shards
+            else (data.OBJECTS, sample.key)
+        )
 
     def epoch(self, samples: list[Sample], seed: int) -> Iterator:
         batches = in_batches(samples)
         requests = ([self.entry(sample) for sample in batch] for batch in batches)
-        for batch, answer in zip(batches, self.client.batches(requests, prefetch=PREFETCH), strict=True):
+        for batch, answer in zip(
+            batches, self.client.batches(requests, prefetch=PREFETCH), strict=True
+        ):
             yield [item.data for item in answer], labels_of(batch)

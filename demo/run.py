@@ -30,14 +30,50 @@ CACHE_SIZE = "2GiB"
 
 
 def arguments() -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="make demo ARGS=…", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--rtt", type=float, default=20, help="round trip to the bucket, in ms (default: %(default)s)")
-    p.add_argument("--first-byte", type=float, default=20, help="what the bucket thinks before each answer, in ms (default: %(default)s)")
-    p.add_argument("--rate", type=float, default=100, help="bandwidth to and from the bucket, in MiB/s (default: %(default)s)")
-    p.add_argument("--epochs", type=int, default=3, help="epochs for each way of reading (default: %(default)s)")
-    p.add_argument("--out", type=Path, default=Path("demo-out"), help="where picture and numbers go (default: %(default)s)")
-    p.add_argument("--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS)
-    p.add_argument("--forebay", type=Path, default=Path(sys.executable).parent / "forebay", help=argparse.SUPPRESS)
+    p = argparse.ArgumentParser(
+        prog="make demo ARGS=…",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument(
+        "--rtt",
+        type=float,
+        default=20,
+        help="round trip to the bucket, in ms (default: %(default)s)",
+    )
+    p.add_argument(
+        "--first-byte",
+        type=float,
+        default=20,
+        help="what the bucket thinks before each answer, in ms (default: %(default)s)",
+    )
+    p.add_argument(
+        "--rate",
+        type=float,
+        default=100,
+        help="bandwidth to and from the bucket, in MiB/s (default: %(default)s)",
+    )
+    p.add_argument(
+        "--epochs",
+        type=int,
+        default=3,
+        help="epochs for each way of reading (default: %(default)s)",
+    )
+    p.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo-out"),
+        help="where picture and numbers go (default: %(default)s)",
+    )
+    p.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache/forebay", help=argparse.SUPPRESS
+    )
+    p.add_argument(
+        "--forebay",
+        type=Path,
+        default=Path(sys.executable).parent / "forebay",
+        help=argparse.SUPPRESS,
+    )
     args = p.parse_args()
     if args.epochs < 2:
         p.error("--epochs: the first epoch is the cold one, so 2 at least")
@@ -71,7 +107,9 @@ def prepare(bucket: Bucket, training: list) -> None:
 
     data.upload(client(f"127.0.0.1:{bucket.port}"), training, progress)
     size = sum(sample.size for sample in training)
-    print(f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in {data.SHARD_COUNT} tar shards ({time.monotonic() - began:.1f} s)")
+    print(
+        f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in {data.SHARD_COUNT} tar shards ({time.monotonic() - began:.1f} s)"
+    )
 
 
 def main() -> None:
@@ -80,33 +118,69 @@ def main() -> None:
     home = args.cache / "demo"
     training, held_out = data.load(home / "clips")
     print(f"  data:   {data.NAME}\n          {data.LICENCE}")
-    print(f"  task:   which language is spoken; {len(training):,} recordings to train from, {len(held_out)} with other phrases held out; {model.BACKEND}")
-    print("          (each language has one or two speakers, so in part it is the speaker that is recognized: the data is real, the task is easy)")
-    answers = np.stack([model.features(s.path.read_bytes()) for s in held_out]), readers.labels_of(held_out)
+    print(
+        f"  task:   which language is spoken; {len(training):,} recordings to train from, {len(held_out)} with other phrases held out; {model.BACKEND}"
+    )
+    print(
+        "          (each language has one or two speakers, so in part it is the speaker that is recognized: the data is real, the task is easy)"
+    )
+    answers = (
+        np.stack([model.features(s.path.read_bytes()) for s in held_out]),
+        readers.labels_of(held_out),
+    )
     where = f"first byte after {args.rtt + args.first_byte:g} ms ({args.rtt:g} ms round trip), {args.rate:g} MiB/s"
 
     groups: dict[str, list] = {}
     with contextlib.ExitStack() as running:
+
         def start(server):
             running.callback(server.stop)
             return server
 
         bucket = start(Bucket(args.cache / "bin/versitygw", home / "bucket", home / "logs"))
         prepare(bucket, training)
-        distance = start(Distance(args.forebay, bucket.port, args.rtt, args.first_byte, args.rate, home / "logs"))
-        forebay = start(Forebay(args.forebay, distance.address, (data.OBJECTS, data.SHARDS), home / "cache", CACHE_SIZE, home / "logs"))
+        distance = start(
+            Distance(args.forebay, bucket.port, args.rtt, args.first_byte, args.rate, home / "logs")
+        )
+        forebay = start(
+            Forebay(
+                args.forebay,
+                distance.address,
+                (data.OBJECTS, data.SHARDS),
+                home / "cache",
+                CACHE_SIZE,
+                home / "logs",
+            )
+        )
         print(f"  origin: versitygw at a distance: {where}; Forebay's cache is empty\n")
         s3 = client(distance.address)
         shards = sorted({sample.shard for sample in training})
         ways = [
-            ("objects", readers.DirectObjects(s3, distance.address, data.OBJECTS, [s.key for s in training]), None),
+            (
+                "objects",
+                readers.DirectObjects(
+                    s3, distance.address, data.OBJECTS, [s.key for s in training]
+                ),
+                None,
+            ),
             ("objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
             ("shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
             ("shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
         ]
         with show.Screen() as screen:
             for what, reader, cache in ways:
-                groups.setdefault(what, []).append(train.run(what, reader, args.epochs, training, answers, distance.counters, cache, screen.show))
+                groups.setdefault(what, []).append(
+                    train.run(
+                        what,
+                        reader,
+                        args.epochs,
+                        training,
+                        answers,
+                        distance.counters,
+                        cache,
+                        screen.show,
+                    )
+                )
 
     finish(args, groups, where, len(training))
 
@@ -129,11 +203,18 @@ def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> 
     )
     out = args.out / "forebay-demo.png"
     show.picture(groups, conditions, f"Recordings: {data.NAME.split(':')[0]}, {data.LICENCE}.", out)
-    numbers = {"conditions": conditions, "epochs": [e.as_dict() for ways in groups.values() for way in ways for e in way]}
+    numbers = {
+        "conditions": conditions,
+        "epochs": [e.as_dict() for ways in groups.values() for way in ways for e in way],
+    }
     out.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"\n  picture: {out} (and .svg; the numbers: .json)")
-    print("  With your own bucket: `forebay serve --origin s3://YOUR-BUCKET --cache /nvme/forebay:500GB`, and in the training script:")
-    print('      forebay.Client("http://127.0.0.1:8080").batch(keys, bucket="YOUR-BUCKET"), or any S3 client with endpoint_url="http://127.0.0.1:8080"')
+    print(
+        "  With your own bucket: `forebay serve --origin s3://YOUR-BUCKET --cache /nvme/forebay:500GB`, and in the training script:"
+    )
+    print(
+        '      forebay.Client("http://127.0.0.1:8080").batch(keys, bucket="YOUR-BUCKET"), or any S3 client with endpoint_url="http://127.0.0.1:8080"'
+    )
 
 
 if __name__ == "__main__":
@@ -143,4 +224,6 @@ if __name__ == "__main__":
         print("\nstopped; the servers are down", file=sys.stderr)
         sys.exit(130)
     except Failed as failure:
-        sys.exit(f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make clean-cache` first starts from nothing")
+        sys.exit(
+            f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make clean-cache` first starts from nothing"
+        )

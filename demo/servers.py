@@ -13,7 +13,11 @@ import subprocess
 import time
 from pathlib import Path
 
-KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "only-on-loopback", "AWS_REGION": "us-east-1"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "demo",
+    "AWS_SECRET_ACCESS_KEY": "only-on-loopback",
+    "AWS_REGION": "us-east-1",
+}
 START_SECONDS = 20
 
 
@@ -34,7 +38,8 @@ class Server:
         self.name, self.log = name, logs / f"{name}.log"
         logs.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
-            # A session of its own: Ctrl-C goes to the demo alone, which then stops its servers in order.
+            # A session of its own: Ctrl-C goes to the demo alone, which then stops its servers in
+            # order.
             self.process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
@@ -47,7 +52,10 @@ class Server:
 
     def failed(self, what: str) -> Failed:
         tail = self.log.read_text(errors="replace").splitlines()[-15:] or ["(nothing)"]
-        return Failed(f"{self.name} {what}\n  command: {' '.join(self.process.args)}\n  end of its log, {self.log}:\n    " + "\n    ".join(tail))
+        return Failed(
+            f"{self.name} {what}\n  command: {' '.join(self.process.args)}\n  end of its log, {self.log}:\n    "
+            + "\n    ".join(tail)
+        )
 
     def check(self) -> None:
         if self.process.poll() is not None:
@@ -57,7 +65,9 @@ class Server:
         """The next line of its standard output: how our servers say that they are ready."""
         deadline, said = time.monotonic() + START_SECONDS, b""
         while not said.endswith(b"\n"):
-            if not select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+            if not select.select(
+                [self.process.stdout], [], [], max(0, deadline - time.monotonic())
+            )[0]:
                 raise self.failed(f"was not ready after {START_SECONDS} s")
             part = os.read(self.process.stdout.fileno(), 4096)
             if not part:
@@ -106,7 +116,8 @@ class Bucket(Server):
     """versitygw, an S3 server that Forebay's authors did not write, over a directory."""
 
     def __init__(self, program: Path, folder: Path, logs: Path):
-        # It cannot choose a port by itself, and one that is free now may be taken in a moment: try again then.
+        # It cannot choose a port by itself, and one that is free now may be taken in a moment: try
+        # again then.
         for attempt in range(3):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
@@ -114,8 +125,21 @@ class Bucket(Server):
             data, attributes = folder / "data", folder / "attributes"
             for part in (data, attributes):
                 part.mkdir(parents=True, exist_ok=True)
-            command = [program, "--port", f"127.0.0.1:{self.port}", "--keep-alive", "--quiet", "posix", "--sidecar", attributes, data]
-            env = {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]}
+            command = [
+                program,
+                "--port",
+                f"127.0.0.1:{self.port}",
+                "--keep-alive",
+                "--quiet",
+                "posix",
+                "--sidecar",
+                attributes,
+                data,
+            ]
+            env = {
+                "ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"],
+                "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
+            }
             super().__init__("versitygw", command, logs, env)
             try:
                 self.wait_for_port(self.port)
@@ -129,9 +153,33 @@ class Bucket(Server):
 class Distance(Server):
     """`forebay distance` before the bucket, and its counters."""
 
-    def __init__(self, program: Path, to_port: int, rtt_ms: float, first_byte_ms: float, rate_mib: float, logs: Path):
-        command = [program, "distance", "--listen", "127.0.0.1:0", "--to", f"127.0.0.1:{to_port}", "--stats-listen", "127.0.0.1:0"]
-        command += ["--rtt", f"{rtt_ms}ms", "--first-byte", f"{first_byte_ms}ms", "--rate", f"{rate_mib}MiB"]
+    def __init__(
+        self,
+        program: Path,
+        to_port: int,
+        rtt_ms: float,
+        first_byte_ms: float,
+        rate_mib: float,
+        logs: Path,
+    ):
+        command = [
+            program,
+            "distance",
+            "--listen",
+            "127.0.0.1:0",
+            "--to",
+            f"127.0.0.1:{to_port}",
+            "--stats-listen",
+            "127.0.0.1:0",
+        ]
+        command += [
+            "--rtt",
+            f"{rtt_ms}ms",
+            "--first-byte",
+            f"{first_byte_ms}ms",
+            "--rate",
+            f"{rate_mib}MiB",
+        ]
         super().__init__("distance", command, logs)
         try:
             said = self.line()
@@ -151,10 +199,23 @@ class Distance(Server):
 class Forebay(Server):
     """`forebay serve` with an empty cache."""
 
-    def __init__(self, program: Path, origin: str, buckets: tuple, cache: Path, cache_size: str, logs: Path):
+    def __init__(
+        self, program: Path, origin: str, buckets: tuple, cache: Path, cache_size: str, logs: Path
+    ):
         shutil.rmtree(cache, ignore_errors=True)
-        command = [program, "serve", "--json", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cache", f"{cache}:{cache_size}"]
-        # A training set does not change under the job; without this each object would be asked about again after 60 s.
+        command = [
+            program,
+            "serve",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--cache",
+            f"{cache}:{cache_size}",
+        ]
+        # A training set does not change under the job; without this each object would be asked
+        # about again after 60 s.
         command += ["--freshness", "immutable"]
         for bucket in buckets:
             command += ["--origin", f"s3://{bucket}?endpoint=http://{origin}"]

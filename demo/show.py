@@ -16,7 +16,18 @@ from rich.text import Text  # noqa: E402
 from train import Epoch  # noqa: E402
 
 TRAINING, WAITING, DIRECT, FOREBAY = "#3b6ea5", "#e08a3c", "#8a8f98", "#2a9d6f"
-COLUMNS = ("data", "read through", "epoch", "samples/s", "step waited", "origin requests", "origin MB", "hit ratio", "loss", "held-out accuracy")
+COLUMNS = (
+    "data",
+    "read through",
+    "epoch",
+    "samples/s",
+    "step waited",
+    "origin requests",
+    "origin MB",
+    "hit ratio",
+    "loss",
+    "held-out accuracy",
+)
 TITLES = {"objects": "Individual objects", "shards": "Tar shards"}
 
 
@@ -48,7 +59,11 @@ class Screen:
     def __init__(self):
         self.console = Console(highlight=False)
         self.epochs: list[Epoch] = []
-        self.live = Live(console=self.console, refresh_per_second=8, get_renderable=self._table) if self.console.is_terminal else None
+        self.live = (
+            Live(console=self.console, refresh_per_second=8, get_renderable=self._table)
+            if self.console.is_terminal
+            else None
+        )
 
     def __enter__(self):
         if self.live:
@@ -70,7 +85,10 @@ class Screen:
     @staticmethod
     def _line(parts) -> str:
         widths = (8, 20, 5, 9, 11, 15, 9, 9, 6, 17)
-        return "  ".join(part.ljust(w) if i < 2 else part.rjust(w) for i, (part, w) in enumerate(zip(parts, widths, strict=True)))
+        return "  ".join(
+            part.ljust(w) if i < 2 else part.rjust(w)
+            for i, (part, w) in enumerate(zip(parts, widths, strict=True))
+        )
 
     def _table(self) -> Table:
         # A narrow terminal gets fewer columns rather than cut ones.
@@ -79,15 +97,22 @@ class Screen:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
         for i in shown:
             column = COLUMNS[i].replace(" ", "\n") if i > 1 else COLUMNS[i]
-            table.add_column(column, justify="left" if i < 2 else "right", vertical="bottom", no_wrap=True)
+            table.add_column(
+                column, justify="left" if i < 2 else "right", vertical="bottom", no_wrap=True
+            )
         if with_bar:
             table.add_column("", width=20, no_wrap=True)
         for i, epoch in enumerate(self.epochs):
-            if i > 0 and (self.epochs[i - 1].data, self.epochs[i - 1].path) != (epoch.data, epoch.path):
+            if i > 0 and (self.epochs[i - 1].data, self.epochs[i - 1].path) != (
+                epoch.data,
+                epoch.path,
+            ):
                 table.add_section()
             row = cells(epoch)
             style = "green" if epoch.path.startswith("Forebay") else ""
-            table.add_row(*(row[at] for at in shown), *([self._bar(epoch)] if with_bar else ()), style=style)
+            table.add_row(
+                *(row[at] for at in shown), *([self._bar(epoch)] if with_bar else ()), style=style
+            )
         return table
 
     @staticmethod
@@ -102,8 +127,22 @@ class Screen:
 
 def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, to: Path) -> None:
     """One row for each kind of data: the time of each epoch, what it took from the far bucket, and how the loss fell over the same time."""
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11, "axes.titleweight": "bold"})
-    figure, axes = plt.subplots(len(groups), 3, figsize=(14.5, 1.6 + 3.5 * len(groups)), width_ratios=(1.35, 1.1, 1.05), squeeze=False)
+    plt.rcParams.update(
+        {
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": 11,
+            "axes.titleweight": "bold",
+        }
+    )
+    figure, axes = plt.subplots(
+        len(groups),
+        3,
+        figsize=(14.5, 1.6 + 3.5 * len(groups)),
+        width_ratios=(1.35, 1.1, 1.05),
+        squeeze=False,
+    )
     for panels, (what, ways) in zip(axes, groups.items(), strict=True):
         rows, at = [], 0.0
         for way in ways:
@@ -114,11 +153,30 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
         panels[0].set_title(f"{TITLES[what]}: time of each epoch", loc="left")
         _origin(panels[1], rows, epochs)
         _learning(panels[2], ways)
-    figure.suptitle("Training from a bucket far away: direct, and through Forebay", x=0.012, ha="left", fontsize=15, fontweight="bold")
-    handles = [Patch(color=TRAINING, label="training step runs"), Patch(color=WAITING, label="training step waits for data")]
+    figure.suptitle(
+        "Training from a bucket far away: direct, and through Forebay",
+        x=0.012,
+        ha="left",
+        fontsize=15,
+        fontweight="bold",
+    )
+    handles = [
+        Patch(color=TRAINING, label="training step runs"),
+        Patch(color=WAITING, label="training step waits for data"),
+    ]
     handles += [Patch(color=DIRECT, label="direct S3"), Patch(color=FOREBAY, label="Forebay")]
-    figure.legend(handles=handles, loc="upper right", ncols=4, frameon=False, bbox_to_anchor=(0.995, 0.992))
-    figure.text(0.012, 0.012, conditions + "\n" + credit, fontsize=8.5, color="#444444", va="bottom", linespacing=1.5)
+    figure.legend(
+        handles=handles, loc="upper right", ncols=4, frameon=False, bbox_to_anchor=(0.995, 0.992)
+    )
+    figure.text(
+        0.012,
+        0.012,
+        conditions + "\n" + credit,
+        fontsize=8.5,
+        color="#444444",
+        va="bottom",
+        linespacing=1.5,
+    )
     figure.tight_layout(rect=(0, 0.105, 1, 0.955), h_pad=2)
     to.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
@@ -131,16 +189,35 @@ def _times(axis, rows: list[float], epochs: list[Epoch]) -> None:
     axis.barh(rows, [e.step_s for e in epochs], color=TRAINING)
     axis.barh(rows, [e.wait_s for e in epochs], left=[e.step_s for e in epochs], color=WAITING)
     for row, e in zip(rows, epochs, strict=True):
-        axis.text(e.seconds + longest * 0.015, row, f"{e.samples_per_s:,.0f} samples/s, waited {e.waited:.0%}", va="center", fontsize=9)
-    axis.set(yticks=rows, yticklabels=[f"{kind(e)}, epoch {e.number}" for e in epochs], xlim=(0, longest * 1.6), xlabel="seconds per epoch")
+        axis.text(
+            e.seconds + longest * 0.015,
+            row,
+            f"{e.samples_per_s:,.0f} samples/s, waited {e.waited:.0%}",
+            va="center",
+            fontsize=9,
+        )
+    axis.set(
+        yticks=rows,
+        yticklabels=[f"{kind(e)}, epoch {e.number}" for e in epochs],
+        xlim=(0, longest * 1.6),
+        xlabel="seconds per epoch",
+    )
     axis.tick_params(axis="y", length=0)
 
 
 def _origin(axis, rows: list[float], epochs: list[Epoch]) -> None:
     most = max(e.origin_bytes for e in epochs) / 1e6
-    axis.barh(rows, [e.origin_bytes / 1e6 for e in epochs], color=[FOREBAY if e.path.startswith("Forebay") else DIRECT for e in epochs])
+    axis.barh(
+        rows,
+        [e.origin_bytes / 1e6 for e in epochs],
+        color=[FOREBAY if e.path.startswith("Forebay") else DIRECT for e in epochs],
+    )
     for row, e in zip(rows, epochs, strict=True):
-        label = f"{e.origin_bytes / 1e6:,.0f} MB, {e.origin_requests:,} request{'s' * (e.origin_requests != 1)}" if e.origin_requests else "nothing"
+        label = (
+            f"{e.origin_bytes / 1e6:,.0f} MB, {e.origin_requests:,} request{'s' * (e.origin_requests != 1)}"
+            if e.origin_requests
+            else "nothing"
+        )
         if e.hit_ratio is not None:
             label += f", hit ratio {e.hit_ratio:.0%}"
         axis.text(e.origin_bytes / 1e6 + most * 0.02, row, label, va="center", fontsize=9)
@@ -151,12 +228,28 @@ def _origin(axis, rows: list[float], epochs: list[Epoch]) -> None:
 def _learning(axis, ways: list[list[Epoch]]) -> None:
     for i, (way, color) in enumerate(zip(ways, (DIRECT, FOREBAY), strict=True)):
         points = [point for e in way for point in e.losses]
-        smooth = [sum(loss for _, loss in points[max(0, at - 9) : at + 1]) / min(at + 1, 10) for at in range(len(points))]
+        smooth = [
+            sum(loss for _, loss in points[max(0, at - 9) : at + 1]) / min(at + 1, 10)
+            for at in range(len(points))
+        ]
         axis.plot([second for second, _ in points], smooth, color=color, lw=1.8)
         axis.plot(points[-1][0], smooth[-1], "o", color=color, ms=5)
         note = f"{way[0].path.split(',')[0]}: {points[-1][0]:.1f} s, held-out accuracy {way[-1].accuracy:.0%}"
-        axis.text(0.99, 0.98 - 0.08 * i, note, transform=axis.transAxes, color=color, fontsize=9, ha="right", va="top")
-    axis.set(yscale="log", xlabel=f"seconds, {len(ways[0])} epochs", ylabel="training loss (mean of 10 steps)")
+        axis.text(
+            0.99,
+            0.98 - 0.08 * i,
+            note,
+            transform=axis.transAxes,
+            color=color,
+            fontsize=9,
+            ha="right",
+            va="top",
+        )
+    axis.set(
+        yscale="log",
+        xlabel=f"seconds, {len(ways[0])} epochs",
+        ylabel="training loss (mean of 10 steps)",
+    )
     axis.set_xlim(0)
     axis.set_ylim(top=axis.get_ylim()[1] * 1.8)
     axis.yaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))

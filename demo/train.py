@@ -45,7 +45,11 @@ class Epoch:
         return self.wait_s / self.seconds if self.seconds else 0
 
     def as_dict(self) -> dict:
-        return asdict(self) | {"seconds": self.seconds, "samples_per_s": self.samples_per_s, "waited": self.waited}
+        return asdict(self) | {
+            "seconds": self.seconds,
+            "samples_per_s": self.samples_per_s,
+            "waited": self.waited,
+        }
 
 
 def run(
@@ -90,7 +94,9 @@ def run(
         epoch.origin_requests = origin_after["requests"] - origin_before["requests"]
         epoch.origin_bytes = origin_after["bytes_to_client"] - origin_before["bytes_to_client"]
         if cache:
-            hits, misses = (after - earlier for after, earlier in zip(cache(), cache_before, strict=True))
+            hits, misses = (
+                after - earlier for after, earlier in zip(cache(), cache_before, strict=True)
+            )
             epoch.hit_ratio = hits / (hits + misses) if hits + misses else None
         epoch.loss = float(np.mean([loss for _, loss in epoch.losses]))
         epoch.accuracy = model.accuracy(*held_out)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table, cold and index. With arguments, `forebay bench ARGUMENT…` alone.
-# tools/bench.sh python [NAME [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and tail; or the one that is named.
-# tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about datasets: opening, reading, quality and distance.
+# tools/bench.sh [ARGUMENT…]: builds the release binary, then runs the benchmarks: suite, table,
+# cold and index. With arguments, `forebay bench ARGUMENT…` alone. tools/bench.sh python [NAME
+# [ARGUMENT…]]: builds the Python package, then runs the scripts of benchmarks/: client, train and
+# tail; or the one that is named. tools/bench.sh data [NAME [ARGUMENT…]]: the same with those about
+# datasets: opening, reading, quality and distance.
 #
 # Reports are kept under $FOREBAY_CACHE/bench, by time.
 steps=3

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# tools/demo-data.sh: puts the demo's recordings at $CACHE/demo/clips/<language>/….wav, from Debian's packages, and says what they are.
+# tools/demo-data.sh: puts the demo's recordings at $CACHE/demo/clips/<language>/….wav, from
+# Debian's packages, and says what they are.
 #
-# Packages are downloaded and unpacked, never installed: no root, and nothing of the system changes. apt checks their signatures.
+# Packages are downloaded and unpacked, never installed: no root, and nothing of the system changes.
+# apt checks their signatures.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 packages=()
@@ -33,7 +35,8 @@ for deb in ./*.deb; do dpkg-deb -x "$deb" unpacked; done
 mkdir -p "$clips.new"
 for folder in unpacked/usr/share/asterisk/sounds/*/; do
     folder=$(basename "$folder")
-    # en_US_f_Allison and its sisters: language, country, and who speaks. Recordings of silence have no language.
+    # en_US_f_Allison and its sisters: language, country, and who speaks. Recordings of silence have
+    # no language.
     mv "unpacked/usr/share/asterisk/sounds/$folder" "$clips.new/${folder%%_*}"
     rm -rf "$clips.new/${folder%%_*}/silence"
 done

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools/demo.sh [ARGUMENT…]: sets up what the demo needs, then runs it. `make demo ARGS=--help` lists the arguments.
+# tools/demo.sh [ARGUMENT…]: sets up what the demo needs, then runs it. `make demo ARGS=--help`
+# lists the arguments.
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"

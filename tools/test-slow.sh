@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# tools/test-slow.sh [PYTEST ARGUMENT…]: the randomized tests for longer, and the suites in tests/slow/. With arguments, only the chosen slow suites.
+# tools/test-slow.sh [PYTEST ARGUMENT…]: the randomized tests for longer, and the suites in
+# tests/slow/. With arguments, only the chosen slow suites.
 #
-# Within 30 minutes on two cores, once `make test` has built everything. Each randomized test prints its seed; FOREBAY_TEST_SEED=n replays it.
+# Within 30 minutes on two cores, once `make test` has built everything. Each randomized test prints
+# its seed; FOREBAY_TEST_SEED=n replays it.
 #   FOREBAY_TEST_CASES    how many times as many cases as in `make test` (20)
 #   FOREBAY_FUZZ_SECONDS  how long each fuzz loop runs (20)
 steps=6

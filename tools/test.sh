@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# tools/test.sh [PYTEST ARGUMENT…]: builds everything and runs every test. With arguments, only the chosen Python tests.
+# tools/test.sh [PYTEST ARGUMENT…]: builds everything and runs every test. With arguments, only the
+# chosen Python tests.
 #
-# The first run takes about a quarter of an hour on two cores: it compiles the workspace, builds the servers that the tests run against, and installs
-# PyTorch. After that only what changed is done.
+# The first run takes about a quarter of an hour on two cores: it compiles the workspace, builds the
+# servers that the tests run against, and installs PyTorch. After that only what changed is done.
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# tools/wheel.sh [VENV…]: builds the wheel into $CACHE/wheels and installs it into each named environment ($CACHE/venv-VENV).
+# tools/wheel.sh [VENV…]: builds the wheel into $CACHE/wheels and installs it into each named
+# environment ($CACHE/venv-VENV).
 #
-# The wheel is the whole product: `import forebay` and the command line, server included. cargo decides what there is to compile, in the same
-# target directory and profile as `cargo test`.
+# The wheel is the whole product: `import forebay` and the command line, server included. cargo
+# decides what there is to compile, in the same target directory and profile as `cargo test`.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 need_rust

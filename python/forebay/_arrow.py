@@ -95,7 +95,9 @@ class Column:
         format: Its type, as the Arrow C data interface writes it.
     """
 
-    def __init__(self, schema: _Schema, array: _Array, owner: Any, at: int = 0, length: int | None = None) -> None:
+    def __init__(
+        self, schema: _Schema, array: _Array, owner: Any, at: int = 0, length: int | None = None
+    ) -> None:
         self._schema, self._array, self._owner = schema, array, owner
         self.name = (schema.name or b"").decode("utf-8", "replace")
         self.format = (schema.format or b"").decode("ascii", "replace")
@@ -110,7 +112,9 @@ class Column:
         address = self._array.buffers[index] if index < self._array.n_buffers else None
         if not count or not address:
             return np.empty(0 if not address else count, dtype)
-        raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(address + first * dtype.itemsize)
+        raw = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(
+            address + first * dtype.itemsize
+        )
         raw.owner = self._owner  # the array holds the raw view, and that the memory
         return np.frombuffer(raw, dtype)
 
@@ -124,7 +128,13 @@ class Column:
         return None if present.all() else present == 0
 
     def _child(self, index: int, at: int, length: int) -> Column:
-        return Column(self._schema.children[index].contents, self._array.children[index].contents, self._owner, at, length)
+        return Column(
+            self._schema.children[index].contents,
+            self._array.children[index].contents,
+            self._owner,
+            at,
+            length,
+        )
 
     def _offsets(self) -> np.ndarray:
         wide = self.format in ("Z", "U", "+L")
@@ -158,7 +168,10 @@ class Column:
         if form == "b":
             first = self._at // 8
             bits = self._buffer(1, np.uint8, (self._at + n + 7) // 8 - first if n else 0, first)
-            return _masked(np.unpackbits(bits, bitorder="little")[self._at - first * 8 :][:n].astype(bool), nulls)
+            return _masked(
+                np.unpackbits(bits, bitorder="little")[self._at - first * 8 :][:n].astype(bool),
+                nulls,
+            )
         if form == "n":
             return np.full(n, None, object)
         if form.startswith("+w:"):
@@ -166,7 +179,11 @@ class Column:
             inner = self._child(0, self._at * size, n * size).numpy()
             if inner.dtype != object:
                 shaped = inner.reshape(n, size)
-                return shaped if nulls is None else np.ma.MaskedArray(shaped, np.repeat(nulls[:, None], size, 1))
+                return (
+                    shaped
+                    if nulls is None
+                    else np.ma.MaskedArray(shaped, np.repeat(nulls[:, None], size, 1))
+                )
             return _objects((inner[i * size : (i + 1) * size] for i in range(n)), n, nulls)
         if form.startswith("w:"):
             size = int(form[2:])
@@ -180,13 +197,17 @@ class Column:
             offsets = self._offsets()
             inner = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
             starts = (offsets - offsets[0]).tolist()
-            return _objects((inner[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls)
+            return _objects(
+                (inner[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls
+            )
         if form == "+s":
             fields = [self._child(i, self._at, n) for i in range(self._schema.n_children)]
             names, values = [f.name for f in fields], [f.numpy().tolist() for f in fields]
             rows = zip(*values, strict=True) if values else iter([()] * n)
             return _objects((dict(zip(names, row, strict=True)) for row in rows), n, nulls)
-        raise TypeError(f"column {self.name!r} has a type (Arrow format {form!r}) that NumPy has nothing for: use .arrow(), or leave it out by columns=")
+        raise TypeError(
+            f"column {self.name!r} has a type (Arrow format {form!r}) that NumPy has nothing for: use .arrow(), or leave it out by columns="
+        )
 
     def values(self) -> list[Any]:
         """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None where missing.
@@ -199,10 +220,16 @@ class Column:
 
     def _of_dictionary(self, nulls: np.ndarray | None) -> np.ndarray:
         codes = self._buffer(1, _FIXED[self.format], self._length, self._at)
-        values = Column(self._schema.dictionary.contents, self._array.dictionary.contents, self._owner).numpy()
+        values = Column(
+            self._schema.dictionary.contents, self._array.dictionary.contents, self._owner
+        ).numpy()
         if nulls is None:
             return values[codes]
-        out = values[np.where(nulls, 0, codes)] if len(values) else np.full(self._length, None, object)
+        out = (
+            values[np.where(nulls, 0, codes)]
+            if len(values)
+            else np.full(self._length, None, object)
+        )
         if out.dtype != object:
             return _masked(out, nulls)
         out[nulls] = None

@@ -38,7 +38,9 @@ def stack(samples: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray):
         shapes = {s.shape for s in samples}
         if len(shapes) > 1:
-            raise ValueError(f"samples of different shapes ({', '.join(map(str, sorted(shapes)))}) are no batch: make them equal, or give collate=")
+            raise ValueError(
+                f"samples of different shapes ({', '.join(map(str, sorted(shapes)))}) are no batch: make them equal, or give collate="
+            )
         return np.stack(samples)
     if isinstance(first, (bool, int, float, np.generic)):
         return np.array(samples)
@@ -98,7 +100,11 @@ def to_jax(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         parts = [to_jax(v) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.dtype.kind in "biufc":
+    if (
+        isinstance(value, np.ndarray)
+        and not isinstance(value, np.ma.MaskedArray)
+        and value.dtype.kind in "biufc"
+    ):
         return jax.numpy.asarray(value)
     return value
 
@@ -123,5 +129,8 @@ def can_pin() -> bool:
 
     if torch.cuda.is_available():
         return True
-    warnings.warn("pin_memory: no GPU is visible to PyTorch, and batches stay in ordinary memory", stacklevel=3)
+    warnings.warn(
+        "pin_memory: no GPU is visible to PyTorch, and batches stay in ordinary memory",
+        stacklevel=3,
+    )
     return False

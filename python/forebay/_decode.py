@@ -69,17 +69,30 @@ class Recipe:
     def failure(self, source: int, row: int, cause: Exception) -> SampleFailed:
         try:
             place = self.name(source, row)
-        except Exception:  # the name is a help; the failure is told without it rather than hidden behind another
+        except (
+            Exception
+        ):  # the name is a help; the failure is told without it rather than hidden behind another
             place = None
-        where = f"row {place[1]} of {place[0]} (row {row} of the dataset)" if place else f"row {row} of the dataset"
-        error = SampleFailed(f"{where}: {type(cause).__name__}: {cause}", hint="on_error= can put something in its place")
+        where = (
+            f"row {place[1]} of {place[0]} (row {row} of the dataset)"
+            if place
+            else f"row {row} of the dataset"
+        )
+        error = SampleFailed(
+            f"{where}: {type(cause).__name__}: {cause}",
+            hint="on_error= can put something in its place",
+        )
         error.row = row
         error.file, error.row_in_file = place or (None, None)
         return error
 
     def finish(self, rows: Rows, samples: list[Any] | None, real: int) -> Any:
         if self.apart:
-            return _collate.apart(rows, self.output, real if self.pads else None) if samples is None else samples
+            return (
+                _collate.apart(rows, self.output, real if self.pads else None)
+                if samples is None
+                else samples
+            )
         if samples is None:
             batch = _collate.convert(rows, self.output, real if self.pads else None)
             if self.collate is not None:
@@ -103,7 +116,11 @@ class Job:
         """Makes the batch in this thread."""
         began = time.perf_counter()
         try:
-            samples = self._recipe.samples(self._rows, 0, len(self._rows), self._real) if self._recipe.decodes_rows else None
+            samples = (
+                self._recipe.samples(self._rows, 0, len(self._rows), self._real)
+                if self._recipe.decodes_rows
+                else None
+            )
             return self._recipe.finish(self._rows, samples, self._real)
         finally:
             self._meter.add(decode_s=time.perf_counter() - began)
@@ -143,7 +160,11 @@ class Job:
             self._done.set_exception(self._failed[1])
             return
         try:
-            samples = [s for part in self._parts for s in part or ()] if self._recipe.decodes_rows else None
+            samples = (
+                [s for part in self._parts for s in part or ()]
+                if self._recipe.decodes_rows
+                else None
+            )
             self._done.set_result(self._recipe.finish(self._rows, samples, self._real))
         except BaseException as e:
             self._done.set_exception(e)

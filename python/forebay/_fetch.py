@@ -98,7 +98,8 @@ class Pull:
         fetched = self._waiting[0].result()
         self._waiting.popleft()
         if self._tell is not None and time.monotonic() - self._told > TELL_SECONDS:
-            # The node may have forgotten it: it was started anew, or was not asked for anything for long.
+            # The node may have forgotten it: it was started anew, or was not asked for anything for
+            # long.
             self._told = time.monotonic()
             self._pool.submit(self._tell, fetched.step.next)
         self._top_up()
@@ -109,7 +110,12 @@ class Pull:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read(datasets: Sequence[Dataset], columns: Sequence[str] | None, rows: np.ndarray, sources: np.ndarray | None) -> Rows:
+def read(
+    datasets: Sequence[Dataset],
+    columns: Sequence[str] | None,
+    rows: np.ndarray,
+    sources: np.ndarray | None,
+) -> Rows:
     """Rows of one dataset, or of several: ``sources`` says which each is of."""
     if sources is None:
         return Rows([datasets[0].read(rows, columns)], rows)

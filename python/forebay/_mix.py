@@ -21,7 +21,9 @@ class Mix(Loadable):
         epoch_rows: Rows of an epoch.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float], epoch_rows: int | None) -> None:
+    def __init__(
+        self, datasets: Sequence[Dataset], weights: Sequence[float], epoch_rows: int | None
+    ) -> None:
         self.datasets, self._epoch_rows = list(datasets), epoch_rows
         total = math.fsum(weights)
         self.weights = [w / total for w in weights]
@@ -34,11 +36,18 @@ class Mix(Loadable):
         return self.epoch_rows
 
     def __repr__(self) -> str:
-        parts = " + ".join(f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True))
+        parts = " + ".join(
+            f"{w:.1%} {d.name}" for d, w in zip(self.datasets, self.weights, strict=True)
+        )
         return f"<forebay.Mix of {parts}; {self.epoch_rows:,} rows in an epoch>"
 
 
-def mix(datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, epoch_rows: int | None = None) -> Mix:
+def mix(
+    datasets: Sequence[Dataset],
+    weights: Sequence[float] | None = None,
+    *,
+    epoch_rows: int | None = None,
+) -> Mix:
     """Several datasets as one: :meth:`Mix.loader` takes rows of each by its weight, each dataset in its own order.
 
     Every stretch of some hundred rows has the exact parts (weights are rounded to the thousandth part). A dataset that ends while others go on
@@ -57,10 +66,17 @@ def mix(datasets: Sequence[Dataset], weights: Sequence[float] | None = None, *, 
         raise InvalidRequest("a mix is made of datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
     given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
     if len(given) != len(datasets):
-        raise InvalidRequest(f"{len(datasets)} datasets and {len(given)} weights", hint="one for each")
+        raise InvalidRequest(
+            f"{len(datasets)} datasets and {len(given)} weights", hint="one for each"
+        )
     for dataset, weight in zip(datasets, given, strict=True):
         if not (math.isfinite(weight) and weight > 0):
-            raise InvalidRequest(f"the weight of {dataset.name} is {weight}", hint="a number above 0; leave a dataset out to have none of it")
-    if epoch_rows is not None and (isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1):
+            raise InvalidRequest(
+                f"the weight of {dataset.name} is {weight}",
+                hint="a number above 0; leave a dataset out to have none of it",
+            )
+    if epoch_rows is not None and (
+        isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
+    ):
         raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="a whole number above 0")
     return Mix(datasets, given, epoch_rows)

@@ -24,7 +24,11 @@ def shape(client: Client, dataset: str) -> bytes:
 
 def manifest(client: Client, dataset: str) -> list[dict[str, Any]]:
     """The dataset's files, in the order of their rows."""
-    lines = (json.loads(line) for line in bytes(client.dataset_manifest(dataset)).splitlines() if line.strip())
+    lines = (
+        json.loads(line)
+        for line in bytes(client.dataset_manifest(dataset)).splitlines()
+        if line.strip()
+    )
     # The first line says what the others are.
     return [line for line in lines if "forebay_manifest" not in line]
 
@@ -45,8 +49,15 @@ def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(
-    clients: Sequence[Client], request: str, *, connections: int | None, window_bytes: int | None, from_step: int
+    clients: Sequence[Client],
+    request: str,
+    *,
+    connections: int | None,
+    window_bytes: int | None,
+    from_step: int,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several."""
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
-    return _forebay.Stream(list(clients), request, connections=connections, from_step=from_step, **bounds)
+    return _forebay.Stream(
+        list(clients), request, connections=connections, from_step=from_step, **bounds
+    )

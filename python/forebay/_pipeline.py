@@ -25,7 +25,9 @@ LOOK_SECONDS = 0.1
 class Pipeline:
     """Batches of steps, in order. Closed when it is dropped."""
 
-    def __init__(self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter) -> None:
+    def __init__(
+        self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
+    ) -> None:
         self._fetcher, self._recipe, self._meter = fetcher, recipe, meter
         self._belt: _Belt | None = None
         self._held: Fetched | None = None
@@ -59,10 +61,14 @@ def _close(belt: _Belt | None, fetcher: Fetcher) -> None:
 class _Belt:
     """The thread that takes from the fetcher and gives to the pool. It does not know the pipeline, which may be dropped at any time."""
 
-    def __init__(self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter) -> None:
+    def __init__(
+        self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
+    ) -> None:
         self.closed = threading.Event()
         self._fetcher, self._recipe, self._threads, self._meter = fetcher, recipe, threads, meter
-        self._queue: queue.Queue[tuple[Fetched, Job] | BaseException | None] = queue.Queue(max(1, ahead))
+        self._queue: queue.Queue[tuple[Fetched, Job] | BaseException | None] = queue.Queue(
+            max(1, ahead)
+        )
         self._held: tuple[Fetched, Job] | BaseException | None = None
         self._ended = False
         threading.Thread(target=self._run, name="forebay-belt", daemon=True).start()
@@ -75,7 +81,12 @@ class _Belt:
                     fetched = self._fetcher.next()
                     entry = None
                     if fetched is not None:
-                        entry = fetched, Job(self._recipe, fetched.rows, fetched.step.real, self._meter).start(pool, self._threads)
+                        entry = (
+                            fetched,
+                            Job(self._recipe, fetched.rows, fetched.step.real, self._meter).start(
+                                pool, self._threads
+                            ),
+                        )
                 except BaseException as e:
                     entry = e
                 if not self._put(entry) or not isinstance(entry, tuple):

@@ -20,7 +20,9 @@ def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tu
     if rank is None or world_size is None:
         rank, world_size = _found()
     if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not one of a world of {world_size}: ranks are 0 to world_size - 1")
+        raise ValueError(
+            f"rank {rank} is not one of a world of {world_size}: ranks are 0 to world_size - 1"
+        )
     return rank, world_size
 
 

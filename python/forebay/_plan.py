@@ -65,11 +65,18 @@ class Order:
     """The order of all epochs of some datasets."""
 
     def __init__(
-        self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, seed: int, shuffle: Shuffle
+        self,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None,
+        epoch_rows: int | None,
+        seed: int,
+        shuffle: Shuffle,
     ) -> None:
         given = weights if weights is not None else [1.0] * len(datasets)
         self.document: dict[str, Any] = {
-            "sources": [{"dataset": d.id, "weight": w} for d, w in zip(datasets, given, strict=True)],
+            "sources": [
+                {"dataset": d.id, "weight": w} for d, w in zip(datasets, given, strict=True)
+            ],
             "seed": seed,
             "shuffle": to_wire(shuffle),
         }
@@ -100,10 +107,18 @@ class Order:
     def checked(self, state: Any) -> State:
         """A state that is one of this order; raises InvalidRequest for any other."""
         if not isinstance(state, dict):
-            raise InvalidRequest(f"a state is the dict that state_dict() gave, not {type(state).__name__}")
+            raise InvalidRequest(
+                f"a state is the dict that state_dict() gave, not {type(state).__name__}"
+            )
         return json.loads(self._plan.checked(json.dumps(state)))
 
-    def steps(self, state: State, until: int | None, partition: dict[str, Any], lengths: Sequence[np.ndarray] | None = None) -> Steps:
+    def steps(
+        self,
+        state: State,
+        until: int | None,
+        partition: dict[str, Any],
+        lengths: Sequence[np.ndarray] | None = None,
+    ) -> Steps:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
         return Steps(compiled, self.mixed)

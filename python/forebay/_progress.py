@@ -62,7 +62,11 @@ class Bar:
         if self.total:
             share = min(self.done / self.total, 1.0)
             full = int(share * WIDTH_COLUMNS)
-            parts += ["█" * full + "░" * (WIDTH_COLUMNS - full), f"{share:4.0%}", f"{self.done:,}/{self.total:,} {self.unit}"]
+            parts += [
+                "█" * full + "░" * (WIDTH_COLUMNS - full),
+                f"{share:4.0%}",
+                f"{self.done:,}/{self.total:,} {self.unit}",
+            ]
         else:
             parts.append(f"{self.done:,} {self.unit}")
         parts.append(f"{rate:,.0f} {self.unit}/s")

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from .loader import Loader
 
 #: What the stream's account of the nodes' times is called, and what :class:`forebay.Stats` calls it.
-NODE_TIMES = {"origin_seconds": "origin_s", "disk_seconds": "disk_s", "decode_seconds": "prepare_s", "frame_seconds": "prepare_s"}
+NODE_TIMES = {
+    "origin_seconds": "origin_s",
+    "disk_seconds": "disk_s",
+    "decode_seconds": "prepare_s",
+    "frame_seconds": "prepare_s",
+}
 
 
 class Push:
@@ -29,15 +34,34 @@ class Push:
     The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a loop that stops makes the nodes stop.
     """
 
-    def __init__(self, loader: Loader, steps: Steps, state: State, until: int | None, meter: Meter, first: int, stride: int) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        steps: Steps,
+        state: State,
+        until: int | None,
+        meter: Meter,
+        first: int,
+        stride: int,
+    ) -> None:
         if stride != 1:
-            raise InvalidRequest("a stream is received in one process", hint="leave the workers out and give threads=, or stream=False")
+            raise InvalidRequest(
+                "a stream is received in one process",
+                hint="leave the workers out and give threads=, or stream=False",
+            )
         options, datasets = loader.options, loader.datasets
-        clients = [datasets[0].client, *(n if isinstance(n, Client) else Client(n) for n in options.nodes or ())]
+        clients = [
+            datasets[0].client,
+            *(n if isinstance(n, Client) else Client(n) for n in options.nodes or ()),
+        ]
         for client in clients:
             for dataset in datasets:
                 _open_at(client, dataset)
-        request: dict[str, Any] = {"plan": loader.order.document, "partition": loader.partition(), "state": state}
+        request: dict[str, Any] = {
+            "plan": loader.order.document,
+            "partition": loader.partition(),
+            "state": state,
+        }
         if until is not None:
             request["until_epoch"] = until
         columns = _columns(datasets)
@@ -46,7 +70,11 @@ class Push:
         self._steps, self._number, self._meter = steps, first, meter
         self._several = loader.order.mixed
         self._stream = _node.stream(
-            clients, json.dumps(request), connections=options.connections, window_bytes=options.window_bytes, from_step=first
+            clients,
+            json.dumps(request),
+            connections=options.connections,
+            window_bytes=options.window_bytes,
+            from_step=first,
         )
         self._reconnects = 0
 
@@ -58,8 +86,15 @@ class Push:
         received = self._stream.next()
         waited = time.perf_counter() - began
         if received is None:
-            raise ServerError(f"the stream ended before step {step.step} of epoch {step.epoch}", hint="is the node of the same release?")
-        if (received.step, received.epoch, len(received.batch)) != (step.step, step.epoch, len(step.rows)):
+            raise ServerError(
+                f"the stream ended before step {step.step} of epoch {step.epoch}",
+                hint="is the node of the same release?",
+            )
+        if (received.step, received.epoch, len(received.batch)) != (
+            step.step,
+            step.epoch,
+            len(step.rows),
+        ):
             raise ServerError(
                 f"step {received.step} of epoch {received.epoch} with {len(received.batch)} rows came where step {step.step} of epoch"
                 f" {step.epoch} with {len(step.rows)} was to come",
@@ -104,5 +139,8 @@ def _columns(datasets: Sequence[Dataset]) -> list[str] | None:
     """The columns that the stream is to bring: of all datasets the same."""
     chosen = [d.chosen for d in datasets]
     if any(c != chosen[0] for c in chosen):
-        raise InvalidRequest("datasets of a mix are read with different columns", hint="give the loader columns=, or stream=False")
+        raise InvalidRequest(
+            "datasets of a mix are read with different columns",
+            hint="give the loader columns=, or stream=False",
+        )
     return chosen[0]

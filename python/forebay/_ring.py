@@ -90,7 +90,9 @@ class BatchRing:
         """What takes the place of DataLoader's default ``collate_fn``."""
         return Collate(self, None)
 
-    def collate_with(self, function: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    def collate_with(
+        self, function: Callable[[Sequence[Any]], Any]
+    ) -> Callable[[Sequence[Any]], Any]:
         """What takes the place of this ``collate_fn``."""
         return Collate(self, function)
 
@@ -104,7 +106,9 @@ class BatchRing:
                 stacklevel=2,
             )
 
-    def fill(self, client: Any, entries: list[Any], bucket: str | None, labels: list[Any] | None) -> Filled | None:
+    def fill(
+        self, client: Any, entries: list[Any], bucket: str | None, labels: list[Any] | None
+    ) -> Filled | None:
         """Receives a batch into a slot. None if it must go the ordinary way: not in a worker, no slot is free, or the batch is too large for one."""
         if not self.direct or torch.utils.data.get_worker_info() is None:
             return None
@@ -136,7 +140,11 @@ class Filled(list):
     def __init__(self, slot: Slot, sizes: list[int], labels: list[Any] | None) -> None:
         self.slot, self.sizes, self.labels = slot, sizes, labels
         self.used = sum(sizes)
-        flat = torch.frombuffer(slot, dtype=torch.uint8, count=self.used) if self.used else torch.empty(0, dtype=torch.uint8)
+        flat = (
+            torch.frombuffer(slot, dtype=torch.uint8, count=self.used)
+            if self.used
+            else torch.empty(0, dtype=torch.uint8)
+        )
         equal = len(set(sizes)) == 1
         #: The batch as one tensor, if its samples are of one size.
         self.matrix = flat.view(len(sizes), sizes[0]) if equal else None
@@ -194,12 +202,18 @@ class _Place:
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """DataLoader's default, but tensors are stacked where they are to lie."""
-        return collate_by_type(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: self._stack})
+        return collate_by_type(
+            samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: self._stack}
+        )
 
-    def _stack(self, tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    def _stack(
+        self, tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+    ) -> torch.Tensor:
         first = tensors[0]
         out = None
-        if _plain(first) and all(_plain(t) and t.dtype == first.dtype and t.shape == first.shape for t in tensors):
+        if _plain(first) and all(
+            _plain(t) and t.dtype == first.dtype and t.shape == first.shape for t in tensors
+        ):
             out = self._new(first.dtype, (len(tensors), *first.shape))
         if out is None:
             return default_collate_fn_map[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
@@ -236,7 +250,13 @@ def _plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not (
+            tensor.requires_grad
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+        )
     )
 
 
@@ -248,8 +268,17 @@ def _tensor(slot: Slot, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> 
         return torch.empty(shape, dtype=dtype)
     if at % dtype.itemsize:
         # A view into the middle of bytes that were received: the type wants it elsewhere.
-        return torch.frombuffer(slot, dtype=torch.uint8, count=count * dtype.itemsize, offset=at).clone().view(dtype).view(shape)
-    return torch.frombuffer(slot, dtype=torch.uint8, count=count * dtype.itemsize, offset=at).view(dtype).view(shape)
+        return (
+            torch.frombuffer(slot, dtype=torch.uint8, count=count * dtype.itemsize, offset=at)
+            .clone()
+            .view(dtype)
+            .view(shape)
+        )
+    return (
+        torch.frombuffer(slot, dtype=torch.uint8, count=count * dtype.itemsize, offset=at)
+        .view(dtype)
+        .view(shape)
+    )
 
 
 class _Outgoing:
@@ -265,7 +294,9 @@ class _Outgoing:
 class _InSlot:
     """A tensor of a batch, in a worker: in the training process it is a ``torch.Tensor``."""
 
-    def __init__(self, outgoing: _Outgoing, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, outgoing: _Outgoing, at: int, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
         self.parts = (outgoing, at, dtype, shape)
 
     def __reduce__(self):
@@ -275,7 +306,9 @@ class _InSlot:
 def _receive(key: str, index: int, number: int) -> Slot:
     ring = _rings.get(key)
     if ring is None:
-        raise RuntimeError("a batch came through a ring that is gone: keep the BatchRing as long as its DataLoader")
+        raise RuntimeError(
+            "a batch came through a ring that is gone: keep the BatchRing as long as its DataLoader"
+        )
     return ring.core.receive(index, number)
 
 
@@ -294,7 +327,13 @@ class DataLoader(torch.utils.data.DataLoader):
     ring: BatchRing | None
 
     def __init__(
-        self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, *, ring_bytes: int = MAX_BYTES_DEFAULT, **options: Any
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        *,
+        ring_bytes: int = MAX_BYTES_DEFAULT,
+        **options: Any,
     ) -> None:
         workers = options.get("num_workers", 0)
         ring = None
@@ -303,7 +342,9 @@ class DataLoader(torch.utils.data.DataLoader):
             ring = BatchRing(min(workers * (prefetch + 2), SLOTS_MAX), ring_bytes)
             # A dataset that makes its batches itself has nothing collated.
             batches = batch_size is not None or options.get("batch_sampler") is not None
-            options["collate_fn"] = Collate(ring, options.get("collate_fn") or (None if batches else default_convert))
+            options["collate_fn"] = Collate(
+                ring, options.get("collate_fn") or (None if batches else default_convert)
+            )
             if hasattr(dataset, "with_ring"):
                 dataset = dataset.with_ring(ring)
         super().__init__(dataset, batch_size, shuffle, **options)

@@ -41,7 +41,10 @@ class LoaderDataset(torch.utils.data.IterableDataset):
 
     def __init__(self, loader: Loader, *, samples: bool = False) -> None:
         if samples and loader.options.batch_size is None:
-            raise InvalidRequest("batches bounded by length are made here, not by DataLoader", hint="samples=False, DataLoader(batch_size=None)")
+            raise InvalidRequest(
+                "batches bounded by length are made here, not by DataLoader",
+                hint="samples=False, DataLoader(batch_size=None)",
+            )
         self.loader = loader
         self.samples = samples
         self.tagged = False
@@ -57,7 +60,9 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         """
         text = json.dumps(self.loader.order.checked(state)).encode()
         if len(text) >= STATE_BYTES:
-            raise InvalidRequest(f"a state of {len(text)} bytes", hint="load the state as it was saved")
+            raise InvalidRequest(
+                f"a state of {len(text)} bytes", hint="load the state as it was saved"
+            )
         self._begin[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._begin[len(text) :] = 0
 
@@ -82,7 +87,10 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None and self.loader.options.stream:
-            raise InvalidRequest("a stream is received in one process", hint="DataLoader(num_workers=0) and threads=, or stream=False")
+            raise InvalidRequest(
+                "a stream is received in one process",
+                hint="DataLoader(num_workers=0) and threads=, or stream=False",
+            )
         return WorkerIteration(self, self.begin, worker, workers)
 
 
@@ -138,7 +146,13 @@ class WorkerIteration:
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker has yielded."""
-        return {"start": self._start, "step": self._number, "sample": self._sample, "worker": self._worker, "workers": self._workers}
+        return {
+            "start": self._start,
+            "step": self._number,
+            "sample": self._sample,
+            "worker": self._worker,
+            "workers": self._workers,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where the same worker of as many stopped.
@@ -185,7 +199,9 @@ class Resumable:
     def __init__(self, dataloader: torch.utils.data.DataLoader) -> None:
         data = dataloader.dataset
         if not isinstance(data, LoaderDataset):
-            raise TypeError(f"Resumable is for DataLoaders over loader.torch(), not over {type(data).__name__}")
+            raise TypeError(
+                f"Resumable is for DataLoaders over loader.torch(), not over {type(data).__name__}"
+            )
         wanted = data.loader.options.batch_size if data.samples else None
         if dataloader.batch_size != wanted:
             raise InvalidRequest(
@@ -193,7 +209,10 @@ class Resumable:
                 hint=f"DataLoader(data, batch_size={wanted}, …)",
             )
         if not getattr(dataloader, "in_order", True):
-            raise InvalidRequest("DataLoader(in_order=False) yields what is ready first", hint="leave it out: a state is a place in an order")
+            raise InvalidRequest(
+                "DataLoader(in_order=False) yields what is ready first",
+                hint="leave it out: a state is a place in an order",
+            )
         self.dataloader, self.data = dataloader, data
         data.tagged = True
         dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
@@ -205,7 +224,10 @@ class Resumable:
         until = self.data.loader.until(state)
         for batch, after in self.dataloader:
             if after is None:
-                raise InvalidRequest("a batch ended inside a step", hint="DataLoader's batch_size is the loader's, and nothing changes it")
+                raise InvalidRequest(
+                    "a batch ended inside a step",
+                    hint="DataLoader's batch_size is the loader's, and nothing changes it",
+                )
             self._state = after
             yield batch
         self._state = self.data.loader.ended(self._state, until)
@@ -252,10 +274,16 @@ def state_of(saved: dict[str, Any], data: LoaderDataset) -> State:
     """
     found = list(_of_workers(saved))
     if not found:
-        raise InvalidRequest("this is no state of a StatefulDataLoader over loader.torch()", hint="give what its state_dict() returned")
+        raise InvalidRequest(
+            "this is no state of a StatefulDataLoader over loader.torch()",
+            hint="give what its state_dict() returned",
+        )
     if any(w["sample"] for w in found):
-        raise InvalidRequest("the state lies inside a batch", hint="use the loader's batch_size as the DataLoader's")
-    # Batches are taken from the workers in turn, so all before the least next step were yielded, and none after it.
+        raise InvalidRequest(
+            "the state lies inside a batch", hint="use the loader's batch_size as the DataLoader's"
+        )
+    # Batches are taken from the workers in turn, so all before the least next step were yielded,
+    # and none after it.
     number = min(int(w["step"]) for w in found) + int(saved.get("_steps_since_snapshot", 0))
     loader = data.loader
     start = loader.order.checked(found[0]["start"])

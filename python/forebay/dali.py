@@ -47,7 +47,9 @@ def batch_of(batch: Any, columns: Sequence[str]) -> tuple[Any, ...]:
 
 def _column(name: str, values: Any) -> Any:
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"column {name!r} has missing values, and a tensor cannot: leave it out, or give the loader a decode=")
+        raise TypeError(
+            f"column {name!r} has missing values, and a tensor cannot: leave it out, or give the loader a decode="
+        )
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values
     out = []
@@ -57,16 +59,24 @@ def _column(name: str, values: Any) -> Any:
         if isinstance(value, (bytes, bytearray, memoryview)):
             value = np.frombuffer(value, np.uint8)
         if not isinstance(value, np.ndarray) or value.dtype == object:
-            raise TypeError(f"column {name!r} has a value of {type(value).__name__}: DALI takes arrays; leave it out, or give the loader a decode=")
+            raise TypeError(
+                f"column {name!r} has a value of {type(value).__name__}: DALI takes arrays; leave it out, or give the loader a decode="
+            )
         out.append(value)
     return out
 
 
 def _check(loader: Loader, columns: Sequence[str]) -> None:
     if isinstance(columns, str) or not columns:
-        raise InvalidRequest("columns is a list of names: one for each output of the external source", hint='["jpg", "cls"]')
+        raise InvalidRequest(
+            "columns is a list of names: one for each output of the external source",
+            hint='["jpg", "cls"]',
+        )
     if loader.options.output not in ("rows", "numpy"):
-        raise InvalidRequest(f'output="{loader.options.output}" is not for DALI', hint='leave it out, or output="numpy" with a decode=')
+        raise InvalidRequest(
+            f'output="{loader.options.output}" is not for DALI',
+            hint='leave it out, or output="numpy" with a decode=',
+        )
 
 
 class Source:
@@ -104,7 +114,10 @@ class Source:
         """
         back = self._given - batches
         if not 0 <= back < len(self._states):
-            raise InvalidRequest(f"the state after {batches} batches, of {self._given} that were made", hint=f"it is kept for the last {STATES_KEPT}")
+            raise InvalidRequest(
+                f"the state after {batches} batches, of {self._given} that were made",
+                hint=f"it is kept for the last {STATES_KEPT}",
+            )
         return self._states[-1 - back]
 
 
@@ -118,7 +131,9 @@ class ByNumber:
     def __init__(self, loader: Loader, columns: Sequence[str]) -> None:
         _check(loader, columns)
         if loader.options.stream:
-            raise InvalidRequest("a stream has no batches by number", hint="Source, or stream=False")
+            raise InvalidRequest(
+                "a stream has no batches by number", hint="Source, or stream=False"
+            )
         self.loader, self.columns = loader, list(columns)
         self._begin = loader.state_dict()
 
@@ -126,7 +141,9 @@ class ByNumber:
         order, loader = self.loader.order, self.loader
         epoch = self._begin["epoch"] + info.epoch_idx
         start = self._begin if info.epoch_idx == 0 else order.at(epoch, 0)
-        pipeline = loader.pipeline(start, epoch + 1, Meter(), first=info.iteration, stride=1 << 40, threads=0)
+        pipeline = loader.pipeline(
+            start, epoch + 1, Meter(), first=info.iteration, stride=1 << 40, threads=0
+        )
         try:
             made = pipeline.next()
         finally:

@@ -103,12 +103,17 @@ def open(
     """
     given = [url is not None, origin is not None or cache is not None]
     if client is not None and any(given):
-        raise InvalidRequest("client= and url=, origin=, cache= exclude each other", hint="a client has its node already")
+        raise InvalidRequest(
+            "client= and url=, origin=, cache= exclude each other",
+            hint="a client has its node already",
+        )
     if client is None:
         client = Client(url, origin=origin, cache=cache)
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or not all(isinstance(s, str) for s in sources):
-        raise TypeError("source is a text or a list of texts: names, prefixes ending in /, patterns, manifest:bucket/key")
+        raise TypeError(
+            "source is a text or a list of texts: names, prefixes ending in /, patterns, manifest:bucket/key"
+        )
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
         spec["format"] = format
@@ -229,7 +234,9 @@ class Dataset(Loadable):
         """The files, in the order of their rows."""
         if self._files is None:
             entries = _node.manifest(self.client, self.id)
-            self._files = [File(e["name"], int(e["size"]), int(e["rows"]), e.get("etag")) for e in entries]
+            self._files = [
+                File(e["name"], int(e["size"]), int(e["rows"]), e.get("etag")) for e in entries
+            ]
             self._starts = [0, *itertools.accumulate(f.rows for f in self._files)]
         return self._files
 
@@ -251,14 +258,23 @@ class Dataset(Loadable):
         there = _types(self.info["schema"])
         for name in columns:
             if name not in there:
-                raise InvalidRequest(f"{self.name} has no column {name!r}", hint=f"its columns: {', '.join(there)}")
+                raise InvalidRequest(
+                    f"{self.name} has no column {name!r}", hint=f"its columns: {', '.join(there)}"
+                )
         if not columns:
             raise InvalidRequest("columns is an empty list", hint="leave it out for all columns")
         return list(columns)
 
     def select(self, columns: Sequence[str]) -> Dataset:
         """The same rows with fewer columns."""
-        return Dataset(self.client, self.spec, self.info, columns=columns, decode=self.decode, shape=self._shape)
+        return Dataset(
+            self.client,
+            self.spec,
+            self.info,
+            columns=columns,
+            decode=self.decode,
+            shape=self._shape,
+        )
 
     # Rows
 
@@ -277,7 +293,8 @@ class Dataset(Loadable):
             hint = "open it again to go on with the new version; a state of the old one cannot be loaded into it"
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
         except NotFound:
-            # Either a file is gone, or the node does not know the dataset. Opening it again tells which.
+            # Either a file is gone, or the node does not know the dataset. Opening it again tells
+            # which.
             again = _node.open_dataset(self.client, self.spec)
             if again["id"] != self.id:
                 raise Changed(
@@ -315,10 +332,14 @@ class Dataset(Loadable):
         if given.size == 0:
             return np.empty(0, np.uint64)
         if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise TypeError(f"rows are whole numbers in one dimension, not {given.dtype} of shape {given.shape}")
+            raise TypeError(
+                f"rows are whole numbers in one dimension, not {given.dtype} of shape {given.shape}"
+            )
         low, high = int(given.min()), int(given.max())
         if low < -self._rows or high >= self._rows:
-            raise IndexError(f"row {low if low < -self._rows else high} of a dataset of {self._rows:,}")
+            raise IndexError(
+                f"row {low if low < -self._rows else high} of a dataset of {self._rows:,}"
+            )
         if low < 0:
             given = given.astype(np.int64)
             given = np.where(given < 0, given + self._rows, given)
@@ -345,7 +366,10 @@ class Dataset(Loadable):
     def __iter__(self) -> Iterator[Any]:
         starts = range(0, self._rows, ITERATION_ROWS)
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
-            todo = (pool.submit(self.take, range(s, min(s + ITERATION_ROWS, self._rows))) for s in starts)
+            todo = (
+                pool.submit(self.take, range(s, min(s + ITERATION_ROWS, self._rows)))
+                for s in starts
+            )
             waiting = list(itertools.islice(todo, AHEAD_REQUESTS))
             while waiting:
                 rows = waiting.pop(0).result()
@@ -361,12 +385,26 @@ class Dataset(Loadable):
         """
         (name,) = self._known([column])
         out = np.empty(self._rows, np.uint64)
-        pieces = [(s, min(s + REQUEST_ROWS, self._rows)) for s in range(0, self._rows, REQUEST_ROWS)]
-        with Bar(f"reading column {name}", self._rows, show=progress) as bar, ThreadPoolExecutor(AHEAD_REQUESTS) as pool:
-            for (begin, end), rows in zip(pieces, pool.map(lambda p: self.take(range(*p), [name]), pieces), strict=True):
+        pieces = [
+            (s, min(s + REQUEST_ROWS, self._rows)) for s in range(0, self._rows, REQUEST_ROWS)
+        ]
+        with (
+            Bar(f"reading column {name}", self._rows, show=progress) as bar,
+            ThreadPoolExecutor(AHEAD_REQUESTS) as pool,
+        ):
+            for (begin, end), rows in zip(
+                pieces, pool.map(lambda p: self.take(range(*p), [name]), pieces), strict=True
+            ):
                 values = rows.numpy()[name]
-                if values.dtype.kind not in "iu" or isinstance(values, np.ma.MaskedArray) or values.ndim != 1 or values.min(initial=0) < 0:
-                    raise TypeError(f"column {name!r} of {self.name} is no column of lengths: whole numbers of at least 0, none missing")
+                if (
+                    values.dtype.kind not in "iu"
+                    or isinstance(values, np.ma.MaskedArray)
+                    or values.ndim != 1
+                    or values.min(initial=0) < 0
+                ):
+                    raise TypeError(
+                        f"column {name!r} of {self.name} is no column of lengths: whole numbers of at least 0, none missing"
+                    )
                 out[begin:end] = values
                 bar.advance(end - begin)
         return out
@@ -375,7 +413,14 @@ class Dataset(Loadable):
         return [self], None, None
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self.client, self.spec, self.info, self._columns, self.decode, self._shape)
+        return _rebuild, (
+            self.client,
+            self.spec,
+            self.info,
+            self._columns,
+            self.decode,
+            self._shape,
+        )
 
     def __repr__(self) -> str:
         info = self.info
@@ -387,7 +432,14 @@ class Dataset(Loadable):
         )
 
 
-def _rebuild(client: Client, spec: dict[str, Any], info: dict[str, Any], columns: Any, decode: Any, shape: bytes | None) -> Dataset:
+def _rebuild(
+    client: Client,
+    spec: dict[str, Any],
+    info: dict[str, Any],
+    columns: Any,
+    decode: Any,
+    shape: bytes | None,
+) -> Dataset:
     return Dataset(client, spec, info, columns=columns, decode=decode, shape=shape)
 
 

@@ -40,7 +40,12 @@ class Error(Exception):
     """
 
     def __init__(
-        self, message: str, *, hint: str | None = None, status: int | None = None, request_id: str | None = None
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
     ) -> None:
         # One positional argument: DataLoader rebuilds a worker's exception from its text alone.
         Exception.__init__(self, message)
@@ -57,7 +62,9 @@ class Error(Exception):
         return _rebuild, (type(self), self.message, self.hint, self.status, self.request_id)
 
 
-def _rebuild(cls: type[Error], message: str, hint: str | None, status: int | None, request_id: str | None) -> Error:
+def _rebuild(
+    cls: type[Error], message: str, hint: str | None, status: int | None, request_id: str | None
+) -> Error:
     return cls(message, hint=hint, status=status, request_id=request_id)
 
 
@@ -138,7 +145,9 @@ class SampleFailed(Error):
         return _rebuild_sample, (self.message, self.hint, self.row, self.file, self.row_in_file)
 
 
-def _rebuild_sample(message: str, hint: str | None, row: int | None, file: str | None, row_in_file: int | None) -> SampleFailed:
+def _rebuild_sample(
+    message: str, hint: str | None, row: int | None, file: str | None, row_in_file: int | None
+) -> SampleFailed:
     error = SampleFailed(message, hint=hint)
     error.row, error.file, error.row_in_file = row, file, row_in_file
     return error

@@ -60,7 +60,9 @@ class ForebayFileSystem(AbstractFileSystem):
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        self.client = client or Client(url, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache)
+        self.client = client or Client(
+            url, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache
+        )
 
     @property
     def fsid(self) -> str:
@@ -97,7 +99,14 @@ class ForebayFileSystem(AbstractFileSystem):
                 files.append(_file(info))
         return sorted([*files, *map(_directory, directories)], key=lambda entry: entry["name"])
 
-    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any):
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ):
         """All objects under a path, by one listing."""
         path = self._strip_protocol(path)
         if not path or maxdepth is not None or withdirs:
@@ -123,8 +132,11 @@ class ForebayFileSystem(AbstractFileSystem):
                 return _file(self.client.head((bucket, key)))
             except NotFound:
                 pass
-        # A directory is there as long as an object is under it; listing a bucket that does not exist is NotFound.
-        if not path or any(True for _ in self.client.list(f"{bucket}/{key}/" if key else bucket, page_size=1)):
+        # A directory is there as long as an object is under it; listing a bucket that does not
+        # exist is NotFound.
+        if not path or any(
+            True for _ in self.client.list(f"{bucket}/{key}/" if key else bucket, page_size=1)
+        ):
             return _directory(path)
         if not key and bucket in self.client.buckets():
             return _directory(path)
@@ -142,7 +154,9 @@ class ForebayFileSystem(AbstractFileSystem):
 
     checksum = ukey
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
         name = self._strip_protocol(path)
         if start is None and end is None:
             return bytes(self.client.get(name))
@@ -153,9 +167,13 @@ class ForebayFileSystem(AbstractFileSystem):
         begin = start or 0
         if end is not None and end <= begin:
             return b""
-        return bytes(self.client.get(name, start=begin, length=None if end is None else end - begin))
+        return bytes(
+            self.client.get(name, start=begin, length=None if end is None else end - begin)
+        )
 
-    def cat(self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any):
+    def cat(
+        self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any
+    ):
         """The bytes of one object, or of several as ``{path: bytes}``: several are one GetBatch."""
         paths = self.expand_path(path, recursive=recursive, **kwargs)
         if len(paths) < 2 or kwargs:
@@ -182,13 +200,23 @@ class ForebayFileSystem(AbstractFileSystem):
         starts = starts if isinstance(starts, Iterable) else [starts] * len(paths)
         ends = ends if isinstance(ends, Iterable) else [ends] * len(paths)
         wanted = [
-            {"objname": self._strip_protocol(p), "start": s or 0, "length": -1 if e is None else e - (s or 0)}
+            {
+                "objname": self._strip_protocol(p),
+                "start": s or 0,
+                "length": -1 if e is None else e - (s or 0),
+            }
             for p, s, e in zip(paths, starts, ends, strict=True)
         ]
-        if not wanted or any(w["start"] < 0 or w["length"] == 0 or w["length"] < -1 for w in wanted):
-            return super().cat_ranges(paths, list(starts), list(ends), max_gap=max_gap, on_error=on_error, **kwargs)
+        if not wanted or any(
+            w["start"] < 0 or w["length"] == 0 or w["length"] < -1 for w in wanted
+        ):
+            return super().cat_ranges(
+                paths, list(starts), list(ends), max_gap=max_gap, on_error=on_error, **kwargs
+            )
         batch = self.client.batch(wanted, continue_on_error=on_error == "return")
-        return [bytes(item) if item.error is None else FileNotFoundError(item.error) for item in batch]
+        return [
+            bytes(item) if item.error is None else FileNotFoundError(item.error) for item in batch
+        ]
 
     # Writing
 
@@ -209,7 +237,9 @@ class ForebayFileSystem(AbstractFileSystem):
 
     _rm = rm_file
 
-    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+    def rm(
+        self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
+    ) -> None:
         """Removes objects; with ``recursive`` all objects under the paths."""
         paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
         # Directories go with what is in them.
@@ -217,6 +247,7 @@ class ForebayFileSystem(AbstractFileSystem):
         for name in paths:
             if name in kept:
                 self.rm_file(name)
+
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Does nothing: directories come into being with what is in them."""
 
@@ -226,12 +257,16 @@ class ForebayFileSystem(AbstractFileSystem):
     def rmdir(self, path: str) -> None:
         """Does nothing: directories go with what is in them."""
 
-    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> ForebayFile:
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any
+    ) -> ForebayFile:
         if mode not in ("rb", "wb", "xb"):
             raise ValueError(f"mode {mode!r} is not one of rb, wb, xb: objects are written whole")
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
-        return ForebayFile(self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs)
+        return ForebayFile(
+            self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
+        )
 
 
 class ForebayFile(AbstractBufferedFile):

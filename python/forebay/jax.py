@@ -73,7 +73,9 @@ class JaxLoader:
         return self.loader.stats(reset)
 
 
-def loader(data: Loadable, batch_size: int, *, sharding: Any | None = None, **options: Any) -> JaxLoader:
+def loader(
+    data: Loadable, batch_size: int, *, sharding: Any | None = None, **options: Any
+) -> JaxLoader:
     """A loader of ``jax.Array``.
 
     Args:

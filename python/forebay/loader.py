@@ -78,21 +78,43 @@ class Options:
 
         def whole(name: str, least: int) -> None:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < least
+            ):
                 raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
 
-        for name, least in (("batch_size", 1), ("max_total", 1), ("lookahead", 1), ("threads", 0), ("prefetch", 0), ("connections", 1), ("window_bytes", 1)):
+        for name, least in (
+            ("batch_size", 1),
+            ("max_total", 1),
+            ("lookahead", 1),
+            ("threads", 0),
+            ("prefetch", 0),
+            ("connections", 1),
+            ("window_bytes", 1),
+        ):
             whole(name, least)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not 0 <= self.seed < 1 << 64
+        ):
             raise ValueError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r}")
         if self.batch_size is None and self.max_total is None:
-            raise ValueError("say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)")
+            raise ValueError(
+                "say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)"
+            )
         if (self.max_total is None) != (self.length is None):
-            raise ValueError("max_total= bounds the sum of length=, a column or an array: give both, or neither")
+            raise ValueError(
+                "max_total= bounds the sum of length=, a column or an array: give both, or neither"
+            )
         if self.uneven not in ("drop", "pad", "repeat"):
             raise ValueError(f'uneven is "drop", "pad" or "repeat", not {self.uneven!r}')
-        if self.epochs is not None and not (self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1):
-            raise ValueError(f"epochs is a number of epochs, math.inf, or None for one at a time, not {self.epochs!r}")
+        if self.epochs is not None and not (
+            self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1
+        ):
+            raise ValueError(
+                f"epochs is a number of epochs, math.inf, or None for one at a time, not {self.epochs!r}"
+            )
         if self.output not in _collate.OUTPUTS:
             raise ValueError(f"output is one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}")
         if self.on_error != "raise" and not callable(self.on_error):
@@ -100,9 +122,13 @@ class Options:
         if self.pin_memory and self.output != "torch" and self.collate is None:
             raise ValueError('pin_memory is for tensors: output="torch"')
         if not self.stream and (self.connections or self.window_bytes or self.nodes):
-            raise ValueError("connections=, window_bytes= and nodes= are of streams: give stream=True")
+            raise ValueError(
+                "connections=, window_bytes= and nodes= are of streams: give stream=True"
+            )
         if self.stream and self.max_total is not None:
-            raise ValueError("a stream has batches of a fixed number of rows: leave stream= or max_total= out")
+            raise ValueError(
+                "a stream has batches of a fixed number of rows: leave stream= or max_total= out"
+            )
         to_wire(self.shuffle)
         return self
 
@@ -126,12 +152,20 @@ class Loader:
     It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float] | None, epoch_rows: int | None, options: Options) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None,
+        epoch_rows: int | None,
+        options: Options,
+    ) -> None:
         rank, world = _place.rank_and_world(options.rank, options.world_size)
         self.options = replace(options.checked(), rank=rank, world_size=world)
         for dataset in datasets:
             dataset.shape  # noqa: B018 - asked for once, before it travels to workers
-        self.datasets = [d if options.columns is None else d.select(options.columns) for d in datasets]
+        self.datasets = [
+            d if options.columns is None else d.select(options.columns) for d in datasets
+        ]
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
         self._lengths: list[np.ndarray] | None = None
@@ -139,7 +173,8 @@ class Loader:
         self._job = uuid.uuid4().hex
         self._state: State = self._order.start()
         self._meter = Meter()
-        # Weakly: an iteration that its loop has left is dropped, and with it the threads and what they fetched ahead.
+        # Weakly: an iteration that its loop has left is dropped, and with it the threads and what
+        # they fetched ahead.
         self._current: weakref.ref[Iteration] | None = None
         self.last: Step | None = None
 
@@ -191,7 +226,14 @@ class Loader:
         if o.max_total is not None:
             lookahead = o.lookahead or LOOKAHEAD_BATCHES * (o.batch_size or LOOKAHEAD_BATCH_ROWS)
             most = o.batch_size or BOUNDED_ROWS
-            batch = {"bounded": {"max_total": o.max_total, "max_rows": most, "lookahead_rows": lookahead, "padded": o.padded}}
+            batch = {
+                "bounded": {
+                    "max_total": o.max_total,
+                    "max_rows": most,
+                    "lookahead_rows": lookahead,
+                    "padded": o.padded,
+                }
+            }
         return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
 
     def steps(self, state: State, until: int | None) -> Steps:
@@ -208,22 +250,44 @@ class Loader:
             else:
                 found = [np.asarray(a) for a in (given if len(self.datasets) > 1 else [given])]
             for array, dataset in zip(found, self.datasets, strict=True):
-                if array.shape != (len(dataset),) or array.dtype.kind not in "iu" or array.min(initial=0) < 0:
+                if (
+                    array.shape != (len(dataset),)
+                    or array.dtype.kind not in "iu"
+                    or array.min(initial=0) < 0
+                ):
                     raise InvalidRequest(
-                        f"lengths of {dataset.name}: an array of {array.dtype} of shape {array.shape}", hint=f"{len(dataset)} whole numbers of at least 0"
+                        f"lengths of {dataset.name}: an array of {array.dtype} of shape {array.shape}",
+                        hint=f"{len(dataset)} whole numbers of at least 0",
                     )
             self._lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
         return self._lengths
 
     def pipeline(
-        self, state: State, until: int | None, meter: Meter, *, first: int = 0, stride: int = 1, samples: bool = False, threads: int | None = None
+        self,
+        state: State,
+        until: int | None,
+        meter: Meter,
+        *,
+        first: int = 0,
+        stride: int = 1,
+        samples: bool = False,
+        threads: int | None = None,
     ) -> Pipeline:
         """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
         o = self.options
         steps = self.steps(state, until)
         decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
         pin = o.pin_memory and not samples and _collate.can_pin()
-        recipe = Recipe(decodes, o.on_error, self._name, o.output, None if samples else o.collate, o.uneven == "pad", pin, samples)
+        recipe = Recipe(
+            decodes,
+            o.on_error,
+            self._name,
+            o.output,
+            None if samples else o.collate,
+            o.uneven == "pad",
+            pin,
+            samples,
+        )
         given = o.threads if o.threads is not None else threads
         threads = default_threads() if given is None else given
         fetcher: Fetcher
@@ -241,13 +305,19 @@ class Loader:
         """Tells the node the order, and where the job is in it; from then on it sees that by the rows that it is asked for. What goes wrong is no reason not
         to train."""
         o, client = self.options, self.datasets[0].client
-        told: dict[str, Any] = {"plan": self._order.document, "job": self._job, "epoch": state["epoch"], "position": state["position"]}
+        told: dict[str, Any] = {
+            "plan": self._order.document,
+            "job": self._job,
+            "epoch": state["epoch"],
+            "position": state["position"],
+        }
         told["lease_seconds"] = LEASE_SECONDS
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
             told["until_epoch"] = o.epochs
         elsewhere = o.world_size not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
         if elsewhere or any(d.chosen is not None for d in self.datasets):
-            # What is fetched ahead are all columns of all ranks' rows: it is not to be what nobody reads here.
+            # What is fetched ahead are all columns of all ranks' rows: it is not to be what nobody
+            # reads here.
             told["ahead_bytes"] = 0
         if any(repr(d.client) != repr(client) for d in self.datasets):
             log.info("datasets of a mix are at several nodes, which do not follow its order")
@@ -343,7 +413,13 @@ class Loader:
         return LoaderDataset(self, samples=samples)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"made_of": self._made_of, "options": self.options, "state": self._state, "lengths": self._lengths, "job": self._job}
+        return {
+            "made_of": self._made_of,
+            "options": self.options,
+            "state": self._state,
+            "lengths": self._lengths,
+            "job": self._job,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
@@ -351,7 +427,11 @@ class Loader:
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
-        size = f"batches of {o.batch_size}" if o.max_total is None else f"batches of at most {o.max_total} {o.length}"
+        size = (
+            f"batches of {o.batch_size}"
+            if o.max_total is None
+            else f"batches of at most {o.max_total} {o.length}"
+        )
         of = " + ".join(d.name for d in self.datasets)
         return (
             f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed {o.seed}, rank {o.rank} of {o.world_size},"
@@ -367,7 +447,12 @@ class Iteration:
         self._until = loader.until(state)
         self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
         self._number = 0
-        total = None if self._until is None else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch - int(state["position"])
+        total = (
+            None
+            if self._until is None
+            else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch
+            - int(state["position"])
+        )
         what, show = f"epoch {state['epoch']}", loader.options.progress
         self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
 
@@ -420,5 +505,3 @@ def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Dec
 def default_threads() -> int:
     """Threads that decode, where the user does not say: those that the process may run at once, at most 4."""
     return min(4, len(os.sched_getaffinity(0)))
-
-

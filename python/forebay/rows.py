@@ -31,8 +31,16 @@ class Rows(Sequence[dict[str, Any]]):
 
     __slots__ = ("_parts", "_pick", "_values", "ids", "sources")
 
-    def __init__(self, parts: Sequence[Any], ids: np.ndarray, *, sources: np.ndarray | None = None, pick: np.ndarray | None = None) -> None:
-        # `pick` says which (part, row in the part) each row is: shape (rows, 2). None: the one part as it is.
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        ids: np.ndarray,
+        *,
+        sources: np.ndarray | None = None,
+        pick: np.ndarray | None = None,
+    ) -> None:
+        # `pick` says which (part, row in the part) each row is: shape (rows, 2). None: the one part
+        # as it is.
         self._parts = list(parts)
         self._pick = pick
         self._values: list[dict[str, list[Any]]] | None = None
@@ -107,7 +115,10 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _of_parts(self) -> list[dict[str, list[Any]]]:
         if self._values is None:
-            self._values = [{name: column.values() for name, column in columns(part).items()} for part in self._parts]
+            self._values = [
+                {name: column.values() for name, column in columns(part).items()}
+                for part in self._parts
+            ]
         return self._values
 
     def __arrow_c_schema__(self) -> Any:
@@ -123,11 +134,17 @@ class Rows(Sequence[dict[str, Any]]):
         pa = _pyarrow("rows of several parts, or of a part of a batch, as one record batch")
         batches = [pa.record_batch(part) for part in self._parts]
         if any(b.schema != batches[0].schema for b in batches):
-            raise TypeError("these rows are of datasets with different columns, and so no one record batch: choose common ones by columns=")
+            raise TypeError(
+                "these rows are of datasets with different columns, and so no one record batch: choose common ones by columns="
+            )
         starts = np.cumsum([0] + [len(b) for b in batches])
         pick = self._picked()
         rows = starts[pick[:, 0]] + pick[:, 1]
-        return pa.Table.from_batches(batches).take(pa.array(rows)).combine_chunks().to_batches()[0] if len(rows) else batches[0].slice(0, 0)
+        return (
+            pa.Table.from_batches(batches).take(pa.array(rows)).combine_chunks().to_batches()[0]
+            if len(rows)
+            else batches[0].slice(0, 0)
+        )
 
     def arrow(self) -> pyarrow.RecordBatch:
         """A ``pyarrow.RecordBatch`` of the received memory.
@@ -149,16 +166,25 @@ class Rows(Sequence[dict[str, Any]]):
         if self._pick is None and len(self._parts) == 1:
             return {name: column.numpy() for name, column in columns(self._parts[0]).items()}
         pick, parts = self._picked(), [columns(part) for part in self._parts]
-        return {name: self._gather(name, [p[name] for p in parts if name in p], pick) for name in self.columns}
+        return {
+            name: self._gather(name, [p[name] for p in parts if name in p], pick)
+            for name in self.columns
+        }
 
     def _gather(self, name: str, found: list[Column], pick: np.ndarray) -> np.ndarray:
         if len(found) < len(self._parts):
-            raise TypeError(f"column {name!r} is not in all of the datasets that these rows are of: leave it out by columns=")
+            raise TypeError(
+                f"column {name!r} is not in all of the datasets that these rows are of: leave it out by columns="
+            )
         arrays = [column.numpy() for column in found]
         if len(arrays) == 1:
             return arrays[0][pick[:, 1]]
         starts = np.cumsum([0] + [len(a) for a in arrays])
-        join = np.ma.concatenate if any(isinstance(a, np.ma.MaskedArray) for a in arrays) else np.concatenate
+        join = (
+            np.ma.concatenate
+            if any(isinstance(a, np.ma.MaskedArray) for a in arrays)
+            else np.concatenate
+        )
         return join(arrays)[starts[pick[:, 0]] + pick[:, 1]]
 
     def torch(self) -> dict[str, torch.Tensor | list[Any]]:
@@ -179,7 +205,9 @@ class Rows(Sequence[dict[str, Any]]):
         return Rows._of, (parts, self.ids, self.sources, self._pick)
 
     @staticmethod
-    def _of(parts: Sequence[Any], ids: np.ndarray, sources: np.ndarray | None, pick: np.ndarray | None) -> Rows:
+    def _of(
+        parts: Sequence[Any], ids: np.ndarray, sources: np.ndarray | None, pick: np.ndarray | None
+    ) -> Rows:
         return Rows(parts, ids, sources=sources, pick=pick)
 
     def __repr__(self) -> str:
@@ -193,15 +221,27 @@ def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
 
     def one(value: Any) -> Any:
         if isinstance(value, memoryview):
-            return torch.frombuffer(value, dtype=torch.uint8) if len(value) else torch.empty(0, dtype=torch.uint8)
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else value
+            return (
+                torch.frombuffer(value, dtype=torch.uint8)
+                if len(value)
+                else torch.empty(0, dtype=torch.uint8)
+            )
+        return (
+            torch.from_numpy(value)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+            else value
+        )
 
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"column {name!r} has missing values, and a tensor cannot: use .numpy(), which gives a masked array, or a decode=")
+        raise TypeError(
+            f"column {name!r} has missing values, and a tensor cannot: use .numpy(), which gives a masked array, or a decode="
+        )
     if array.dtype == object:
         return [one(value) for value in array]
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"column {name!r} is of {array.dtype}, and PyTorch has no such tensor: use .numpy(), or leave it out by columns=")
+        raise TypeError(
+            f"column {name!r} is of {array.dtype}, and PyTorch has no such tensor: use .numpy(), or leave it out by columns="
+        )
     return torch.from_numpy(array)
 
 

@@ -80,8 +80,12 @@ def to_wire(shuffle: Shuffle) -> dict[str, Any]:
         case str():
             return to_wire(_of_text(shuffle))
         case bool():
-            raise TypeError("shuffle is forebay.Block(16), forebay.Full(), forebay.Window(10000) or None: say which, not True or False")
-    raise TypeError(f"shuffle is forebay.Window, forebay.Block, forebay.Full or None, not {type(shuffle).__name__}")
+            raise TypeError(
+                "shuffle is forebay.Block(16), forebay.Full(), forebay.Window(10000) or None: say which, not True or False"
+            )
+    raise TypeError(
+        f"shuffle is forebay.Window, forebay.Block, forebay.Full or None, not {type(shuffle).__name__}"
+    )
 
 
 def _of_text(text: str) -> Shuffle:

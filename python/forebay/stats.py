@@ -55,10 +55,19 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, for a log."""
-        return {**asdict(self), "samples_per_s": self.samples_per_s, "waited_share": self.waited_share}
+        return {
+            **asdict(self),
+            "samples_per_s": self.samples_per_s,
+            "waited_share": self.waited_share,
+        }
 
     def __str__(self) -> str:
-        times = [("step waited", self.waited_s), ("step itself", self.step_s), ("network", self.network_s), ("decode", self.decode_s)]
+        times = [
+            ("step waited", self.waited_s),
+            ("step itself", self.step_s),
+            ("network", self.network_s),
+            ("decode", self.decode_s),
+        ]
         node = [("origin", self.origin_s), ("disk", self.disk_s), ("prepare", self.prepare_s)]
         lines = [
             f"{self.samples:,} samples in {self.batches:,} batches, {self.bytes / 1e6:,.1f} MB, {self.seconds:.2f} s:"
@@ -66,7 +75,10 @@ class Stats:
             "  " + ", ".join(f"{name} {s:.2f} s" for name, s in times),
         ]
         if any(s is not None for _, s in node):
-            lines.append("  at the node: " + ", ".join(f"{name} {s:.2f} s" for name, s in node if s is not None))
+            lines.append(
+                "  at the node: "
+                + ", ".join(f"{name} {s:.2f} s" for name, s in node if s is not None)
+            )
         return "\n".join(lines)
 
 

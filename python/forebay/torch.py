@@ -72,7 +72,9 @@ class _Samples:
         on_error: str | Callable[[Item], Any],
     ) -> None:
         if isinstance(samples, (str, bytes)):
-            raise TypeError("samples is a sequence of names; for all objects under a prefix use from_prefix()")
+            raise TypeError(
+                "samples is a sequence of names; for all objects under a prefix use from_prefix()"
+            )
         if labels is None and len(samples) and isinstance(samples[0], tuple):
             samples, labels = [s[0] for s in samples], [s[1] for s in samples]
         if labels is not None and len(labels) != len(samples):
@@ -150,7 +152,13 @@ class MapDataset(torch.utils.data.Dataset):
         ring: BatchRing | None = None,
     ) -> None:
         self._rows = _Samples(
-            client, samples, bucket=bucket, labels=labels, decode=decode, transform=transform, on_error=on_error
+            client,
+            samples,
+            bucket=bucket,
+            labels=labels,
+            decode=decode,
+            transform=transform,
+            on_error=on_error,
         )
         self.ring = ring
 
@@ -229,7 +237,13 @@ class IterableDataset(torch.utils.data.IterableDataset):
         if request_size < 1 or prefetch < 0:
             raise ValueError("request_size is at least 1 and prefetch at least 0")
         self._rows = _Samples(
-            client, samples, bucket=bucket, labels=labels, decode=decode, transform=transform, on_error=on_error
+            client,
+            samples,
+            bucket=bucket,
+            labels=labels,
+            decode=decode,
+            transform=transform,
+            on_error=on_error,
         )
         self.request_size = request_size
         self.prefetch = prefetch
@@ -256,7 +270,8 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return int(self._epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker knows nothing of torch.distributed: it takes the place of the process that spawned it.
+        # A spawned worker knows nothing of torch.distributed: it takes the place of the process
+        # that spawned it.
         return {**self.__dict__, "_place": self._place or rank_and_world()}
 
     def _own_rows(self) -> torch.Tensor:
@@ -286,7 +301,10 @@ class IterableDataset(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         if worker is not None:
             rows = rows[worker.id :: worker.num_workers]
-        requests = [rows[at : at + self.request_size].tolist() for at in range(0, len(rows), self.request_size)]
+        requests = [
+            rows[at : at + self.request_size].tolist()
+            for at in range(0, len(rows), self.request_size)
+        ]
         lists = (self._rows.entries(indices) for indices in requests)
         batches = self._rows.client.batches(lists, prefetch=self.prefetch, **self._rows.options())
         for batch, indices in zip(batches, requests, strict=True):

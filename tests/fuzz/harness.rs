@@ -1,12 +1,16 @@
-//! A seeded mutational fuzzer, for the tests of each crate that has a parser: `#[path = "…/tests/fuzz/harness.rs"] mod harness;`, once in a test binary.
+//! A seeded mutational fuzzer, for the tests of each crate that has a parser:
+//! `#[path = "…/tests/fuzz/harness.rs"] mod harness;`, once in a test binary.
 //!
-//! A [`Target`] begins with valid inputs and changes them: bytes and numbers, words of the format, pieces moved and repeated, and then whatever
-//! the target knows of its format (checksums that fit again, fields at their places). An input whose outcome was not seen before joins those that
-//! are changed, so that the inputs get further in as time goes by. `FOREBAY_FUZZ_SECONDS` says how long each target runs.
+//! A [`Target`] begins with valid inputs and changes them: bytes and numbers, words of the format,
+//! pieces moved and repeated, and then whatever the target knows of its format (checksums that fit
+//! again, fields at their places). An input whose outcome was not seen before joins those that are
+//! changed, so that the inputs get further in as time goes by. `FOREBAY_FUZZ_SECONDS` says how long
+//! each target runs.
 //!
-//! What holds for every input: no panic; at no time more memory than [`Target::memory`] allows, counted by the allocator of this thread; not more than
-//! [`SLOW`] of time, and no hang: a watchdog ends the process. An input that fails is written to a file. `FOREBAY_FUZZ_INPUT=<file>` runs it again by
-//! itself, `FOREBAY_TEST_SEED` the whole sequence.
+//! What holds for every input: no panic; at no time more memory than [`Target::memory`] allows,
+//! counted by the allocator of this thread; not more than [`SLOW`] of time, and no hang: a watchdog
+//! ends the process. An input that fails is written to a file. `FOREBAY_FUZZ_INPUT=<file>` runs it
+//! again by itself, `FOREBAY_TEST_SEED` the whole sequence.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -38,10 +42,21 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// `shape` makes a changed input fit for the format again, or changes it further. `check` panics if something does not hold, and returns what the
-    /// input led to: equal numbers for equal ways through the parser.
-    pub fn run(self, shape: impl Fn(&mut Rng, &mut Vec<u8>), check: impl Fn(&[u8], &mut Rng) -> u64) {
-        let Self { name, mut corpus, words, max_len, memory } = self;
+    /// `shape` makes a changed input fit for the format again, or changes it further. `check`
+    /// panics if something does not hold, and returns what the input led to: equal numbers for
+    /// equal ways through the parser.
+    pub fn run(
+        self,
+        shape: impl Fn(&mut Rng, &mut Vec<u8>),
+        check: impl Fn(&[u8], &mut Rng) -> u64,
+    ) {
+        let Self {
+            name,
+            mut corpus,
+            words,
+            max_len,
+            memory,
+        } = self;
         let seed = Rng::seed();
         let watched = Watched::begin(name, seed);
         let (mut outcomes, mut most) = (HashSet::new(), 0usize);
@@ -59,7 +74,9 @@ impl Target<'_> {
         for input in &corpus {
             one(input);
         }
-        let seconds: f64 = std::env::var("FOREBAY_FUZZ_SECONDS").map_or(0.3, |s| s.parse().expect("FOREBAY_FUZZ_SECONDS is a number"));
+        let seconds: f64 = std::env::var("FOREBAY_FUZZ_SECONDS").map_or(0.3, |s| {
+            s.parse().expect("FOREBAY_FUZZ_SECONDS is a number")
+        });
         let end = Instant::now() + Duration::from_secs_f64(seconds);
         let mut inputs = 0u64;
         while Instant::now() < end {
@@ -80,15 +97,30 @@ impl Target<'_> {
                 corpus.push(input);
             }
         }
-        println!("{name}: {inputs} inputs, {} outcomes, at most {most} bytes held; FOREBAY_TEST_SEED={seed}", outcomes.len());
+        println!(
+            "{name}: {inputs} inputs, {} outcomes, at most {most} bytes held; \
+             FOREBAY_TEST_SEED={seed}",
+            outcomes.len()
+        );
         assert!(inputs > 0 || seconds == 0.0);
     }
 }
 
 /// Runs one input; its outcome and the most memory that was held. Fails if anything does not hold.
-fn attempt(name: &str, seed: u64, input: &[u8], memory: (usize, usize), check: &impl Fn(&[u8], &mut Rng) -> u64) -> (u64, usize) {
+fn attempt(
+    name: &str,
+    seed: u64,
+    input: &[u8],
+    memory: (usize, usize),
+    check: &impl Fn(&[u8], &mut Rng) -> u64,
+) -> (u64, usize) {
     let allowed = memory.0 + memory.1 * input.len();
-    let failed = |what: &str| format!("{name}: {what}: {} (FOREBAY_FUZZ_INPUT); FOREBAY_TEST_SEED={seed}", save(name, input).display());
+    let failed = |what: &str| {
+        format!(
+            "{name}: {what}: {} (FOREBAY_FUZZ_INPUT); FOREBAY_TEST_SEED={seed}",
+            save(name, input).display()
+        )
+    };
     let mut quickest = Duration::MAX;
     for _ in 0..3 {
         // The same numbers for the same input, in whatever order inputs come.
@@ -104,7 +136,13 @@ fn attempt(name: &str, seed: u64, input: &[u8], memory: (usize, usize), check: &
             eprintln!("{}", failed("this input panics"));
             resume_unwind(panic)
         });
-        assert!(peak <= allowed, "{}", failed(&format!("{peak} bytes are held at a time, {allowed} are allowed")));
+        assert!(
+            peak <= allowed,
+            "{}",
+            failed(&format!(
+                "{peak} bytes are held at a time, {allowed} are allowed"
+            ))
+        );
         if quickest <= SLOW {
             return (outcome, peak);
         }
@@ -129,26 +167,56 @@ fn change(rng: &mut Rng, input: &mut Vec<u8>, words: &[&[u8]]) {
     };
     match rng.below(12) {
         0 | 1 if at < len => input[at] ^= 1 << rng.below(8),
-        2 if at < len => input[at] = [0, 1, 0x7f, 0x80, 0xff, b'0', b'9', b'-', rng.next() as u8][rng.below(9)],
+        2 if at < len => {
+            input[at] = [0, 1, 0x7f, 0x80, 0xff, b'0', b'9', b'-', rng.next() as u8][rng.below(9)]
+        }
         3 | 4 if !words.is_empty() => {
             let word = words[rng.below(words.len())];
-            let end = if rng.below(2) == 0 { at } else { (at + word.len()).min(len) };
+            let end = if rng.below(2) == 0 {
+                at
+            } else {
+                (at + word.len()).min(len)
+            };
             input.splice(at..end, word.iter().copied());
         }
         5 => {
-            let edge =
-                [0, 1, 0x7fff, 0xffff, 0x7fff_ffff, u64::from(u32::MAX), i64::MAX as u64, u64::MAX, len as u64, rng.next()][rng.below(10)];
+            let edge = [
+                0,
+                1,
+                0x7fff,
+                0xffff,
+                0x7fff_ffff,
+                u64::from(u32::MAX),
+                i64::MAX as u64,
+                u64::MAX,
+                len as u64,
+                rng.next(),
+            ][rng.below(10)];
             let edge = edge.wrapping_add(rng.below(3) as u64).wrapping_sub(1);
             let width = [2, 4, 8][rng.below(3)];
-            let bytes = if rng.below(2) == 0 { edge.to_le_bytes()[..width].to_vec() } else { edge.to_be_bytes()[8 - width..].to_vec() };
+            let bytes = if rng.below(2) == 0 {
+                edge.to_le_bytes()[..width].to_vec()
+            } else {
+                edge.to_be_bytes()[8 - width..].to_vec()
+            };
             input.splice(at..(at + width).min(len), bytes);
         }
         6 => {
             // Another number where digits are.
-            let digits = input[at..].iter().position(u8::is_ascii_digit).map_or(at, |d| at + d);
-            let end = input[digits..].iter().position(|b| !b.is_ascii_digit()).map_or(len, |e| digits + e);
-            let number = [0, 1, rng.next() >> rng.below(64), i64::MAX as u64, u64::MAX][rng.below(5)];
-            input.splice(digits..end, format!("{}{number}", ["", "", "-", "9"][rng.below(4)]).bytes());
+            let digits = input[at..]
+                .iter()
+                .position(u8::is_ascii_digit)
+                .map_or(at, |d| at + d);
+            let end = input[digits..]
+                .iter()
+                .position(|b| !b.is_ascii_digit())
+                .map_or(len, |e| digits + e);
+            let number =
+                [0, 1, rng.next() >> rng.below(64), i64::MAX as u64, u64::MAX][rng.below(5)];
+            input.splice(
+                digits..end,
+                format!("{}{number}", ["", "", "-", "9"][rng.below(4)]).bytes(),
+            );
         }
         7 => drop(input.drain(span(rng))),
         8 => input.truncate(at),
@@ -180,13 +248,15 @@ impl Watched {
         std::thread::spawn(move || {
             while let Some(now) = watched.upgrade() {
                 if let Ok(now) = now.lock()
-                    && let Some((_, input)) = now.as_ref().filter(|(began, _)| began.elapsed() > HANG)
+                    && let Some((_, input)) =
+                        now.as_ref().filter(|(began, _)| began.elapsed() > HANG)
                 {
                     let path = save(&name, input);
                     // Not `eprintln!`: what that writes is kept for a report that nobody will make.
                     let _ = writeln!(
                         std::io::stderr(),
-                        "{name}: this input hangs: {} (FOREBAY_FUZZ_INPUT); FOREBAY_TEST_SEED={seed}",
+                        "{name}: this input hangs: {} (FOREBAY_FUZZ_INPUT); \
+                         FOREBAY_TEST_SEED={seed}",
                         path.display()
                     );
                     std::process::abort();
@@ -199,7 +269,8 @@ impl Watched {
     }
 
     fn note(&self, input: Option<&[u8]>) {
-        *self.0.lock().expect("nobody panics with it") = input.map(|i| (Instant::now(), i.to_vec()));
+        *self.0.lock().expect("nobody panics with it") =
+            input.map(|i| (Instant::now(), i.to_vec()));
     }
 }
 
@@ -214,7 +285,10 @@ impl Rng {
     fn seed() -> u64 {
         match std::env::var("FOREBAY_TEST_SEED") {
             Ok(text) => text.parse().expect("FOREBAY_TEST_SEED is a number"),
-            Err(_) => SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64,
+            Err(_) => SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .expect("after 1970")
+                .as_nanos() as u64,
         }
     }
 

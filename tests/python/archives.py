@@ -55,33 +55,85 @@ class Programs:
         self.go = directory / "archives-go"
         run(["go", "build", "-o", str(self.go), "."], cwd=ROOT / "tests/archives")
         built = run(
-            ["cargo", "build", "--release", "--locked", "-q", "-p", "forebay-format", "--example", "members", "--message-format=json"], cwd=ROOT
+            [
+                "cargo",
+                "build",
+                "--release",
+                "--locked",
+                "-q",
+                "-p",
+                "forebay-format",
+                "--example",
+                "members",
+                "--message-format=json",
+            ],
+            cwd=ROOT,
         )
-        (self.members,) = [m["executable"] for m in map(json.loads, built.splitlines()) if m.get("target", {}).get("name") == "members"]
+        (self.members,) = [
+            m["executable"]
+            for m in map(json.loads, built.splitlines())
+            if m.get("target", {}).get("name") == "members"
+        ]
 
     def forebay(self, paths: list[Path]) -> dict[Path, list[Member] | str]:
-        kinds = {"Stored": "file", "Deflated": "file", "Directory": "dir", "SymbolicLink": "symlink", "HardLink": "hardlink", "Device": "device"}
-        kinds |= {"Sparse": "sparse", "Special": "special", "Encrypted": "other", "OtherMethod": "other"}
+        kinds = {
+            "Stored": "file",
+            "Deflated": "file",
+            "Directory": "dir",
+            "SymbolicLink": "symlink",
+            "HardLink": "hardlink",
+            "Device": "device",
+        }
+        kinds |= {
+            "Sparse": "sparse",
+            "Special": "special",
+            "Encrypted": "other",
+            "OtherMethod": "other",
+        }
 
         def member(words: list[bytes]) -> Member:
             name, storage, _, _, mtime, found, data = words
             assert not data.startswith(b"!"), f"{unhex(name)}: {unhex(data[1:])}"
-            return Member(unhex(name), kinds[storage.decode()], int(mtime), None if data == b"-" else unhex(data), int(found))
+            return Member(
+                unhex(name),
+                kinds[storage.decode()],
+                int(mtime),
+                None if data == b"-" else unhex(data),
+                int(found),
+            )
 
         return parse(run([self.members, "list", *map(str, paths)]), member)
 
     def go_tells(self, paths: list[Path]) -> dict[Path, list[Member] | str]:
         def member(words: list[bytes]) -> Member:
             name, kind, mtime, data = words
-            return Member(unhex(name), kind.decode(), int(mtime), None if data == b"-" else unhex(data))
+            return Member(
+                unhex(name), kind.decode(), int(mtime), None if data == b"-" else unhex(data)
+            )
 
         told = parse(run([str(self.go), "tell", *map(str, paths)]), member)
         # Go leaves names of zips as bytes.
-        zips = {p: [dataclasses.replace(m, name=zip_name(m.name)) for m in t] for p, t in told.items() if p.suffix == ".zip" and isinstance(t, list)}
+        zips = {
+            p: [dataclasses.replace(m, name=zip_name(m.name)) for m in t]
+            for p, t in told.items()
+            if p.suffix == ".zip" and isinstance(t, list)
+        }
         return told | zips
 
-    def go_makes(self, form: str, path: Path, members: list[Member], links: dict[bytes, bytes]) -> None:
-        lines = [b"%b %s %d %b %b\n" % (hexed(m.name), m.kind.encode(), m.mtime, hexed(m.data or b""), hexed(links.get(m.name, b""))) for m in members]
+    def go_makes(
+        self, form: str, path: Path, members: list[Member], links: dict[bytes, bytes]
+    ) -> None:
+        lines = [
+            b"%b %s %d %b %b\n"
+            % (
+                hexed(m.name),
+                m.kind.encode(),
+                m.mtime,
+                hexed(m.data or b""),
+                hexed(links.get(m.name, b"")),
+            )
+            for m in members
+        ]
         run([str(self.go), "make", form, str(path)], input=b"".join(lines))
 
     def forebay_writes(self, kind: str, path: Path, members: list[Member]) -> None:
@@ -104,7 +156,9 @@ def parse(told: bytes, member) -> dict[Path, list[Member] | str]:
     for line in told.splitlines():
         words = line.split(b" ")
         if words[0] == b"archive":
-            current = archives[Path(os.fsdecode(unhex(words[1])))] = [] if words[2] != b"error" else unhex(words[3]).decode()
+            current = archives[Path(os.fsdecode(unhex(words[1])))] = (
+                [] if words[2] != b"error" else unhex(words[3]).decode()
+            )
         else:
             current.append(member(words))
     return archives
@@ -117,12 +171,23 @@ def python_tells(path: Path) -> list[Member]:
     def kind(m: tarfile.TarInfo) -> str:
         if m.issparse():
             return "sparse"
-        known = [("file", m.isreg()), ("dir", m.isdir()), ("symlink", m.issym()), ("hardlink", m.islnk()), ("device", m.isdev())]
+        known = [
+            ("file", m.isreg()),
+            ("dir", m.isdir()),
+            ("symlink", m.issym()),
+            ("hardlink", m.islnk()),
+            ("device", m.isdev()),
+        ]
         return next((name for name, holds in known if holds), "special")
 
     with tarfile.open(path, encoding="utf-8", errors="surrogateescape") as t:
         return [
-            Member(m.name.encode("utf-8", "surrogateescape"), kind(m), int(m.mtime // 1), t.extractfile(m).read() if m.isreg() else None)
+            Member(
+                m.name.encode("utf-8", "surrogateescape"),
+                kind(m),
+                int(m.mtime // 1),
+                t.extractfile(m).read() if m.isreg() else None,
+            )
             for m in t.getmembers()
         ]
 
@@ -138,12 +203,27 @@ def zip_name(raw: bytes) -> bytes:
 def zipfile_tells(path: Path) -> list[Member]:
     def member(z: zipfile.ZipFile, m: zipfile.ZipInfo) -> Member:
         mode = m.external_attr >> 16 if m.create_system == 3 else 0
-        kind = "dir" if m.is_dir() or stat.S_ISDIR(mode) else "symlink" if stat.S_ISLNK(mode) else "device" if stat.S_ISFIFO(mode) else "file"
-        if kind == "file" and (m.flag_bits & 1 or m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)):
+        kind = (
+            "dir"
+            if m.is_dir() or stat.S_ISDIR(mode)
+            else "symlink"
+            if stat.S_ISLNK(mode)
+            else "device"
+            if stat.S_ISFIFO(mode)
+            else "file"
+        )
+        if kind == "file" and (
+            m.flag_bits & 1 or m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        ):
             kind = "other"
         # zipfile takes every name that is not marked for code page 437.
         name = m.filename.encode() if m.flag_bits & 0x800 else zip_name(m.filename.encode("cp437"))
-        return Member(name, kind, calendar.timegm((*m.date_time, 0, 0, 0)), z.read(m) if kind == "file" else None)
+        return Member(
+            name,
+            kind,
+            calendar.timegm((*m.date_time, 0, 0, 0)),
+            z.read(m) if kind == "file" else None,
+        )
 
     with zipfile.ZipFile(path) as z:
         return [member(z, m) for m in z.infolist()]
@@ -154,13 +234,26 @@ def gnu_tar_tells(path: Path) -> tuple[list[Member], bytes]:
     flags = ["-P", "--quoting-style=escape", "--full-time", "--numeric-owner", "-f", str(path)]
     names = run(["tar", "-t", *flags]).splitlines()
     lines = run(["tar", "-tv", *flags]).splitlines()
-    kinds = {"-": "file", "d": "dir", "l": "symlink", "h": "hardlink", "c": "device", "b": "device", "p": "device", "C": "file"}
+    kinds = {
+        "-": "file",
+        "d": "dir",
+        "l": "symlink",
+        "h": "hardlink",
+        "c": "device",
+        "b": "device",
+        "p": "device",
+        "C": "file",
+    }
     members = []
     for name, line in zip(names, lines, strict=True):
         # mode, owner, size (or device numbers), date, time.
         date, time = line.split()[3:5]
-        when = datetime.fromisoformat(f"{date.decode()} {time.decode()[:8]}").replace(tzinfo=timezone.utc)
-        members.append(Member(unescape(name), kinds.get(chr(line[0]), "special"), int(when.timestamp()), None))
+        when = datetime.fromisoformat(f"{date.decode()} {time.decode()[:8]}").replace(
+            tzinfo=timezone.utc
+        )
+        members.append(
+            Member(unescape(name), kinds.get(chr(line[0]), "special"), int(when.timestamp()), None)
+        )
     return members, run(["tar", "-xO", "-P", "-f", str(path)])
 
 
@@ -174,7 +267,16 @@ def unescape(name: bytes) -> bytes:
             out.append(int(name[i + 1 : i + 4], 8))
             i += 4
         else:
-            out += {b"n": b"\n", b"t": b"\t", b"\\": b"\\", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"a": b"\a", b"v": b"\v"}[name[i + 1 : i + 2]]
+            out += {
+                b"n": b"\n",
+                b"t": b"\t",
+                b"\\": b"\\",
+                b"r": b"\r",
+                b"b": b"\b",
+                b"f": b"\f",
+                b"a": b"\a",
+                b"v": b"\v",
+            }[name[i + 1 : i + 2]]
             i += 2
     return bytes(out)
 
@@ -192,11 +294,27 @@ class Tree:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 if os.path.lexists(path):
                     continue
-                match rng.choice(["file"] * 7 + ["dir", "symlink", "hardlink", "fifo", "device", "sparse"]):
+                match rng.choice(
+                    ["file"] * 7 + ["dir", "symlink", "hardlink", "fifo", "device", "sparse"]
+                ):
                     case "dir":
                         os.mkdir(path)
                     case "symlink":
-                        os.symlink(rng.choice([b"a", b"l" * 99, b"l" * 100, b"l" * 101, b"t/" * 140 + b"x", b"/abs", b"..", "ü".encode()]), path)
+                        os.symlink(
+                            rng.choice(
+                                [
+                                    b"a",
+                                    b"l" * 99,
+                                    b"l" * 100,
+                                    b"l" * 101,
+                                    b"t/" * 140 + b"x",
+                                    b"/abs",
+                                    b"..",
+                                    "ü".encode(),
+                                ]
+                            ),
+                            path,
+                        )
                     case "hardlink":
                         files = [p for p in self.files() if p != path]
                         os.link(rng.choice(files), path) if files else os.mkfifo(path)
@@ -209,7 +327,9 @@ class Tree:
                     case _:
                         Path(os.fsdecode(path)).write_bytes(content(rng))
                 if not os.path.islink(path):
-                    when = rng.choice([0, 1, 1_700_000_000, 1_700_000_000.75, 2**31, 2**32 + 7, 8**11 - 1, -5])
+                    when = rng.choice(
+                        [0, 1, 1_700_000_000, 1_700_000_000.75, 2**31, 2**32 + 7, 8**11 - 1, -5]
+                    )
                     os.utime(path, (when, when))
             except (NotADirectoryError, FileExistsError):
                 # A part of the name is a file already.
@@ -233,15 +353,44 @@ class Tree:
             f.truncate(f.tell() + rng.choice([0, 1 << 17]))
 
     def files(self) -> list[bytes]:
-        found = [os.path.join(d, f) for d, _, files in os.walk(os.fsencode(self.root)) for f in files]
+        found = [
+            os.path.join(d, f) for d, _, files in os.walk(os.fsencode(self.root)) for f in files
+        ]
         return sorted(p for p in found if stat.S_ISREG(os.lstat(p).st_mode))
 
     @staticmethod
     def names(rng: random.Random) -> list[bytes]:
         exact = [b"n" * n for n in (99, 100, 101, 155, 156, 255)]
-        split = [b"p" * 155 + b"/" + b"n" * 100, b"p" * 156 + b"/" + b"n" * 100, b"p" * 155 + b"/" + b"n" * 101, b"q" * 131 + b"/" + b"n" * 100]
-        odd = [b"with space", b"new\nline", b"tab\t", b"back\\slash", b"-dash", b"*", b" lead", b"trail ", b"\xff\xfe", b"lat\xefn", "日本/ü".encode()]
-        odd += [b"e\xcc\x81", b".hidden", b"a", b"d/a", b"=eq=", b"%41", "😀".encode() * 20, b"x" * 99 + "ü".encode(), b"\xc3\x28" * 60]
+        split = [
+            b"p" * 155 + b"/" + b"n" * 100,
+            b"p" * 156 + b"/" + b"n" * 100,
+            b"p" * 155 + b"/" + b"n" * 101,
+            b"q" * 131 + b"/" + b"n" * 100,
+        ]
+        odd = [
+            b"with space",
+            b"new\nline",
+            b"tab\t",
+            b"back\\slash",
+            b"-dash",
+            b"*",
+            b" lead",
+            b"trail ",
+            b"\xff\xfe",
+            b"lat\xefn",
+            "日本/ü".encode(),
+        ]
+        odd += [
+            b"e\xcc\x81",
+            b".hidden",
+            b"a",
+            b"d/a",
+            b"=eq=",
+            b"%41",
+            "😀".encode() * 20,
+            b"x" * 99 + "ü".encode(),
+            b"\xc3\x28" * 60,
+        ]
         deep = [b"deep/" * n + b"x" for n in (18, 19, 20, 30, 50, 51, 120)]
         made = [b"r%d/%d" % (rng.randrange(5), i) for i in range(rng.randrange(1, 20))]
         return rng.sample(exact + split + odd + deep, rng.randrange(3, 20)) + made
@@ -251,7 +400,14 @@ class Tree:
         flags = [f"--format={form}", "--sort=name"]
         sparse = form in ("gnu", "oldgnu", "pax", "posix") and rng.random() < 0.5
         if sparse:
-            flags += rng.choice([["--sparse"], ["--sparse", "--sparse-version=0.0"], ["--sparse", "--sparse-version=0.1"], ["--sparse", "--sparse-version=1.0"]])
+            flags += rng.choice(
+                [
+                    ["--sparse"],
+                    ["--sparse", "--sparse-version=0.0"],
+                    ["--sparse", "--sparse-version=0.1"],
+                    ["--sparse", "--sparse-version=1.0"],
+                ]
+            )
         # The formats that can say so.
         if form in ("gnu", "pax") and rng.random() < 0.5:
             flags += ["--owner=someone:3000000", "--group=others:4000000"]
@@ -262,18 +418,37 @@ class Tree:
         if form == "gnu" and rng.random() < 0.2:
             flags += ["--incremental"]
         names = ["."] if rng.random() < 0.5 else sorted(os.listdir(self.root))
-        done = subprocess.run(["tar", "-c", *flags, "-f", str(path), "--", *names], cwd=self.root, env=ENV, capture_output=True)
-        assert done.returncode in (0, 2) and path.stat().st_size >= 512, f"{flags}: {done.stderr.decode(errors='replace')}"
+        done = subprocess.run(
+            ["tar", "-c", *flags, "-f", str(path), "--", *names],
+            cwd=self.root,
+            env=ENV,
+            capture_output=True,
+        )
+        assert done.returncode in (0, 2) and path.stat().st_size >= 512, (
+            f"{flags}: {done.stderr.decode(errors='replace')}"
+        )
 
     def packed_by_info_zip(self, rng: random.Random, path: Path) -> None:
         flags = ["-q", "-y", *rng.sample(["-0", "-9", "-X", "-D", "-fd", "-fz"], 2)]
         # Its input is regular files and links: a FIFO would be waited for.
         (self.root / "plain").write_bytes(b"always there")
         names = [os.path.relpath(p, os.fsencode(self.root)) for p in self.files()]
-        names = [n for n in names if b"\n" not in n and not n.startswith(b"-") and b"*" not in n and b"\\" not in n and n.strip() == n]
+        names = [
+            n
+            for n in names
+            if b"\n" not in n
+            and not n.startswith(b"-")
+            and b"*" not in n
+            and b"\\" not in n
+            and n.strip() == n
+        ]
         run(["zip", *flags, str(path), "-@"], cwd=self.root, input=b"\n".join(names) + b"\n")
-        if "-fz" in flags and subprocess.run(["unzip", "-tq", str(path)], capture_output=True).returncode != 0:
-            # Forced to zip64, `zip` now and then leaves out the zip64 end record, and no program can read that.
+        if (
+            "-fz" in flags
+            and subprocess.run(["unzip", "-tq", str(path)], capture_output=True).returncode != 0
+        ):
+            # Forced to zip64, `zip` now and then leaves out the zip64 end record, and no program
+            # can read that.
             path.unlink()
             flags.remove("-fz")
             run(["zip", *flags, str(path), "-@"], cwd=self.root, input=b"\n".join(names) + b"\n")

@@ -17,14 +17,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 import dataset  # noqa: E402
 from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw  # noqa: E402
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and the programs that the tests start would inherit that.
+# A shell starts what it runs in the background with Ctrl-C ignored, and the programs that the tests
+# start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Whatever this machine is set up for must not reach the tests.
 for name in list(os.environ):
-    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN") and not name.startswith("FOREBAY_TEST_"):
+    if (
+        name.startswith(("AWS_", "FOREBAY_"))
+        and name not in ("FOREBAY_CACHE", "FOREBAY_BIN")
+        and not name.startswith("FOREBAY_TEST_")
+    ):
         del os.environ[name]
 os.environ.update(
-    AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION, AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true"
+    AWS_ACCESS_KEY_ID=ACCESS_KEY,
+    AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+    AWS_REGION=REGION,
+    AWS_DEFAULT_REGION=REGION,
+    AWS_EC2_METADATA_DISABLED="true",
 )
 
 
@@ -51,7 +60,9 @@ def origin(tmp_path_factory):
     s3 = s3_client(server.url)
     for bucket in ("train", "other", "scratch"):
         s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
-    wanted = [("train", k, v) for k, v in dataset.objects().items()] + [("other", k, v) for k, v in dataset.other().items()]
+    wanted = [("train", k, v) for k, v in dataset.objects().items()] + [
+        ("other", k, v) for k, v in dataset.other().items()
+    ]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda o: s3.put_object(Bucket=o[0], Key=o[1], Body=o[2]), wanted))
     yield server

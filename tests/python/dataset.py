@@ -32,7 +32,9 @@ ODD_NAMES = [
     "odd/" + "/".join(f"deep{i:02}" for i in range(60)) + "/end.txt",
 ]
 
-MEMBERS = {f"sample{i:03}.{ext}": noise(50 + 97 * i, i) for i in range(20) for ext in ("jpg", "cls")} | {
+MEMBERS = {
+    f"sample{i:03}.{ext}": noise(50 + 97 * i, i) for i in range(20) for ext in ("jpg", "cls")
+} | {
     "dir/sub/nested.txt": b"nested",
     "empty": b"",
     "ünï.txt": "ü".encode(),
@@ -77,7 +79,13 @@ def shards() -> dict[str, bytes]:
 def objects() -> dict[str, bytes]:
     """Everything in the bucket `train`."""
     out = {f"img/{i:04}.bin": noise(1 + i * 37, i) for i in range(200)}
-    out |= {"empty": b"", "one": b"1", "big/8MiB": noise(8 << 20, 7), "big/chunk": noise(1 << 20, 8), "big/chunk+1": noise((1 << 20) + 1, 9)}
+    out |= {
+        "empty": b"",
+        "one": b"1",
+        "big/8MiB": noise(8 << 20, 7),
+        "big/chunk": noise(1 << 20, 8),
+        "big/chunk+1": noise((1 << 20) + 1, 9),
+    }
     out |= {name: name.encode() for name in ODD_NAMES}
     return out | shards()
 

@@ -21,7 +21,15 @@ class Client:
         fields = [{"name": f.name, "type": str(f.type)} for f in table.schema]
         blocks = -(-len(table) // self.block_rows)
         return json.dumps(
-            {"id": f"{name}-v1", "format": "parquet", "rows": len(table), "blocks": blocks, "files": 1, "bytes": table.nbytes, "schema": fields}
+            {
+                "id": f"{name}-v1",
+                "format": "parquet",
+                "rows": len(table),
+                "blocks": blocks,
+                "files": 1,
+                "bytes": table.nbytes,
+                "schema": fields,
+            }
         ).encode()
 
     def _table(self, dataset):
@@ -31,15 +39,24 @@ class Client:
 
     def dataset_shape(self, dataset):
         n = len(self._table(dataset))
-        return json.dumps([min(self.block_rows, n - i) for i in range(0, n, self.block_rows)]).encode()
+        return json.dumps(
+            [min(self.block_rows, n - i) for i in range(0, n, self.block_rows)]
+        ).encode()
 
     def dataset_manifest(self, dataset):
         n = len(self._table(dataset))
-        files = [{"name": f"b/{dataset}-0", "size": 1, "rows": n // 2}, {"name": f"b/{dataset}-1", "size": 1, "rows": n - n // 2}]
+        files = [
+            {"name": f"b/{dataset}-0", "size": 1, "rows": n // 2},
+            {"name": f"b/{dataset}-1", "size": 1, "rows": n - n // 2},
+        ]
         files.insert(0, {"forebay_manifest": 1})
         return b"".join(json.dumps(f).encode() + b"\n" for f in files)
 
     def take(self, dataset, rows, columns):
         self.requests += 1
         table = self._table(dataset) if columns is None else self._table(dataset).select(columns)
-        return table.take(pa.array(rows)).combine_chunks().to_batches()[0] if len(rows) else pa.RecordBatch.from_pylist([], table.schema)
+        return (
+            table.take(pa.array(rows)).combine_chunks().to_batches()[0]
+            if len(rows)
+            else pa.RecordBatch.from_pylist([], table.schema)
+        )

@@ -27,7 +27,9 @@ class HonestVersitygw(Versitygw):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         port = free_port()
-        self.proxy = Process("proxy", [sys.executable, __file__, str(port), str(self.port)], {}, directory)
+        self.proxy = Process(
+            "proxy", [sys.executable, __file__, str(port), str(self.port)], {}, directory
+        )
         self.proxy.wait_until(lambda: accepts(port), "accepting connections")
         self.url = f"http://127.0.0.1:{port}"
 
@@ -46,7 +48,10 @@ class Message:
     def __init__(self, head: bytes) -> None:
         self.head, self.body = head, b""
         self.first, *lines = head.decode("latin-1").split("\r\n")
-        self.headers = {name.strip().lower(): value.strip() for name, value in (line.split(":", 1) for line in lines if line)}
+        self.headers = {
+            name.strip().lower(): value.strip()
+            for name, value in (line.split(":", 1) for line in lines if line)
+        }
 
     @classmethod
     async def request(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
@@ -67,7 +72,9 @@ class Message:
         return message
 
     async def read_body(self, reader: asyncio.StreamReader) -> None:
-        coding = self.headers.get("transfer-encoding", "") + self.headers.get("content-encoding", "")
+        coding = self.headers.get("transfer-encoding", "") + self.headers.get(
+            "content-encoding", ""
+        )
         if "chunked" in coding:
             raise ValueError(f"{self.first}: a {coding} body, which this proxy does not read")
         self.body = await reader.readexactly(int(self.headers.get("content-length", 0)))
@@ -81,7 +88,9 @@ class Written:
     """What was written under which ETag."""
 
     def __init__(self) -> None:
-        self.versions: dict[str, deque[tuple[str, bytes]]] = defaultdict(lambda: deque(maxlen=VERSIONS))
+        self.versions: dict[str, deque[tuple[str, bytes]]] = defaultdict(
+            lambda: deque(maxlen=VERSIONS)
+        )
         self.parts: dict[str, dict[int, bytes]] = defaultdict(dict)
 
     def note(self, request: Message) -> None:
@@ -94,7 +103,9 @@ class Written:
         elif method == "POST" and upload:
             parts = [body for _, body in sorted(self.parts.pop(upload[1], {}).items())]
             sums = b"".join(hashlib.md5(part).digest() for part in parts)
-            self.versions[path].append((f"{hashlib.md5(sums).hexdigest()}-{len(parts)}", b"".join(parts)))
+            self.versions[path].append(
+                (f"{hashlib.md5(sums).hexdigest()}-{len(parts)}", b"".join(parts))
+            )
         elif method == "PUT" and not query:
             self.versions[path].append((hashlib.md5(request.body).hexdigest(), request.body))
 
@@ -104,11 +115,16 @@ class Written:
         span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("content-range", ""))
         start, size = (int(span[1]), int(span[3])) if span else (0, len(answer.body))
         return any(
-            etag == written and size == len(body) and body[start : start + len(answer.body)] == answer.body for written, body in self.versions[path]
+            etag == written
+            and size == len(body)
+            and body[start : start + len(answer.body)] == answer.body
+            for written, body in self.versions[path]
         )
 
 
-async def forward(written: Written, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def forward(
+    written: Written, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """One connection of a client, and one to the server for it."""
     writers = [writer]
     try:
@@ -123,7 +139,13 @@ async def forward(written: Written, upstream: int, reader: asyncio.StreamReader,
             answer = await Message.answer(from_server, method)
             path, _, query = target.partition("?")
             # Neither a list nor a bucket's properties: an object.
-            if method == "GET" and not query and path.count("/") > 1 and answer.status in (200, 206) and not written.is_of(path, answer):
+            if (
+                method == "GET"
+                and not query
+                and path.count("/") > 1
+                and answer.status in (200, 206)
+                and not written.is_of(path, answer)
+            ):
                 print(target, request.headers.get("range", "whole"), flush=True)
                 return
             writer.write(answer.head + answer.body)
@@ -138,7 +160,9 @@ async def forward(written: Written, upstream: int, reader: asyncio.StreamReader,
 
 async def serve(port: int, upstream: int) -> None:
     written = Written()
-    server = await asyncio.start_server(lambda r, w: forward(written, upstream, r, w), "127.0.0.1", port, limit=1 << 20)
+    server = await asyncio.start_server(
+        lambda r, w: forward(written, upstream, r, w), "127.0.0.1", port, limit=1 << 20
+    )
     async with server:
         await server.serve_forever()
 

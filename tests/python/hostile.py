@@ -48,7 +48,9 @@ def tables(*names: str) -> list[tuple[str, dict]]:
     found, seen = [], set()
     for name in names:
         for case in tomllib.loads((TABLES / f"{name}.toml").read_text())["case"]:
-            assert (name, case["name"]) not in seen, f"{name}.toml: two cases are called {case['name']!r}"
+            assert (name, case["name"]) not in seen, (
+                f"{name}.toml: two cases are called {case['name']!r}"
+            )
             seen.add((name, case["name"]))
             found.append((name, case))
     return found
@@ -74,12 +76,18 @@ def expand(text: str, variables: dict[str, str]) -> bytes:
 MADE_BODIES = {
     "gzip of a valid batch": lambda: gzip.compress(b'{"in":[{"objname":"hello"}],"strm":true}'),
     "gzip of 64 MiB of spaces": lambda: gzip.compress(b" " * (64 << 20), 9),
-    "a million entries that are not there": lambda: b'{"in":[' + b",".join([b'{"objname":"nope"}'] * 1_000_000) + b"]}",
-    "a million and one entries": lambda: b'{"in":[' + b",".join([b'{"objname":"a"}'] * 1_000_001) + b"]}",
+    "a million entries that are not there": lambda: (
+        b'{"in":[' + b",".join([b'{"objname":"nope"}'] * 1_000_000) + b"]}"
+    ),
+    "a million and one entries": lambda: (
+        b'{"in":[' + b",".join([b'{"objname":"a"}'] * 1_000_001) + b"]}"
+    ),
     "1001 keys": lambda: delete_xml(1001),
     "1000 keys": lambda: delete_xml(1000),
     "billion laughs": lambda: laughs(),
-    "two million empty lists": lambda: b'{"action":"list","value":[' + b",".join([b"[]"] * 2_000_000) + b"]}",
+    "two million empty lists": lambda: (
+        b'{"action":"list","value":[' + b",".join([b"[]"] * 2_000_000) + b"]}"
+    ),
 }
 
 
@@ -89,7 +97,9 @@ def delete_xml(n: int) -> bytes:
 
 
 def laughs() -> bytes:
-    entities = ['<!ENTITY a0 "ha">'] + [f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)]
+    entities = ['<!ENTITY a0 "ha">'] + [
+        f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)
+    ]
     return f"<?xml version='1.0'?><!DOCTYPE d [{''.join(entities)}]><Delete><Object><Key>&a9;</Key></Object></Delete>".encode()
 
 
@@ -98,7 +108,11 @@ def request_bytes(case: dict, variables: dict[str, str]) -> bytes:
     if "raw" in case:
         return expand(case["raw"], variables)
     method, target = expand(case["request"], variables).split(b" ", 1)
-    body = MADE_BODIES[case["body_made"]]() if "body_made" in case else expand(case.get("body", ""), variables)
+    body = (
+        MADE_BODIES[case["body_made"]]()
+        if "body_made" in case
+        else expand(case.get("body", ""), variables)
+    )
     lines = [expand(h, variables) for h in case.get("headers", [])]
     names = {line.split(b":", 1)[0].lower() for line in lines}
     if "sign" in case:
@@ -106,14 +120,18 @@ def request_bytes(case: dict, variables: dict[str, str]) -> bytes:
         names = {line.split(b":", 1)[0].lower() for line in lines}
     elif b"host" not in names:
         lines.insert(0, b"Host: " + variables["HOST"].encode())
-    if not names & {b"content-length", b"transfer-encoding"} and (body or method in (b"PUT", b"POST")):
+    if not names & {b"content-length", b"transfer-encoding"} and (
+        body or method in (b"PUT", b"POST")
+    ):
         lines.append(b"Content-Length: %d" % len(body))
     if b"connection" not in names:
         lines.append(b"Connection: close")
     return b"\r\n".join([method + b" " + target + b" HTTP/1.1", *lines, b"", b""]) + body
 
 
-def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body: bytes, variables: dict) -> tuple[bytes, list[bytes]]:
+def signed(
+    options: dict, method: bytes, target: bytes, lines: list[bytes], body: bytes, variables: dict
+) -> tuple[bytes, list[bytes]]:
     """Signs a request with Signature Version 4 and then spoils it as `options` say.
 
     how: "header" or "presigned". secret, access, region, service: instead of the right ones. skew: seconds added to the clock. expires: of a
@@ -126,8 +144,12 @@ def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body
     stamp = options.get("date", time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)))
     day = options.get("day", stamp[:8])
     presigned = options.get("how", "header") == "presigned"
-    payload = options.get("payload", "UNSIGNED-PAYLOAD" if presigned else hashlib.sha256(body).hexdigest())
-    headers = [tuple(part.strip() for part in line.decode("latin-1").split(":", 1)) for line in lines]
+    payload = options.get(
+        "payload", "UNSIGNED-PAYLOAD" if presigned else hashlib.sha256(body).hexdigest()
+    )
+    headers = [
+        tuple(part.strip() for part in line.decode("latin-1").split(":", 1)) for line in lines
+    ]
     headers.insert(0, ("Host", variables["HOST"]))
     if not presigned:
         headers += [("x-amz-date", stamp), ("x-amz-content-sha256", payload)]
@@ -143,7 +165,14 @@ def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body
     canonical = [method.decode(), path, "&".join(f"{n}={v}" for n, v in sorted(pairs))]
     canonical += [f"{n}:{','.join(v for m, v in headers if m.lower() == n)}" for n in names]
     canonical += ["", ";".join(names), payload]
-    to_sign = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(canonical).encode("latin-1")).hexdigest()])
+    to_sign = "\n".join(
+        [
+            "AWS4-HMAC-SHA256",
+            stamp,
+            scope,
+            hashlib.sha256("\n".join(canonical).encode("latin-1")).hexdigest(),
+        ]
+    )
     key = ("AWS4" + secret).encode()
     for part in (day, region, service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -159,7 +188,9 @@ def signed(options: dict, method: bytes, target: bytes, lines: list[bytes], body
         headers = [h for h in headers if h[0].lower() not in options.get("drop_headers", [])]
     if "target" in options:
         target = options["target"].encode()
-    lines = [f"{n}: {v}".encode("latin-1") for n, v in headers] + [expand(h, variables) for h in options.get("after", [])]
+    lines = [f"{n}: {v}".encode("latin-1") for n, v in headers] + [
+        expand(h, variables) for h in options.get("after", [])
+    ]
     return target, lines
 
 
@@ -169,7 +200,15 @@ def connect(port: int, timeout: float = PATIENCE) -> socket.socket:
     return connection
 
 
-def send(port: int, data: bytes, *, heads: list[bool] = (), wait: float = PATIENCE, want: int | None = None, then_close: bool = False) -> Exchange:
+def send(
+    port: int,
+    data: bytes,
+    *,
+    heads: list[bool] = (),
+    wait: float = PATIENCE,
+    want: int | None = None,
+    then_close: bool = False,
+) -> Exchange:
     """Sends bytes and reads what comes until the node closes the connection, `want` answers are whole, or the time is up (an error)."""
     with connect(port, wait) as connection:
         try:
@@ -181,7 +220,9 @@ def send(port: int, data: bytes, *, heads: list[bool] = (), wait: float = PATIEN
         return receive(connection, heads, wait, want)
 
 
-def receive(connection: socket.socket, heads=(), wait: float = PATIENCE, want: int | None = None) -> Exchange:
+def receive(
+    connection: socket.socket, heads=(), wait: float = PATIENCE, want: int | None = None
+) -> Exchange:
     exchange, deadline = Exchange(), time.monotonic() + wait
     while time.monotonic() < deadline:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
@@ -195,9 +236,13 @@ def receive(connection: socket.socket, heads=(), wait: float = PATIENCE, want: i
         exchange.closed = not piece
         if exchange.closed or want is not None:
             exchange.answers = answers(exchange.received, heads, exchange.closed)
-        if exchange.closed or (want is not None and len([a for a in exchange.answers if a.whole]) >= want):
+        if exchange.closed or (
+            want is not None and len([a for a in exchange.answers if a.whole]) >= want
+        ):
             return exchange
-    raise AssertionError(f"the connection neither ended nor answered within {wait} s; so far: {exchange.received[:2000]!r}")
+    raise AssertionError(
+        f"the connection neither ended nor answered within {wait} s; so far: {exchange.received[:2000]!r}"
+    )
 
 
 def answers(data: bytes, heads, closed: bool) -> list[Answer]:

@@ -14,11 +14,26 @@ BLOCK = 512
 
 
 def header(
-    name: bytes, size: int = 0, kind: bytes = b"0", *, link: bytes = b"", size_field: bytes | None = None, checksum: int | None = None
+    name: bytes,
+    size: int = 0,
+    kind: bytes = b"0",
+    *,
+    link: bytes = b"",
+    size_field: bytes | None = None,
+    checksum: int | None = None,
 ) -> bytes:
     """A ustar header; `size_field` and `checksum` instead of the right ones."""
     field = size_field if size_field is not None else b"%011o\0" % size
-    block = bytearray(name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind + link.ljust(100, b"\0"))
+    block = bytearray(
+        name.ljust(100, b"\0")
+        + b"0000644\0"
+        + b"0000000\0" * 2
+        + field
+        + b"00000000000\0"
+        + b" " * 8
+        + kind
+        + link.ljust(100, b"\0")
+    )
     block += b"ustar\x0000" + b"\0" * 32 * 2 + b"0000000\0" * 2
     block = bytearray(block.ljust(BLOCK, b"\0"))
     block[148:156] = b"%06o\0 " % (sum(block) if checksum is None else checksum)
@@ -115,12 +130,22 @@ ARCHIVES = {
     # Tars.
     "good.tar": lambda: tar(GOOD),
     "links.tar": lambda: tar(
-        header(b"soft", kind=b"2", link=b"/etc/passwd"), header(b"hard", kind=b"1", link=b"../../x"), header(b"dir/", kind=b"5"),
-        header(b"null", kind=b"3"), header(b"disk", kind=b"4"), header(b"fifo", kind=b"6"), header(b"odd", kind=b"Z"), member(b"file"),
+        header(b"soft", kind=b"2", link=b"/etc/passwd"),
+        header(b"hard", kind=b"1", link=b"../../x"),
+        header(b"dir/", kind=b"5"),
+        header(b"null", kind=b"3"),
+        header(b"disk", kind=b"4"),
+        header(b"fifo", kind=b"6"),
+        header(b"odd", kind=b"Z"),
+        member(b"file"),
     ),
     "linkdata.tar": lambda: tar(header(b"soft", 512, b"2", link=b"x"), member(b"after", b"here")),
     "climbing.tar": lambda: tar(
-        member(b"../../escape"), member(b"/absolute", b"abs"), member(b"a/../b"), member(b"./dot", b"dotted"), member(b"a//b", b"double")
+        member(b"../../escape"),
+        member(b"/absolute", b"abs"),
+        member(b"a/../b"),
+        member(b"./dot", b"dotted"),
+        member(b"a//b", b"double"),
     ),
     "nul.tar": lambda: tar(member(b"cut\0off", b"nul")),
     "latin.tar": lambda: tar(member(b"caf\xe9", b"latin"), member(b"ok", b"fine")),
@@ -150,15 +175,29 @@ ARCHIVES = {
     "paxjunk.tar": lambda: tar(pax(b"not a record at all\n"), member(b"c")),
     "paxlong.tar": lambda: tar(pax(b"999999 path=x\n"), member(b"c")),
     "paxclimb.tar": lambda: tar(pax(record(b"path", b"../../escape")), member(b"c")),
-    "paxglobal.tar": lambda: tar(pax(record(b"path", b"everything"), b"g"), member(b"c", b"1"), member(b"d", b"2")),
+    "paxglobal.tar": lambda: tar(
+        pax(record(b"path", b"everything"), b"g"), member(b"c", b"1"), member(b"d", b"2")
+    ),
     "paxgiant.tar": lambda: tar(header(b"pax", 64 << 20, b"x"), end=b"1 " * (1 << 20)),
     "paxalone.tar": lambda: tar(pax(record(b"path", b"alone"))),
-    "manypax.tar": lambda: tar(*[pax(record(b"path", b"p%d" % i)) for i in range(2000)], member(b"c")),
-    "longname.tar": lambda: tar(header(b"././@LongLink", 5001, b"L") + data(b"n" * 5000 + b"\0"), member(b"c"), member(b"ok", b"fine")),
+    "manypax.tar": lambda: tar(
+        *[pax(record(b"path", b"p%d" % i)) for i in range(2000)], member(b"c")
+    ),
+    "longname.tar": lambda: tar(
+        header(b"././@LongLink", 5001, b"L") + data(b"n" * 5000 + b"\0"),
+        member(b"c"),
+        member(b"ok", b"fine"),
+    ),
     "longgiant.tar": lambda: tar(header(b"././@LongLink", 1 << 40, b"L"), member(b"c")),
-    "sparse.tar": lambda: tar(header(b"holes", 512, b"S"), data(b"x" * 512), member(b"ok", b"fine")),
+    "sparse.tar": lambda: tar(
+        header(b"holes", 512, b"S"), data(b"x" * 512), member(b"ok", b"fine")
+    ),
     "sparsepax.tar": lambda: tar(
-        pax(record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.name", b"holes") + record(b"GNU.sparse.realsize", b"1099511627776")),
+        pax(
+            record(b"GNU.sparse.major", b"1")
+            + record(b"GNU.sparse.name", b"holes")
+            + record(b"GNU.sparse.realsize", b"1099511627776")
+        ),
         member(b"c"),
         member(b"ok", b"fine"),
     ),
@@ -171,12 +210,21 @@ ARCHIVES = {
     "two.tar.gz": lambda: gzip.compress(tar(GOOD)[:700]) + gzip.compress(tar(GOOD)[700:]),
     "bomb.tar.gz": lambda: gzip.compress(tar(member(b"zeros", b"\0" * BOMB)), 9),
     "endless.tar.gz": lambda: gzip.compress(b"\0" * BOMB, 9),
-    "names.tar.gz": lambda: gzip.compress(tar(*[member(b"m%d" % i, b"") for i in range(20_000)]), 6),
-    "bomb.tar.lz4": lambda: lz4_frame([(header(b"zeros", BOMB - 1024), False)] + [(lz4_zeros(4 << 20), True)] * (BOMB >> 22)),
+    "names.tar.gz": lambda: gzip.compress(
+        tar(*[member(b"m%d" % i, b"") for i in range(20_000)]), 6
+    ),
+    "bomb.tar.lz4": lambda: lz4_frame(
+        [(header(b"zeros", BOMB - 1024), False)] + [(lz4_zeros(4 << 20), True)] * (BOMB >> 22)
+    ),
     "distance.tar.lz4": lambda: lz4_frame([(b"\x1fx\xff\xff\x20\x50" + b"\0" * 5, True)]),
     "noend.tar.lz4": lambda: lz4_frame([(tar(GOOD), False)], end=False),
     "header.tar.lz4": lambda: b"\x04\x22\x4d\x18\x60\x70\x00" + b"\0" * 20,
-    "giant.tar.lz4": lambda: b"\x04\x22\x4d\x18\x60\x70" + bytes([xxh32(b"\x60\x70") >> 8 & 0xFF]) + struct.pack("<I", 0x7FFFFFFF) + b"x" * 100,
+    "giant.tar.lz4": lambda: (
+        b"\x04\x22\x4d\x18\x60\x70"
+        + bytes([xxh32(b"\x60\x70") >> 8 & 0xFF])
+        + struct.pack("<I", 0x7FFFFFFF)
+        + b"x" * 100
+    ),
     # Zips.
     "good.zip": lambda: ZIP,
     "text.zip": lambda: b"PK\x03\x04 and nothing behind it",
@@ -203,7 +251,10 @@ ARCHIVES = {
     "bomb.zip": lambda: zipped(("zeros", b"\0" * BOMB)),
     "junkbefore.zip": lambda: b"#!/bin/sh\n" * 10 + STORED,
     "zip64.zip": lambda: (
-        STORED[:-22] + END64 + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1 << 60, 1 << 60, 1 << 62, 1 << 62) + locator(len(STORED) - 22)
+        STORED[:-22]
+        + END64
+        + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1 << 60, 1 << 60, 1 << 62, 1 << 62)
+        + locator(len(STORED) - 22)
     ),
     "locator64.zip": lambda: STORED[:-22] + locator((1 << 64) - 1),
 }

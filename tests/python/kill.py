@@ -20,7 +20,13 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
     rng = random.Random(seed)
     origin = HonestVersitygw(directory / "versitygw")
     (origin.directory / BUCKET).mkdir()
-    start = lambda: Node(origin.url, [BUCKET], directory / "node", cache_size=str(CACHE_BYTES), options=["--memory", "128MiB", "--log", "warn"])
+    start = lambda: Node(
+        origin.url,
+        [BUCKET],
+        directory / "node",
+        cache_size=str(CACHE_BYTES),
+        options=["--memory", "128MiB", "--log", "warn"],
+    )
     node = start()
     slowest = 0.0
     try:
@@ -30,7 +36,9 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
                     break
                 node.stop(signal.SIGKILL)
                 used = disk_bytes(directory / "node" / "cache")
-                assert used <= CACHE_BYTES, f"after kill {kill}: {used} bytes on a disk of {CACHE_BYTES}"
+                assert used <= CACHE_BYTES, (
+                    f"after kill {kill}: {used} bytes on a disk of {CACHE_BYTES}"
+                )
                 began = time.monotonic()
                 node = start()
                 took = time.monotonic() - began
@@ -38,7 +46,10 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
                 slowest = max(slowest, took)
                 load.node = node
                 if kill % 20 == 0 or kill == kills:
-                    print(f"  {kill} kills, {dict(load.done)}, refused {dict(load.refused)}, ready within {slowest:.2f} s", flush=True)
+                    print(
+                        f"  {kill} kills, {dict(load.done)}, refused {dict(load.refused)}, ready within {slowest:.2f} s",
+                        flush=True,
+                    )
             # Some quiet load on what was left.
             load.stopping.wait(0.5)
         load.check()

@@ -50,7 +50,10 @@ def is_of_one_size(key: str) -> bool:
 
 def members(key: str, version: int) -> dict[str, bytes]:
     which = 5 if is_of_one_size(key) else version
-    return {f"m{i}": noise(f"{key} {version} {i}", (which * 7919 + i * 104_729) % 60_000) for i in range(MEMBERS)}
+    return {
+        f"m{i}": noise(f"{key} {version} {i}", (which * 7919 + i * 104_729) % 60_000)
+        for i in range(MEMBERS)
+    }
 
 
 @functools.lru_cache(400)
@@ -98,17 +101,33 @@ class Wrong(AssertionError):
 class Load:
     """Threads that work on a node until they are stopped. `node` may be replaced by another one at any time."""
 
-    def __init__(self, node, seed: int, *, readers: int = 4, writers: int = 2, objects: int = 40, shards: int = 4) -> None:
+    def __init__(
+        self,
+        node,
+        seed: int,
+        *,
+        readers: int = 4,
+        writers: int = 2,
+        objects: int = 40,
+        shards: int = 4,
+    ) -> None:
         self.node, self.seed = node, seed
-        self.keys = [Key(f"load/o{i}") for i in range(objects)] + [Key(f"load/s{i}.tar") for i in range(shards)]
+        self.keys = [Key(f"load/o{i}") for i in range(objects)] + [
+            Key(f"load/s{i}.tar") for i in range(shards)
+        ]
         self.failures: list[BaseException] = []
         self.done: Counter[str] = Counter()
         self.refused: Counter[int] = Counter()
         self.stopping = threading.Event()
-        # Unknown outcomes make the next write of that name wait, so that a late one cannot come after it.
+        # Unknown outcomes make the next write of that name wait, so that a late one cannot come
+        # after it.
         owned = [self.keys[i::writers] for i in range(writers)]
-        work = [(self.write, (i, keys)) for i, keys in enumerate(owned)] + [(self.read, (i,)) for i in range(readers)]
-        self.threads = [threading.Thread(target=self._guard, args=(f, args), daemon=True) for f, args in work]
+        work = [(self.write, (i, keys)) for i, keys in enumerate(owned)] + [
+            (self.read, (i,)) for i in range(readers)
+        ]
+        self.threads = [
+            threading.Thread(target=self._guard, args=(f, args), daemon=True) for f, args in work
+        ]
 
     def __enter__(self) -> Load:
         for thread in self.threads:
@@ -137,7 +156,14 @@ class Load:
 
     # One request. `None`: no whole answer came, because the node was killed or cut the stream.
 
-    def request(self, connection: Connection, method: str, path: str, body: bytes | None = None, headers: dict | None = None):
+    def request(
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict | None = None,
+    ):
         node = self.node
         try:
             return connection.request(node, method, path, body, headers or {})
@@ -180,10 +206,14 @@ class Load:
         upload = re.search(rb"<UploadId>(.+?)</UploadId>", answer[1]).group(1).decode()
         parts = []
         for i, piece in enumerate((data[: 5 << 20], data[5 << 20 :]), 1):
-            answer = self.request(connection, "PUT", f"{path}?partNumber={i}&uploadId={upload}", piece)
+            answer = self.request(
+                connection, "PUT", f"{path}?partNumber={i}&uploadId={upload}", piece
+            )
             if not self.succeeded(answer, 200):
                 return False
-            parts.append(f"<Part><PartNumber>{i}</PartNumber><ETag>{answer[2]['etag']}</ETag></Part>")
+            parts.append(
+                f"<Part><PartNumber>{i}</PartNumber><ETag>{answer[2]['etag']}</ETag></Part>"
+            )
         done = f"<CompleteMultipartUpload>{''.join(parts)}</CompleteMultipartUpload>".encode()
         answer = self.request(connection, "POST", f"{path}?uploadId={upload}", done)
         return self.succeeded(answer, 200) and b"<Error>" not in answer[1]
@@ -216,7 +246,10 @@ class Load:
         if rng.random() < 0.4:
             start = rng.choice((0, 50, 5000, 900_000, 1 << 20))
             length = rng.choice((1, 100, 70_000, 2_000_000))
-            headers, cut = {"Range": f"bytes={start}-{start + length - 1}"}, slice(start, start + length)
+            headers, cut = (
+                {"Range": f"bytes={start}-{start + length - 1}"},
+                slice(start, start + length),
+            )
         begin = key.acknowledged
         answer = self.request(connection, "GET", f"/{BUCKET}/{key.name}", headers=headers)
         if answer is None:
@@ -234,7 +267,9 @@ class Load:
             self.refused[status] += 1
             return
         if not right:
-            raise Wrong(f"GET {key.name} {headers}: status {status}, {len(body)} bytes, {what_is(key, body, cut)}; versions {allowed} may be read")
+            raise Wrong(
+                f"GET {key.name} {headers}: status {status}, {len(body)} bytes, {what_is(key, body, cut)}; versions {allowed} may be read"
+            )
         self.done["reads"] += 1
         self.done["bytes"] += len(body)
 
@@ -242,10 +277,23 @@ class Load:
         wanted = []
         for _ in range(rng.choice((1, 4, 16, 32))):
             key = rng.choice(self.keys)
-            wanted.append((key, f"m{rng.randrange(MEMBERS + 1)}" if key.name.endswith(".tar") and rng.random() < 0.8 else None, key.acknowledged))
-        entries = [{"objname": key.name} | ({"archpath": member} if member else {}) for key, member, _ in wanted]
+            wanted.append(
+                (
+                    key,
+                    f"m{rng.randrange(MEMBERS + 1)}"
+                    if key.name.endswith(".tar") and rng.random() < 0.8
+                    else None,
+                    key.acknowledged,
+                )
+            )
+        entries = [
+            {"objname": key.name} | ({"archpath": member} if member else {})
+            for key, member, _ in wanted
+        ]
         body = json.dumps({"in": entries, "strm": True, "coer": True, "mime": ".tar"}).encode()
-        answer = self.request(connection, "GET", f"/v1/ml/moss/{BUCKET}", body, {"Content-Type": "application/json"})
+        answer = self.request(
+            connection, "GET", f"/v1/ml/moss/{BUCKET}", body, {"Content-Type": "application/json"}
+        )
         if answer is None:
             return
         if answer[0] != 200:
@@ -261,13 +309,21 @@ class Load:
             allowed = key.since(begin)
             full = f"{BUCKET}/{key.name}" + (f"/{member}" if member else "")
             if member:
-                values = [members(key.name, v).get(member) if v is not None else None for v in allowed]
+                values = [
+                    members(key.name, v).get(member) if v is not None else None for v in allowed
+                ]
             else:
                 values = [content(key.name, v) if v is not None else None for v in allowed]
-            right = None in values and not data if name == f"__404__/{full}" else name == full and data in values
+            right = (
+                None in values and not data
+                if name == f"__404__/{full}"
+                else name == full and data in values
+            )
             if not right:
                 what = "a member" if member else what_is(key, data, slice(None))
-                raise Wrong(f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes, {what}; versions {allowed} may be read")
+                raise Wrong(
+                    f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes, {what}; versions {allowed} may be read"
+                )
         self.done["batches"] += 1
         self.done["bytes"] += len(answer[1])
 
@@ -279,7 +335,9 @@ class Load:
             file = root / BUCKET / key.name
             data = file.read_bytes() if file.exists() else None
             allowed = key.since(key.acknowledged)
-            assert any(data == (None if v is None else content(key.name, v)) for v in allowed), f"{key.name} at the origin is none of {allowed}"
+            assert any(data == (None if v is None else content(key.name, v)) for v in allowed), (
+                f"{key.name} at the origin is none of {allowed}"
+            )
 
 
 def what_is(key: Key, body: bytes, cut: slice) -> str:
@@ -290,7 +348,11 @@ def what_is(key: Key, body: bytes, cut: slice) -> str:
     pieces = []
     for at in range(0, len(body), 1 << 20):
         piece = body[at : at + (1 << 20)]
-        of = [v for v in key.attempts if v is not None and content(key.name, v)[cut][at : at + len(piece)] == piece]
+        of = [
+            v
+            for v in key.attempts
+            if v is not None and content(key.name, v)[cut][at : at + len(piece)] == piece
+        ]
         pieces.append(f"from byte {at} on {of or 'none'}")
     return f"which is no version of it, but {', '.join(pieces)}; the last attempts were {key.attempts[-6:]}"
 
@@ -309,7 +371,10 @@ class Connection:
     def request(self, node, method: str, path: str, body: bytes | None, headers: dict):
         if self.node is not node:
             self.close()
-            self.node, self.http = node, http.client.HTTPConnection(urlsplit(node.url).netloc, timeout=TIMEOUT)
+            self.node, self.http = (
+                node,
+                http.client.HTTPConnection(urlsplit(node.url).netloc, timeout=TIMEOUT),
+            )
         self.http.request(method, path, body, headers)
         response = self.http.getresponse()
         return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}

@@ -60,7 +60,9 @@ class ScriptedNode:
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.thread.start()
 
     def close(self) -> None:
@@ -75,7 +77,9 @@ class ScriptedNode:
 
     def answer(self, http, body: bytes) -> None:
         if http.path == "/v1/forebay/info":
-            return reply(http, 404 if self.info is None else 200, json.dumps(self.info or {}).encode())
+            return reply(
+                http, 404 if self.info is None else 200, json.dumps(self.info or {}).encode()
+            )
         if http.path.startswith("/v1/ml/moss"):
             request = json.loads(body)
             if self.script:
@@ -85,7 +89,17 @@ class ScriptedNode:
         if self.script:
             return self.script.pop(0)(http, body)
         if name not in self.objects:
-            return reply(http, 404, json.dumps({"message": f"{name}: no such object", "hint": "look at the list", "status": 404}).encode())
+            return reply(
+                http,
+                404,
+                json.dumps(
+                    {
+                        "message": f"{name}: no such object",
+                        "hint": "look at the list",
+                        "status": 404,
+                    }
+                ).encode(),
+            )
         reply(http, 200, self.objects[name])
 
     def members(self, path: str, request: dict) -> list[tuple[str, bytes]]:
@@ -111,7 +125,9 @@ def reply(http, status: int, body: bytes, headers: dict[str, str] | None = None)
         http.wfile.write(body)
 
 
-def chunked(http, body: bytes, *, piece: int = 1000, pause: float = 0, cut_at: int | None = None) -> None:
+def chunked(
+    http, body: bytes, *, piece: int = 1000, pause: float = 0, cut_at: int | None = None
+) -> None:
     """Sends `body` in chunks; `cut_at` breaks the connection off after so many bytes."""
     http.send_response(200)
     http.send_header("Transfer-Encoding", "chunked")

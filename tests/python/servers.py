@@ -26,9 +26,13 @@ SOCKETS = itertools.count()
 
 def free_port() -> int:
     """A port for a server that cannot choose one itself: below those that connections take, one of which could be it by then."""
-    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first_of_connections = int(
+        Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    )
     for _ in range(100):
-        port = random.randrange(10_000, first_of_connections) if first_of_connections > 12_000 else 0
+        port = (
+            random.randrange(10_000, first_of_connections) if first_of_connections > 12_000 else 0
+        )
         with socket.socket() as s, contextlib.suppress(OSError):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             s.bind(("127.0.0.1", port))
@@ -39,7 +43,9 @@ def free_port() -> int:
 def forebay_program() -> str:
     """The console script that the installed wheel brought."""
     beside = Path(sys.executable).parent / "forebay"
-    found = os.environ.get("FOREBAY_BIN") or (str(beside) if beside.exists() else shutil.which("forebay"))
+    found = os.environ.get("FOREBAY_BIN") or (
+        str(beside) if beside.exists() else shutil.which("forebay")
+    )
     assert found, "the forebay command is not installed: make wheel, or pip install the wheel"
     return found
 
@@ -54,7 +60,12 @@ class Process:
         self.lines: list[str] = []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -107,7 +118,17 @@ class Versitygw(Process):
         self.directory.mkdir(parents=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [str(program), "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--port", f"127.0.0.1:{self.port}", "--region", REGION]
+        command = [
+            str(program),
+            "--access",
+            ACCESS_KEY,
+            "--secret",
+            SECRET_KEY,
+            "--port",
+            f"127.0.0.1:{self.port}",
+            "--region",
+            REGION,
+        ]
         super().__init__("versitygw", [*command, "posix", str(self.directory)], {}, directory)
         self.wait_until(lambda: accepts(self.port), "accepting connections")
 
@@ -129,7 +150,15 @@ class Node(Process):
         self.directory = directory
         # The path of a Unix socket is short: 107 bytes.
         self.socket = socket or Path(f"/tmp/fb-{os.getpid()}-{next(SOCKETS)}.sock")
-        command = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", str(self.socket)]
+        command = [
+            forebay_program(),
+            "serve",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--unix",
+            str(self.socket),
+        ]
         command += ["--admin", "127.0.0.1:0", "--cache", f"{directory / 'cache'}:{cache_size}"]
         for bucket in buckets:
             command += ["--origin", f"s3://{bucket}?endpoint={origin_url}&region={REGION}"]
@@ -145,8 +174,14 @@ class Node(Process):
 
     def metrics(self) -> dict[str, float]:
         """Each sample of /metrics by its name and labels."""
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10).read().decode()
-        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        text = (
+            urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10)
+            .read()
+            .decode()
+        )
+        samples = (
+            line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+        )
         return {name: float(value) for name, value in samples}
 
     def stop(self, how: int = signal.SIGTERM, patience: float = 15) -> int:

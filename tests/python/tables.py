@@ -18,7 +18,15 @@ def table(rows: int, base: int = 0) -> pa.Table:
     ids = np.arange(base, base + rows)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 3).astype(np.float32)), 3)
     data = [b"%d" % i * (i % 7) for i in ids]
-    return pa.table({"id": ids, "data": data, "text": [f"row {i}" for i in ids], "x": vectors, "size": ids % 17 + 1})
+    return pa.table(
+        {
+            "id": ids,
+            "data": data,
+            "text": [f"row {i}" for i in ids],
+            "x": vectors,
+            "size": ids % 17 + 1,
+        }
+    )
 
 
 def write(bucket: Path) -> None:

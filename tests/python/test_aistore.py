@@ -36,7 +36,8 @@ class TestObjects:
         assert b"".join(obj.get_reader(chunk_size=100)) == objects["img/0012.bin"]
         assert reader.attributes.size == len(objects["img/0012.bin"])
 
-    # The client puts names into URLs as they are, so those with ?, # or % cannot be asked for with it.
+    # The client puts names into URLs as they are, so those with ?, # or % cannot be asked for with
+    # it.
     @pytest.mark.parametrize("name", [n for n in dataset.ODD_NAMES if not set("?#%") & set(n)])
     def test_odd_names(self, train, objects, name):
         assert train.object(name).get_reader().read_all() == objects[name]
@@ -45,7 +46,9 @@ class TestObjects:
     def test_ranges(self, train, objects, range):
         first, _, last = range.removeprefix("bytes=").partition("-")
         data = objects["big/8MiB"]
-        expect = data[-int(last) :] if not first else data[int(first) : int(last) + 1 if last else None]
+        expect = (
+            data[-int(last) :] if not first else data[int(first) : int(last) + 1 if last else None]
+        )
         assert train.object("big/8MiB").get_reader(byte_range=range).read_all() == expect
 
     def test_head(self, train, objects):
@@ -58,7 +61,10 @@ class TestObjects:
             assert content.tobytes() == objects["big/8MiB"]
 
     def test_straight_from_the_target(self, train, objects):
-        assert train.object("img/0013.bin").get_reader(direct=True).read_all() == objects["img/0013.bin"]
+        assert (
+            train.object("img/0013.bin").get_reader(direct=True).read_all()
+            == objects["img/0013.bin"]
+        )
 
     def test_as_a_file(self, train, objects):
         with train.object("big/8MiB").get_reader().as_file() as file:
@@ -70,7 +76,12 @@ class TestObjects:
         from aistore.sdk import ArchiveConfig
 
         for member in ("sample007.jpg", "dir/sub/nested.txt", "empty", "x" * 140 + ".bin"):
-            assert train.object(shard).get_reader(archive_config=ArchiveConfig(archpath=member)).read_all() == dataset.MEMBERS[member]
+            assert (
+                train.object(shard)
+                .get_reader(archive_config=ArchiveConfig(archpath=member))
+                .read_all()
+                == dataset.MEMBERS[member]
+            )
 
     def test_writing(self, ais, scratch, tmp_path, origin_s3):
         bucket = ais.bucket("scratch", provider="s3")
@@ -78,7 +89,9 @@ class TestObjects:
         bucket.object(f"{scratch}/content").get_writer().put_content(b"content")
         bucket.object(f"{scratch}/file").get_writer().put_file(tmp_path / "file")
         assert bucket.object(f"{scratch}/content").get_reader().read_all() == b"content"
-        assert origin_s3.get_object(Bucket="scratch", Key=f"{scratch}/file")["Body"].read() == dataset.noise(100_000)
+        assert origin_s3.get_object(Bucket="scratch", Key=f"{scratch}/file")[
+            "Body"
+        ].read() == dataset.noise(100_000)
         bucket.object(f"{scratch}/content").delete()
         with pytest.raises(ErrObjNotFound):
             bucket.object(f"{scratch}/content").get_reader().read_all()
@@ -98,18 +111,25 @@ class TestBuckets:
     def test_listing(self, train, objects):
         entries = train.list_all_objects()
         assert {e.name: e.size for e in entries} == {k: len(v) for k, v in objects.items()}
-        assert [e.name for e in train.list_all_objects(prefix="img/001")] == [f"img/001{i}.bin" for i in range(10)]
+        assert [e.name for e in train.list_all_objects(prefix="img/001")] == [
+            f"img/001{i}.bin" for i in range(10)
+        ]
 
     @pytest.mark.parametrize("page_size", [1, 9, 1000])
     def test_listing_by_pages(self, train, objects, page_size):
         prefix = "img/019" if page_size == 1 else "img/"
-        names = [e.name for e in train.list_objects_iter(prefix=prefix, page_size=page_size, props="name")]
+        names = [
+            e.name
+            for e in train.list_objects_iter(prefix=prefix, page_size=page_size, props="name")
+        ]
         assert names == sorted(k for k in objects if k.startswith(prefix))
         page = train.list_objects(prefix="img/", page_size=9)
         assert len(page.entries) == 9 and page.continuation_token
 
     def test_listing_objects_to_read(self, train, objects):
-        found = {o.name: o.get_reader().read_all() for o in train.list_all_objects_iter(prefix="img/000")}
+        found = {
+            o.name: o.get_reader().read_all() for o in train.list_all_objects_iter(prefix="img/000")
+        }
         assert found == {k: v for k, v in objects.items() if k.startswith("img/000")}
 
     @pytest.mark.parametrize("shard", sorted(dataset.shards()))
@@ -156,7 +176,9 @@ class TestBuckets:
             (tmp_path / f"f{i}").write_bytes(bytes([i]) * 100)
         bucket = ais.bucket("scratch", provider="s3")
         bucket.put_files(tmp_path, prepend=f"{scratch}/")
-        assert sorted(e.name for e in bucket.list_all_objects(prefix=f"{scratch}/")) == [f"{scratch}/f{i}" for i in range(5)]
+        assert sorted(e.name for e in bucket.list_all_objects(prefix=f"{scratch}/")) == [
+            f"{scratch}/f{i}" for i in range(5)
+        ]
 
 
 class TestBatches:
@@ -171,7 +193,13 @@ class TestBatches:
     @pytest.mark.parametrize("streaming", [True, False])
     @pytest.mark.parametrize("only_names", [True, False])
     def test_objects(self, ais, train, objects, names, format, streaming, only_names):
-        batch = ais.batch(names, bucket=train, output_format=format, streaming_get=streaming, only_obj_name=only_names)
+        batch = ais.batch(
+            names,
+            bucket=train,
+            output_format=format,
+            streaming_get=streaming,
+            only_obj_name=only_names,
+        )
         got = [(info, data) for info, data in batch.get()]
         assert [info.obj_name for info, _ in got] == names
         assert [data for _, data in got] == [objects[n] for n in names]
@@ -202,15 +230,23 @@ class TestBatches:
     @pytest.mark.parametrize("streaming", [True, False])
     def test_ranges(self, ais, train, objects, streaming):
         batch = ais.batch(bucket=train, streaming_get=streaming)
-        batch.add("big/8MiB", start=1_000_000, length=2_000_000).add("big/8MiB", start=8_388_600, length=-1)
+        batch.add("big/8MiB", start=1_000_000, length=2_000_000).add(
+            "big/8MiB", start=8_388_600, length=-1
+        )
         batch.add("shards/a.tar", archpath="sample010.jpg", start=7, length=100)
-        expect = [objects["big/8MiB"][1_000_000:3_000_000], objects["big/8MiB"][8_388_600:], dataset.MEMBERS["sample010.jpg"][7:107]]
+        expect = [
+            objects["big/8MiB"][1_000_000:3_000_000],
+            objects["big/8MiB"][8_388_600:],
+            dataset.MEMBERS["sample010.jpg"][7:107],
+        ]
         assert [data for _, data in batch.get()] == expect
 
     @pytest.mark.parametrize("streaming", [True, False])
     @pytest.mark.parametrize("format", [".tar", ".zip"])
     def test_continue_on_error(self, ais, train, objects, streaming, format):
-        batch = ais.batch(bucket=train, streaming_get=streaming, cont_on_err=True, output_format=format)
+        batch = ais.batch(
+            bucket=train, streaming_get=streaming, cont_on_err=True, output_format=format
+        )
         batch.add("one").add("nope").add("shards/a.tar", archpath="nope").add("img/0001.bin")
         got = list(batch.get())
         assert [data for _, data in got] == [b"1", b"", b"", objects["img/0001.bin"]]
@@ -220,14 +256,22 @@ class TestBatches:
 
     @pytest.mark.parametrize("streaming", [True, False])
     def test_without_it_the_batch_fails(self, ais, train, streaming):
-        batch = ais.batch(["one", "nope", "one"], bucket=train, streaming_get=streaming, cont_on_err=False)
+        batch = ais.batch(
+            ["one", "nope", "one"], bucket=train, streaming_get=streaming, cont_on_err=False
+        )
         with pytest.raises((AISError, requests.RequestException, OSError)):
             list(batch.get())
 
     def test_several_buckets_and_colocation(self, ais, train, objects):
         batch = ais.batch(bucket=train, colocation=Colocation.TARGET_AWARE)
-        batch.add("one").add("o/1", bck="other", provider="s3").add(ais.bucket("other", provider="aws").object("o/2"))
-        assert [data for _, data in batch.get()] == [b"1", dataset.other()["o/1"], dataset.other()["o/2"]]
+        batch.add("one").add("o/1", bck="other", provider="s3").add(
+            ais.bucket("other", provider="aws").object("o/2")
+        )
+        assert [data for _, data in batch.get()] == [
+            b"1",
+            dataset.other()["o/1"],
+            dataset.other()["o/2"],
+        ]
 
     def test_raw(self, ais, train, objects):
         import io
@@ -241,10 +285,14 @@ class TestBatches:
 class TestPyTorch:
     def test_map_style(self, train, objects):
         data = aistore.pytorch.AISMapDataset(ais_source_list=train, prefix_map={train: "img/00"})
-        assert len(data) == 100 and dict(data[i] for i in range(100)) == {k: v for k, v in objects.items() if k.startswith("img/00")}
+        assert len(data) == 100 and dict(data[i] for i in range(100)) == {
+            k: v for k, v in objects.items() if k.startswith("img/00")
+        }
 
     def test_parallel_map_style(self, train, objects):
-        data = aistore.pytorch.AISParallelMapDataset(ais_source_list=train, prefix_map={train: "big/"}, num_workers=4)
+        data = aistore.pytorch.AISParallelMapDataset(
+            ais_source_list=train, prefix_map={train: "big/"}, num_workers=4
+        )
         for i in range(len(data)):
             name, content = data[i]
             with content:
@@ -260,24 +308,38 @@ class TestPyTorch:
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("streaming", [True, False])
     def test_batches(self, ais, train, objects, workers, streaming):
-        data = AISBatchIterDataset(train, ais, prefix_map={train: "img/"}, max_batch_size=24, streaming=streaming)
+        data = AISBatchIterDataset(
+            train, ais, prefix_map={train: "img/"}, max_batch_size=24, streaming=streaming
+        )
         loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers)
         assert dict(loader) == {k: v for k, v in objects.items() if k.startswith("img/")}
 
     def test_shard_reader(self, train):
         data = aistore.pytorch.AISShardReader(bucket_list=train, prefix_map={train: "shards/a.tar"})
         samples = dict(data)
-        assert samples["sample003"]["jpg"] == dataset.MEMBERS["sample003.jpg"] and samples["sample003"]["cls"] == dataset.MEMBERS["sample003.cls"]
+        assert (
+            samples["sample003"]["jpg"] == dataset.MEMBERS["sample003.jpg"]
+            and samples["sample003"]["cls"] == dataset.MEMBERS["sample003.cls"]
+        )
 
     def test_multi_shard_stream(self, node):
         from aistore.sdk import DataShard
 
-        shards = [DataShard(node.url, "train", provider="s3", prefix=s) for s in ("shards/a.tar", "shards/e.zip")]
+        shards = [
+            DataShard(node.url, "train", provider="s3", prefix=s)
+            for s in ("shards/a.tar", "shards/e.zip")
+        ]
         rows = list(aistore.pytorch.AISMultiShardStream(data_sources=shards))
         assert len(rows) == len(dataset.MEMBERS) and all(a == b for a, b in rows)
 
     def test_dynamic_batches(self, train, objects):
         data = aistore.pytorch.AISMapDataset(ais_source_list=train, prefix_map={train: "img/000"})
         sampler = aistore.pytorch.DynamicBatchSampler(data_source=data, max_batch_size=500)
-        rows = [row for rows in torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=list) for row in rows]
-        assert dict(rows) == {k: v for k, v in objects.items() if k.startswith("img/000") and len(v) <= 500}
+        rows = [
+            row
+            for rows in torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=list)
+            for row in rows
+        ]
+        assert dict(rows) == {
+            k: v for k, v in objects.items() if k.startswith("img/000") and len(v) <= 500
+        }

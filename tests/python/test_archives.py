@@ -18,11 +18,27 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from archives import ENV, VOLUME, Member, Programs, Tree, content, gnu_tar_tells, info_zip, python_tells, run, zipfile_tells
+from archives import (
+    ENV,
+    VOLUME,
+    Member,
+    Programs,
+    Tree,
+    content,
+    gnu_tar_tells,
+    info_zip,
+    python_tells,
+    run,
+    zipfile_tells,
+)
 
 CASES = float(os.environ.get("FOREBAY_TEST_CASES", 1))
 GNU_FORMATS = ["v7", "oldgnu", "gnu", "ustar", "posix", "pax"]
-PYTHON_FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+PYTHON_FORMATS = {
+    "ustar": tarfile.USTAR_FORMAT,
+    "gnu": tarfile.GNU_FORMAT,
+    "pax": tarfile.PAX_FORMAT,
+}
 # Repeated names are among what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:Duplicate name")
 
@@ -50,21 +66,40 @@ def same_key(name: str) -> str:
     return name.rstrip("/") or name
 
 
-def check(path: Path, ours: list[Member] | str, theirs: list[Member] | str, who: str, *, mtime=True, data=True) -> None:
+def check(
+    path: Path,
+    ours: list[Member] | str,
+    theirs: list[Member] | str,
+    who: str,
+    *,
+    mtime=True,
+    data=True,
+) -> None:
     assert isinstance(theirs, list), f"{path.name}: {who} refuses it: {theirs}"
     assert isinstance(ours, list), f"{path.name}: refused here, read by {who}: {ours}"
     assert len(ours) == len(theirs), f"{path.name}: {who}"
     for o, t in zip(ours, theirs, strict=True):
-        # tarfile takes the name that GNU tar gives to the packed form of a sparse file with a long name, and times of access and change.
-        odd = (o.kind == "sparse" and b"GNUSparseFile." in t.name) or re.fullmatch("(\ufffd{12})?[0-7]{11}/", t.shown.removesuffix(o.shown))
+        # tarfile takes the name that GNU tar gives to the packed form of a sparse file with a long
+        # name, and times of access and change.
+        odd = (o.kind == "sparse" and b"GNUSparseFile." in t.name) or re.fullmatch(
+            "(\ufffd{12})?[0-7]{11}/", t.shown.removesuffix(o.shown)
+        )
         known = who == "tarfile" and odd
         assert o.shown == t.shown or known, f"{path.name}: {o.shown!r} is {t.shown!r} for {who}"
-        # What reads a sparse file calls it a file; GNU tar alone knows that its own type of directory is one.
-        assert o.kind == t.kind or (o.kind, t.kind) in (("sparse", "file"), ("special", "dir")), f"{path.name}: {o.shown!r} is {o.kind} here, {t.kind} for {who}"
+        # What reads a sparse file calls it a file; GNU tar alone knows that its own type of
+        # directory is one.
+        assert o.kind == t.kind or (o.kind, t.kind) in (("sparse", "file"), ("special", "dir")), (
+            f"{path.name}: {o.shown!r} is {o.kind} here, {t.kind} for {who}"
+        )
         # GNU tar rounds times before 1970 up, all others down; Go has no times before 1970 in zips.
-        odd = {"GNU tar": t.mtime - 1, "Go": t.mtime - 2**32 if path.suffix == ".zip" else t.mtime}.get(who)
+        odd = {
+            "GNU tar": t.mtime - 1,
+            "Go": t.mtime - 2**32 if path.suffix == ".zip" else t.mtime,
+        }.get(who)
         same_time = o.mtime == t.mtime or (o.mtime < 0 and o.mtime == odd)
-        assert not mtime or same_time, f"{path.name}: the time of {o.shown!r}, {o.mtime}, is {t.mtime} for {who}"
+        assert not mtime or same_time, (
+            f"{path.name}: the time of {o.shown!r}, {o.mtime}, is {t.mtime} for {who}"
+        )
         if data and o.kind == "file":
             assert o.data == t.data, f"{path.name}: the bytes of {o.shown!r}, {who}"
 
@@ -85,11 +120,16 @@ def check_tars(programs: Programs, paths: list[Path]) -> None:
         check(path, ours[path], go[path], "Go")
         listed, files = gnu_tar_tells(path)
         if listed and ours[path] and listed[0].name == VOLUME != ours[path][0].name:
-            # In a PAX archive the name of the volume is in a global header, which GNU tar lists like a member.
+            # In a PAX archive the name of the volume is in a global header, which GNU tar lists
+            # like a member.
             listed = listed[1:]
         check(path, ours[path], listed, "GNU tar", data=False)
         # GNU tar expands sparse files; tarfile, which does too, says to what.
-        expanded = b"".join(o.data if o.kind == "file" else p.data for o, p in zip(ours[path], python) if o.kind in ("file", "sparse"))
+        expanded = b"".join(
+            o.data if o.kind == "file" else p.data
+            for o, p in zip(ours[path], python)
+            if o.kind in ("file", "sparse")
+        )
         assert files == expanded, f"{path.name}: the bytes of its files, GNU tar"
 
 
@@ -120,12 +160,22 @@ def members(rng: random.Random, *, zip: bool = False) -> tuple[list[Member], dic
     for name in names:
         if zip:
             name = name.decode("utf-8", "replace").encode()
-        kind = rng.choice(["file"] * 6 + ([] if zip else ["symlink", "hardlink", "device"]) + ["dir"])
-        name = rng.choice([b"", b"", b"", b"./", b"/", b"../", b".//"]) + name + (b"/" if kind == "dir" else b"")
+        kind = rng.choice(
+            ["file"] * 6 + ([] if zip else ["symlink", "hardlink", "device"]) + ["dir"]
+        )
+        name = (
+            rng.choice([b"", b"", b"", b"./", b"/", b"../", b".//"])
+            + name
+            + (b"/" if kind == "dir" else b"")
+        )
         if out and rng.random() < 0.15:
             again = rng.choice(out)
             name, kind = again.name, again.kind
-        when = rng.choice([0, 1, 1_700_000_000, 2**31, 8**11 - 1] if not zip else [1_000_000_000, 1_700_000_002, 4_000_000_000])
+        when = rng.choice(
+            [0, 1, 1_700_000_000, 2**31, 8**11 - 1]
+            if not zip
+            else [1_000_000_000, 1_700_000_002, 4_000_000_000]
+        )
         if kind in ("symlink", "hardlink"):
             links[name] = rng.choice([b"a", b"l" * 99, b"l" * 100, "ü".encode()])
         out.append(Member(name, kind, when, content(rng) if kind == "file" else None))
@@ -144,17 +194,34 @@ def test_tars_of_go(programs, rng, tmp_path):
 
 
 def packed_by_tarfile(rng: random.Random, path: Path, form: str) -> None:
-    kinds = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE, "hardlink": tarfile.LNKTYPE, "device": tarfile.FIFOTYPE}
+    kinds = {
+        "file": tarfile.REGTYPE,
+        "dir": tarfile.DIRTYPE,
+        "symlink": tarfile.SYMTYPE,
+        "hardlink": tarfile.LNKTYPE,
+        "device": tarfile.FIFOTYPE,
+    }
     listed, links = members(rng)
-    headers = {"comment": "ü" * rng.choice([1, 600])} if form == "pax" and rng.random() < 0.5 else None
-    with tarfile.open(path, "w", format=PYTHON_FORMATS[form], encoding="utf-8", errors="surrogateescape", pax_headers=headers) as t:
+    headers = (
+        {"comment": "ü" * rng.choice([1, 600])} if form == "pax" and rng.random() < 0.5 else None
+    )
+    with tarfile.open(
+        path,
+        "w",
+        format=PYTHON_FORMATS[form],
+        encoding="utf-8",
+        errors="surrogateescape",
+        pax_headers=headers,
+    ) as t:
         for m in listed:
             info = tarfile.TarInfo(m.name.decode("utf-8", "surrogateescape"))
             info.type, info.mtime, info.size = kinds[m.kind], m.mtime, len(m.data or b"")
             info.linkname = links.get(m.name, b"").decode()
             if form == "pax":
                 info.mtime = rng.choice([m.mtime, m.mtime + 0.5, -1.25, 10**11])
-                info.pax_headers = rng.choice([{}, {"comment": "of this member"}, {"SCHILY.xattr.user.x": "a=b\nc"}])
+                info.pax_headers = rng.choice(
+                    [{}, {"comment": "of this member"}, {"SCHILY.xattr.user.x": "a=b\nc"}]
+                )
             if form == "gnu":
                 info.mtime = rng.choice([m.mtime, -7, 10**11])
             if form != "ustar":
@@ -196,7 +263,12 @@ def test_numbers_in_base_256_are_read_as_others_read_them(programs, rng, tmp_pat
                 t.addfile(info, io.BytesIO(body))
         archive = with_header(path.read_bytes(), 0, 124, b"\x80" + len(data).to_bytes(11, "big"))
         when = rng.choice([-3, 0, 2**34, 1_700_000_000])
-        archive = with_header(archive, 0, 136, bytes([0xFF if when < 0 else 0x80]) + (when % (1 << 88)).to_bytes(11, "big"))
+        archive = with_header(
+            archive,
+            0,
+            136,
+            bytes([0xFF if when < 0 else 0x80]) + (when % (1 << 88)).to_bytes(11, "big"),
+        )
         path.write_bytes(archive)
         paths.append(path)
     check_tars(programs, paths)
@@ -213,7 +285,12 @@ def test_of_a_repeated_name_the_last_one_counts(programs, tmp_path):
             t.addfile(info, io.BytesIO(body))
             z.writestr(name, body)
     for archive, ours in programs.forebay([path, zipped]).items():
-        assert [ours[m.found].data for m in ours] == [b"third and last", b"other", b"third and last", b"third and last"], archive
+        assert [ours[m.found].data for m in ours] == [
+            b"third and last",
+            b"other",
+            b"third and last",
+            b"third and last",
+        ], archive
     run(["tar", "-xf", str(path)], cwd=tmp_path)
     assert (tmp_path / "a").read_bytes() == b"third and last"
     with tarfile.open(path) as t, zipfile.ZipFile(zipped) as z:
@@ -250,7 +327,12 @@ def test_where_the_programs_disagree_nothing_is_passed_over(programs, tmp_path):
             assert isinstance(mine, str) and refusal in mine, name
             assert [m.name for m in python_tells(paths[name])] == [b"a"], name
         else:
-            assert [m.shown for m in mine] == [m.shown for m in go[paths[name]]] == [m.shown for m in python_tells(paths[name])] == names, name
+            assert (
+                [m.shown for m in mine]
+                == [m.shown for m in go[paths[name]]]
+                == [m.shown for m in python_tells(paths[name])]
+                == names
+            ), name
 
 
 class Pipe(io.RawIOBase):
@@ -271,9 +353,28 @@ def packed_by_zipfile(rng: random.Random, path: Path) -> None:
         f.write(rng.choice([b"", b"", b"#!/bin/sh\nexit\n" * 9]))
         with zipfile.ZipFile(rng.choice([f, Pipe(f)]), "w", strict_timestamps=False) as z:
             for m in members(rng, zip=True)[0]:
-                info = zipfile.ZipInfo(m.name.decode(), (rng.randrange(1980, 2107), rng.randrange(1, 13), rng.randrange(1, 29), 23, 59, 58))
-                info.compress_type = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-                info.extra = rng.choice([b"", struct.pack("<HH4s", 0xCAFE, 4, b"data"), struct.pack("<HH", 0xBEEF, 0)])
+                info = zipfile.ZipInfo(
+                    m.name.decode(),
+                    (
+                        rng.randrange(1980, 2107),
+                        rng.randrange(1, 13),
+                        rng.randrange(1, 29),
+                        23,
+                        59,
+                        58,
+                    ),
+                )
+                info.compress_type = rng.choice(
+                    [
+                        zipfile.ZIP_STORED,
+                        zipfile.ZIP_DEFLATED,
+                        zipfile.ZIP_DEFLATED,
+                        zipfile.ZIP_BZIP2,
+                    ]
+                )
+                info.extra = rng.choice(
+                    [b"", struct.pack("<HH4s", 0xCAFE, 4, b"data"), struct.pack("<HH", 0xBEEF, 0)]
+                )
                 info.comment = rng.choice([b"", b"of the member", "ü".encode()])
                 info.create_system = rng.choice([0, 3])
                 info.external_attr = (0o100644 << 16) if info.create_system == 3 else 0
@@ -299,7 +400,9 @@ def check_zips(programs: Programs, paths: list[Path], *, mtime: bool) -> None:
             done = subprocess.run(["unzip", "-p", str(path)], capture_output=True, env=ENV)
             links = [m for m in ours[path] if m.kind == "symlink"]
             assert done.returncode in (0, 1), f"{path.name}: {done.stderr}"
-            assert links or done.stdout == b"".join(m.data for m in ours[path] if m.kind == "file"), f"{path.name}: bytes, Info-ZIP"
+            assert links or done.stdout == b"".join(
+                m.data for m in ours[path] if m.kind == "file"
+            ), f"{path.name}: bytes, Info-ZIP"
 
 
 def test_zips_of_zipfile(programs, rng, tmp_path):
@@ -334,7 +437,13 @@ def test_zips_of_info_zip(programs, rng, tmp_path):
 def test_names_of_zips_that_are_not_marked_as_utf_8(programs, tmp_path):
     """Unix programs write UTF-8 without saying so, DOS ones code page 437. What is UTF-8 is taken for it; zipfile never does, unzip always."""
     path = tmp_path / "names.zip"
-    names = {b"plain": "plain", "größe/日本".encode(): "größe/日本", b"caf\x82": "café", b"\x9b\xffx": "¢\xa0x", bytes(range(0x80, 0x100)): None}
+    names = {
+        b"plain": "plain",
+        "größe/日本".encode(): "größe/日本",
+        b"caf\x82": "café",
+        b"\x9b\xffx": "¢\xa0x",
+        bytes(range(0x80, 0x100)): None,
+    }
     with zipfile.ZipFile(path, "w") as z:
         for i, raw in enumerate(names):
             z.writestr(chr(ord("A") + i) * len(raw), b"%d" % i)
@@ -370,7 +479,13 @@ def test_what_is_written_here_is_read_everywhere(programs, rng, tmp_path):
         (gz := tmp_path / f"{case}.tar.gz").write_bytes(tars[".tgz"].read_bytes())
         check_tars(programs, [tars[".tar"], gz, plain])
         for path in [*paths, tars[".tar.lz4"], zipped]:
-            check(path, programs.forebay([path])[path], listed, "what was written", mtime=path != zipped)
+            check(
+                path,
+                programs.forebay([path])[path],
+                listed,
+                "what was written",
+                mtime=path != zipped,
+            )
         check_zips(programs, [zipped], mtime=True)
 
 

@@ -47,13 +47,25 @@ def test_files_and_row_groups_without_rows_take_no_part(tables, folder, shuffle)
     for file, sizes in groups.items():
         with pq.ParquetWriter(path / f"{file}.parquet", schema) as writer:
             for rows in sizes:
-                writer.write_table(pa.table({"id": pa.array(range(at, at + rows), pa.int64())}, schema), row_group_size=max(rows, 1))
+                writer.write_table(
+                    pa.table({"id": pa.array(range(at, at + rows), pa.int64())}, schema),
+                    row_group_size=max(rows, 1),
+                )
                 at += rows
     ds = forebay.open(f"{name}/*.parquet", url=tables.url)
     try:
         assert len(ds) == at == 13
         for stream in (False, True):
-            got = ids(ds.loader(batch_size=4, shuffle=shuffle, seed=3, output="numpy", uneven="pad", stream=stream))
+            got = ids(
+                ds.loader(
+                    batch_size=4,
+                    shuffle=shuffle,
+                    seed=3,
+                    output="numpy",
+                    uneven="pad",
+                    stream=stream,
+                )
+            )
             assert set(got) == set(range(at)) and len(got) == 16
         assert [r["id"] for r in ds.take([12, 3, 2, 7])] == [12, 3, 2, 7]
     finally:
@@ -86,7 +98,14 @@ def test_fewer_rows_than_ranks(tables, folder, stream):
     pq.write_table(pa.table({"id": range(3)}), path / "few.parquet")
     try:
         ds = forebay.open(f"{name}/*.parquet", url=tables.url)
-        options = {"batch_size": 1, "shuffle": "full", "seed": 1, "output": "numpy", "world_size": 8, "stream": stream}
+        options = {
+            "batch_size": 1,
+            "shuffle": "full",
+            "seed": 1,
+            "output": "numpy",
+            "world_size": 8,
+            "stream": stream,
+        }
         with pytest.raises(forebay.InvalidRequest, match="pad or repeat"):
             list(ds.loader(rank=0, **options))
         for uneven in ("pad", "repeat"):
@@ -116,7 +135,9 @@ def test_a_state_says_what_is_foreign_in_it(ds, field, value, words, stream):
     state = ds.loader(**options).state_dict()
     text = json.dumps(state)
     assert f'"{field}"' in text
-    foreign = json.loads(text, object_hook=lambda found: {**found, field: value} if field in found else found)
+    foreign = json.loads(
+        text, object_hook=lambda found: {**found, field: value} if field in found else found
+    )
     with pytest.raises(forebay.InvalidRequest, match=f"(?i){words}"):
         ds.loader(**options).load_state_dict(foreign)
 
@@ -148,7 +169,9 @@ def test_a_job_that_is_killed_anywhere_goes_on_from_its_last_state(tables, ds, t
     print(f"FOREBAY_TEST_SEED={SEED}")
     luck, kept, batches, kills = random.Random(SEED), tmp_path / "kept.json", 150, 0
     while True:
-        job = subprocess.Popen([sys.executable, "-c", JOB, tables.url, str(kept), way, str(batches)])
+        job = subprocess.Popen(
+            [sys.executable, "-c", JOB, tables.url, str(kept), way, str(batches)]
+        )
         try:
             # Not before it has come further than the job before it.
             before = kept.stat().st_mtime_ns if kept.exists() else 0
@@ -167,7 +190,9 @@ def test_a_job_that_is_killed_anywhere_goes_on_from_its_last_state(tables, ds, t
     assert kills > 0
     got = json.loads(kept.read_text())["ids"]
     truth = ds.loader(batch_size=4, shuffle="full", seed=8, output="numpy", epochs=1 << 20)
-    assert got == [int(i) for _, batch in zip(range(batches), truth, strict=False) for i in batch["id"]]
+    assert got == [
+        int(i) for _, batch in zip(range(batches), truth, strict=False) for i in batch["id"]
+    ]
     del truth
     until = time.monotonic() + 20
     while tables.metrics()["forebay_streams_open"]:

@@ -28,7 +28,13 @@ def test_order_and_bytes(client, objects, names):
     batch = client.batch(names, bucket="train")
     assert len(batch) == len(names)
     for i, (item, name) in enumerate(zip(batch, names, strict=True)):
-        assert (item.index, item.bucket, item.objname, item.archpath, item.error) == (i, "train", name, None, None)
+        assert (item.index, item.bucket, item.objname, item.archpath, item.error) == (
+            i,
+            "train",
+            name,
+            None,
+            None,
+        )
         assert item.name == f"train/{name}" and item.size == len(item) == len(objects[name])
         assert bytes(item.data) == objects[name] == bytes(item)
     assert batch.names == [f"train/{n}" for n in names]
@@ -70,8 +76,19 @@ def test_several_buckets_in_every_spelling(client, objects):
     ]
     batch = client.batch(entries)
     assert [bytes(i) for i in batch] == expect
-    assert [i.bucket for i in batch] == ["train", "other", "other", "train", "other", "other", "other", "train"]
-    assert batch[3].archpath == "sample003.jpg" and batch[3].name == "train/shards/a.tar/sample003.jpg"
+    assert [i.bucket for i in batch] == [
+        "train",
+        "other",
+        "other",
+        "train",
+        "other",
+        "other",
+        "other",
+        "train",
+    ]
+    assert (
+        batch[3].archpath == "sample003.jpg" and batch[3].name == "train/shards/a.tar/sample003.jpg"
+    )
 
 
 @pytest.mark.parametrize("kind", ["unicode array", "object array", "generator", "tuple", "arrow"])
@@ -97,18 +114,36 @@ def test_members_of_every_format(client, shard):
     assert [i.archpath for i in batch] == members
 
 
-@pytest.mark.parametrize("shard", [None, "shards/a.tar", "shards/b.tgz", "shards/d.tar.lz4", "shards/e.zip"])
+@pytest.mark.parametrize(
+    "shard", [None, "shards/a.tar", "shards/b.tgz", "shards/d.tar.lz4", "shards/e.zip"]
+)
 def test_ranges_of_objects_and_members(client, objects, shard):
-    name, whole = ("big/chunk+1", objects["big/chunk+1"]) if shard is None else ("sample019.jpg", dataset.MEMBERS["sample019.jpg"])
+    name, whole = (
+        ("big/chunk+1", objects["big/chunk+1"])
+        if shard is None
+        else ("sample019.jpg", dataset.MEMBERS["sample019.jpg"])
+    )
     size = len(whole)
     cases = [(0, 1), (0, size), (size - 1, 1), (10, -1), (3, 100), (size - 5, 100)]
-    target = {"objname": name, "bucket": "train"} if shard is None else {"objname": shard, "bucket": "train", "archpath": name}
+    target = (
+        {"objname": name, "bucket": "train"}
+        if shard is None
+        else {"objname": shard, "bucket": "train", "archpath": name}
+    )
     batch = client.batch([{**target, "start": s, "length": n} for s, n in cases])
-    assert [bytes(i) for i in batch] == [whole[s:] if n == -1 else whole[s : s + n] for s, n in cases]
+    assert [bytes(i) for i in batch] == [
+        whole[s:] if n == -1 else whole[s : s + n] for s, n in cases
+    ]
 
 
 def test_opaque_comes_back(client):
-    batch = client.batch([forebay.Entry("train/one", opaque=b"\xff\xfe tag"), forebay.Entry("train/empty", opaque="text"), "train/one"])
+    batch = client.batch(
+        [
+            forebay.Entry("train/one", opaque=b"\xff\xfe tag"),
+            forebay.Entry("train/empty", opaque="text"),
+            "train/one",
+        ]
+    )
     assert [i.opaque for i in batch] == [b"\xff\xfe tag", b"text", None]
 
 
@@ -124,7 +159,10 @@ def test_continue_on_error_keeps_positions(client, objects):
     batch = client.batch(entries, continue_on_error=True)
     assert [i.error is None for i in batch] == [True, False, False, False, False, True]
     assert bytes(batch[5]) == objects["img/0005.bin"]
-    assert batch[1].name == "__404__/train/nope" and batch[2].name == "__404__/train/shards/a.tar/no-such-member"
+    assert (
+        batch[1].name == "__404__/train/nope"
+        and batch[2].name == "__404__/train/shards/a.tar/no-such-member"
+    )
     assert batch[3].name == "__404__/train/no-such-shard.tar/x"
     assert [index for index, _ in batch.errors] == [1, 2, 3, 4]
     assert all(len(text) > 3 for _, text in batch.errors)
@@ -168,7 +206,9 @@ def test_indexing(client, objects):
     names = [f"img/{i:04}.bin" for i in range(30)]
     batch = client.batch(names, bucket="train")
     assert bytes(batch[-1]) == objects[names[-1]] and bytes(batch[29]) == objects[names[29]]
-    assert [i.objname for i in batch[5:20:4]] == names[5:20:4] and [i.objname for i in batch[::-1]] == names[::-1]
+    assert [i.objname for i in batch[5:20:4]] == names[5:20:4] and [
+        i.objname for i in batch[::-1]
+    ] == names[::-1]
     for bad in (30, -31):
         with pytest.raises(IndexError):
             batch[bad]
@@ -187,8 +227,13 @@ def test_views_are_not_copies(client, objects):
     begin, end = address(batch), address(batch) + memoryview(batch).nbytes
     for item in batch:
         assert begin < address(item) and address(item) + item.size <= end
-        assert address(item) == address(item.data) == torch.frombuffer(item, dtype=torch.uint8).data_ptr()
-    # A member of a tar lies at a multiple of 512 bytes from the buffer's beginning, which is a page's: aligned for every type.
+        assert (
+            address(item)
+            == address(item.data)
+            == torch.frombuffer(item, dtype=torch.uint8).data_ptr()
+        )
+    # A member of a tar lies at a multiple of 512 bytes from the buffer's beginning, which is a
+    # page's: aligned for every type.
     assert all(address(item) % 512 == 0 for item in batch)
 
 
@@ -198,7 +243,10 @@ def test_views_keep_the_memory_and_may_be_written(client, objects, recwarn):
     for _ in range(20):
         client.batch([f"img/{i:04}.bin" for i in range(100)], bucket="train").wait()
     gc.collect()
-    assert view.tobytes() == objects["img/0150.bin"] and tensor.numpy().tobytes() == objects["img/0151.bin"]
+    assert (
+        view.tobytes() == objects["img/0150.bin"]
+        and tensor.numpy().tobytes() == objects["img/0151.bin"]
+    )
     view[0] ^= 255
     tensor[0] = 7
     assert bytes(client.get("train/img/0150.bin")) == objects["img/0150.bin"]
@@ -216,7 +264,10 @@ def test_memory_is_used_again(client):
 def test_batches_are_handed_out_in_order(client, objects):
     lists = [[f"img/{(i * 7 + j) % 200:04}.bin" for j in range(1 + i % 9)] for i in range(40)]
     for prefetch in (0, 1, 3, 100):
-        got = [[bytes(i) for i in batch] for batch in client.batches(lists, bucket="train", prefetch=prefetch)]
+        got = [
+            [bytes(i) for i in batch]
+            for batch in client.batches(lists, bucket="train", prefetch=prefetch)
+        ]
         assert got == [[objects[n] for n in names] for names in lists]
 
 

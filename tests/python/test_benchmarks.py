@@ -42,20 +42,36 @@ def rows(tmp_path_factory):
 
 def test_client(rows):
     names = {name for name, _ in rows["client"]}
-    assert len(names) == 4 and "forebay, NumPy views, TCP" in names and "aistore client, batch" in names
+    assert (
+        len(names) == 4
+        and "forebay, NumPy views, TCP" in names
+        and "aistore client, batch" in names
+    )
     for row in rows["client"].values():
-        assert row["entries"] >= 16 and row["entries_per_s"] == pytest.approx(row["entries"] / row["seconds"])
-        # Python and NumPy alone take more than 10 MiB, and no client needs a gibibyte for 16 × 10 KiB.
+        assert row["entries"] >= 16 and row["entries_per_s"] == pytest.approx(
+            row["entries"] / row["seconds"]
+        )
+        # Python and NumPy alone take more than 10 MiB, and no client needs a gibibyte for 16 × 10
+        # KiB.
         assert 10 < row["client_peak_mib"] < 4096 and row["client_cpu_us"] >= 0
-    assert rows["client"]["forebay, NumPy views, TCP", None]["goals"] == [{"figure": "entries_per_s", "at_least": 50_000.0}]
+    assert rows["client"]["forebay, NumPy views, TCP", None]["goals"] == [
+        {"figure": "entries_per_s", "at_least": 50_000.0}
+    ]
 
 
 def test_train(rows):
-    direct, cold, warm = (rows["train"][name, 2] for name in ("direct, boto3", "forebay, first epoch, cold", "forebay, warm epoch"))
-    # 16 samples, eight GETs of 20 ms one after the other in each of two workers; at best 16 ms of step.
+    direct, cold, warm = (
+        rows["train"][name, 2]
+        for name in ("direct, boto3", "forebay, first epoch, cold", "forebay, warm epoch")
+    )
+    # 16 samples, eight GETs of 20 ms one after the other in each of two workers; at best 16 ms of
+    # step.
     assert direct["samples"] == cold["samples"] == warm["samples"] == 16
     assert direct["epoch_s"] > 0.16 and warm["epoch_s"] > 0.016 and cold["epoch_s"] > 0.036
-    assert warm["times_direct"] == pytest.approx(direct["epoch_s"] / warm["epoch_s"]) and warm["times_direct"] > 1
+    assert (
+        warm["times_direct"] == pytest.approx(direct["epoch_s"] / warm["epoch_s"])
+        and warm["times_direct"] > 1
+    )
     assert [g["figure"] for g in warm["goals"]] == ["times_direct", "busy"]
     loaders = ("one process", "DataLoader, 2 workers", "PyTorch's DataLoader, 2 workers")
     entitled = [name for name, workers in rows["train"] if workers is None]
@@ -66,16 +82,28 @@ def test_tail(rows):
     row = {name: row for (name, _), row in rows["tail"].items()}
     assert len(row) == 9 and "forebay cold, GetBatch, hedged (5 %)" in row
     for one in row.values():
-        assert 0 < one["object_p50_ms"] <= one["object_p95_ms"] <= one["object_p99_ms"] and one["batch_p50_ms"] <= one["batch_p99_ms"]
-    # Eight waits of 2 ms, more or less, one after the other; none of them from a warm cache, for which nothing is as slow as an origin.
+        assert (
+            0 < one["object_p50_ms"] <= one["object_p95_ms"] <= one["object_p99_ms"]
+            and one["batch_p50_ms"] <= one["batch_p99_ms"]
+        )
+    # Eight waits of 2 ms, more or less, one after the other; none of them from a warm cache, for
+    # which nothing is as slow as an origin.
     assert row["origin, one GET at a time"]["batch_p50_ms"] > 4
-    assert row["forebay cold, GetBatch"]["object_p50_ms"] == pytest.approx(row["forebay cold, GetBatch"]["batch_p50_ms"] / 8, rel=1)
+    assert row["forebay cold, GetBatch"]["object_p50_ms"] == pytest.approx(
+        row["forebay cold, GetBatch"]["batch_p50_ms"] / 8, rel=1
+    )
 
 
 def test_a_figure_below_its_goal_is_told():
-    done = subprocess.run([sys.executable, "-c", MISSED], cwd=FOLDER, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", MISSED], cwd=FOLDER, capture_output=True, text=True, timeout=20
+    )
     assert done.returncode == 0, done.stderr
-    assert "goal 100.0: missed by 25.0 %" in done.stdout and "goal 50.0: met, 50.0 % above" in done.stdout and "1 of 2 goals met" in done.stdout
+    assert (
+        "goal 100.0: missed by 25.0 %" in done.stdout
+        and "goal 50.0: met, 50.0 % above" in done.stdout
+        and "1 of 2 goals met" in done.stdout
+    )
 
 
 MISSED = """

@@ -12,7 +12,9 @@ import pytest
 from servers import Node
 
 
-@pytest.mark.parametrize("name", ["empty", "one", "big/chunk", "big/chunk+1", "big/8MiB", "img/0100.bin"])
+@pytest.mark.parametrize(
+    "name", ["empty", "one", "big/chunk", "big/chunk+1", "big/8MiB", "img/0100.bin"]
+)
 def test_get(client, objects, name):
     got = client.get(f"train/{name}")
     assert bytes(got) == objects[name] and len(got) == len(objects[name]) and got == objects[name]
@@ -40,7 +42,13 @@ def test_names_are_written_in_several_ways(client, objects):
 
 @pytest.mark.parametrize(
     ("start", "length", "expect"),
-    [(0, 10, slice(0, 10)), (100, None, slice(100, None)), (100, -1, slice(100, None)), (-100, None, slice(-100, None)), (5, 10**9, slice(5, None))],
+    [
+        (0, 10, slice(0, 10)),
+        (100, None, slice(100, None)),
+        (100, -1, slice(100, None)),
+        (-100, None, slice(-100, None)),
+        (5, 10**9, slice(5, None)),
+    ],
 )
 @pytest.mark.parametrize("name", ["big/chunk+1", "img/0100.bin"])
 def test_ranges(client, objects, name, start, length, expect):
@@ -49,7 +57,10 @@ def test_ranges(client, objects, name, start, length, expect):
 
 def test_a_range_across_chunks(client, objects):
     at = (1 << 20) * 3 - 1000
-    assert bytes(client.get("train/big/8MiB", start=at, length=2_500_000)) == objects["big/8MiB"][at : at + 2_500_000]
+    assert (
+        bytes(client.get("train/big/8MiB", start=at, length=2_500_000))
+        == objects["big/8MiB"][at : at + 2_500_000]
+    )
 
 
 def test_a_range_outside_the_object_is_an_error(client):
@@ -60,7 +71,9 @@ def test_a_range_outside_the_object_is_an_error(client):
 
 
 @pytest.mark.parametrize("shard", sorted(dataset.shards()))
-@pytest.mark.parametrize("member", sorted(dataset.MEMBERS, key=len)[::6] + ["dir/sub/nested.txt", "empty"])
+@pytest.mark.parametrize(
+    "member", sorted(dataset.MEMBERS, key=len)[::6] + ["dir/sub/nested.txt", "empty"]
+)
 def test_members(client, shard, member):
     assert bytes(client.get(f"train/{shard}", archpath=member)) == dataset.MEMBERS[member]
 
@@ -85,7 +98,11 @@ def test_errors_say_what_where_and_which_request(client):
         client.get("train/nope")
     assert "train/nope" in str(caught.value) and caught.value.request_id
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (str(again), again.status, again.request_id) == (str(caught.value), 404, caught.value.request_id)
+    assert (str(again), again.status, again.request_id) == (
+        str(caught.value),
+        404,
+        caught.value.request_id,
+    )
 
 
 def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scratch, tmp_path):
@@ -94,7 +111,15 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
     path.write_bytes(data)
     array = np.arange(1000, dtype=np.float32)
     for i, (body, expect) in enumerate(
-        [(b"bytes", b"bytes"), (bytearray(b"ba"), b"ba"), (memoryview(data), data), (array, array.tobytes()), (path, data), (io.BytesIO(data), data), (b"", b"")]
+        [
+            (b"bytes", b"bytes"),
+            (bytearray(b"ba"), b"ba"),
+            (memoryview(data), data),
+            (array, array.tobytes()),
+            (path, data),
+            (io.BytesIO(data), data),
+            (b"", b""),
+        ]
     ):
         name = f"scratch/{scratch}/{i}"
         client.put(name, body)
@@ -119,7 +144,12 @@ def test_delete(client, origin_s3, scratch):
 def test_head(client, objects, origin_s3):
     info = client.head("train/img/0007.bin")
     there = origin_s3.head_object(Bucket="train", Key="img/0007.bin")
-    assert (info.bucket, info.key, info.name, info.size) == ("train", "img/0007.bin", "train/img/0007.bin", len(objects["img/0007.bin"]))
+    assert (info.bucket, info.key, info.name, info.size) == (
+        "train",
+        "img/0007.bin",
+        "train/img/0007.bin",
+        len(objects["img/0007.bin"]),
+    )
     assert info.etag == there["ETag"]
     assert info.last_modified
 
@@ -133,7 +163,9 @@ def test_list_by_pages(client, objects, page_size):
 
 def test_list_a_bucket_and_buckets(client, objects):
     assert sorted(i.key for i in client.list("train")) == sorted(objects)
-    assert [i.name for i in client.list("s3://train/img/001")] == [f"train/img/001{i}.bin" for i in range(10)]
+    assert [i.name for i in client.list("s3://train/img/001")] == [
+        f"train/img/001{i}.bin" for i in range(10)
+    ]
     assert list(client.list("train/nothing-begins-so")) == []
     assert {"train", "other", "scratch"} <= set(client.buckets())
 
@@ -159,10 +191,25 @@ def test_a_pickled_client_wants_its_token_from_the_environment(node, monkeypatch
 
 
 def test_wrong_arguments():
-    for url in ("ftp://host", "https://", "https://host/path", "s3://bucket", "http://user:pw@host", "http://host/path", "", "unix:relative"):
+    for url in (
+        "ftp://host",
+        "https://",
+        "https://host/path",
+        "s3://bucket",
+        "http://user:pw@host",
+        "http://host/path",
+        "",
+        "unix:relative",
+    ):
         with pytest.raises(forebay.InvalidRequest):
             forebay.Client(url)
-    for options in ({"timeout": 0}, {"timeout": -1}, {"timeout": float("nan")}, {"origin": "s3://x"}, {}):
+    for options in (
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"origin": "s3://x"},
+        {},
+    ):
         with pytest.raises(ValueError):
             forebay.Client(**options)
     with pytest.raises(ValueError):
@@ -182,10 +229,16 @@ def test_tokens(origin, tmp_path):
         assert bytes(forebay.Client(node.unix_url).get("train/one")) == b"1"
         for token in (None, "wrong-token"):
             client = forebay.Client(node.url, token=token)
-            for call in (lambda: client.get("train/one"), lambda: client.batch(["train/one"]), lambda: client.put("train/x", b"")):
+            for call in (
+                lambda: client.get("train/one"),
+                lambda: client.batch(["train/one"]),
+                lambda: client.put("train/x", b""),
+            ):
                 with pytest.raises(PermissionError) as caught:
                     call()
-                assert isinstance(caught.value, forebay.Unauthenticated) and "wrong-token" not in str(caught.value)
+                assert isinstance(
+                    caught.value, forebay.Unauthenticated
+                ) and "wrong-token" not in str(caught.value)
     finally:
         node.stop()
 
@@ -207,4 +260,6 @@ def test_a_file_that_cannot_be_read_to_its_end_leaves_nothing(client, origin_s3,
     for _ in range(10):
         with pytest.raises(OSError, match="the disk is gone"):
             client.put(f"scratch/{scratch}", Breaks())
-    assert not client.exists(f"scratch/{scratch}") and "Contents" not in origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)
+    assert not client.exists(f"scratch/{scratch}") and "Contents" not in origin_s3.list_objects_v2(
+        Bucket="scratch", Prefix=scratch
+    )

@@ -34,7 +34,8 @@ def test_a_stream_that_breaks_off_is_an_error(node, at):
     with pytest.raises(forebay.Truncated, match=r"of 100 entries had arrived") as caught:
         for item in batch:
             got.append(bytes(item))
-    # What was handed out before the cut is right, and the iteration did not end as if that were all.
+    # What was handed out before the cut is right, and the iteration did not end as if that were
+    # all.
     assert got == [OBJECTS[n] for n in NAMES[: len(got)]]
     assert caught.value.request_id == "scripted-1"
     with pytest.raises(forebay.Truncated):
@@ -89,7 +90,9 @@ def test_the_reason_that_the_node_put_into_the_stream_explains_a_cut(node):
 def test_errors_of_entries_carry_the_nodes_words(node):
     members = [("bucket/k000", b"x"), ("__404__/bucket/k001", b""), ("bucket/k002", b"z")]
     node.script.append(
-        lambda http, request: chunked(http, tar_of(members, {"__404__/bucket/k001": "403 from the origin"}))
+        lambda http, request: chunked(
+            http, tar_of(members, {"__404__/bucket/k001": "403 from the origin"})
+        )
     )
     batch = forebay.Client(node.url).batch(NAMES[:3], continue_on_error=True)
     assert [item.error for item in batch] == [None, "403 from the origin", None]
@@ -109,12 +112,20 @@ def test_a_refusal_is_retried_as_the_node_says(node):
 
 
 def test_a_refusal_that_lasts_is_busy(node):
-    node.script += [lambda http, _: reply(http, 429, b'{"message": "full", "hint": "later"}', {"Retry-After": "1"})] * 9
+    node.script += [
+        lambda http, _: reply(
+            http, 429, b'{"message": "full", "hint": "later"}', {"Retry-After": "1"}
+        )
+    ] * 9
     began = time.monotonic()
     with pytest.raises(forebay.Busy, match="full") as caught:
         forebay.Client(node.url, timeout=2).batch(NAMES[:3])
     assert time.monotonic() - began < 4
-    assert (caught.value.status, caught.value.hint, caught.value.request_id) == (429, "later", "scripted-1")
+    assert (caught.value.status, caught.value.hint, caught.value.request_id) == (
+        429,
+        "later",
+        "scripted-1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +146,9 @@ def test_a_refusal_that_lasts_is_busy(node):
     ],
 )
 def test_each_status_has_its_exception(node, status, error):
-    node.script.append(lambda http, _: reply(http, status, b'{"message": "what happened", "hint": "what to do"}'))
+    node.script.append(
+        lambda http, _: reply(http, status, b'{"message": "what happened", "hint": "what to do"}')
+    )
     with pytest.raises(error, match="what happened") as caught:
         forebay.Client(node.url).batch(NAMES[:1])
     assert type(caught.value) is error
@@ -264,7 +277,12 @@ def test_a_batch_that_is_dropped_is_given_up(node):
 
 
 def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, tmp_path):
-    node.info = {"version": "1", "node_id": "n1", "host_id": boot_id(), "unix_socket": str(tmp_path / "none.sock")}
+    node.info = {
+        "version": "1",
+        "node_id": "n1",
+        "host_id": boot_id(),
+        "unix_socket": str(tmp_path / "none.sock"),
+    }
     client = forebay.Client(node.url)
     assert client.route == node.url
     assert bytes(client.get("bucket/k001")) == OBJECTS["bucket/k001"]

@@ -24,7 +24,13 @@ ROWS = 30
 @pytest.fixture
 def node():
     ids = np.arange(ROWS)
-    return fakes.Client({"a": pa.table({"id": ids, "data": [b"x" * i for i in ids], "text": [f"row {i}" for i in ids]})})
+    return fakes.Client(
+        {
+            "a": pa.table(
+                {"id": ids, "data": [b"x" * i for i in ids], "text": [f"row {i}" for i in ids]}
+            )
+        }
+    )
 
 
 @pytest.fixture
@@ -33,11 +39,27 @@ def ds(node):
 
 
 def test_rows_by_number(ds):
-    assert len(ds) == ROWS and ds[7] == {"id": 7, "data": b"x" * 7, "text": "row 7"} and ds[-1]["id"] == ROWS - 1 and ds[np.int64(3)]["id"] == 3
-    assert [r["id"] for r in ds[3:9:2]] == [3, 5, 7] and [r["id"] for r in ds[[5, 3, 3, -1]]] == [5, 3, 3, 29]
-    assert [r["id"] for r in ds] == list(range(ROWS)) and len(ds[40:]) == 0 and len(ds.take([])) == 0
+    assert (
+        len(ds) == ROWS
+        and ds[7] == {"id": 7, "data": b"x" * 7, "text": "row 7"}
+        and ds[-1]["id"] == ROWS - 1
+        and ds[np.int64(3)]["id"] == 3
+    )
+    assert [r["id"] for r in ds[3:9:2]] == [3, 5, 7] and [r["id"] for r in ds[[5, 3, 3, -1]]] == [
+        5,
+        3,
+        3,
+        29,
+    ]
+    assert (
+        [r["id"] for r in ds] == list(range(ROWS)) and len(ds[40:]) == 0 and len(ds.take([])) == 0
+    )
     rows = ds.take(np.array([9, 1], np.uint32), columns=["text"])
-    assert list(rows) == [{"text": "row 9"}, {"text": "row 1"}] and rows.ids.tolist() == [9, 1] and rows.ids.dtype == np.uint64
+    assert (
+        list(rows) == [{"text": "row 9"}, {"text": "row 1"}]
+        and rows.ids.tolist() == [9, 1]
+        and rows.ids.dtype == np.uint64
+    )
     assert ds.take(range(4)).numpy()["id"].tolist() == [0, 1, 2, 3]
     for wrong in ([ROWS], [-ROWS - 1], [0, 1 << 40]):
         with pytest.raises(IndexError):
@@ -50,10 +72,19 @@ def test_rows_by_number(ds):
 
 
 def test_what_a_dataset_says_of_itself(ds):
-    assert ds.columns == ["id", "data", "text"] and ds.schema["id"] == "int64" and ds.version == ds.id == "a-v1" and ds.format == "parquet"
+    assert (
+        ds.columns == ["id", "data", "text"]
+        and ds.schema["id"] == "int64"
+        and ds.version == ds.id == "a-v1"
+        and ds.format == "parquet"
+    )
     for part in ("30 rows in 3 blocks", "parquet", "a-v1", "text: string", " kB, "):
         assert part in repr(ds)
-    assert [f.rows for f in ds.files] == [15, 15] and ds.locate(15) == forebay.dataset.Place("b/a-v1-1", 0) and ds.locate(14).row_in_file == 14
+    assert (
+        [f.rows for f in ds.files] == [15, 15]
+        and ds.locate(15) == forebay.dataset.Place("b/a-v1-1", 0)
+        and ds.locate(14).row_in_file == 14
+    )
     with pytest.raises(IndexError):
         ds.locate(ROWS)
     assert "columns id, data, text" in repr(ds[:2]) and "2 rows" in repr(ds[:2])
@@ -61,7 +92,11 @@ def test_what_a_dataset_says_of_itself(ds):
 
 def test_columns_are_chosen(ds, node):
     narrow = forebay.open("a", client=node, columns=["text"])
-    assert narrow.columns == ["text"] and narrow[1] == {"text": "row 1"} and ds.select(["id"])[2] == {"id": 2}
+    assert (
+        narrow.columns == ["text"]
+        and narrow[1] == {"text": "row 1"}
+        and ds.select(["id"])[2] == {"id": 2}
+    )
     for wrong in (["nope"], []):
         with pytest.raises(forebay.InvalidRequest, match="column"):
             ds.select(wrong)
@@ -74,8 +109,15 @@ def test_many_rows_are_several_requests(node, monkeypatch):
     ds = forebay.open("a", client=node)
     wanted = list(np.random.default_rng(1).integers(0, ROWS, 50))
     rows = ds.take(wanted)
-    assert node.requests == 8 and [r["id"] for r in rows] == wanted and rows.numpy()["text"].tolist() == [f"row {i}" for i in wanted]
-    assert pa.record_batch(rows).column("id").to_pylist() == wanted and [r["id"] for r in rows[10:20:3]] == wanted[10:20:3]
+    assert (
+        node.requests == 8
+        and [r["id"] for r in rows] == wanted
+        and rows.numpy()["text"].tolist() == [f"row {i}" for i in wanted]
+    )
+    assert (
+        pa.record_batch(rows).column("id").to_pylist() == wanted
+        and [r["id"] for r in rows[10:20:3]] == wanted[10:20:3]
+    )
     assert ds.lengths("id").tolist() == list(range(ROWS)) and ds.lengths("id").dtype == np.uint64
     for column in ("text", "data"):
         with pytest.raises(TypeError, match=column):
@@ -133,11 +175,24 @@ def test_what_open_asks_for(node):
             return super().open_dataset(json.dumps({"sources": ["a"]}))
 
     client = Asked(node.tables)
-    forebay.open(["s3://b/x/**", "b/y"], client=client, format="objects", labels="path:2", block_rows=5, on_damaged="skip")
+    forebay.open(
+        ["s3://b/x/**", "b/y"],
+        client=client,
+        format="objects",
+        labels="path:2",
+        block_rows=5,
+        on_damaged="skip",
+    )
     forebay.open("b/x/", client=client, labels="s3://b/labels.csv")
     forebay.open("b/x.tfrecord", client=client, example=True, labels={"from": "path"})
     assert asked == [
-        {"sources": ["s3://b/x/**", "b/y"], "format": "objects", "labels": {"from": "path", "level": 2}, "block_rows": 5, "on_damaged": "skip"},
+        {
+            "sources": ["s3://b/x/**", "b/y"],
+            "format": "objects",
+            "labels": {"from": "path", "level": 2},
+            "block_rows": 5,
+            "on_damaged": "skip",
+        },
         {"sources": ["b/x/"], "labels": {"from": "file", "name": "b/labels.csv"}},
         {"sources": ["b/x.tfrecord"], "example": True, "labels": {"from": "path"}},
     ]
@@ -186,7 +241,9 @@ def test_every_type_reads_as_pyarrow_reads_it(cut):
     rows = forebay.Rows([batch], np.arange(len(batch), dtype=np.uint64))
     assert [{k: plain(v) for k, v in row.items()} for row in rows] == batch.to_pylist()
     assert pa.record_batch(rows).equals(batch)
-    assert [plain(v) for v in rows.numpy()["w"]] == batch.column("w").to_pylist() and rows.numpy()["w"].shape == (cut[1], 2)
+    assert [plain(v) for v in rows.numpy()["w"]] == batch.column("w").to_pylist() and rows.numpy()[
+        "w"
+    ].shape == (cut[1], 2)
 
 
 def test_numbers_are_views_and_outlive_the_batch():
@@ -202,10 +259,18 @@ def test_numbers_are_views_and_outlive_the_batch():
 
 
 def test_tensors():
-    rows = forebay.Rows([every_type().select(["i", "w", "z", "l", "s"])], np.arange(4, dtype=np.uint64))
+    rows = forebay.Rows(
+        [every_type().select(["i", "w", "z", "l", "s"])], np.arange(4, dtype=np.uint64)
+    )
     tensors = rows.torch()
-    assert torch.equal(tensors["i"], torch.tensor([1, 2, 3, 4], dtype=torch.int32)) and tensors["w"].shape == (4, 2)
-    assert tensors["z"][0].tolist() == [120, 120] and tensors["z"][1].shape == (0,) and tensors["z"][2] is None
+    assert torch.equal(tensors["i"], torch.tensor([1, 2, 3, 4], dtype=torch.int32)) and tensors[
+        "w"
+    ].shape == (4, 2)
+    assert (
+        tensors["z"][0].tolist() == [120, 120]
+        and tensors["z"][1].shape == (0,)
+        and tensors["z"][2] is None
+    )
     assert tensors["l"][0].dtype == torch.int16 and tensors["s"] == ["a", None, "ü", ""]
     for name in ("n", "t"):
         with pytest.raises(TypeError, match=f"'{name}'"):
@@ -219,8 +284,14 @@ def test_tensors():
 
 def test_rows_of_different_datasets():
     a, b = pa.record_batch({"x": [1, 2], "only": ["p", "q"]}), pa.record_batch({"x": [10]})
-    rows = forebay.Rows.gathered({0: a, 1: b}, np.array([1, 0, 0], np.uint64), np.array([0, 1, 0], np.uint32))
-    assert list(rows) == [{"x": 1, "only": "p"}, {"x": 10}, {"x": 2, "only": "q"}] and rows.columns == ["x", "only"]
+    rows = forebay.Rows.gathered(
+        {0: a, 1: b}, np.array([1, 0, 0], np.uint64), np.array([0, 1, 0], np.uint32)
+    )
+    assert list(rows) == [
+        {"x": 1, "only": "p"},
+        {"x": 10},
+        {"x": 2, "only": "q"},
+    ] and rows.columns == ["x", "only"]
     with pytest.raises(TypeError, match="only"):
         rows.numpy()
     with pytest.raises(TypeError, match="columns="):
@@ -231,7 +302,9 @@ def test_rows_of_different_datasets():
 
 def test_the_client_alone_needs_no_numpy():
     program = "import sys; sys.modules['numpy'] = None; import forebay; forebay.Client('http://127.0.0.1:1'); assert 'open' in dir(forebay)\ntry: forebay.open\nexcept ImportError as e: print(e)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "forebay[datasets]" in done.stdout
     with pytest.raises(AttributeError):
         forebay.nothing
@@ -249,5 +322,3 @@ def test_the_bar_says_how_far_it_is():
         bar.advance(2000)
     assert silent.getvalue() == ""
     assert forebay._progress.clock(3725) == "1:02:05" and forebay._progress.clock(59.4) == "0:59"
-
-

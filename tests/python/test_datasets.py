@@ -19,8 +19,13 @@ from test_policies import keys_toml, replace
 
 def parquet(rows: int, group: int = 10, column: str = "id", kind=None) -> bytes:
     out = io.BytesIO()
-    ids = pyarrow.array([str(i) for i in range(rows)] if kind == "text" else list(range(rows)), pyarrow.string() if kind == "text" else pyarrow.int64())
-    table = pyarrow.table({column: ids, "text": pyarrow.array([f"row {i}" for i in range(rows)], pyarrow.string())})
+    ids = pyarrow.array(
+        [str(i) for i in range(rows)] if kind == "text" else list(range(rows)),
+        pyarrow.string() if kind == "text" else pyarrow.int64(),
+    )
+    table = pyarrow.table(
+        {column: ids, "text": pyarrow.array([f"row {i}" for i in range(rows)], pyarrow.string())}
+    )
     pyarrow.parquet.write_table(table, out, row_group_size=group)
     return out.getvalue()
 
@@ -53,7 +58,9 @@ def get(node, path: str) -> requests.Response:
 
 def forebay(node, *args: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "FOREBAY_NODE": node.url}
-    return subprocess.run([forebay_program(), *args], capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(
+        [forebay_program(), *args], capture_output=True, text=True, timeout=60, env=env
+    )
 
 
 @pytest.fixture
@@ -72,15 +79,28 @@ def test_a_dataset_is_opened_and_described(node, put, scratch):
         put(f"part-{i}.parquet", parquet(rows))
     put("_SUCCESS", b"")
     answer = opened(node, f"s3://scratch/{scratch}/**")
-    assert (answer["format"], answer["rows"], answer["files"], answer["indexed_files"], answer["reused_files"]) == ("parquet", 35, 3, 3, 0)
-    assert answer["schema"] == [{"name": "id", "type": "Int64", "nullable": True}, {"name": "text", "type": "Utf8", "nullable": True}]
+    assert (
+        answer["format"],
+        answer["rows"],
+        answer["files"],
+        answer["indexed_files"],
+        answer["reused_files"],
+    ) == ("parquet", 35, 3, 3, 0)
+    assert answer["schema"] == [
+        {"name": "id", "type": "Int64", "nullable": True},
+        {"name": "text", "type": "Utf8", "nullable": True},
+    ]
     assert (answer["previous"], answer["skipped"]) == (None, [])
     described = get(node, f"/{answer['id']}").json()
     assert described == {k: answer[k] for k in described}
     assert answer["id"] in [d["id"] for d in get(node, "").json()["datasets"]]
     shape = get(node, f"/{answer['id']}/shape")
-    assert shape.headers["content-type"] == "application/octet-stream" and shape.content.startswith(b"FBS")
-    head, *files = [json.loads(line) for line in get(node, f"/{answer['id']}/manifest").text.splitlines()]
+    assert shape.headers["content-type"] == "application/octet-stream" and shape.content.startswith(
+        b"FBS"
+    )
+    head, *files = [
+        json.loads(line) for line in get(node, f"/{answer['id']}/manifest").text.splitlines()
+    ]
     assert head["forebay_manifest"] == 1 and head["dataset"] == answer["id"]
     assert [f["rows"] for f in files] == [25, 0, 10]
     assert all(f["size"] and f["etag"] for f in files)
@@ -110,7 +130,11 @@ def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
         ("images", {"labels": {"from": "path"}}, ("objects", 1, ["key", "data", "label"])),
     ]:
         answer = opened(node, {"source": f"scratch/{scratch}/{what}/", **spec})
-        assert (answer["format"], answer["rows"], [c["name"] for c in answer["schema"]]) == expected, what
+        assert (
+            answer["format"],
+            answer["rows"],
+            [c["name"] for c in answer["schema"]],
+        ) == expected, what
 
 
 def test_a_changed_file_is_a_new_version_and_only_it_is_read(node, put, scratch):
@@ -121,7 +145,11 @@ def test_a_changed_file_is_a_new_version_and_only_it_is_read(node, put, scratch)
     assert first["id"] == again["id"] and (again["indexed_files"], again["reused_files"]) == (0, 6)
     put("3.parquet", parquet(11))
     changed = opened(node, source)
-    assert (changed["indexed_files"], changed["reused_files"], changed["previous"]) == (1, 5, first["id"])
+    assert (changed["indexed_files"], changed["reused_files"], changed["previous"]) == (
+        1,
+        5,
+        first["id"],
+    )
     assert changed["id"] != first["id"] and changed["rows"] == 61
     assert get(node, f"/{first['id']}").json()["rows"] == 60
 
@@ -153,7 +181,11 @@ def test_manifests_are_written_and_read(node, put, scratch):
     for i in range(3):
         put(f"d/{i}.parquet", parquet(10 + i))
     first = opened(node, f"scratch/{scratch}/d/")
-    written = requests.post(f"{node.url}/v1/datasets/{first['id']}/manifest", params={"to": f"scratch/{scratch}/m.jsonl"}, timeout=30)
+    written = requests.post(
+        f"{node.url}/v1/datasets/{first['id']}/manifest",
+        params={"to": f"scratch/{scratch}/m.jsonl"},
+        timeout=30,
+    )
     assert written.status_code == 200 and written.json()["files"] == 3
     again = opened(node, f"manifest:scratch/{scratch}/m.jsonl")
     assert again["id"] == first["id"]
@@ -186,7 +218,11 @@ def test_what_is_wrong_is_said(node, put, scratch):
     ]:
         answer = post(node, spec)
         message = answer.json()["message"]
-        assert answer.status_code == status and all(p in message for p in parts), (spec, answer.status_code, message)
+        assert answer.status_code == status and all(p in message for p in parts), (
+            spec,
+            answer.status_code,
+            message,
+        )
     for body in (b"", b"{", b"[1]", b"\xff"):
         assert requests.post(f"{node.url}/v1/datasets", data=body, timeout=30).status_code == 400
     skipped = opened(node, {"source": f"{here}/bad/", "on_damaged": "skip"})
@@ -213,7 +249,9 @@ def test_a_restarted_node_knows_its_datasets(origin, origin_s3, scratch, tmp_pat
 
 def test_nobody_opens_what_his_key_may_not_read(origin, origin_s3, scratch, tmp_path):
     for prefix in ("a", "b"):
-        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{prefix}/1.parquet", Body=parquet(10))
+        origin_s3.put_object(
+            Bucket="scratch", Key=f"{scratch}/{prefix}/1.parquet", Body=parquet(10)
+        )
     policies = {
         "root": None,
         "reader": [{"bucket": "scratch", "prefix": f"{scratch}/a/", "actions": ["read", "list"]}],
@@ -224,10 +262,19 @@ def test_nobody_opens_what_his_key_may_not_read(origin, origin_s3, scratch, tmp_
     node = Node(origin.url, ["scratch"], tmp_path, options=["--set", f"auth.keys_file={keys}"])
 
     def ask(key: str, method: str, path: str, **kwargs) -> requests.Response:
-        return requests.request(method, f"{node.url}/v1/datasets{path}", headers={"Authorization": f"Bearer token-of-{key}"}, timeout=30, **kwargs)
+        return requests.request(
+            method,
+            f"{node.url}/v1/datasets{path}",
+            headers={"Authorization": f"Bearer token-of-{key}"},
+            timeout=30,
+            **kwargs,
+        )
 
     try:
-        of = {p: {"source": f"scratch/{scratch}/{p}"} for p in ("", "a/", "b/", "b/none*", "a/1.parquet")}
+        of = {
+            p: {"source": f"scratch/{scratch}/{p}"}
+            for p in ("", "a/", "b/", "b/none*", "a/1.parquet")
+        }
         everything = ask("root", "POST", "", json=of[""])
         mine = ask("reader", "POST", "", json=of["a/"])
         assert (everything.status_code, mine.status_code) == (200, 200)
@@ -238,9 +285,23 @@ def test_nobody_opens_what_his_key_may_not_read(origin, origin_s3, scratch, tmp_
         for what in ("", "/shape", "/manifest"):
             assert ask("reader", "GET", f"/{everything.json()['id']}{what}").status_code == 403
             assert ask("reader", "GET", f"/{mine.json()['id']}{what}").status_code == 200
-        assert len(ask("root", "GET", "").json()["datasets"]) > len(ask("reader", "GET", "").json()["datasets"]) > 0
-        assert ask("reader", "POST", f"/{mine.json()['id']}/manifest", params={"to": f"scratch/{scratch}/a/m"}).status_code == 403
-        assert requests.post(f"{node.url}/v1/datasets", json=of["a/"], timeout=30).status_code == 401
+        assert (
+            len(ask("root", "GET", "").json()["datasets"])
+            > len(ask("reader", "GET", "").json()["datasets"])
+            > 0
+        )
+        assert (
+            ask(
+                "reader",
+                "POST",
+                f"/{mine.json()['id']}/manifest",
+                params={"to": f"scratch/{scratch}/a/m"},
+            ).status_code
+            == 403
+        )
+        assert (
+            requests.post(f"{node.url}/v1/datasets", json=of["a/"], timeout=30).status_code == 401
+        )
     finally:
         node.stop()
 
@@ -249,14 +310,30 @@ def test_the_index_command(node, put, scratch):
     for i in range(3):
         put(f"d/{i}.parquet", parquet(25))
     put("d/bad.parquet", b"x" * 100)
-    done = forebay(node, "index", f"s3://scratch/{scratch}/d/{{0..2}}.parquet", "--write-manifest", f"scratch/{scratch}/m")
+    done = forebay(
+        node,
+        "index",
+        f"s3://scratch/{scratch}/d/{{0..2}}.parquet",
+        "--write-manifest",
+        f"scratch/{scratch}/m",
+    )
     assert done.returncode == 0, done.stderr
-    assert "75" in done.stdout and "id: Int64" in done.stdout and f"scratch/{scratch}/m" in done.stdout
+    assert (
+        "75" in done.stdout and "id: Int64" in done.stdout and f"scratch/{scratch}/m" in done.stdout
+    )
     answer = json.loads(forebay(node, "index", f"manifest:scratch/{scratch}/m", "--json").stdout)
     assert (answer["rows"], answer["files"], answer["format"]) == (75, 3, "parquet")
     failed = forebay(node, "index", f"scratch/{scratch}/d/")
-    assert failed.returncode == 1 and "d/bad.parquet" in failed.stderr and "on_damaged" in failed.stderr
+    assert (
+        failed.returncode == 1
+        and "d/bad.parquet" in failed.stderr
+        and "on_damaged" in failed.stderr
+    )
     skipped = forebay(node, "index", f"scratch/{scratch}/d/", "--skip-damaged")
-    assert skipped.returncode == 0 and "left out" in skipped.stdout and "d/bad.parquet" in skipped.stdout
+    assert (
+        skipped.returncode == 0
+        and "left out" in skipped.stdout
+        and "d/bad.parquet" in skipped.stdout
+    )
     assert forebay(node, "index", f"scratch/{scratch}/none/").returncode == 1
     assert forebay(node, "index").returncode == 2

@@ -19,7 +19,10 @@ NAMES = [f"img/{i:04}.bin" for i in range(100)]
 
 @pytest.fixture
 def where(origin, tmp_path):
-    return {"origin": f"s3://train?endpoint={origin.url}&region={REGION}", "cache": f"{tmp_path}/cache:1GiB"}
+    return {
+        "origin": f"s3://train?endpoint={origin.url}&region={REGION}",
+        "cache": f"{tmp_path}/cache:1GiB",
+    }
 
 
 def read(where, names) -> list[bytes]:
@@ -31,7 +34,9 @@ def read_and_report(client, names, out) -> None:
 
 
 def test_reading_and_writing(origin, origin_s3, objects, tmp_path, scratch):
-    urls = [f"s3://{bucket}?endpoint={origin.url}&region={REGION}" for bucket in ("train", "scratch")]
+    urls = [
+        f"s3://{bucket}?endpoint={origin.url}&region={REGION}" for bucket in ("train", "scratch")
+    ]
     client = forebay.open_local(urls, f"{tmp_path}/cache:1GiB")
     assert client.url is None and bytes(client.get("train/one")) == b"1"
     assert [bytes(i) for i in client.batch(NAMES, bucket="train")] == [objects[n] for n in NAMES]
@@ -56,7 +61,9 @@ def test_other_processes_use_the_first_ones_engine(where, objects, way):
     assert [bytes(i) for i in client.batch(NAMES, bucket="train")] == expect
     context = multiprocessing.get_context(way)
     out = context.Queue()
-    children = [context.Process(target=read_and_report, args=(client, NAMES, out)) for _ in range(2)]
+    children = [
+        context.Process(target=read_and_report, args=(client, NAMES, out)) for _ in range(2)
+    ]
     for child in children:
         child.start()
     assert [out.get(timeout=60) for _ in children] == [expect, expect]
@@ -69,7 +76,9 @@ def test_other_processes_use_the_first_ones_engine(where, objects, way):
 @pytest.mark.parametrize("workers", ["fork", "spawn"])
 def test_in_a_dataloader_whose_parent_has_not_used_it(where, objects, workers):
     data = MapDataset(forebay.Client(**where), NAMES, bucket="train", decode=bytes)
-    loader = DataLoader(data, batch_size=10, num_workers=2, multiprocessing_context=workers, collate_fn=list)
+    loader = DataLoader(
+        data, batch_size=10, num_workers=2, multiprocessing_context=workers, collate_fn=list
+    )
     assert [sample for batch in loader for sample in batch] == [objects[n] for n in NAMES]
 
 
@@ -80,7 +89,12 @@ def test_the_cache_outlives_the_process_and_the_owner_may_change(where, objects)
         print(len(client.get("train/big/8MiB")), client.head("train/big/8MiB").cache)
     """
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"{8 << 20} ")
     # Here the directory is taken over, and given back when a client's process has ended.
     assert bytes(forebay.Client(**where).get("train/big/8MiB")) == objects["big/8MiB"]
@@ -95,7 +109,9 @@ def test_a_takeover_when_the_owner_has_ended(where, objects):
         print("open", flush=True)
         sys.stdin.read()
     """)
-    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout.readline() == "open\n"
     client = forebay.Client(**where)
     assert bytes(client.get("train/one")) == b"1"
@@ -115,7 +131,9 @@ def test_a_child_that_forked_before_the_engine_started(where, objects):
     assert in_fork(work) == 0
 
 
-def test_forks_of_a_process_whose_engines_wait_start_engines_of_their_own(origin, objects, tmp_path):
+def test_forks_of_a_process_whose_engines_wait_start_engines_of_their_own(
+    origin, objects, tmp_path
+):
     """The threads of the parent's engines wait for locks when it forks; the child has none of them, and its own wait for each other."""
     where = {"origin": f"s3://train?endpoint={origin.url}&region={REGION}"}
     names = [n for n in objects if n.startswith(("big/", "img/"))]
@@ -126,7 +144,9 @@ def test_forks_of_a_process_whose_engines_wait_start_engines_of_their_own(origin
     def work(child):
         mine = forebay.Client(**where, cache=f"{tmp_path}/child{child}:1GiB")
         for client in (mine, clients[child % len(clients)]):
-            assert [bytes(i) for i in client.batch(names, bucket="train")] == [objects[n] for n in names]
+            assert [bytes(i) for i in client.batch(names, bucket="train")] == [
+                objects[n] for n in names
+            ]
 
     for child in range(40):
         assert in_fork(lambda child=child: work(child)) == 0

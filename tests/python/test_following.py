@@ -23,7 +23,9 @@ def ds(tables):
 
 def test_stats_say_where_the_time_of_pulling_went(ds):
     rows = ds.take([1, 50])
-    assert set(rows.node_seconds) == {"origin", "disk", "prepare"} and all(s >= 0 for s in rows.node_seconds.values())
+    assert set(rows.node_seconds) == {"origin", "disk", "prepare"} and all(
+        s >= 0 for s in rows.node_seconds.values()
+    )
     loader = ds.loader(batch_size=10, shuffle="full")
     batches = list(loader)
     stats = loader.stats()
@@ -58,13 +60,25 @@ def test_the_cache_follows_the_order_of_a_job(ds, tables):
 
 
 def test_the_cache_follows_a_stream_while_it_is_open(ds, tables):
-    streamed = ds.loader(batch_size=4, shuffle="full", seed=random.randrange(1 << 40), stream=True, connections=2, epochs=math.inf, window_bytes=65536)
+    streamed = ds.loader(
+        batch_size=4,
+        shuffle="full",
+        seed=random.randrange(1 << 40),
+        stream=True,
+        connections=2,
+        epochs=math.inf,
+        window_bytes=65536,
+    )
     iteration = iter(streamed)
     for _ in range(30):
         next(iteration)
     mine = [lease for lease in leases(tables) if lease["plan"] == streamed.plan]
-    assert len(mine) == 2 and all(lease["epoch"] * ROWS + lease["position"] >= 100 for lease in mine)
-    assert all("expires_in_seconds" not in lease for lease in mine), "for as long as the connections are open"
+    assert len(mine) == 2 and all(
+        lease["epoch"] * ROWS + lease["position"] >= 100 for lease in mine
+    )
+    assert all("expires_in_seconds" not in lease for lease in mine), (
+        "for as long as the connections are open"
+    )
     streamed.close()
     until = time.monotonic() + 20
     while any(lease["plan"] == streamed.plan for lease in leases(tables)):

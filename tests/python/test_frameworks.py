@@ -6,6 +6,7 @@ import forebay
 import numpy as np
 import pytest
 
+
 @pytest.fixture
 def ds(tables):
     return forebay.open("tables/a/*.parquet", url=tables.url)
@@ -20,10 +21,18 @@ def test_jax_arrays(ds):
     import forebay.jax
 
     batch = next(iter(ds.loader(batch_size=4, output="jax", columns=["id", "x"])))
-    assert isinstance(batch["x"], jax.Array) and batch["x"].shape == (4, 3) and batch["id"].tolist() == [0, 1, 2, 3]
-    decoded = ds.loader(batch_size=4, output="jax", decode=lambda row: (row["x"] * 2, row["id"]), threads=2)
+    assert (
+        isinstance(batch["x"], jax.Array)
+        and batch["x"].shape == (4, 3)
+        and batch["id"].tolist() == [0, 1, 2, 3]
+    )
+    decoded = ds.loader(
+        batch_size=4, output="jax", decode=lambda row: (row["x"] * 2, row["id"]), threads=2
+    )
     x, label = next(iter(decoded))
-    assert isinstance(x, jax.Array) and x[3].tolist() == [6, 6, 6] and label.tolist() == [0, 1, 2, 3]
+    assert (
+        isinstance(x, jax.Array) and x[3].tolist() == [6, 6, 6] and label.tolist() == [0, 1, 2, 3]
+    )
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -35,7 +44,9 @@ def test_jax_arrays(ds):
     next(iter(plain))
     again = forebay.jax.loader(ds, 10, shuffle="full")
     again.load_state_dict(plain.state_dict())
-    assert [b["id"].tolist() for b in again] == [b["id"].tolist() for b in batches[1:]] and again.stats().samples == 90
+    assert [b["id"].tolist() for b in again] == [
+        b["id"].tolist() for b in batches[1:]
+    ] and again.stats().samples == 90
     with pytest.raises(ValueError):
         forebay.jax.loader(ds, 10, output="numpy")
 
@@ -43,7 +54,14 @@ def test_jax_arrays(ds):
 def dali_pipeline(source, outputs, batch_size, **options):
     from nvidia.dali import fn, pipeline_def
 
-    @pipeline_def(batch_size=batch_size, num_threads=1, device_id=None, prefetch_queue_depth=2, py_num_workers=2, py_start_method="fork")
+    @pipeline_def(
+        batch_size=batch_size,
+        num_threads=1,
+        device_id=None,
+        prefetch_queue_depth=2,
+        py_num_workers=2,
+        py_start_method="fork",
+    )
     def pipeline():
         return tuple(fn.external_source(source=source, num_outputs=outputs, **options))
 
@@ -60,7 +78,10 @@ def outputs(pipeline):
             ids, jpgs = pipeline.run()
         except StopIteration:
             return
-        yield np.array(ids.as_tensor()).tolist(), [bytes(np.array(jpgs.at(i))) for i in range(len(jpgs))]
+        yield (
+            np.array(ids.as_tensor()).tolist(),
+            [bytes(np.array(jpgs.at(i))) for i in range(len(jpgs))],
+        )
 
 
 def test_dali_by_iterator(ds):
@@ -68,7 +89,9 @@ def test_dali_by_iterator(ds):
 
     source = forebay.dali.Source(ds.loader(batch_size=8, shuffle="full", seed=3), ["id", "data"])
     pipeline = dali_pipeline(source, 2, 8)
-    truth = [b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy")]
+    truth = [
+        b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy")
+    ]
     got = []
     for ids, jpgs in outputs(pipeline):
         assert jpgs == [content(i) for i in ids]
@@ -88,8 +111,18 @@ def test_dali_by_number_in_its_own_processes(ds):
     import forebay.dali
 
     loader = ds.loader(batch_size=8, shuffle="full", seed=3)
-    pipeline = dali_pipeline(forebay.dali.ByNumber(loader, ["id", "data"]), 2, 8, parallel=True, batch=True, batch_info=True)
-    truth = [b["id"].tolist() for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy", epochs=2)]
+    pipeline = dali_pipeline(
+        forebay.dali.ByNumber(loader, ["id", "data"]),
+        2,
+        8,
+        parallel=True,
+        batch=True,
+        batch_info=True,
+    )
+    truth = [
+        b["id"].tolist()
+        for b in ds.loader(batch_size=8, shuffle="full", seed=3, output="numpy", epochs=2)
+    ]
     got = [ids for ids, _ in outputs(pipeline)]
     pipeline.reset()
     got += [ids for ids, _ in outputs(pipeline)]
@@ -104,6 +137,10 @@ def test_what_dali_cannot_take_is_refused(ds):
             forebay.dali.Source(ds.loader(batch_size=8), wrong)
     with pytest.raises(forebay.InvalidRequest):
         forebay.dali.Source(ds.loader(batch_size=8, output="torch"), ["id"])
-    source = iter(forebay.dali.Source(ds.loader(batch_size=8, decode=lambda row: {"id": object()}, output="numpy"), ["id"]))
+    source = iter(
+        forebay.dali.Source(
+            ds.loader(batch_size=8, decode=lambda row: {"id": object()}, output="numpy"), ["id"]
+        )
+    )
     with pytest.raises(TypeError, match="'id'"):
         next(source)

@@ -27,7 +27,9 @@ def test_reading(fs, objects):
     assert fs.cat_file("train/img/0003.bin") == objects["img/0003.bin"]
     big = objects["big/8MiB"]
     assert fs.cat_file("forebay://train/big/8MiB", 1_000_000, 2_500_000) == big[1_000_000:2_500_000]
-    assert fs.cat_file("train/big/8MiB", -100) == big[-100:] and fs.cat_file("train/one", 1, 1) == b""
+    assert (
+        fs.cat_file("train/big/8MiB", -100) == big[-100:] and fs.cat_file("train/one", 1, 1) == b""
+    )
     with fs.open("train/big/8MiB") as file:
         assert file.size == len(big)
         file.seek(5_000_000)
@@ -45,15 +47,24 @@ def test_many_objects_are_one_batch(fs, objects):
     with pytest.raises(forebay.Error):
         fs.cat(["train/one", "train/nope"])
     big = objects["big/8MiB"]
-    assert fs.cat_ranges(["train/big/8MiB", "train/one", "train/big/8MiB"], [10, 0, 100], [20, 1, None]) == [big[10:20], b"1", big[100:]]
+    assert fs.cat_ranges(
+        ["train/big/8MiB", "train/one", "train/big/8MiB"], [10, 0, 100], [20, 1, None]
+    ) == [big[10:20], b"1", big[100:]]
 
 
 def test_looking(fs, objects):
-    assert fs.info("train/img/0003.bin") | {"name": "train/img/0003.bin", "size": len(objects["img/0003.bin"]), "type": "file"} == fs.info(
-        "train/img/0003.bin"
-    )
+    assert fs.info("train/img/0003.bin") | {
+        "name": "train/img/0003.bin",
+        "size": len(objects["img/0003.bin"]),
+        "type": "file",
+    } == fs.info("train/img/0003.bin")
     assert fs.exists("train/one") and not fs.exists("train/nope") and fs.isfile("train/one")
-    assert fs.isdir("train") and fs.isdir("train/img") and not fs.isdir("train/one") and not fs.isdir("train/im")
+    assert (
+        fs.isdir("train")
+        and fs.isdir("train/img")
+        and not fs.isdir("train/one")
+        and not fs.isdir("train/im")
+    )
     assert fs.ls("train/shards", detail=False) == sorted(f"train/{n}" for n in dataset.shards())
     top = {e["name"]: e["type"] for e in fs.ls("train")}
     assert top["train/one"] == "file" and top["train/img"] == "directory"
@@ -62,10 +73,17 @@ def test_looking(fs, objects):
     assert fs.find("train/img") == fs.glob("train/img/*.bin")
     assert fs.glob("train/img/000?.bin") == [f"train/img/000{i}.bin" for i in range(10)]
     assert fs.du("train/img") == sum(len(v) for k, v in objects.items() if k.startswith("img/"))
-    for missing in (lambda: fs.info("train/nope"), lambda: fs.open("train/nope"), lambda: fs.ls("train/nope/"), lambda: fs.cat_file("train/nope")):
+    for missing in (
+        lambda: fs.info("train/nope"),
+        lambda: fs.open("train/nope"),
+        lambda: fs.ls("train/nope/"),
+        lambda: fs.cat_file("train/nope"),
+    ):
         with pytest.raises(FileNotFoundError):
             missing()
-    assert fs.modified("train/one").year >= 2024 and fs.ukey("train/one") == fs.checksum("train/one")
+    assert fs.modified("train/one").year >= 2024 and fs.ukey("train/one") == fs.checksum(
+        "train/one"
+    )
 
 
 def test_writing(fs, origin_s3, scratch):
@@ -81,7 +99,13 @@ def test_writing(fs, origin_s3, scratch):
     fs.pipe({f"{base}/a": b"A", f"{base}/d/b": b"B"})
     fs.copy(f"{base}/a", f"{base}/c")
     fs.mv(f"{base}/c", f"{base}/moved")
-    assert {k.removeprefix(f"{base}/"): fs.size(k) for k in fs.find(base)} == {"a": 1, "big": len(data), "d/b": 1, "empty": 0, "moved": 1}
+    assert {k.removeprefix(f"{base}/"): fs.size(k) for k in fs.find(base)} == {
+        "a": 1,
+        "big": len(data),
+        "d/b": 1,
+        "empty": 0,
+        "moved": 1,
+    }
     with fs.open(f"{base}/text", "w") as file:
         file.write("zeile\n")
     assert fs.read_text(f"{base}/text") == "zeile\n"
@@ -97,7 +121,10 @@ def test_get_and_put_files(fs, scratch, tmp_path):
         (tmp_path / "up" / name).write_bytes(name.encode() * 1000)
     fs.put(str(tmp_path / "up"), f"scratch/{scratch}", recursive=True)
     fs.get(f"scratch/{scratch}", str(tmp_path / "down"), recursive=True)
-    assert {p.name: p.read_bytes() for p in (tmp_path / "down").rglob("*") if p.is_file()} == {"x": b"x" * 1000, "y": b"y" * 1000}
+    assert {p.name: p.read_bytes() for p in (tmp_path / "down").rglob("*") if p.is_file()} == {
+        "x": b"x" * 1000,
+        "y": b"y" * 1000,
+    }
 
 
 def test_parquet_through_it(fs, scratch):

@@ -35,12 +35,24 @@ def test_what_a_server_says_rightly_is_passed_on(server):
     upload = s3.create_multipart_upload(Bucket="data", Key="large")["UploadId"]
     pieces = [b"x" * (5 << 20), b"y" * 1000]
     parts = [
-        {"PartNumber": n, "ETag": s3.upload_part(Bucket="data", Key="large", UploadId=upload, PartNumber=n, Body=piece)["ETag"]}
+        {
+            "PartNumber": n,
+            "ETag": s3.upload_part(
+                Bucket="data", Key="large", UploadId=upload, PartNumber=n, Body=piece
+            )["ETag"],
+        }
         for n, piece in enumerate(pieces, 1)
     ]
-    s3.complete_multipart_upload(Bucket="data", Key="large", UploadId=upload, MultipartUpload={"Parts": parts})
+    s3.complete_multipart_upload(
+        Bucket="data", Key="large", UploadId=upload, MultipartUpload={"Parts": parts}
+    )
     assert s3.get_object(Bucket="data", Key="large")["Body"].read() == b"".join(pieces)
-    assert s3.get_object(Bucket="data", Key="large", Range=f"bytes={(5 << 20) - 1}-{5 << 20}")["Body"].read() == b"xy"
+    assert (
+        s3.get_object(Bucket="data", Key="large", Range=f"bytes={(5 << 20) - 1}-{5 << 20}")[
+            "Body"
+        ].read()
+        == b"xy"
+    )
     s3.delete_object(Bucket="data", Key="large")
     with pytest.raises(s3.exceptions.NoSuchKey):
         s3.get_object(Bucket="data", Key="large")
@@ -69,7 +81,10 @@ def test_an_answer_of_two_versions_is_held_back(capsys):
     threading.Thread(target=upstream.serve_forever, daemon=True).start()
     port = free_port()
     loop = asyncio.new_event_loop()
-    proxy = threading.Thread(target=lambda: loop.run_until_complete(honest.serve(port, upstream.server_port)), daemon=True)
+    proxy = threading.Thread(
+        target=lambda: loop.run_until_complete(honest.serve(port, upstream.server_port)),
+        daemon=True,
+    )
     proxy.start()
 
     def request(method: str, body: bytes | None = None) -> bytes:

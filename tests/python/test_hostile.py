@@ -31,7 +31,8 @@ from servers import REGION, Node, Process, accepts, forebay_program, free_port
 
 TOKEN = "CANARY-token-77ab"
 ORIGIN_SECRET = "CANARY-origin-secret-90d1"
-# What a node may grow by over the cases of one group: an answer's memory is given back, and allocators keep some.
+# What a node may grow by over the cases of one group: an answer's memory is given back, and
+# allocators keep some.
 RSS_GROWTH_MAX = 256 << 20
 FDS_GROWTH_MAX = 32
 GOOD_ANSWER_SECONDS = 5
@@ -49,7 +50,12 @@ class Target:
 
     def __init__(self, node: Node, variables: dict[str, str], signed: bool) -> None:
         self.node, self.signed = node, signed
-        self.variables = {**variables, "HOST": f"127.0.0.1:{node.port}", "PORT": str(node.port), "CANARY": CANARY}
+        self.variables = {
+            **variables,
+            "HOST": f"127.0.0.1:{node.port}",
+            "PORT": str(node.port),
+            "CANARY": CANARY,
+        }
         self.received = bytearray()
         self.check_good()
         self.rss, self.fds = self.memory(), self.descriptors()
@@ -68,7 +74,9 @@ class Target:
     def check_good(self) -> None:
         began = time.monotonic()
         case = {"request": "GET /hostile/hello"} | ({"sign": {}} if self.signed else {})
-        answer = hostile.send(self.node.port, hostile.request_bytes(case, self.variables)).answers[0]
+        answer = hostile.send(self.node.port, hostile.request_bytes(case, self.variables)).answers[
+            0
+        ]
         took = time.monotonic() - began
         assert (answer.status, answer.body) == (200, b"hello, world"), answer
         assert took < GOOD_ANSWER_SECONDS, f"a good request took {took:.1f} s"
@@ -76,7 +84,10 @@ class Target:
     def check_well(self) -> None:
         assert self.node.process.poll() is None, self.node.failed("the node ended")
         self.check_good()
-        for what, now, allowed in (("memory", self.memory, self.rss + RSS_GROWTH_MAX), ("descriptors", self.descriptors, self.fds + FDS_GROWTH_MAX)):
+        for what, now, allowed in (
+            ("memory", self.memory, self.rss + RSS_GROWTH_MAX),
+            ("descriptors", self.descriptors, self.fds + FDS_GROWTH_MAX),
+        ):
             deadline = time.monotonic() + 5
             while (value := now()) > allowed and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -84,31 +95,58 @@ class Target:
             assert value <= allowed, f"{what} grew to {value}, {allowed} is the most that may be"
         log = self.node.log.read_bytes()
         assert b"panicked" not in log, self.node.failed("something panicked")
-        metrics = hostile.send(self.node.admin_port, b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").received
-        written = {"log": log, "output": "".join(self.node.lines).encode(), "metrics": metrics, "answers": bytes(self.received)}
+        metrics = hostile.send(
+            self.node.admin_port, b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        ).received
+        written = {
+            "log": log,
+            "output": "".join(self.node.lines).encode(),
+            "metrics": metrics,
+            "answers": bytes(self.received),
+        }
         for where, text in written.items():
             at = text.find(CANARY.encode())
-            assert at < 0, f"a secret is in the node's {where}: …{text[max(0, at - 300) : at + 60]!r}"
+            assert at < 0, (
+                f"a secret is in the node's {where}: …{text[max(0, at - 300) : at + 60]!r}"
+            )
 
 
 @pytest.fixture(scope="module")
 def variables(origin, origin_s3) -> dict[str, str]:
     """The bucket `hostile`, and the facts about it that cases name."""
     for bucket in ("hostile", "unlisted"):
-        origin_s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION})
+        origin_s3.create_bucket(
+            Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": REGION}
+        )
     origin_s3.put_object(Bucket="unlisted", Key="x", Body=b"nobody may see this")
-    for key, body in (("hello", b"hello, world"), ("empty", b""), ("big", bytes(range(256)) * (3 << 12)), ("large", bytes(LARGE_BYTES))):
+    for key, body in (
+        ("hello", b"hello, world"),
+        ("empty", b""),
+        ("big", bytes(range(256)) * (3 << 12)),
+        ("large", bytes(LARGE_BYTES)),
+    ):
         origin_s3.put_object(Bucket="hostile", Key=key, Body=body)
     head = origin_s3.head_object(Bucket="hostile", Key="hello")
     modified = parsedate_to_datetime(head["ResponseMetadata"]["HTTPHeaders"]["last-modified"])
     date = lambda days: format_datetime(modified + timedelta(days=days), usegmt=True)  # noqa: E731
-    return {"ETAG": head["ETag"], "BARE_ETAG": head["ETag"].strip('"'), "DATE": date(0), "BEFORE": date(-1), "AFTER": date(400)}
+    return {
+        "ETAG": head["ETag"],
+        "BARE_ETAG": head["ETag"].strip('"'),
+        "DATE": date(0),
+        "BEFORE": date(-1),
+        "AFTER": date(400),
+    }
 
 
 @pytest.fixture(scope="module")
 def open_node(origin, variables, tmp_path_factory):
     """Without keys, as on loopback; logs as text, everything that there is to say."""
-    node = Node(origin.url, ["hostile", "other"], tmp_path_factory.mktemp("open"), options=["--log", "debug"])
+    node = Node(
+        origin.url,
+        ["hostile", "other"],
+        tmp_path_factory.mktemp("open"),
+        options=["--log", "debug"],
+    )
     yield Target(node, variables, signed=False)
     node.stop()
 
@@ -121,7 +159,12 @@ def keyed_node(origin, variables, tmp_path_factory):
     config.write_text(
         f'[auth]\nkeys = [{{ access_key = "{hostile.ACCESS}", secret_key = "{hostile.SECRET}" }}]\ntokens = ["{TOKEN}"]\n'
     )
-    node = Node(origin.url, ["hostile", "other"], directory, options=["--log", "debug", "--config", str(config)])
+    node = Node(
+        origin.url,
+        ["hostile", "other"],
+        directory,
+        options=["--log", "debug", "--config", str(config)],
+    )
     yield Target(node, variables, signed=True)
     node.stop()
 
@@ -136,7 +179,9 @@ def limited_node(origin, variables, directory, settings: list[str]):
 def tight_node(origin, variables, tmp_path_factory):
     """Impatient."""
     times = [f"limits.{which}_timeout=1s" for which in ("idle", "body", "write")]
-    target = limited_node(origin, variables, tmp_path_factory.mktemp("tight"), [*times, "limits.slowest_client=1KiB"])
+    target = limited_node(
+        origin, variables, tmp_path_factory.mktemp("tight"), [*times, "limits.slowest_client=1KiB"]
+    )
     yield target
     target.node.stop()
 
@@ -144,7 +189,9 @@ def tight_node(origin, variables, tmp_path_factory):
 @pytest.fixture(scope="module")
 def few_node(origin, variables, tmp_path_factory):
     """Takes a hundred connections."""
-    target = limited_node(origin, variables, tmp_path_factory.mktemp("few"), ["limits.connections=100"])
+    target = limited_node(
+        origin, variables, tmp_path_factory.mktemp("few"), ["limits.connections=100"]
+    )
     yield target
     target.node.stop()
 
@@ -183,7 +230,15 @@ def test_a_request(group, case, request):
     data = bytes_of(case, target.variables)
     wanted = case.get("each_status") or [case["status"]] * case.get("answers", 1)
     port = target.node.admin_port if case.get("port") == "admin" else target.node.port
-    exchange = target.keep(hostile.send(port, data, heads=is_head(case), then_close=case.get("half_close", False), want=case.get("want")))
+    exchange = target.keep(
+        hostile.send(
+            port,
+            data,
+            heads=is_head(case),
+            then_close=case.get("half_close", False),
+            want=case.get("want"),
+        )
+    )
     check(case, wanted, exchange, target)
 
 
@@ -201,7 +256,9 @@ def check(case: dict, wanted: list, exchange: Exchange, target: Target) -> None:
     if "body_is" in case:
         assert answer.body == case["body_is"].encode(), answer
     if "says" in case:
-        assert case["says"].encode() in answer.body.replace(b"&apos;", b"'").replace(b"&quot;", b'"').replace(b"\\\"", b'"'), answer
+        assert case["says"].encode() in answer.body.replace(b"&apos;", b"'").replace(
+            b"&quot;", b'"'
+        ).replace(b'\\"', b'"'), answer
     for header in case.get("has", []):
         name, value = header.split(": ", 1)
         assert answer.headers.get(name) == value, answer
@@ -247,17 +304,29 @@ def test_a_member(group, case, open_node, archives):
     member = hostile.expand(case["member"], open_node.variables).decode()
     query = urllib.parse.quote(member, safe="")
     ranges = [f"Range: {case['range']}"] if "range" in case else []
-    get = {"request": f"GET /v1/objects/hostile/{case['archive']}?archpath={query}", "headers": ranges}
+    get = {
+        "request": f"GET /v1/objects/hostile/{case['archive']}?archpath={query}",
+        "headers": ranges,
+    }
     for _ in range(2):
-        exchange = open_node.keep(hostile.send(open_node.node.port, hostile.request_bytes(get, open_node.variables)))
+        exchange = open_node.keep(
+            hostile.send(open_node.node.port, hostile.request_bytes(get, open_node.variables))
+        )
         if case["status"] == "cut":
             (answer,) = exchange.answers
             assert answer.status == 502 or not answer.whole, answer
         else:
             check(case, [case["status"]], exchange, open_node)
-    entry = {"objname": case["archive"], "archpath": member} | ({"start": 1_000_000, "length": 1} if "range" in case else {})
-    post = {"request": "POST /v1/ml/moss/hostile", "body": json.dumps({"in": [entry], "strm": True})}
-    exchange = open_node.keep(hostile.send(open_node.node.port, hostile.request_bytes(post, open_node.variables)))
+    entry = {"objname": case["archive"], "archpath": member} | (
+        {"start": 1_000_000, "length": 1} if "range" in case else {}
+    )
+    post = {
+        "request": "POST /v1/ml/moss/hostile",
+        "body": json.dumps({"in": [entry], "strm": True}),
+    }
+    exchange = open_node.keep(
+        hostile.send(open_node.node.port, hostile.request_bytes(post, open_node.variables))
+    )
     (answer,) = exchange.answers
     statuses = case["status"] if isinstance(case["status"], list) else [case["status"]]
     if answer.status == 200 and answer.whole:
@@ -305,7 +374,9 @@ def read_slowly(target: Target, case: dict) -> None:
         given_up = re.compile(rb'[^\n]*"the connection ended"[^\n]*')
         deadline = time.monotonic() + hostile.PATIENCE
         while not any(peer in line for line in given_up.findall(target.node.log.read_bytes())):
-            assert time.monotonic() < deadline, "the node still serves a client that takes next to nothing"
+            assert time.monotonic() < deadline, (
+                "the node still serves a client that takes next to nothing"
+            )
             try:
                 data = data[connection.send(data) :] if data else data
                 if case["bytes"]:
@@ -333,14 +404,18 @@ def leave(target: Target, case: dict) -> None:
 
 def after_the_others(target: Target, case: dict) -> None:
     """Asks again until the node has noticed what was left."""
-    answer = hostile.send(target.node.port, hostile.request_bytes(case, target.variables)).answers[0]
+    answer = hostile.send(target.node.port, hostile.request_bytes(case, target.variables)).answers[
+        0
+    ]
     assert answer.status == case["status"], answer
 
 
 def thousand(target: Target, case: dict) -> None:
     connections = [hostile.connect(target.node.port) for _ in range(case["count"])]
     try:
-        data = hostile.expand(r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables)
+        data = hostile.expand(
+            r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables
+        )
         for connection in connections:
             connection.sendall(data)
         for connection in connections:
@@ -365,18 +440,30 @@ def too_many(target: Target, case: dict) -> None:
             if answer.status == 200:
                 kept.append(connection)
                 continue
-            assert (answer.status, answer.headers["retry-after"]) == (503, "1") and b"limits.connections" in answer.body, answer
+            assert (answer.status, answer.headers["retry-after"]) == (
+                503,
+                "1",
+            ) and b"limits.connections" in answer.body, answer
             assert time.monotonic() - began < GOOD_ANSWER_SECONDS
             refused += 1
             connection.close()
         assert (len(kept), refused) == (100, case["count"] - 100)
-        assert target.node.metrics()['forebay_requests_refused_total{reason="connections"}'] == refused
+        assert (
+            target.node.metrics()['forebay_requests_refused_total{reason="connections"}'] == refused
+        )
     finally:
         for connection in kept:
             connection.close()
     deadline = time.monotonic() + 5
-    while hostile.send(target.node.port, data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).answers[0].status != 200:
-        assert time.monotonic() < deadline, "the places of connections that ended were not given back"
+    while (
+        hostile.send(target.node.port, data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        .answers[0]
+        .status
+        != 200
+    ):
+        assert time.monotonic() < deadline, (
+            "the places of connections that ended were not given back"
+        )
         time.sleep(0.05)
 
 
@@ -386,9 +473,13 @@ def clients(open_node, tight_node, few_node):
     nodes = {"open": open_node, "tight": tight_node, "few": few_node}
     with ThreadPoolExecutor(len(CLIENTS)) as pool:
         run = lambda case: pool.submit(globals()[case["how"]], nodes[case["node"]], case)  # noqa: E731
-        outcomes = {case["name"]: run(case) for _, case in CLIENTS if case["how"] != "after_the_others"}
+        outcomes = {
+            case["name"]: run(case) for _, case in CLIENTS if case["how"] != "after_the_others"
+        }
         wait(outcomes.values())
-        yield outcomes | {case["name"]: run(case) for _, case in CLIENTS if case["how"] == "after_the_others"}
+        yield outcomes | {
+            case["name"]: run(case) for _, case in CLIENTS if case["how"] == "after_the_others"
+        }
 
 
 @pytest.mark.parametrize(("group", "case"), groups(CLIENTS))
@@ -399,8 +490,12 @@ def test_a_client(group, case, clients, open_node, tight_node, few_node):
             # Whoever was cut off, left or refused holds nothing any more.
             deadline = time.monotonic() + 10
             held = ("forebay_requests_in_flight", "forebay_connections_open")
-            while (busy := sum(v for n, v in target.node.metrics().items() if n.startswith(held))) > 0:
-                assert time.monotonic() < deadline, f"{busy} requests and connections are still open"
+            while (
+                busy := sum(v for n, v in target.node.metrics().items() if n.startswith(held))
+            ) > 0:
+                assert time.monotonic() < deadline, (
+                    f"{busy} requests and connections are still open"
+                )
                 time.sleep(0.05)
         return
     outcome = clients[case["name"]].result(timeout=60)
@@ -411,7 +506,11 @@ def test_a_client(group, case, clients, open_node, tight_node, few_node):
 def test_a_configuration(case, tmp_path):
     file = tmp_path / "forebay.toml"
     file.write_bytes(hostile.expand(case["file"], {"CANARY": CANARY}))
-    run = subprocess.run([forebay_program(), "config", "check", "--config", str(file)], capture_output=True, timeout=30)
+    run = subprocess.run(
+        [forebay_program(), "config", "check", "--config", str(file)],
+        capture_output=True,
+        timeout=30,
+    )
     said = (run.stdout + run.stderr).decode()
     assert (run.returncode == 0) == case.get("ok", False), said
     assert case.get("says", "ok") in said, said
@@ -420,8 +519,21 @@ def test_a_configuration(case, tmp_path):
 
 def test_a_second_process_on_the_same_cache_is_refused_and_the_first_goes_on(origin, open_node):
     cache = open_node.node.directory / "cache"
-    command = [forebay_program(), "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--cache", f"{cache}:2GiB"]
-    run = subprocess.run([*command, "--origin", f"s3://hostile?endpoint={origin.url}&region={REGION}"], capture_output=True, timeout=30)
+    command = [
+        forebay_program(),
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        "off",
+        "--cache",
+        f"{cache}:2GiB",
+    ]
+    run = subprocess.run(
+        [*command, "--origin", f"s3://hostile?endpoint={origin.url}&region={REGION}"],
+        capture_output=True,
+        timeout=30,
+    )
     said = run.stderr.decode()
     assert run.returncode == 1 and str(cache) in said and "another process" in said, said
     assert "panicked" not in said and CANARY not in said, said
@@ -430,31 +542,76 @@ def test_a_second_process_on_the_same_cache_is_refused_and_the_first_goes_on(ori
 
 def test_a_name_writes_no_line_of_its_own_into_a_log_for_people(origin, variables, tmp_path):
     port = free_port()
-    command = [forebay_program(), "serve", "--listen", f"127.0.0.1:{port}", "--admin", "off", "--unix", "off", "--log", "debug"]
-    node = Process("text", [*command, "--origin", f"s3://hostile?endpoint={origin.url}&region={REGION}"], {}, tmp_path)
+    command = [
+        forebay_program(),
+        "serve",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--admin",
+        "off",
+        "--unix",
+        "off",
+        "--log",
+        "debug",
+    ]
+    node = Process(
+        "text",
+        [*command, "--origin", f"s3://hostile?endpoint={origin.url}&region={REGION}"],
+        {},
+        tmp_path,
+    )
     try:
         node.wait_until(lambda: accepts(port), "accepting connections")
-        for target in ("/hostile/a%0aERROR%20forged%1b[2J", "/v1/objects/hostile/a%0d%0aERROR%20forged", "/hostile?list-type=2&prefix=%0aERROR%20forged"):
-            answer = hostile.send(port, f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        for target in (
+            "/hostile/a%0aERROR%20forged%1b[2J",
+            "/v1/objects/hostile/a%0d%0aERROR%20forged",
+            "/hostile?list-type=2&prefix=%0aERROR%20forged",
+        ):
+            answer = hostile.send(
+                port, f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
+            )
             assert len(answer.answers) == 1, answer
         log = node.log.read_bytes()
         assert log.count(b"forged") >= 2 and b"\x1b[2J" not in log, log.decode()
-        assert not [line for line in log.splitlines() if line.startswith(b"ERROR forged")], log.decode()
+        assert not [line for line in log.splitlines() if line.startswith(b"ERROR forged")], (
+            log.decode()
+        )
     finally:
         node.stop()
 
 
 def test_the_secret_of_an_origin_is_nowhere(origin, variables, tmp_path):
     """A node whose key for the origin is wrong: every read fails, and no failure shows the key."""
-    env = {"AWS_ACCESS_KEY_ID": "AKORIGIN", "AWS_SECRET_ACCESS_KEY": ORIGIN_SECRET, "AWS_SESSION_TOKEN": "CANARY-session-token"}
+    env = {
+        "AWS_ACCESS_KEY_ID": "AKORIGIN",
+        "AWS_SECRET_ACCESS_KEY": ORIGIN_SECRET,
+        "AWS_SESSION_TOKEN": "CANARY-session-token",
+    }
     node = Node(origin.url, ["hostile"], tmp_path, options=["--log", "trace"], env=env)
     try:
-        lines = ["GET /hostile/hello", "PUT /hostile/w/x", "GET /hostile?list-type=2", "GET /v1/objects/hostile/hello", "GET /v1/forebay/node"]
+        lines = [
+            "GET /hostile/hello",
+            "PUT /hostile/w/x",
+            "GET /hostile?list-type=2",
+            "GET /v1/objects/hostile/hello",
+            "GET /v1/forebay/node",
+        ]
         head = "HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         answers = [hostile.send(node.port, f"{line} {head}".encode()) for line in lines]
         assert [a.answers[0].status for a in answers][:4] == [403, 403, 403, 403], answers
-        metrics = hostile.send(node.admin_port, b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").received
-        written = b"".join([metrics, node.log.read_bytes(), "".join(node.lines).encode(), *(a.received for a in answers)])
-        assert CANARY.encode() not in written, written[max(0, written.find(CANARY.encode()) - 300) :][:400]
+        metrics = hostile.send(
+            node.admin_port, b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        ).received
+        written = b"".join(
+            [
+                metrics,
+                node.log.read_bytes(),
+                "".join(node.lines).encode(),
+                *(a.received for a in answers),
+            ]
+        )
+        assert CANARY.encode() not in written, written[
+            max(0, written.find(CANARY.encode()) - 300) :
+        ][:400]
     finally:
         node.stop()

@@ -36,20 +36,29 @@ def pair(tables):
 
 
 def ids(batches) -> list[int]:
-    return [int(i) for batch in batches for i in (batch["id"] if isinstance(batch, dict) else batch.ids)]
+    return [
+        int(i) for batch in batches for i in (batch["id"] if isinstance(batch, dict) else batch.ids)
+    ]
 
 
 def test_batches_are_the_rows_in_the_order_of_the_plan(ds):
     loader = ds.loader(batch_size=10, uneven="pad", output="numpy")
     batches = list(loader)
     assert len(batches) == len(loader) == 11 and ids(batches)[:ROWS] == list(range(ROWS))
-    assert sum(int(b["__real__"].sum()) for b in batches) == ROWS and batches[-1]["__real__"].tolist() == [True] * 3 + [False] * 7
+    assert (
+        sum(int(b["__real__"].sum()) for b in batches) == ROWS
+        and batches[-1]["__real__"].tolist() == [True] * 3 + [False] * 7
+    )
     assert batches[0]["text"].tolist() == [f"row {i}" for i in range(10)]
     assert [bytes(d) for d in batches[0]["data"]] == [b"%d" % i * (i % 7) for i in range(10)]
     assert loader.last.real == 3 and loader.epoch == 1
     shuffled = ids(ds.loader(batch_size=10, shuffle=forebay.Full(), seed=5))
     assert shuffled != sorted(shuffled) and len(set(shuffled)) == 100
-    assert shuffled == ids(ds.loader(batch_size=10, shuffle="full", seed=5)) != ids(ds.loader(batch_size=10, shuffle="full", seed=6))
+    assert (
+        shuffled
+        == ids(ds.loader(batch_size=10, shuffle="full", seed=5))
+        != ids(ds.loader(batch_size=10, shuffle="full", seed=6))
+    )
 
 
 def test_each_loop_is_an_epoch_and_epochs_differ(ds):
@@ -80,11 +89,18 @@ def test_a_loop_that_was_left_is_gone_on_with(ds):
 def test_what_a_batch_is(ds, output):
     batch = next(iter(ds.loader(batch_size=4, output=output, columns=["id", "data"])))
     if output == "rows":
-        assert isinstance(batch, forebay.Rows) and batch[2] == {"id": 2, "data": b"22"} and batch.columns == ["id", "data"]
+        assert (
+            isinstance(batch, forebay.Rows)
+            and batch[2] == {"id": 2, "data": b"22"}
+            and batch.columns == ["id", "data"]
+        )
         assert pickle.loads(pickle.dumps(batch))[3] == {"id": 3, "data": b"333"}
         assert pa.record_batch(batch).column("id").to_pylist() == [0, 1, 2, 3]
     elif output == "arrow":
-        assert isinstance(batch, pa.RecordBatch) and batch.to_pydict() == {"id": [0, 1, 2, 3], "data": [b"", b"1", b"22", b"333"]}
+        assert isinstance(batch, pa.RecordBatch) and batch.to_pydict() == {
+            "id": [0, 1, 2, 3],
+            "data": [b"", b"1", b"22", b"333"],
+        }
     else:
         kind = {"numpy": np.ndarray, "torch": torch.Tensor}[output]
         assert isinstance(batch["id"], kind) and batch["id"].tolist() == [0, 1, 2, 3]
@@ -108,10 +124,19 @@ def test_samples_are_decoded_in_order(ds, threads):
     loader = ds.loader(batch_size=10, decode=slow, transform=plus, threads=threads, output="torch")
     batches = list(loader)
     assert torch.cat([b["id"] for b in batches]).tolist() == list(range(1, 101))
-    assert torch.cat([b["size"] for b in batches]).tolist() == [len(b"%d" % i) * (i % 7) for i in range(100)]
+    assert torch.cat([b["size"] for b in batches]).tolist() == [
+        len(b"%d" % i) * (i % 7) for i in range(100)
+    ]
     stats = loader.stats(reset=True)
-    assert (stats.samples, stats.batches) == (100, 10) and stats.decode_s > 0.05 and stats.samples_per_s > 0 and stats.bytes > 0
-    assert 0 <= stats.waited_share <= 1 and "100 samples" in str(stats) and loader.stats().samples == 0
+    assert (
+        (stats.samples, stats.batches) == (100, 10)
+        and stats.decode_s > 0.05
+        and stats.samples_per_s > 0
+        and stats.bytes > 0
+    )
+    assert (
+        0 <= stats.waited_share <= 1 and "100 samples" in str(stats) and loader.stats().samples == 0
+    )
     lists = next(iter(ds.loader(batch_size=3, decode=decode, threads=threads)))
     assert lists == [{"id": 0, "size": 0}, {"id": 1, "size": 1}, {"id": 2, "size": 4 - 2}]
     assert next(iter(ds.loader(batch_size=3, decode=decode, collate=len, threads=threads))) == 3
@@ -130,9 +155,18 @@ def test_a_sample_that_fails_names_its_file_and_row(ds, threads):
         for batch in loader:
             seen += batch
     assert seen == list(range(50)), "what comes before it is handed out"
-    assert "row 6 of tables/a/1.parquet (row 57 of the dataset): KeyError: 'no such class'" in str(failed.value)
-    assert (failed.value.row, failed.value.file, failed.value.row_in_file) == (57, "tables/a/1.parquet", 6)
-    assert isinstance(failed.value.__cause__, KeyError) and pickle.loads(pickle.dumps(failed.value)).file == "tables/a/1.parquet"
+    assert "row 6 of tables/a/1.parquet (row 57 of the dataset): KeyError: 'no such class'" in str(
+        failed.value
+    )
+    assert (failed.value.row, failed.value.file, failed.value.row_in_file) == (
+        57,
+        "tables/a/1.parquet",
+        6,
+    )
+    assert (
+        isinstance(failed.value.__cause__, KeyError)
+        and pickle.loads(pickle.dumps(failed.value)).file == "tables/a/1.parquet"
+    )
     assert loader.state_dict()["position"] == 50, "the batch was not yielded"
     instead = ds.loader(batch_size=10, decode=fussy, threads=threads, on_error=lambda e: -e.row)
     assert [s for b in instead for s in b] == [-i if i in (57, 58) else i for i in range(100)]
@@ -141,9 +175,23 @@ def test_a_sample_that_fails_names_its_file_and_row(ds, threads):
 @pytest.mark.parametrize("uneven", ["drop", "pad", "repeat"])
 def test_ranks_have_equal_steps_and_share_the_order(ds, uneven):
     for world in (1, 2, 3, 7):
-        loaders = [ds.loader(batch_size=5, shuffle="full", rank=r, world_size=world, uneven=uneven, output="numpy") for r in range(world)]
+        loaders = [
+            ds.loader(
+                batch_size=5,
+                shuffle="full",
+                rank=r,
+                world_size=world,
+                uneven=uneven,
+                output="numpy",
+            )
+            for r in range(world)
+        ]
         rounds = list(zip(*loaders, strict=True))
-        assert len(rounds) == len(loaders[0]) == (ROWS // (5 * world) if uneven == "drop" else -(-ROWS // (5 * world)))
+        assert (
+            len(rounds)
+            == len(loaders[0])
+            == (ROWS // (5 * world) if uneven == "drop" else -(-ROWS // (5 * world)))
+        )
         order = ids(b for r in rounds for b in r)
         whole = ids(ds.loader(batch_size=1, shuffle="full"))
         assert order[:ROWS] == whole[: len(order)]
@@ -167,13 +215,22 @@ def test_mixes(pair):
     got = list(mixed.loader(batch_size=20, output="numpy"))
     values = np.array(ids(got))
     assert len(values) == 400 and (values < 1000).sum() == 300, "exact parts"
-    assert all(t == f"row {i}" for batch in got for t, i in zip(batch["text"], batch["id"], strict=True))
+    assert all(
+        t == f"row {i}" for batch in got for t, i in zip(batch["text"], batch["id"], strict=True)
+    )
     rows = next(iter(mixed.loader(batch_size=20)))
-    assert rows.sources.dtype == np.uint32 and [r["id"] >= 1000 for r in rows] == rows.sources.astype(bool).tolist()
-    assert pa.record_batch(rows).column("id").to_pylist() == [r["id"] for r in rows] and [r["id"] for r in rows[3:6]] == [rows[i]["id"] for i in (3, 4, 5)]
+    assert (
+        rows.sources.dtype == np.uint32
+        and [r["id"] >= 1000 for r in rows] == rows.sources.astype(bool).tolist()
+    )
+    assert pa.record_batch(rows).column("id").to_pylist() == [r["id"] for r in rows] and [
+        r["id"] for r in rows[3:6]
+    ] == [rows[i]["id"] for i in (3, 4, 5)]
     # Each of its own kind, brought together by a decode for each.
     a.decode, b.decode = (lambda row: ("a", row["id"])), (lambda row: ("b", row["id"]))
-    assert all((kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch)
+    assert all(
+        (kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch
+    )
     for wrong in ([], [a]), ([a, b], [1]), ([a, b], [1, 0]), ([a, b], [1, math.nan]), ([], None):
         with pytest.raises(forebay.InvalidRequest):
             forebay.mix(*wrong)
@@ -187,7 +244,11 @@ def test_a_loader_is_left_without_a_trace(ds, how):
     import threading
 
     before = threading.active_count()
-    options = {"pull": {}, "decode": {"decode": decode, "threads": 0}, "threads": {"decode": decode, "threads": 2}}[how]
+    options = {
+        "pull": {},
+        "decode": {"decode": decode, "threads": 0},
+        "threads": {"decode": decode, "threads": 2},
+    }[how]
     for _ in range(5):
         for _ in ds.loader(batch_size=10, **options):
             break
@@ -230,7 +291,10 @@ def test_wrong_arguments(ds):
 def test_states_of_something_else_are_refused(ds, pair):
     loader = ds.loader(batch_size=10, shuffle="full", seed=1)
     state = loader.state_dict()
-    for other in (ds.loader(batch_size=10, shuffle="full", seed=2), pair[1].loader(batch_size=10, shuffle="full", seed=1)):
+    for other in (
+        ds.loader(batch_size=10, shuffle="full", seed=2),
+        pair[1].loader(batch_size=10, shuffle="full", seed=1),
+    ):
         with pytest.raises(forebay.InvalidRequest):
             other.load_state_dict(state)
     for bad in (None, [], {}, "state"):
@@ -239,7 +303,14 @@ def test_states_of_something_else_are_refused(ds, pair):
 
 
 def test_batches_bounded_by_length(ds, pair):
-    bounds = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3, "lookahead": 30, "uneven": "pad"}
+    bounds = {
+        "max_total": 40,
+        "length": "size",
+        "shuffle": "full",
+        "seed": 3,
+        "lookahead": 30,
+        "uneven": "pad",
+    }
     batches = [b["size"] for b in ds.loader(output="numpy", **bounds)]
     assert all(b.sum() <= 40 for b in batches) and sum(map(len, batches)) == ROWS
     assert np.mean([b.sum() for b in batches]) > 25, "batches are filled"
@@ -263,7 +334,15 @@ def test_batches_bounded_by_length(ds, pair):
 def test_bounded_batches_are_resumed_exactly(ds):
     rng = random.Random(SEED)
     print(f"FOREBAY_TEST_SEED={SEED}")
-    bounds = {"max_total": 40, "length": ds.lengths("size"), "shuffle": "full", "seed": 3, "lookahead": 30, "uneven": "pad", "epochs": 2}
+    bounds = {
+        "max_total": 40,
+        "length": ds.lengths("size"),
+        "shuffle": "full",
+        "seed": 3,
+        "lookahead": 30,
+        "uneven": "pad",
+        "epochs": 2,
+    }
     truth = sorted(ids(ds.loader(**bounds)))
     for _ in range(max(1, int(4 * CASES))):
         state, seen = None, []
@@ -294,12 +373,29 @@ def test_bounded_batches_are_resumed_exactly(ds):
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
     source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
-    options = {"batch_size": 8, "shuffle": forebay.Block(3), "seed": 4, "uneven": "pad", "epochs": 2, "output": "numpy"}
-    pulled = [(b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist()) for b in source.loader(**options)]
+    options = {
+        "batch_size": 8,
+        "shuffle": forebay.Block(3),
+        "seed": 4,
+        "uneven": "pad",
+        "epochs": 2,
+        "output": "numpy",
+    }
+    pulled = [
+        (b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist())
+        for b in source.loader(**options)
+    ]
     for connections in (None, 1, 3):
-        loader = source.loader(stream=True, connections=connections, window_bytes=1 << 20, **options)
-        assert [(b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist()) for b in loader] == pulled
-        assert loader.epoch == 2 and loader.stats().samples == sum(sum(real) for _, _, real in pulled)
+        loader = source.loader(
+            stream=True, connections=connections, window_bytes=1 << 20, **options
+        )
+        assert [
+            (b["id"].tolist(), [bytes(d) for d in b["data"]], b["__real__"].tolist())
+            for b in loader
+        ] == pulled
+        assert loader.epoch == 2 and loader.stats().samples == sum(
+            sum(real) for _, _, real in pulled
+        )
     # A state of one goes into the other.
     streamed = source.loader(stream=True, **options)
     first = [b["id"].tolist() for _, b in zip(range(5), streamed, strict=False)]
@@ -309,7 +405,9 @@ def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
 
 
 def test_a_stream_brings_chosen_columns_and_is_decoded_in_threads(ds):
-    loader = ds.loader(batch_size=10, stream=True, columns=["id", "data"], decode=decode, threads=3, output="torch")
+    loader = ds.loader(
+        batch_size=10, stream=True, columns=["id", "data"], decode=decode, threads=3, output="torch"
+    )
     assert torch.cat([b["id"] for b in loader]).tolist() == list(range(100))
     assert next(iter(ds.loader(batch_size=10, stream=True, columns=["text"]))).columns == ["text"]
 
@@ -332,7 +430,14 @@ def test_a_stream_from_two_nodes(ds, tables, tmp_path):
     other = Node("", [], tmp_path, options=["--origin", f"file://{directory}"])
     try:
         whole = ids(ds.loader(batch_size=8, shuffle="full", output="numpy"))
-        assert ids(ds.loader(batch_size=8, shuffle="full", stream=True, nodes=[other.url], connections=2)) == whole
+        assert (
+            ids(
+                ds.loader(
+                    batch_size=8, shuffle="full", stream=True, nodes=[other.url], connections=2
+                )
+            )
+            == whole
+        )
     finally:
         other.stop()
 
@@ -341,7 +446,9 @@ def test_a_stream_from_two_nodes(ds, tables, tmp_path):
 def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
     """It dies in mid-epoch: the loop ends with an error, the state is that of what was yielded, and another node goes on with it."""
     options = {"batch_size": 4, "shuffle": "full", "seed": 2, "output": "numpy", "epochs": math.inf}
-    dying = Node("", [], tmp_path, options=["--origin", f"file://{tables.directory.parent / 'tables'}"])
+    dying = Node(
+        "", [], tmp_path, options=["--origin", f"file://{tables.directory.parent / 'tables'}"]
+    )
     seen = []
     try:
         far = forebay.open("tables/a/*.parquet", client=forebay.Client(dying.url, timeout=2))
@@ -360,11 +467,17 @@ def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
     assert len(seen) >= 340 and seen == truth
 
 
-# Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on with in another shape.
+# Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on
+# with in another shape.
 
 
 def make(ds, world, batch_size, **options):
-    return [ds.loader(batch_size=batch_size, shuffle="full", seed=9, rank=r, world_size=world, **options) for r in range(world)]
+    return [
+        ds.loader(
+            batch_size=batch_size, shuffle="full", seed=9, rank=r, world_size=world, **options
+        )
+        for r in range(world)
+    ]
 
 
 class Job:
@@ -379,7 +492,9 @@ class Job:
         """One step of all ranks: their `last`."""
         for last in step:
             sources = last.sources if last.sources is not None else np.zeros(len(last.rows), int)
-            self.seen.setdefault(last.epoch, []).extend(list(zip(sources.tolist(), last.rows.tolist(), strict=True))[: last.real])
+            self.seen.setdefault(last.epoch, []).extend(
+                list(zip(sources.tolist(), last.rows.tolist(), strict=True))[: last.real]
+            )
 
     def check(self, epochs):
         single = self.source.loader(batch_size=1, shuffle="full", seed=9, epochs=epochs)
@@ -399,8 +514,19 @@ def test_exact_resume_alone(pair, mixed):
     for _ in range(max(1, int(8 * CASES))):
         job = Job(source, rng)
         while job.state is None or job.state["epoch"] < 3:
-            shape = {"prefetch": rng.choice([0, 1, 4]), "threads": rng.choice([0, 2]), "stream": rng.random() < 0.3}
-            loaders = make(source, rng.choice([1, 2, 3, 5]), rng.choice([1, 2, 4, 7]), uneven="pad", epochs=3, **shape)
+            shape = {
+                "prefetch": rng.choice([0, 1, 4]),
+                "threads": rng.choice([0, 2]),
+                "stream": rng.random() < 0.3,
+            }
+            loaders = make(
+                source,
+                rng.choice([1, 2, 3, 5]),
+                rng.choice([1, 2, 4, 7]),
+                uneven="pad",
+                epochs=3,
+                **shape,
+            )
             if job.state is not None:
                 for loader in loaders:
                     loader.load_state_dict(job.state)
@@ -452,9 +578,13 @@ def test_a_dataloader_yields_the_loaders_order(ds, workers, samples):
 @pytest.mark.parametrize("samples", [False, True])
 def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
     loader = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch")
-    resumable = Resumable(batches_of(loader.torch(samples=samples), 2, samples, persistent_workers=True))
+    resumable = Resumable(
+        batches_of(loader.torch(samples=samples), 2, samples, persistent_workers=True)
+    )
     truth = ids(ds.loader(batch_size=8, shuffle="full", epochs=3))
-    assert [i for _ in range(2) for b in resumable for i in b["id"].tolist()] == truth[:192] and resumable.epoch == 2
+    assert [i for _ in range(2) for b in resumable for i in b["id"].tolist()] == truth[
+        :192
+    ] and resumable.epoch == 2
     seen = []
     for batch in resumable:
         seen += batch["id"].tolist()
@@ -465,8 +595,12 @@ def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
 
 
 def test_workers_by_spawn_get_the_dataset_by_pickle(ds):
-    loader = ds.loader(batch_size=8, shuffle="full", seed=9, decode=tagged, output="torch", rank=1, world_size=2)
-    spawned = DataLoader(loader.torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    loader = ds.loader(
+        batch_size=8, shuffle="full", seed=9, decode=tagged, output="torch", rank=1, world_size=2
+    )
+    spawned = DataLoader(
+        loader.torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
     resumable = Resumable(spawned)
     assert ids(resumable) == ids(loader) and resumable.state_dict() == loader.state_dict()
 
@@ -477,14 +611,20 @@ def test_exact_resume_through_dataloaders(pair, mixed):
     rng = random.Random(SEED)
     print(f"FOREBAY_TEST_SEED={SEED}")
     source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
-    truth = [int(i) for batch in source.loader(batch_size=1, shuffle="full", seed=9, epochs=2, output="numpy") for i in batch["id"]]
+    truth = [
+        int(i)
+        for batch in source.loader(batch_size=1, shuffle="full", seed=9, epochs=2, output="numpy")
+        for i in batch["id"]
+    ]
     for _ in range(max(1, int(2 * CASES))):
         state, seen = None, []
         while state is None or state["epoch"] < 2:
             world, size, samples = rng.choice([1, 2]), rng.choice([4, 8]), rng.random() < 0.5
             how = rng.choice(["alone", "dataloader", "stateful"])
             workers = [rng.choice([0, 1, 2, 3]) for _ in range(world)]
-            loaders = make(source, world, size, uneven="pad", decode=tagged, output="torch", epochs=2)
+            loaders = make(
+                source, world, size, uneven="pad", decode=tagged, output="torch", epochs=2
+            )
             if state is not None:
                 for loader in loaders:
                     loader.load_state_dict(state)
@@ -492,10 +632,16 @@ def test_exact_resume_through_dataloaders(pair, mixed):
             if how == "alone":
                 ranks = loaders
             elif how == "dataloader":
-                ranks = [Resumable(batches_of(d, w, samples)) for d, w in zip(datas, workers, strict=True)]
+                ranks = [
+                    Resumable(batches_of(d, w, samples))
+                    for d, w in zip(datas, workers, strict=True)
+                ]
             else:
                 every = rng.choice([1, 3])
-                ranks = [batches_of(d, w, samples, stateful=True, snapshot_every_n_steps=every) for d, w in zip(datas, workers, strict=True)]
+                ranks = [
+                    batches_of(d, w, samples, stateful=True, snapshot_every_n_steps=every)
+                    for d, w in zip(datas, workers, strict=True)
+                ]
             left = rng.randrange(1, 9)
             for step in zip(*ranks, strict=True):
                 for batch in step:
@@ -517,7 +663,9 @@ def test_exact_resume_through_dataloaders(pair, mixed):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_dataloader_resumes_by_itself(ds, workers, samples):
     def loader():
-        data = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(samples=samples)
+        data = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(
+            samples=samples
+        )
         return batches_of(data, workers, samples, stateful=True)
 
     truth = [b["id"].tolist() for b in loader()]
@@ -528,7 +676,9 @@ def test_a_stateful_dataloader_resumes_by_itself(ds, workers, samples):
         again.load_state_dict(first.state_dict())
         assert seen + [b["id"].tolist() for b in again] == truth
     # Its state belongs to as many workers; ours to none.
-    other = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(samples=samples)
+    other = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch").torch(
+        samples=samples
+    )
     other.load_state_dict(state_of(first.state_dict(), other))
     assert [b["id"].tolist() for b in batches_of(other, 3, samples)] == truth[7:]
 
@@ -544,11 +694,17 @@ def test_what_cannot_be_resumed_is_refused(ds):
     for bad in ({}, {"_snapshot": {}}, {"fetcher_state": {"dataset_iter_state": None}}):
         with pytest.raises(forebay.InvalidRequest):
             state_of(bad, loader.torch())
-    two = StatefulDataLoader(loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    two = StatefulDataLoader(
+        loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
     next(iter(two))
     saved = two.state_dict()
-    saved["_snapshot"]["_worker_snapshots"]["worker_1"]["fetcher_state"]["dataset_iter_state"]["workers"] = 3
-    again = StatefulDataLoader(loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    saved["_snapshot"]["_worker_snapshots"]["worker_1"]["fetcher_state"]["dataset_iter_state"][
+        "workers"
+    ] = 3
+    again = StatefulDataLoader(
+        loader.torch(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
     again.load_state_dict(saved)
     with pytest.raises(forebay.InvalidRequest):
         list(again)
@@ -568,7 +724,10 @@ def test_a_dataset_is_a_map_style_dataset(ds, monkeypatch):
     requests, take = [], forebay.dataset._node.take
     monkeypatch.setattr(forebay.dataset._node, "take", lambda *a: requests.append(a) or take(*a))
     got = [b["id"].tolist() for b in DataLoader(ds, batch_size=20)]
-    assert got == [list(range(i, min(i + 20, ROWS))) for i in range(0, ROWS, 20)] and len(requests) == 6
+    assert (
+        got == [list(range(i, min(i + 20, ROWS))) for i in range(0, ROWS, 20)]
+        and len(requests) == 6
+    )
 
 
 def test_a_pickled_loader_goes_on(ds):

@@ -87,7 +87,12 @@ def small(origin, tmp_path_factory):
         "limits.body_timeout": "5s",
     }
     options = [word for pair in settings.items() for word in ("--set", f"{pair[0]}={pair[1]}")]
-    node = Node(origin.url, ["scratch"], tmp_path_factory.mktemp("small"), options=[*options, "--origin", f"slow={slow.url}"])
+    node = Node(
+        origin.url,
+        ["scratch"],
+        tmp_path_factory.mktemp("small"),
+        options=[*options, "--origin", f"slow={slow.url}"],
+    )
     yield node
     node.stop()
     slow.server.shutdown()
@@ -105,7 +110,9 @@ class Probe:
             for path in ("healthz", "readyz", "metrics"):
                 began = time.monotonic()
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{self.node.admin_port}/{path}", timeout=10) as answer:
+                    with urllib.request.urlopen(
+                        f"http://127.0.0.1:{self.node.admin_port}/{path}", timeout=10
+                    ) as answer:
                         answer.read()
                 except OSError as e:
                     self.failures.append(f"{path}: {e}")
@@ -119,11 +126,18 @@ class Probe:
     def __exit__(self, *_) -> None:
         self._stop.set()
         self._thread.join()
-        assert not self.failures and len(self.took) >= 3 and max(self.took)[0] < QUICKLY, (self.failures, max(self.took))
+        assert not self.failures and len(self.took) >= 3 and max(self.took)[0] < QUICKLY, (
+            self.failures,
+            max(self.took),
+        )
 
 
 def left_over(node: Node) -> dict[str, float]:
-    return {name: value for name, value in node.metrics().items() if name.split("{")[0] in GAUGES and value}
+    return {
+        name: value
+        for name, value in node.metrics().items()
+        if name.split("{")[0] in GAUGES and value
+    }
 
 
 def comes_to_rest(node: Node) -> None:
@@ -220,7 +234,10 @@ def test_uploads_at_ten_times_capacity(small, origin_s3):
     tally.check(accepted=1)
     for i, body in stored:
         assert origin_s3.get_object(Bucket="scratch", Key=f"overload/{i}")["Body"].read() == body
-    kept = {o["Key"] for o in origin_s3.list_objects_v2(Bucket="scratch", Prefix="overload/").get("Contents", [])}
+    kept = {
+        o["Key"]
+        for o in origin_s3.list_objects_v2(Bucket="scratch", Prefix="overload/").get("Contents", [])
+    }
     assert kept == {f"overload/{i}" for i, _ in stored}, "what was refused was not written"
     comes_to_rest(small)
 
@@ -236,7 +253,9 @@ def test_batches_at_ten_times_the_memory(small):
         for _ in range(2):
             began = time.monotonic()
             try:
-                with requests.post(f"{small.url}/v1/ml/moss/slow", json=body, timeout=30, stream=True) as answer:
+                with requests.post(
+                    f"{small.url}/v1/ml/moss/slow", json=body, timeout=30, stream=True
+                ) as answer:
                     tally.answer(answer.status_code, answer.headers, time.monotonic() - began)
                     if answer.status_code != 200:
                         continue

@@ -20,9 +20,17 @@ EVEN = _forebay.encode_shape([(10, 100)])
 UNEVEN = _forebay.encode_shape([(2, 50), (1, 30), (1, 7)])
 
 
-def plan(shuffle: dict, *shapes: bytes, seed: int = 1, weights: list[float] | None = None, epoch_rows: int | None = None):
+def plan(
+    shuffle: dict,
+    *shapes: bytes,
+    seed: int = 1,
+    weights: list[float] | None = None,
+    epoch_rows: int | None = None,
+):
     shapes = shapes or (EVEN,)
-    sources = [{"dataset": f"d{i}", "weight": w} for i, w in enumerate(weights or [1.0] * len(shapes))]
+    sources = [
+        {"dataset": f"d{i}", "weight": w} for i, w in enumerate(weights or [1.0] * len(shapes))
+    ]
     document = {"sources": sources, "seed": seed, "shuffle": shuffle, "epoch_rows": epoch_rows}
     return _forebay.Plan(json.dumps(document), list(shapes))
 
@@ -75,11 +83,23 @@ def permutation(n: int, key: int) -> list[int]:
 
 
 def test_permutations_are_those_of_a_second_implementation():
-    for n, key in [(1, 0), (2, 1), (7, 2), (32, 3), (33, 4), (100, MASK), (4096, 5), (4097, 6), (10_007, 7)]:
+    for n, key in [
+        (1, 0),
+        (2, 1),
+        (7, 2),
+        (32, 3),
+        (33, 4),
+        (100, MASK),
+        (4096, 5),
+        (4097, 6),
+        (10_007, 7),
+    ]:
         found = _forebay.Permutation(n, key)
         expected = permutation(n, key)
         assert np.asarray(found.numbers(0, n)).tolist() == expected
-        assert [found.at(i) for i in (0, n // 2, n - 1)] == [expected[i] for i in (0, n // 2, n - 1)]
+        assert [found.at(i) for i in (0, n // 2, n - 1)] == [
+            expected[i] for i in (0, n // 2, n - 1)
+        ]
         assert all(found.position_of(expected[i]) == i for i in (0, n // 2, n - 1))
     with pytest.raises(InvalidRequest, match="not below 10"):
         _forebay.Permutation(10, 0).at(10)
@@ -90,7 +110,12 @@ def test_permutations_are_those_of_a_second_implementation():
 def test_numbers_are_arrays_of_their_type_without_a_copy():
     rows, sources = plan({"kind": "full"}).rows(0, 10, 30)
     array = np.asarray(rows)
-    assert (array.dtype, array.shape, np.asarray(sources).dtype, len(rows)) == (np.uint64, (20,), np.uint32, 20)
+    assert (array.dtype, array.shape, np.asarray(sources).dtype, len(rows)) == (
+        np.uint64,
+        (20,),
+        np.uint32,
+        20,
+    )
     assert not array.flags.owndata
     assert memoryview(rows).tolist() == array.tolist() == np.frombuffer(rows, np.uint64).tolist()
     assert bytes(rows) == array.tobytes()
@@ -100,7 +125,14 @@ def test_numbers_are_arrays_of_their_type_without_a_copy():
 
 
 @pytest.mark.parametrize(
-    "shuffle", [{"kind": "none"}, {"kind": "window", "rows": 60}, {"kind": "block", "blocks": 3}, {"kind": "full"}], ids=lambda s: s["kind"]
+    "shuffle",
+    [
+        {"kind": "none"},
+        {"kind": "window", "rows": 60},
+        {"kind": "block", "blocks": 3},
+        {"kind": "full"},
+    ],
+    ids=lambda s: s["kind"],
 )
 def test_every_row_once_in_each_epoch_and_back_to_its_position(shuffle):
     for shape, rows in [(EVEN, 1000), (UNEVEN, 137)]:
@@ -109,9 +141,15 @@ def test_every_row_once_in_each_epoch_and_back_to_its_position(shuffle):
         assert sorted(first) == sorted(second) == [(0, row) for row in range(rows)]
         assert (first == second) == (shuffle["kind"] == "none")
         assert all(of.position_of(1, row) == at for at, (_, row) in enumerate(second))
-        assert sorted(of.blocks(0, 0, rows)) == [(0, block) for block in range(10 if rows == 1000 else 4)]
+        assert sorted(of.blocks(0, 0, rows)) == [
+            (0, block) for block in range(10 if rows == 1000 else 4)
+        ]
         epoch, position = of.next_use(0, 5, 2)
-        assert (order(of, epoch)[position][1] // 100 == 2) if rows == 1000 else (100 <= order(of, epoch)[position][1] < 130)
+        assert (
+            (order(of, epoch)[position][1] // 100 == 2)
+            if rows == 1000
+            else (100 <= order(of, epoch)[position][1] < 130)
+        )
 
 
 def test_any_interruption_continues_exactly():
@@ -119,19 +157,47 @@ def test_any_interruption_continues_exactly():
     print(f"replay with FOREBAY_TEST_SEED={seed}")
     rng = random.Random(seed)
     for _ in range(20):
-        shuffle = rng.choice([{"kind": "none"}, {"kind": "window", "rows": 40}, {"kind": "block", "blocks": 2}, {"kind": "full"}])
-        of = plan(shuffle, EVEN, UNEVEN, seed=rng.randrange(1 << 40), weights=[3.0, 1.0], epoch_rows=rng.randrange(50, 400))
+        shuffle = rng.choice(
+            [
+                {"kind": "none"},
+                {"kind": "window", "rows": 40},
+                {"kind": "block", "blocks": 2},
+                {"kind": "full"},
+            ]
+        )
+        of = plan(
+            shuffle,
+            EVEN,
+            UNEVEN,
+            seed=rng.randrange(1 << 40),
+            weights=[3.0, 1.0],
+            epoch_rows=rng.randrange(50, 400),
+        )
         reference = [(epoch, *row) for epoch in range(20) for row in order(of, epoch)]
         state, got = of.state(0, 0), []
         for _ in range(5):
             world, workers, rows = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 20)
             partition = {"world": world, "batch": {"rows": rows}, "uneven": "pad"}
-            ranks = [[of.steps(json.dumps({**partition, "rank": r}), state, None, None, w, workers) for w in range(workers)] for r in range(world)]
+            ranks = [
+                [
+                    of.steps(json.dumps({**partition, "rank": r}), state, None, None, w, workers)
+                    for w in range(workers)
+                ]
+                for r in range(world)
+            ]
             for number in range(rng.randrange(12)):
                 steps = [next(of_rank[number % workers]) for of_rank in ranks]
                 for step in steps:
-                    assert step.step == number and step.next == steps[0].next and len(step.rows) == rows
-                    pairs = zip(np.asarray(step.sources).tolist(), np.asarray(step.rows).tolist(), strict=True)
+                    assert (
+                        step.step == number
+                        and step.next == steps[0].next
+                        and len(step.rows) == rows
+                    )
+                    pairs = zip(
+                        np.asarray(step.sources).tolist(),
+                        np.asarray(step.rows).tolist(),
+                        strict=True,
+                    )
                     got += [(step.epoch, *pair) for pair in pairs][: step.real]
                 state = json.dumps(json.loads(steps[0].next))
         assert got == reference[: len(got)]
@@ -156,10 +222,15 @@ def test_batches_bounded_by_length(kind):
     batches = list(of.steps(partition, of.state(0, 0), 1, lengths))
     got = []
     for step in batches:
-        pairs = list(zip(np.asarray(step.sources).tolist(), np.asarray(step.rows).tolist(), strict=True))
+        pairs = list(
+            zip(np.asarray(step.sources).tolist(), np.asarray(step.rows).tolist(), strict=True)
+        )
         assert sum(int(lengths[s][r]) for s, r in pairs) <= 1000 and 1 <= len(pairs) <= 64
         got += pairs
-    assert sorted(got) == sorted(order(of)) and of.steps(partition, of.state(0, 0), 1, lengths).count() is None
+    assert (
+        sorted(got) == sorted(order(of))
+        and of.steps(partition, of.state(0, 0), 1, lengths).count() is None
+    )
     # From the middle of a window on.
     again = list(of.steps(partition, batches[4].next, 1, lengths))
     assert [bytes(s.rows) for s in again] == [bytes(s.rows) for s in batches[5:]]
@@ -199,12 +270,19 @@ def test_what_cannot_be_is_refused_in_words():
 
 def test_the_report_tells_a_good_order_from_a_bad_one():
     shape = _forebay.encode_shape([(100, 100)])
-    bad, good = (json.loads(plan(s, shape).report(batch=50)) for s in ({"kind": "none"}, {"kind": "full"}))
-    assert bad["order"]["rank_correlation"] > 0.999 and abs(good["order"]["rank_correlation"]) < 0.05
+    bad, good = (
+        json.loads(plan(s, shape).report(batch=50)) for s in ({"kind": "none"}, {"kind": "full"})
+    )
+    assert (
+        bad["order"]["rank_correlation"] > 0.999 and abs(good["order"]["rank_correlation"]) < 0.05
+    )
     assert bad["order"]["label_dispersion"] > 40 and 0.8 < good["order"]["label_dispersion"] < 1.2
     assert abs(good["uniform"]["displacement"] - good["expected"]["displacement"]) < 0.02
     labels = ["cat", "dog"] * 5000
-    assert json.loads(plan({"kind": "none"}, shape).report(50, labels))["order"]["label_dispersion"] < 1e-9
+    assert (
+        json.loads(plan({"kind": "none"}, shape).report(50, labels))["order"]["label_dispersion"]
+        < 1e-9
+    )
     with pytest.raises(InvalidRequest, match="one label"):
         plan({"kind": "none"}, shape).report(50, ["cat"])
 

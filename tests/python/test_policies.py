@@ -40,11 +40,15 @@ KNOW_TRAIN = {"root", "reader", "lister", "copier", "keeper", "operator"}
 def keys_toml(policies=POLICIES) -> str:
     text = []
     for name, allow in policies.items():
-        text.append(f'[[keys]]\naccess_key = "{name}"\nsecret_key = "secret-of-{name}"\ntoken = "token-of-{name}"\n')
+        text.append(
+            f'[[keys]]\naccess_key = "{name}"\nsecret_key = "secret-of-{name}"\ntoken = "token-of-{name}"\n'
+        )
         if allow == []:
             text.append("allow = []\n")
         for grant in allow or []:
-            text.append(f"[[keys.allow]]\nbucket = {json.dumps(grant['bucket'])}\nactions = {json.dumps(grant['actions'])}\n")
+            text.append(
+                f"[[keys.allow]]\nbucket = {json.dumps(grant['bucket'])}\nactions = {json.dumps(grant['actions'])}\n"
+            )
             if "prefix" in grant:
                 text.append(f"prefix = {json.dumps(grant['prefix'])}\n")
     return "".join(text)
@@ -60,7 +64,12 @@ def locked_node(origin, directory: Path, text: str = keys_toml()) -> Node:
     directory.mkdir(parents=True, exist_ok=True)
     keys = directory / "keys.toml"
     keys.write_text(text)
-    node = Node(origin.url, ["train", "other", "scratch"], directory, options=["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"])
+    node = Node(
+        origin.url,
+        ["train", "other", "scratch"],
+        directory,
+        options=["--set", f"auth.keys_file={keys}", "--set", "auth.unix_trusted=false"],
+    )
     node.keys = keys
     return node
 
@@ -77,14 +86,27 @@ def locked(origin, tmp_path_factory):
 
 
 def s3_of(node, key: str, secret: str | None = None):
-    config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}, signature_version="s3v4")
+    config = Config(
+        s3={"addressing_style": "path"}, retries={"max_attempts": 1}, signature_version="s3v4"
+    )
     return boto3.client(
-        "s3", endpoint_url=node.url, aws_access_key_id=key, aws_secret_access_key=secret or f"secret-of-{key}", region_name=REGION, config=config
+        "s3",
+        endpoint_url=node.url,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret or f"secret-of-{key}",
+        region_name=REGION,
+        config=config,
     )
 
 
 def v1(node, key: str, method: str, path: str, **kwargs) -> requests.Response:
-    return requests.request(method, f"{node.url}/v1{path}", headers={"Authorization": f"Bearer token-of-{key}"}, timeout=30, **kwargs)
+    return requests.request(
+        method,
+        f"{node.url}/v1{path}",
+        headers={"Authorization": f"Bearer token-of-{key}"},
+        timeout=30,
+        **kwargs,
+    )
 
 
 def by_s3(call) -> int:
@@ -104,7 +126,11 @@ def by_http(answer: requests.Response) -> int:
 
 
 def presigned(s3, operation: str, method: str, data=None, **params) -> int:
-    return by_http(requests.request(method, s3.generate_presigned_url(operation, Params=params), data=data, timeout=30))
+    return by_http(
+        requests.request(
+            method, s3.generate_presigned_url(operation, Params=params), data=data, timeout=30
+        )
+    )
 
 
 IMG = {"Bucket": "train", "Key": "img/0001.bin"}
@@ -122,7 +148,9 @@ def parts(s3, complete: bool) -> int:
             lambda: s3.upload_part(**OUT, UploadId="x", PartNumber=1, Body=b"x"),
             lambda: s3.upload_part_copy(**OUT, UploadId="x", PartNumber=1, CopySource=SOURCE),
             lambda: s3.list_parts(**OUT, UploadId="x"),
-            lambda: s3.complete_multipart_upload(**OUT, UploadId="x", MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": "x"}]}),
+            lambda: s3.complete_multipart_upload(
+                **OUT, UploadId="x", MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": "x"}]}
+            ),
             lambda: s3.abort_multipart_upload(**OUT, UploadId="x"),
         ]:
             assert by_s3(step) == status
@@ -131,7 +159,11 @@ def parts(s3, complete: bool) -> int:
     etag = s3.upload_part(**upload, PartNumber=1, Body=b"part")["ETag"]
     assert len(s3.list_parts(**upload)["Parts"]) == 1
     if complete:
-        return by_s3(lambda: s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}))
+        return by_s3(
+            lambda: s3.complete_multipart_upload(
+                **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}
+            )
+        )
     return by_s3(lambda: s3.abort_multipart_upload(**upload))
 
 
@@ -147,58 +179,203 @@ def part_copy(s3, root) -> int:
 S3 = [
     ("get", lambda s, _: by_s3(lambda: s.get_object(**IMG)), READERS, 200),
     ("get range", lambda s, _: by_s3(lambda: s.get_object(**IMG, Range="bytes=1-2")), READERS, 206),
-    ("get what is not satisfiable", lambda s, _: by_s3(lambda: s.get_object(**IMG, Range="bytes=99999999-")), READERS, 416),
+    (
+        "get what is not satisfiable",
+        lambda s, _: by_s3(lambda: s.get_object(**IMG, Range="bytes=99999999-")),
+        READERS,
+        416,
+    ),
     ("get past the cache", lambda s, _: presigned(s, "get_object", "GET", **IMG), READERS, 200),
     ("head", lambda s, _: by_s3(lambda: s.head_object(**IMG)), READERS, 200),
     ("head presigned", lambda s, _: presigned(s, "head_object", "HEAD", **IMG), READERS, 200),
-    ("attributes", lambda s, _: by_s3(lambda: s.get_object_attributes(**IMG, ObjectAttributes=["ObjectSize"])), READERS, 200),
-    ("get what is missing", lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="img/none")), READERS, 404),
-    ("head what is missing", lambda s, _: by_s3(lambda: s.head_object(Bucket="train", Key="img/none")), READERS, 404),
-    ("get outside", lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="one")), {"root"}, 200),
-    ("get what is missing outside", lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="none")), {"root"}, 404),
-    ("get from no bucket", lambda s, _: by_s3(lambda: s.get_object(Bucket="no-such-bucket", Key="k")), {"root"}, 404),
-    ("list", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img/")), {"root", "lister"}, 200),
-    ("list deeper", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img/00", Delimiter="/")), {"root", "lister"}, 200),
-    ("list, first version", lambda s, _: by_s3(lambda: s.list_objects(Bucket="train", Prefix="img/")), {"root", "lister"}, 200),
-    ("list nothing", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img/", MaxKeys=0)), {"root", "lister"}, 200),
-    ("list the bucket", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train")), {"root"}, 200),
-    ("list a shorter prefix", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img", Delimiter="/")), {"root"}, 200),
-    ("list after a name", lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", StartAfter="img/")), {"root"}, 200),
+    (
+        "attributes",
+        lambda s, _: by_s3(lambda: s.get_object_attributes(**IMG, ObjectAttributes=["ObjectSize"])),
+        READERS,
+        200,
+    ),
+    (
+        "get what is missing",
+        lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="img/none")),
+        READERS,
+        404,
+    ),
+    (
+        "head what is missing",
+        lambda s, _: by_s3(lambda: s.head_object(Bucket="train", Key="img/none")),
+        READERS,
+        404,
+    ),
+    (
+        "get outside",
+        lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="one")),
+        {"root"},
+        200,
+    ),
+    (
+        "get what is missing outside",
+        lambda s, _: by_s3(lambda: s.get_object(Bucket="train", Key="none")),
+        {"root"},
+        404,
+    ),
+    (
+        "get from no bucket",
+        lambda s, _: by_s3(lambda: s.get_object(Bucket="no-such-bucket", Key="k")),
+        {"root"},
+        404,
+    ),
+    (
+        "list",
+        lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img/")),
+        {"root", "lister"},
+        200,
+    ),
+    (
+        "list deeper",
+        lambda s, _: by_s3(
+            lambda: s.list_objects_v2(Bucket="train", Prefix="img/00", Delimiter="/")
+        ),
+        {"root", "lister"},
+        200,
+    ),
+    (
+        "list, first version",
+        lambda s, _: by_s3(lambda: s.list_objects(Bucket="train", Prefix="img/")),
+        {"root", "lister"},
+        200,
+    ),
+    (
+        "list nothing",
+        lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img/", MaxKeys=0)),
+        {"root", "lister"},
+        200,
+    ),
+    (
+        "list the bucket",
+        lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train")),
+        {"root"},
+        200,
+    ),
+    (
+        "list a shorter prefix",
+        lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", Prefix="img", Delimiter="/")),
+        {"root"},
+        200,
+    ),
+    (
+        "list after a name",
+        lambda s, _: by_s3(lambda: s.list_objects_v2(Bucket="train", StartAfter="img/")),
+        {"root"},
+        200,
+    ),
     ("put", lambda s, _: by_s3(lambda: s.put_object(**OUT, Body=b"data")), WRITERS, 200),
-    ("put checked", lambda s, _: by_s3(lambda: s.put_object(**OUT, Body=b"data", ChecksumAlgorithm="SHA256")), WRITERS, 200),
+    (
+        "put checked",
+        lambda s, _: by_s3(lambda: s.put_object(**OUT, Body=b"data", ChecksumAlgorithm="SHA256")),
+        WRITERS,
+        200,
+    ),
     ("put presigned", lambda s, _: presigned(s, "put_object", "PUT", b"data", **OUT), WRITERS, 200),
-    ("put outside", lambda s, _: by_s3(lambda: s.put_object(Bucket="scratch", Key="outside", Body=b"")), {"root"}, 200),
-    ("put onto what may be read", lambda s, _: by_s3(lambda: s.put_object(Bucket="train", Key="img/new", Body=b"")), {"root"}, 200),
-    ("delete what may be read", lambda s, _: by_s3(lambda: s.delete_object(Bucket="train", Key="img/new")), {"root"}, 204),
+    (
+        "put outside",
+        lambda s, _: by_s3(lambda: s.put_object(Bucket="scratch", Key="outside", Body=b"")),
+        {"root"},
+        200,
+    ),
+    (
+        "put onto what may be read",
+        lambda s, _: by_s3(lambda: s.put_object(Bucket="train", Key="img/new", Body=b"")),
+        {"root"},
+        200,
+    ),
+    (
+        "delete what may be read",
+        lambda s, _: by_s3(lambda: s.delete_object(Bucket="train", Key="img/new")),
+        {"root"},
+        204,
+    ),
     ("delete", lambda s, _: by_s3(lambda: s.delete_object(**OUT)), WRITERS, 204),
-    ("copy", lambda s, _: by_s3(lambda: s.copy_object(**OUT, CopySource=SOURCE)), {"root", "copier"}, 200),
-    ("copy from outside", lambda s, _: by_s3(lambda: s.copy_object(**OUT, CopySource="train/one")), {"root"}, 200),
-    ("copy to outside", lambda s, _: by_s3(lambda: s.copy_object(Bucket="scratch", Key="y", CopySource=SOURCE)), {"root"}, 200),
+    (
+        "copy",
+        lambda s, _: by_s3(lambda: s.copy_object(**OUT, CopySource=SOURCE)),
+        {"root", "copier"},
+        200,
+    ),
+    (
+        "copy from outside",
+        lambda s, _: by_s3(lambda: s.copy_object(**OUT, CopySource="train/one")),
+        {"root"},
+        200,
+    ),
+    (
+        "copy to outside",
+        lambda s, _: by_s3(lambda: s.copy_object(Bucket="scratch", Key="y", CopySource=SOURCE)),
+        {"root"},
+        200,
+    ),
     ("copy a part", part_copy, {"root", "copier"}, 200),
     ("upload by parts", lambda s, _: parts(s, True), WRITERS, 200),
     ("give an upload up", lambda s, _: parts(s, False), WRITERS, 204),
-    ("uploads", lambda s, _: by_s3(lambda: s.list_multipart_uploads(Bucket="train", Prefix="img/")), {"root", "lister"}, 200),
-    ("uploads of the bucket", lambda s, _: by_s3(lambda: s.list_multipart_uploads(Bucket="train")), {"root"}, 200),
+    (
+        "uploads",
+        lambda s, _: by_s3(lambda: s.list_multipart_uploads(Bucket="train", Prefix="img/")),
+        {"root", "lister"},
+        200,
+    ),
+    (
+        "uploads of the bucket",
+        lambda s, _: by_s3(lambda: s.list_multipart_uploads(Bucket="train")),
+        {"root"},
+        200,
+    ),
     ("head bucket", lambda s, _: by_s3(lambda: s.head_bucket(Bucket="train")), KNOW_TRAIN, 200),
-    ("location", lambda s, _: by_s3(lambda: s.get_bucket_location(Bucket="train")), KNOW_TRAIN, 200),
-    ("head no bucket", lambda s, _: by_s3(lambda: s.head_bucket(Bucket="no-such-bucket")), {"root", "operator"}, 404),
-    ("remove a bucket", lambda s, _: by_s3(lambda: s.delete_bucket(Bucket="no-such-bucket")), {"root", "operator"}, 404),
+    (
+        "location",
+        lambda s, _: by_s3(lambda: s.get_bucket_location(Bucket="train")),
+        KNOW_TRAIN,
+        200,
+    ),
+    (
+        "head no bucket",
+        lambda s, _: by_s3(lambda: s.head_bucket(Bucket="no-such-bucket")),
+        {"root", "operator"},
+        404,
+    ),
+    (
+        "remove a bucket",
+        lambda s, _: by_s3(lambda: s.delete_bucket(Bucket="no-such-bucket")),
+        {"root", "operator"},
+        404,
+    ),
 ]
 
 
 @pytest.mark.parametrize("key", POLICIES)
-@pytest.mark.parametrize(("call", "allowed", "status"), [row[1:] for row in S3], ids=[row[0] for row in S3])
+@pytest.mark.parametrize(
+    ("call", "allowed", "status"), [row[1:] for row in S3], ids=[row[0] for row in S3]
+)
 def test_s3(locked, key, call, allowed, status):
     assert call(s3_of(locked, key), s3_of(locked, "root")) == (status if key in allowed else 403)
 
 
 def batch(node, key, names, **options) -> requests.Response:
-    body = {"mime": ".tar", "in": [{"objname": n} if isinstance(n, str) else n for n in names], "strm": True, **options}
+    body = {
+        "mime": ".tar",
+        "in": [{"objname": n} if isinstance(n, str) else n for n in names],
+        "strm": True,
+        **options,
+    }
     return v1(node, key, "POST", "/ml/moss/train", json=body)
 
 
 def listing(node, key, prefix, bucket="train", **value) -> requests.Response:
-    return v1(node, key, "GET", f"/buckets/{bucket}", json={"action": "list", "value": {"prefix": prefix, **value}})
+    return v1(
+        node,
+        key,
+        "GET",
+        f"/buckets/{bucket}",
+        json={"action": "list", "value": {"prefix": prefix, **value}},
+    )
 
 
 def act(node, key, action, **body) -> int:
@@ -207,46 +384,176 @@ def act(node, key, action, **body) -> int:
 
 V1 = [
     ("get", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/img/0001.bin")), READERS, 200),
-    ("head", lambda n, k: by_http(v1(n, k, "HEAD", "/objects/train/img/0001.bin?props=version")), READERS, 200),
-    ("get what is missing", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/img/none")), READERS, 404),
+    (
+        "head",
+        lambda n, k: by_http(v1(n, k, "HEAD", "/objects/train/img/0001.bin?props=version")),
+        READERS,
+        200,
+    ),
+    (
+        "get what is missing",
+        lambda n, k: by_http(v1(n, k, "GET", "/objects/train/img/none")),
+        READERS,
+        404,
+    ),
     ("get outside", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/one")), {"root"}, 200),
-    ("get what is missing outside", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/none")), {"root"}, 404),
-    ("get encoded", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/img%2F0001.bin")), READERS, 200),
-    ("member", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/shards/a.tar?archpath=sample000.jpg")), {"root"}, 200),
-    ("member that is missing", lambda n, k: by_http(v1(n, k, "GET", "/objects/train/shards/a.tar?archpath=no")), {"root"}, 404),
+    (
+        "get what is missing outside",
+        lambda n, k: by_http(v1(n, k, "GET", "/objects/train/none")),
+        {"root"},
+        404,
+    ),
+    (
+        "get encoded",
+        lambda n, k: by_http(v1(n, k, "GET", "/objects/train/img%2F0001.bin")),
+        READERS,
+        200,
+    ),
+    (
+        "member",
+        lambda n, k: by_http(v1(n, k, "GET", "/objects/train/shards/a.tar?archpath=sample000.jpg")),
+        {"root"},
+        200,
+    ),
+    (
+        "member that is missing",
+        lambda n, k: by_http(v1(n, k, "GET", "/objects/train/shards/a.tar?archpath=no")),
+        {"root"},
+        404,
+    ),
     ("put", lambda n, k: by_http(v1(n, k, "PUT", "/objects/scratch/w/v", data=b"v")), WRITERS, 200),
-    ("put outside", lambda n, k: by_http(v1(n, k, "PUT", "/objects/scratch/v", data=b"v")), {"root"}, 200),
-    ("begin an upload", lambda n, k: by_http(v1(n, k, "POST", "/objects/scratch/w/v", json={"action": "mpt-upload"})), WRITERS, 200),
-    ("put a part", lambda n, k: by_http(v1(n, k, "PUT", "/objects/scratch/w/v?uploadId=x&partNumber=0", data=b"v")), WRITERS, 400),
-    ("copy", lambda n, k: by_http(v1(n, k, "PUT", "/objects/train/img/0001.bin?object_to=s3/@%23/scratch/w/c")), {"root", "copier"}, 200),
-    ("copy to outside", lambda n, k: by_http(v1(n, k, "PUT", "/objects/train/img/0001.bin?object_to=s3/@%23/scratch/c")), {"root"}, 200),
+    (
+        "put outside",
+        lambda n, k: by_http(v1(n, k, "PUT", "/objects/scratch/v", data=b"v")),
+        {"root"},
+        200,
+    ),
+    (
+        "begin an upload",
+        lambda n, k: by_http(
+            v1(n, k, "POST", "/objects/scratch/w/v", json={"action": "mpt-upload"})
+        ),
+        WRITERS,
+        200,
+    ),
+    (
+        "put a part",
+        lambda n, k: by_http(
+            v1(n, k, "PUT", "/objects/scratch/w/v?uploadId=x&partNumber=0", data=b"v")
+        ),
+        WRITERS,
+        400,
+    ),
+    (
+        "copy",
+        lambda n, k: by_http(
+            v1(n, k, "PUT", "/objects/train/img/0001.bin?object_to=s3/@%23/scratch/w/c")
+        ),
+        {"root", "copier"},
+        200,
+    ),
+    (
+        "copy to outside",
+        lambda n, k: by_http(
+            v1(n, k, "PUT", "/objects/train/img/0001.bin?object_to=s3/@%23/scratch/c")
+        ),
+        {"root"},
+        200,
+    ),
     ("list", lambda n, k: by_http(listing(n, k, "img/")), {"root", "lister"}, 200),
     ("list a shorter prefix", lambda n, k: by_http(listing(n, k, "im")), {"root"}, 200),
     ("list no bucket", lambda n, k: by_http(listing(n, k, "", "no-such-bucket")), {"root"}, 404),
     ("head bucket", lambda n, k: by_http(v1(n, k, "HEAD", "/buckets/train")), KNOW_TRAIN, 200),
     ("batch", lambda n, k: by_http(batch(n, k, ["img/0001.bin", "img/0002.bin"])), READERS, 200),
-    ("batch, buffered", lambda n, k: by_http(batch(n, k, ["img/0001.bin"], strm=False)), READERS, 200),
-    ("batch with one from outside", lambda n, k: by_http(batch(n, k, ["img/0001.bin", "one"])), {"root"}, 200),
-    ("batch by unique name", lambda n, k: by_http(batch(n, k, [{"objname": "a", "uname": "s3/@#/other/a"}])), {"root", "elsewhere"}, 404),
-    ("batch from no bucket", lambda n, k: by_http(batch(n, k, [{"objname": "a", "bucket": "no-such-bucket"}])), {"root"}, 404),
-    ("stat", lambda n, k: by_http(v1(n, k, "GET", "/forebay/stat/train/img/0001.bin")), READERS, 200),
-    ("pin", lambda n, k: act(n, k, "pin", keys=["img/0001.bin"]), {"root", "keeper", "operator"}, 200),
-    ("pin outside", lambda n, k: act(n, k, "pin", keys=["img/0001.bin", "one"]), {"root", "operator"}, 200),
-    ("unpin", lambda n, k: act(n, k, "unpin", manifest="img/0001.bin\n"), {"root", "keeper", "operator"}, 200),
+    (
+        "batch, buffered",
+        lambda n, k: by_http(batch(n, k, ["img/0001.bin"], strm=False)),
+        READERS,
+        200,
+    ),
+    (
+        "batch with one from outside",
+        lambda n, k: by_http(batch(n, k, ["img/0001.bin", "one"])),
+        {"root"},
+        200,
+    ),
+    (
+        "batch by unique name",
+        lambda n, k: by_http(batch(n, k, [{"objname": "a", "uname": "s3/@#/other/a"}])),
+        {"root", "elsewhere"},
+        404,
+    ),
+    (
+        "batch from no bucket",
+        lambda n, k: by_http(batch(n, k, [{"objname": "a", "bucket": "no-such-bucket"}])),
+        {"root"},
+        404,
+    ),
+    (
+        "stat",
+        lambda n, k: by_http(v1(n, k, "GET", "/forebay/stat/train/img/0001.bin")),
+        READERS,
+        200,
+    ),
+    (
+        "pin",
+        lambda n, k: act(n, k, "pin", keys=["img/0001.bin"]),
+        {"root", "keeper", "operator"},
+        200,
+    ),
+    (
+        "pin outside",
+        lambda n, k: act(n, k, "pin", keys=["img/0001.bin", "one"]),
+        {"root", "operator"},
+        200,
+    ),
+    (
+        "unpin",
+        lambda n, k: act(n, k, "unpin", manifest="img/0001.bin\n"),
+        {"root", "keeper", "operator"},
+        200,
+    ),
     ("unpin all", lambda n, k: act(n, k, "unpin", prefix=""), {"root", "operator"}, 200),
-    ("warm", lambda n, k: act(n, k, "warm", prefix="img/000", dry_run=True), {"root", "keeper", "operator"}, 200),
-    ("warm all", lambda n, k: act(n, k, "warm", prefix="", dry_run=True), {"root", "operator"}, 200),
-    ("evict", lambda n, k: act(n, k, "evict", prefix="img/", dry_run=True), {"root", "keeper", "operator"}, 200),
-    ("pins", lambda n, k: by_http(v1(n, k, "GET", "/forebay/pinned")), {"root", "keeper", "operator", "elsewhere"}, 200),
+    (
+        "warm",
+        lambda n, k: act(n, k, "warm", prefix="img/000", dry_run=True),
+        {"root", "keeper", "operator"},
+        200,
+    ),
+    (
+        "warm all",
+        lambda n, k: act(n, k, "warm", prefix="", dry_run=True),
+        {"root", "operator"},
+        200,
+    ),
+    (
+        "evict",
+        lambda n, k: act(n, k, "evict", prefix="img/", dry_run=True),
+        {"root", "keeper", "operator"},
+        200,
+    ),
+    (
+        "pins",
+        lambda n, k: by_http(v1(n, k, "GET", "/forebay/pinned")),
+        {"root", "keeper", "operator", "elsewhere"},
+        200,
+    ),
     ("status", lambda n, k: by_http(v1(n, k, "GET", "/forebay/status")), {"root", "operator"}, 200),
     ("info", lambda n, k: by_http(v1(n, k, "GET", "/forebay/info")), set(POLICIES), 200),
     ("map", lambda n, k: by_http(v1(n, k, "GET", "/daemon?what=smap")), set(POLICIES), 200),
-    ("make a bucket", lambda n, k: by_http(v1(n, k, "POST", "/buckets/train", json={"action": "create-bck"})), {"root", "operator"}, None),
+    (
+        "make a bucket",
+        lambda n, k: by_http(v1(n, k, "POST", "/buckets/train", json={"action": "create-bck"})),
+        {"root", "operator"},
+        None,
+    ),
 ]
 
 
 @pytest.mark.parametrize("key", POLICIES)
-@pytest.mark.parametrize(("call", "allowed", "status"), [row[1:] for row in V1], ids=[row[0] for row in V1])
+@pytest.mark.parametrize(
+    ("call", "allowed", "status"), [row[1:] for row in V1], ids=[row[0] for row in V1]
+)
 def test_v1(locked, key, call, allowed, status):
     got = call(locked, key)
     if key not in allowed:
@@ -264,7 +571,11 @@ def test_a_denial_is_the_same_for_what_is_warm_cold_and_missing(locked):
             with pytest.raises(ClientError) as caught:
                 s3.get_object(Bucket="train", Key=name)
             error = caught.value.response
-            headers = {h: v for h, v in error["ResponseMetadata"]["HTTPHeaders"].items() if h not in ("x-amz-request-id", "x-request-id", "date")}
+            headers = {
+                h: v
+                for h, v in error["ResponseMetadata"]["HTTPHeaders"].items()
+                if h not in ("x-amz-request-id", "x-request-id", "date")
+            }
             headers.pop("content-length", None)
             found.append((error["Error"]["Message"].replace(name, "NAME"), headers))
             answer = v1(locked, key, "GET", f"/objects/train/{name}")
@@ -284,19 +595,44 @@ def test_a_batch_puts_placeholders_for_what_is_denied(locked, objects):
     import io
     import tarfile
 
-    names = ["img/0001.bin", "one", "no/such/name", {"objname": "x", "bucket": "no-such-bucket"}, "img/none", "img/0002.bin"]
+    names = [
+        "img/0001.bin",
+        "one",
+        "no/such/name",
+        {"objname": "x", "bucket": "no-such-bucket"},
+        "img/none",
+        "img/0002.bin",
+    ]
     for streaming in (True, False):
         answer = batch(locked, "reader", names, coer=True, strm=streaming)
         assert answer.status_code == 200
         content = answer.content if streaming else answer.content.split(b"\r\n\r\n", 2)[2]
         members = tarfile.open(fileobj=io.BytesIO(content)).getmembers()
-        expected = ["train/img/0001.bin", "__404__/train/one", "__404__/train/no/such/name", "__404__/no-such-bucket/x"]
-        assert [m.name for m in members] == [*expected, "__404__/train/img/none", "train/img/0002.bin"]
-        assert [m.size for m in members] == [len(objects["img/0001.bin"]), 0, 0, 0, 0, len(objects["img/0002.bin"])]
+        expected = [
+            "train/img/0001.bin",
+            "__404__/train/one",
+            "__404__/train/no/such/name",
+            "__404__/no-such-bucket/x",
+        ]
+        assert [m.name for m in members] == [
+            *expected,
+            "__404__/train/img/none",
+            "train/img/0002.bin",
+        ]
+        assert [m.size for m in members] == [
+            len(objects["img/0001.bin"]),
+            0,
+            0,
+            0,
+            0,
+            len(objects["img/0002.bin"]),
+        ]
         if not streaming:
             told = json.loads(answer.content.split(b"\r\n\r\n", 2)[1].split(b"\r\n")[0])["out"]
             assert "not allowed" in told[1]["err_msg"] and "not allowed" in told[3]["err_msg"]
-            assert told[1]["err_msg"].replace("one", "N") == told[2]["err_msg"].replace("no/such/name", "N")
+            assert told[1]["err_msg"].replace("one", "N") == told[2]["err_msg"].replace(
+                "no/such/name", "N"
+            )
 
 
 def test_delete_objects_is_decided_key_by_key(locked):
@@ -306,7 +642,10 @@ def test_delete_objects_is_decided_key_by_key(locked):
     keys = [{"Key": k} for k in ("w/1", "kept", "w/2", "absent")]
     answer = writer.delete_objects(Bucket="scratch", Delete={"Objects": keys})
     assert [d["Key"] for d in answer["Deleted"]] == ["w/1", "w/2"]
-    assert [(e["Key"], e["Code"]) for e in answer["Errors"]] == [("kept", "AccessDenied"), ("absent", "AccessDenied")]
+    assert [(e["Key"], e["Code"]) for e in answer["Errors"]] == [
+        ("kept", "AccessDenied"),
+        ("absent", "AccessDenied"),
+    ]
     assert root.head_object(Bucket="scratch", Key="kept")
     with pytest.raises(ClientError, match="AccessDenied"):
         s3_of(locked, "elsewhere").delete_objects(Bucket="scratch", Delete={"Objects": keys})
@@ -323,13 +662,23 @@ def test_only_what_is_allowed_is_listed(locked):
     }
     for key, buckets in known.items():
         assert {b["Name"] for b in s3_of(locked, key).list_buckets()["Buckets"]} == buckets, key
-        assert {b["name"] for b in v1(locked, key, "GET", "/buckets", json={"action": "list"}).json()} == buckets, key
-    seen = [o["Key"] for o in s3_of(locked, "lister").list_objects_v2(Bucket="train", Prefix="img/")["Contents"]]
+        assert {
+            b["name"] for b in v1(locked, key, "GET", "/buckets", json={"action": "list"}).json()
+        } == buckets, key
+    seen = [
+        o["Key"]
+        for o in s3_of(locked, "lister").list_objects_v2(Bucket="train", Prefix="img/")["Contents"]
+    ]
     assert seen and all(name.startswith("img/") for name in seen)
     # What lies in the cache is told to those who may read it.
     cached = 1 << 6
-    flags = {k: {e["name"]: e["flags"] for e in listing(locked, k, "img/").json()["entries"]} for k in ("root", "lister")}
-    assert flags["root"]["img/0001.bin"] & cached and not any(f & cached for f in flags["lister"].values())
+    flags = {
+        k: {e["name"]: e["flags"] for e in listing(locked, k, "img/").json()["entries"]}
+        for k in ("root", "lister")
+    }
+    assert flags["root"]["img/0001.bin"] & cached and not any(
+        f & cached for f in flags["lister"].values()
+    )
 
 
 def test_members_are_listed_to_those_who_may_read_the_archive(locked, origin, tmp_path):
@@ -338,21 +687,34 @@ def test_members_are_listed_to_those_who_may_read_the_archive(locked, origin, tm
     node = locked_node(origin, tmp_path, keys_toml({"lists": lists, "reads": reads}))
     try:
         archives = 1 << 3
-        names = {k: [e["name"] for e in listing(node, k, "shards/a", flags=archives).json()["entries"]] for k in ("lists", "reads")}
-        assert "shards/a.tar/sample000.jpg" in names["reads"] and set(names["lists"]) < set(dataset.objects())
+        names = {
+            k: [e["name"] for e in listing(node, k, "shards/a", flags=archives).json()["entries"]]
+            for k in ("lists", "reads")
+        }
+        assert "shards/a.tar/sample000.jpg" in names["reads"] and set(names["lists"]) < set(
+            dataset.objects()
+        )
         # A token that names another archive does not open it.
         import base64
 
         token = base64.urlsafe_b64encode(b'{"k":"shards/a.tar","m":0}').rstrip(b"=").decode()
-        entries = listing(node, "lists", "shards/", flags=archives, continuation_token=token).json()["entries"]
+        entries = listing(
+            node, "lists", "shards/", flags=archives, continuation_token=token
+        ).json()["entries"]
         assert not any("a.tar/" in e["name"] for e in entries)
-        assert listing(node, "reads", "shards/z", flags=archives, continuation_token=token).status_code == 400
+        assert (
+            listing(node, "reads", "shards/z", flags=archives, continuation_token=token).status_code
+            == 400
+        )
     finally:
         node.stop()
 
 
 def test_wrong_keys_do_not_come_in(locked):
-    for key, secret, code in [("root", "wrong", "SignatureDoesNotMatch"), ("who", "x", "InvalidAccessKeyId")]:
+    for key, secret, code in [
+        ("root", "wrong", "SignatureDoesNotMatch"),
+        ("who", "x", "InvalidAccessKeyId"),
+    ]:
         with pytest.raises(ClientError, match=code):
             s3_of(locked, key, secret).get_object(**IMG)
     url = s3_of(locked, "reader").generate_presigned_url("get_object", Params=IMG)
@@ -361,8 +723,18 @@ def test_wrong_keys_do_not_come_in(locked):
     assert requests.get(url.replace("0001", "0002"), timeout=30).status_code == 403
     assert requests.get(url.replace("reader", "root"), timeout=30).status_code == 403
     assert requests.get(f"{locked.url}/train/img/0001.bin", timeout=30).status_code == 403
-    for headers in ({}, {"Authorization": "Bearer token-of-who"}, {"Authorization": "Bearer "}, {"Authorization": "Basic cm9vdA=="}):
-        assert requests.get(f"{locked.url}/v1/objects/train/img/0001.bin", headers=headers, timeout=30).status_code == 401
+    for headers in (
+        {},
+        {"Authorization": "Bearer token-of-who"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Basic cm9vdA=="},
+    ):
+        assert (
+            requests.get(
+                f"{locked.url}/v1/objects/train/img/0001.bin", headers=headers, timeout=30
+            ).status_code
+            == 401
+        )
 
 
 def test_the_unmodified_aistore_client_sends_its_token(locked, objects, monkeypatch):
@@ -382,10 +754,16 @@ def test_the_python_client_sends_its_token(locked, objects):
 
     client = forebay.Client(locked.url, token="token-of-reader")
     assert bytes(client.get("train/img/0001.bin")) == objects["img/0001.bin"]
-    batch = client.batch(["train/img/0001.bin", "train/one", "train/img/0002.bin"], continue_on_error=True)
+    batch = client.batch(
+        ["train/img/0001.bin", "train/one", "train/img/0002.bin"], continue_on_error=True
+    )
     got = [(item.error is None, bytes(item.data) if item.error is None else None) for item in batch]
     assert got == [(True, objects["img/0001.bin"]), (False, None), (True, objects["img/0002.bin"])]
-    for refused in (lambda: client.get("train/one"), lambda: list(client.batch(["train/one"])), lambda: list(client.list("train"))):
+    for refused in (
+        lambda: client.get("train/one"),
+        lambda: list(client.batch(["train/one"])),
+        lambda: list(client.list("train")),
+    ):
         with pytest.raises(forebay.PermissionDenied):
             refused()
     with pytest.raises(forebay.Unauthenticated):
@@ -405,14 +783,21 @@ def test_policies_change_while_the_node_runs(origin, tmp_path):
         may = lambda key, name: v1(node, key, "GET", f"/objects/train/{name}").status_code  # noqa: E731
         assert (may("reader", "img/0001.bin"), may("reader", "one")) == (200, 403)
 
-        replace(node.keys, keys_toml({**POLICIES, "reader": [{"bucket": "train", "prefix": "one", "actions": ["read"]}]}))
+        replace(
+            node.keys,
+            keys_toml(
+                {**POLICIES, "reader": [{"bucket": "train", "prefix": "one", "actions": ["read"]}]}
+            ),
+        )
         until(lambda: may("reader", "one") == 200)
         assert may("reader", "img/0001.bin") == 403, "a table is taken over as a whole"
         assert by_s3(lambda: s3_of(node, "reader").get_object(**IMG)) == 403
 
         replace(node.keys, "[[keys]]\naccess_key = \n")
         until(lambda: node.metrics()['forebay_reload_stale{what="keys"}'] == 1)
-        assert (may("reader", "one"), may("root", "one")) == (200, 200), "a broken file changes nothing"
+        assert (may("reader", "one"), may("root", "one")) == (200, 200), (
+            "a broken file changes nothing"
+        )
         assert node.metrics()['forebay_reloads_failed_total{what="keys"}'] == 1
         assert "cannot be used" in node.log.read_text() and "secret-of" not in node.log.read_text()
 
@@ -432,7 +817,15 @@ def test_policies_change_while_the_node_runs(origin, tmp_path):
 
 def test_a_keys_file_can_be_tried_before_it_is_in_force(tmp_path):
     keys = tmp_path / "keys.toml"
-    command = [forebay_program(), "config", "check", "--origin", str(tmp_path), "--set", f"auth.keys_file={keys}"]
+    command = [
+        forebay_program(),
+        "config",
+        "check",
+        "--origin",
+        str(tmp_path),
+        "--set",
+        f"auth.keys_file={keys}",
+    ]
     for text, wrong in [
         (keys_toml(), None),
         ('[[keys]]\naccess_key = "a"\n', "secret"),
@@ -449,7 +842,9 @@ def test_keys_change_under_load_without_a_wrong_answer(origin, tmp_path, objects
     """While policies go back and forth, every answer is that of one of them, whole."""
     import threading
 
-    narrow = keys_toml({**POLICIES, "reader": [{"bucket": "train", "prefix": "img/0002", "actions": ["read"]}]})
+    narrow = keys_toml(
+        {**POLICIES, "reader": [{"bucket": "train", "prefix": "img/0002", "actions": ["read"]}]}
+    )
     node = locked_node(origin, tmp_path)
     stop, wrong, seen = threading.Event(), [], set()
 
@@ -457,10 +852,16 @@ def test_keys_change_under_load_without_a_wrong_answer(origin, tmp_path, objects
         session = requests.Session()
         session.headers["Authorization"] = "Bearer token-of-reader"
         while not stop.is_set():
-            for name, allowed in (("img/0001.bin", {200, 403}), ("img/0002.bin", {200}), ("one", {403})):
+            for name, allowed in (
+                ("img/0001.bin", {200, 403}),
+                ("img/0002.bin", {200}),
+                ("one", {403}),
+            ):
                 answer = session.get(f"{node.url}/v1/objects/train/{name}", timeout=30)
                 seen.add((name, answer.status_code))
-                if answer.status_code not in allowed or (answer.ok and answer.content != objects[name]):
+                if answer.status_code not in allowed or (
+                    answer.ok and answer.content != objects[name]
+                ):
                     wrong.append((name, answer.status_code))
 
     threads = [threading.Thread(target=read) for _ in range(4)]

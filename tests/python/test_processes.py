@@ -39,7 +39,9 @@ def test_a_client_works_in_other_processes_and_here_afterwards(client, expect, w
     assert read_all(client) == expect
     context = multiprocessing.get_context(way)
     out = context.Queue()
-    children = [context.Process(target=read_and_report, args=(client, NAMES, out)) for _ in range(2)]
+    children = [
+        context.Process(target=read_and_report, args=(client, NAMES, out)) for _ in range(2)
+    ]
     for child in children:
         child.start()
     for _ in range(20):
@@ -106,7 +108,11 @@ def test_forks_while_other_threads_are_in_the_middle_of_batches(client, expect):
 def test_a_batch_from_before_the_fork(client, expect):
     complete = client.batch(NAMES).wait()
     with ScriptedNode({"bucket/k": b"x" * 100_000}) as slow:
-        slow.script.append(lambda http, request: chunked(http, tar_of(slow.members(http.path, request)), pause=0.02))
+        slow.script.append(
+            lambda http, request: chunked(
+                http, tar_of(slow.members(http.path, request)), pause=0.02
+            )
+        )
         arriving = forebay.Client(slow.url).batch(["bucket/k"])
 
         def work():
@@ -136,7 +142,9 @@ def test_many_threads(client, expect):
 def test_many_threads_read_one_batch(client, expect):
     batch = client.batch_async(NAMES)
     with ThreadPoolExecutor(8) as pool:
-        assert all(got == expect for got in pool.map(lambda _: [bytes(i) for i in batch], range(16)))
+        assert all(
+            got == expect for got in pool.map(lambda _: [bytes(i) for i in batch], range(16))
+        )
 
 
 def test_a_client_in_a_client_survives_pickling_twice(client, expect):
@@ -146,8 +154,12 @@ def test_a_client_in_a_client_survives_pickling_twice(client, expect):
 
 def test_the_gil_is_free_while_a_call_waits():
     with ScriptedNode({"bucket/k": b"x"}) as node:
-        node.script.append(lambda http, _: (time.sleep(1), chunked(http, tar_of([("bucket/k", b"x")]))))
-        thread = threading.Thread(target=lambda: forebay.Client(node.url).batch(["bucket/k"]).wait())
+        node.script.append(
+            lambda http, _: (time.sleep(1), chunked(http, tar_of([("bucket/k", b"x")])))
+        )
+        thread = threading.Thread(
+            target=lambda: forebay.Client(node.url).batch(["bucket/k"]).wait()
+        )
         thread.start()
         began, worst, last = time.monotonic(), 0.0, time.monotonic()
         while time.monotonic() - began < 0.8:
@@ -186,7 +198,9 @@ def test_ctrl_c_interrupts_every_wait(call):
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
         """
-        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout.readline() == "waiting\n"
         time.sleep(0.3)
         child.send_signal(signal.SIGINT)
@@ -203,7 +217,9 @@ def test_the_interpreter_ends_with_batches_under_way(node):
         item = client.batch(["train/one"])[0]
         print(bytes(item))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'1'\n", "")
 
 
@@ -233,7 +249,14 @@ def test_a_client_outlives_its_node(origin, tmp_path):
 
 def test_the_wheel_brings_the_command_line():
     for command in (["-m", "forebay", "--version"], ["-m", "forebay", "--help"]):
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=30
+        )
         assert done.returncode == 0 and "forebay" in done.stdout
-    bad = subprocess.run([sys.executable, "-m", "forebay", "no-such-command"], capture_output=True, text=True, timeout=30)
+    bad = subprocess.run(
+        [sys.executable, "-m", "forebay", "no-such-command"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert bad.returncode == 2 and bad.stdout == "" and "no-such-command" in bad.stderr

@@ -20,9 +20,17 @@ from servers import Node
 GUIDE = Path(__file__).parents[2] / "docs" / "QUICKSTART-DATASETS.md"
 #: Sections: before the first heading of an example, and each example. The blocks of one section are one program.
 SECTIONS = re.split(r"^## ", GUIDE.read_text(), flags=re.M)
-EXAMPLES = {s.splitlines()[0]: re.findall(r"^```python\n(.*?)^```", s, re.S | re.M) for s in SECTIONS}
+EXAMPLES = {
+    s.splitlines()[0]: re.findall(r"^```python\n(.*?)^```", s, re.S | re.M) for s in SECTIONS
+}
 EXAMPLES = {title: blocks for title, blocks in EXAMPLES.items() if blocks}
-README = [b for b in re.findall(r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "README.md").read_text(), re.S | re.M) if "forebay.open(" in b]
+README = [
+    b
+    for b in re.findall(
+        r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "README.md").read_text(), re.S | re.M
+    )
+    if "forebay.open(" in b
+]
 IMAGES, TEXTS = 96, 1000
 
 
@@ -48,7 +56,9 @@ def far(tmp_path_factory):
                     tar.addfile(info, io.BytesIO(data))
     for part in range(2):
         rows = range(part, TEXTS, 2)
-        table = pa.table({"id": list(rows), "text": [f"text number {i} " + "word " * (i % 50) for i in rows]})
+        table = pa.table(
+            {"id": list(rows), "text": [f"text number {i} " + "word " * (i % 50) for i in rows]}
+        )
         pq.write_table(table, bucket / "corpus" / "en" / f"{part}.parquet", row_group_size=50)
     node = Node("", [], root / "node", options=["--origin", f"file://{bucket}"])
     yield node
@@ -65,11 +75,22 @@ def test_an_example_runs_as_printed(far, tmp_path, title):
     if "forebay.torch" in program:
         program = "import forebay.torch\n" + program
     env = {**os.environ, "FOREBAY_NODE": far.url}
-    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, f"{title}\n{done.stdout}\n{done.stderr}"
     out = done.stdout
     if title.startswith("1."):
-        assert re.search(r"epoch 1: loss \d", out) and "192 samples in 12 batches" in out and (tmp_path / "checkpoint.pt").exists()
+        assert (
+            re.search(r"epoch 1: loss \d", out)
+            and "192 samples in 12 batches" in out
+            and (tmp_path / "checkpoint.pt").exists()
+        )
     elif title.startswith("2."):
         assert f"{TEXTS - TEXTS % 32} rows of {TEXTS}" in out and "'position': 320" in out
     elif title.startswith("3."):
@@ -80,11 +101,28 @@ def test_an_example_runs_as_printed(far, tmp_path, title):
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    list(zip(README, [r"torch.Size\(\[16, 64, 64, 3\]\) torch.Size\(\[16\]\)", rf"{TEXTS} text number", rf"{TEXTS - TEXTS % 32:,} samples"], strict=True)),
+    list(
+        zip(
+            README,
+            [
+                r"torch.Size\(\[16, 64, 64, 3\]\) torch.Size\(\[16\]\)",
+                rf"{TEXTS} text number",
+                rf"{TEXTS - TEXTS % 32:,} samples",
+            ],
+            strict=True,
+        )
+    ),
     ids=["images", "text", "stream"],
 )
 def test_the_readme_runs_as_printed(far, tmp_path, program, said):
     env = {**os.environ, "FOREBAY_NODE": far.url}
-    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert re.search(said, done.stdout), done.stdout

@@ -47,19 +47,32 @@ def dataset(client, bucket_writer, table):
     """Two Parquet files, one with a page index and one without."""
     for name, part, pages in (("a", table.slice(0, 1200), True), ("b", table.slice(1200), False)):
         out = io.BytesIO()
-        pq.write_table(part, out, row_group_size=500, write_page_index=pages, data_page_size=16 << 10)
+        pq.write_table(
+            part, out, row_group_size=500, write_page_index=pages, data_page_size=16 << 10
+        )
         bucket_writer(f"rows/{name}.parquet", out.getvalue())
-    return json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/rows/*.parquet"]}))))
+    return json.loads(
+        bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/rows/*.parquet"]})))
+    )
 
 
 def expected(table, ids, columns=None):
     wanted = table.take(pa.array(ids)).combine_chunks()
-    return (wanted.select(columns) if columns else wanted).to_batches()[0] if len(ids) else table.schema.empty_table()
+    return (
+        (wanted.select(columns) if columns else wanted).to_batches()[0]
+        if len(ids)
+        else table.schema.empty_table()
+    )
 
 
 def test_rows_come_in_the_order_of_their_numbers(client, dataset, table):
     rng = np.random.default_rng(11)
-    for ids in ([3, 3, 1999, 0, 1200, 1199], rng.integers(0, ROWS, 128), np.arange(100, 400), np.arange(1999, -1, -1)):
+    for ids in (
+        [3, 3, 1999, 0, 1200, 1199],
+        rng.integers(0, ROWS, 128),
+        np.arange(100, 400),
+        np.arange(1999, -1, -1),
+    ):
         for dtype in (np.int64, np.uint64):
             batch = client.take(dataset["id"], np.asarray(ids, dtype))
             assert len(batch) == batch.num_rows == len(ids)
@@ -83,7 +96,12 @@ def test_arrow_takes_the_memory_without_a_copy(client, dataset):
     taken = pa.record_batch(batch)
     mine = np.frombuffer(values, np.float32)
     assert taken.column("score").buffers()[1].address == mine.__array_interface__["data"][0]
-    assert all(b is None or b.address % 64 == 0 for c in taken.columns for b in c.buffers() if b is None or b.size)
+    assert all(
+        b is None or b.address % 64 == 0
+        for c in taken.columns
+        for b in c.buffers()
+        if b is None or b.size
+    )
     # What was taken holds the memory.
     del batch, values
     assert np.array_equal(np.asarray(taken.column("score")), mine)
@@ -94,10 +112,18 @@ def test_columns_are_buffers_for_numpy(client, dataset, table):
     batch = client.take(dataset["id"], [10, 20, 30])
     column = batch.column("text")
     validity, offsets, data = column.buffers()
-    assert validity is None and column.null_count == 0 and column.type == "Utf8" and len(column) == 3 and column.offset == 0
+    assert (
+        validity is None
+        and column.null_count == 0
+        and column.type == "Utf8"
+        and len(column) == 3
+        and column.offset == 0
+    )
     ends = np.frombuffer(offsets, np.int32)
     whole = bytes(data)
-    assert [whole[a:b].decode() for a, b in zip(ends, ends[1:4], strict=False)] == table["text"].take(pa.array([10, 20, 30])).to_pylist()
+    assert [whole[a:b].decode() for a, b in zip(ends, ends[1:4], strict=False)] == table[
+        "text"
+    ].take(pa.array([10, 20, 30])).to_pylist()
     assert np.array_equal(np.frombuffer(batch.column(0).buffers()[1], np.int64)[:3], [10, 20, 30])
     assert pa.array(column).to_pylist() == column.to_list()
     with pytest.raises(KeyError, match="id, text"):
@@ -157,7 +183,9 @@ def test_hostile_requests_are_answered_clearly(node, dataset):
     assert "no column" in post(url + "?columns=id,nix", struct.pack("<Q", 0), 400)
     assert "not known" in post(f"{node.url}/v1/datasets/nothing/rows", struct.pack("<Q", 0), 404)
     # And it goes on.
-    request = urllib.request.Request(url + "?columns=id", data=struct.pack("<QQ", 7, 5), method="POST")
+    request = urllib.request.Request(
+        url + "?columns=id", data=struct.pack("<QQ", 7, 5), method="POST"
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         body = answer.read()
         assert answer.headers["content-type"] == "application/vnd.forebay.frame"
@@ -170,18 +198,31 @@ def test_a_file_that_changes_is_an_error_that_says_so(client, bucket_writer):
         # Of several MiB: opening reads the footer, and no row comes along.
         blobs = [np.random.default_rng([seed, i]).bytes(300_000) for i in range(10)]
         out = io.BytesIO()
-        pq.write_table(pa.table({"seed": [seed] * 10, "blob": blobs}), out, row_group_size=2, compression="none")
+        pq.write_table(
+            pa.table({"seed": [seed] * 10, "blob": blobs}),
+            out,
+            row_group_size=2,
+            compression="none",
+        )
         bucket_writer(f"changing/{number}.parquet", out.getvalue())
 
     def opened():
-        return json.loads(bytes(client.open_dataset(json.dumps({"sources": [f"{BUCKET}/{PREFIX}/changing/*.parquet"]}))))
+        return json.loads(
+            bytes(
+                client.open_dataset(
+                    json.dumps({"sources": [f"{BUCKET}/{PREFIX}/changing/*.parquet"]})
+                )
+            )
+        )
 
     for i in range(3):
         write(i, i)
     first = opened()
     assert client.take(first["id"], [0], ["seed"]).column(0).to_list() == [0]
     write(1, 11)
-    with pytest.raises(forebay.PreconditionFailed, match=r"row 15: .*changing/1\.parquet has changed"):
+    with pytest.raises(
+        forebay.PreconditionFailed, match=r"row 15: .*changing/1\.parquet has changed"
+    ):
         client.take(first["id"], [0, 15])
     assert client.take(first["id"], [0, 25], ["seed"]).column(0).to_list() == [0, 2]
     again = opened()
@@ -199,7 +240,9 @@ def test_many_threads_take_at_once(client, dataset, table):
                 ids = rng.integers(0, ROWS, 50)
                 got = pa.record_batch(client.take(dataset["id"], ids, ["id", "text"]))
                 assert got.column("id").to_pylist() == ids.tolist()
-                assert got.column("text").to_pylist() == table["text"].take(pa.array(ids)).to_pylist()
+                assert (
+                    got.column("text").to_pylist() == table["text"].take(pa.array(ids)).to_pylist()
+                )
         except Exception as e:  # noqa: BLE001 - told by the main thread
             failures.append(e)
 

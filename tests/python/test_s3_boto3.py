@@ -21,17 +21,33 @@ from servers import Node
 
 
 def code_of(caught) -> tuple[int, str]:
-    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
+    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response[
+        "Error"
+    ]["Code"]
 
 
-@pytest.mark.parametrize("key", ["empty", "one", "big/chunk", "big/chunk+1", "big/8MiB", "img/0077.bin", *dataset.ODD_NAMES])
+@pytest.mark.parametrize(
+    "key",
+    ["empty", "one", "big/chunk", "big/chunk+1", "big/8MiB", "img/0077.bin", *dataset.ODD_NAMES],
+)
 def test_get_object(s3, origin_s3, objects, key):
-    got, there = s3.get_object(Bucket="train", Key=key), origin_s3.head_object(Bucket="train", Key=key)
+    got, there = (
+        s3.get_object(Bucket="train", Key=key),
+        origin_s3.head_object(Bucket="train", Key=key),
+    )
     assert got["Body"].read() == objects[key]
-    assert (got["ContentLength"], got["ETag"], got["LastModified"]) == (there["ContentLength"], there["ETag"], there["LastModified"])
+    assert (got["ContentLength"], got["ETag"], got["LastModified"]) == (
+        there["ContentLength"],
+        there["ETag"],
+        there["LastModified"],
+    )
     assert got["ContentType"] == there["ContentType"] and got["AcceptRanges"] == "bytes"
     head = s3.head_object(Bucket="train", Key=key)
-    assert (head["ContentLength"], head["ETag"], head["LastModified"]) == (there["ContentLength"], there["ETag"], there["LastModified"])
+    assert (head["ContentLength"], head["ETag"], head["LastModified"]) == (
+        there["ContentLength"],
+        there["ETag"],
+        there["LastModified"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,12 +68,17 @@ def test_ranges(s3, objects, range, expect):
     body = got["Body"].read()
     assert body == data[expect] and got["ResponseMetadata"]["HTTPStatusCode"] == 206
     start = expect.indices(len(data))[0]
-    assert got["ContentRange"] == f"bytes {start}-{start + len(body) - 1}/{len(data)}" and got["ContentLength"] == len(body)
+    assert got["ContentRange"] == f"bytes {start}-{start + len(body) - 1}/{len(data)}" and got[
+        "ContentLength"
+    ] == len(body)
 
 
 def test_the_first_part_of_an_object_in_one_piece_is_all_of_it(s3, objects):
     got = s3.get_object(Bucket="train", Key="img/0020.bin", PartNumber=1)
-    assert got["Body"].read() == objects["img/0020.bin"] and got["ResponseMetadata"]["HTTPStatusCode"] == 206
+    assert (
+        got["Body"].read() == objects["img/0020.bin"]
+        and got["ResponseMetadata"]["HTTPStatusCode"] == 206
+    )
     assert s3.head_object(Bucket="train", Key="empty", PartNumber=1)["ContentLength"] == 0
     with pytest.raises(ClientError) as caught:
         s3.get_object(Bucket="train", Key="img/0020.bin", PartNumber=2)
@@ -77,7 +98,13 @@ def test_conditionals(s3):
     head = s3.head_object(Bucket="train", Key="img/0009.bin")
     etag, when = head["ETag"], head["LastModified"]
     before, after = when - datetime.timedelta(hours=1), when + datetime.timedelta(hours=1)
-    holds = [{"IfMatch": etag}, {"IfNoneMatch": '"other"'}, {"IfModifiedSince": before}, {"IfUnmodifiedSince": after}, {"IfMatch": "*"}]
+    holds = [
+        {"IfMatch": etag},
+        {"IfNoneMatch": '"other"'},
+        {"IfModifiedSince": before},
+        {"IfUnmodifiedSince": after},
+        {"IfMatch": "*"},
+    ]
     for condition in holds:
         assert s3.get_object(Bucket="train", Key="img/0009.bin", **condition)["ETag"] == etag
         assert s3.head_object(Bucket="train", Key="img/0009.bin", **condition)["ETag"] == etag
@@ -95,8 +122,18 @@ def test_conditionals(s3):
 
 
 def test_response_headers_can_be_overridden(s3):
-    got = s3.get_object(Bucket="train", Key="one", ResponseContentType="text/x-test", ResponseContentDisposition="attachment", ResponseCacheControl="no-store")
-    assert (got["ContentType"], got["ContentDisposition"], got["CacheControl"]) == ("text/x-test", "attachment", "no-store")
+    got = s3.get_object(
+        Bucket="train",
+        Key="one",
+        ResponseContentType="text/x-test",
+        ResponseContentDisposition="attachment",
+        ResponseCacheControl="no-store",
+    )
+    assert (got["ContentType"], got["ContentDisposition"], got["CacheControl"]) == (
+        "text/x-test",
+        "attachment",
+        "no-store",
+    )
 
 
 def test_what_is_not_there(s3):
@@ -117,7 +154,10 @@ def test_errors_carry_a_request_id(s3):
     with pytest.raises(ClientError) as caught:
         s3.get_object(Bucket="train", Key="nope")
     response = caught.value.response
-    assert response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-request-id") and response["Error"]["Message"]
+    assert (
+        response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-request-id")
+        and response["Error"]["Message"]
+    )
 
 
 def test_what_is_not_offered_says_so(s3):
@@ -136,11 +176,22 @@ def test_what_is_not_offered_says_so(s3):
 
 def test_put_get_delete(s3, origin_s3, scratch):
     key = f"{scratch}/ü +%/k"
-    put = s3.put_object(Bucket="scratch", Key=key, Body=b"first", ContentType="text/plain", Metadata={"colour": "blue"}, CacheControl="no-cache")
+    put = s3.put_object(
+        Bucket="scratch",
+        Key=key,
+        Body=b"first",
+        ContentType="text/plain",
+        Metadata={"colour": "blue"},
+        CacheControl="no-cache",
+    )
     assert put["ETag"] == f'"{hashlib.md5(b"first").hexdigest()}"'
     for client in (s3, origin_s3):
         got = client.get_object(Bucket="scratch", Key=key)
-        assert got["Body"].read() == b"first" and got["ContentType"] == "text/plain" and got["Metadata"] == {"colour": "blue"}
+        assert (
+            got["Body"].read() == b"first"
+            and got["ContentType"] == "text/plain"
+            and got["Metadata"] == {"colour": "blue"}
+        )
     s3.put_object(Bucket="scratch", Key=key, Body=b"second, longer")
     assert s3.get_object(Bucket="scratch", Key=key)["Body"].read() == b"second, longer"
     assert s3.head_object(Bucket="scratch", Key=key)["ContentLength"] == 14
@@ -165,7 +216,12 @@ def test_conditional_puts(s3, scratch):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_puts_with_checksums_in_headers_and_trailers(s3, scratch, algorithm, streamed):
     body = dataset.noise(300_000)
-    s3.put_object(Bucket="scratch", Key=scratch, Body=io.BytesIO(body) if streamed else body, ChecksumAlgorithm=algorithm)
+    s3.put_object(
+        Bucket="scratch",
+        Key=scratch,
+        Body=io.BytesIO(body) if streamed else body,
+        ChecksumAlgorithm=algorithm,
+    )
     assert s3.get_object(Bucket="scratch", Key=scratch)["Body"].read() == body
 
 
@@ -184,36 +240,62 @@ def test_a_wrong_checksum_is_refused(s3, scratch):
 
 @pytest.mark.parametrize("key", [f"img/{i:04}.bin" for i in range(3)] + ["big/8MiB"])
 def test_checksum_mode_is_harmless(s3, objects, key):
-    assert s3.get_object(Bucket="train", Key=key, ChecksumMode="ENABLED")["Body"].read() == objects[key]
+    assert (
+        s3.get_object(Bucket="train", Key=key, ChecksumMode="ENABLED")["Body"].read()
+        == objects[key]
+    )
 
 
 def test_multipart_upload(s3, origin_s3, scratch):
     parts = [dataset.noise(5 << 20, 1), dataset.noise(5 << 20, 2), dataset.noise(12345, 3)]
-    upload = s3.create_multipart_upload(Bucket="scratch", Key=scratch, ContentType="text/x-parts", Metadata={"a": "b"})["UploadId"]
+    upload = s3.create_multipart_upload(
+        Bucket="scratch", Key=scratch, ContentType="text/x-parts", Metadata={"a": "b"}
+    )["UploadId"]
     etags = {}
     for number in (2, 3, 1):
-        etags[number] = s3.upload_part(Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=number, Body=parts[number - 1])["ETag"]
+        etags[number] = s3.upload_part(
+            Bucket="scratch",
+            Key=scratch,
+            UploadId=upload,
+            PartNumber=number,
+            Body=parts[number - 1],
+        )["ETag"]
     listed = s3.list_parts(Bucket="scratch", Key=scratch, UploadId=upload)["Parts"]
-    assert [(p["PartNumber"], p["Size"], p["ETag"]) for p in listed] == [(n, len(parts[n - 1]), etags[n]) for n in (1, 2, 3)]
+    assert [(p["PartNumber"], p["Size"], p["ETag"]) for p in listed] == [
+        (n, len(parts[n - 1]), etags[n]) for n in (1, 2, 3)
+    ]
     uploads = s3.list_multipart_uploads(Bucket="scratch", Prefix=scratch)["Uploads"]
     assert [(u["Key"], u["UploadId"]) for u in uploads] == [(scratch, upload)]
     done = [{"PartNumber": n, "ETag": etags[n]} for n in (1, 2, 3)]
-    finished = s3.complete_multipart_upload(Bucket="scratch", Key=scratch, UploadId=upload, MultipartUpload={"Parts": done})
+    finished = s3.complete_multipart_upload(
+        Bucket="scratch", Key=scratch, UploadId=upload, MultipartUpload={"Parts": done}
+    )
     assert finished["ETag"].endswith('-3"')
     for client in (s3, origin_s3):
         got = client.get_object(Bucket="scratch", Key=scratch)
-        assert got["Body"].read() == b"".join(parts) and got["ETag"] == finished["ETag"] and got["Metadata"] == {"a": "b"}
+        assert (
+            got["Body"].read() == b"".join(parts)
+            and got["ETag"] == finished["ETag"]
+            and got["Metadata"] == {"a": "b"}
+        )
 
 
 def test_a_multipart_upload_that_is_aborted_leaves_nothing(s3, scratch):
     upload = s3.create_multipart_upload(Bucket="scratch", Key=scratch)["UploadId"]
-    etag = s3.upload_part(Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=1, Body=b"x")["ETag"]
+    etag = s3.upload_part(Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=1, Body=b"x")[
+        "ETag"
+    ]
     s3.abort_multipart_upload(Bucket="scratch", Key=scratch, UploadId=upload)
     assert "Uploads" not in s3.list_multipart_uploads(Bucket="scratch", Prefix=scratch)
     for call in (
-        lambda: s3.upload_part(Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=2, Body=b"x"),
+        lambda: s3.upload_part(
+            Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=2, Body=b"x"
+        ),
         lambda: s3.complete_multipart_upload(
-            Bucket="scratch", Key=scratch, UploadId=upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}
+            Bucket="scratch",
+            Key=scratch,
+            UploadId=upload,
+            MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]},
         ),
     ):
         with pytest.raises(ClientError) as caught:
@@ -226,9 +308,18 @@ def test_upload_part_copy(s3, scratch, objects):
     source = {"Bucket": "train", "Key": "big/8MiB"}
     parts = []
     for number, span in enumerate(["bytes=0-5242879", "bytes=5242880-8388607"], 1):
-        copied = s3.upload_part_copy(Bucket="scratch", Key=scratch, UploadId=upload, PartNumber=number, CopySource=source, CopySourceRange=span)
+        copied = s3.upload_part_copy(
+            Bucket="scratch",
+            Key=scratch,
+            UploadId=upload,
+            PartNumber=number,
+            CopySource=source,
+            CopySourceRange=span,
+        )
         parts.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
-    s3.complete_multipart_upload(Bucket="scratch", Key=scratch, UploadId=upload, MultipartUpload={"Parts": parts})
+    s3.complete_multipart_upload(
+        Bucket="scratch", Key=scratch, UploadId=upload, MultipartUpload={"Parts": parts}
+    )
     assert s3.get_object(Bucket="scratch", Key=scratch)["Body"].read() == objects["big/8MiB"]
 
 
@@ -246,26 +337,53 @@ def test_managed_transfers(s3, scratch, tmp_path):
 @pytest.mark.parametrize("payload", ["signed", "unsigned"])
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 1_000_000])
 def test_signed_and_unsigned_payloads(node, scratch, payload, size):
-    s3 = s3_client(node.url, s3={"addressing_style": "path", "payload_signing_enabled": payload == "signed"}, request_checksum_calculation="when_required")
+    s3 = s3_client(
+        node.url,
+        s3={"addressing_style": "path", "payload_signing_enabled": payload == "signed"},
+        request_checksum_calculation="when_required",
+    )
     body = dataset.noise(size)
     s3.put_object(Bucket="scratch", Key=scratch, Body=body)
     assert s3.get_object(Bucket="scratch", Key=scratch)["Body"].read() == body
 
 
 def test_copy(s3, origin_s3, scratch, objects):
-    s3.put_object(Bucket="scratch", Key=f"{scratch}/from ü", Body=b"original", Metadata={"x": "1"}, ContentType="a/b")
-    copied = s3.copy_object(Bucket="scratch", Key=f"{scratch}/to", CopySource={"Bucket": "scratch", "Key": f"{scratch}/from ü"})
+    s3.put_object(
+        Bucket="scratch",
+        Key=f"{scratch}/from ü",
+        Body=b"original",
+        Metadata={"x": "1"},
+        ContentType="a/b",
+    )
+    copied = s3.copy_object(
+        Bucket="scratch",
+        Key=f"{scratch}/to",
+        CopySource={"Bucket": "scratch", "Key": f"{scratch}/from ü"},
+    )
     got = s3.get_object(Bucket="scratch", Key=f"{scratch}/to")
     assert got["Body"].read() == b"original" and got["ETag"] == copied["CopyObjectResult"]["ETag"]
     assert got["Metadata"] == {"x": "1"} and got["ContentType"] == "a/b"
     s3.copy_object(
-        Bucket="scratch", Key=f"{scratch}/replaced", CopySource=f"scratch/{scratch}/to", MetadataDirective="REPLACE", Metadata={"y": "2"}
+        Bucket="scratch",
+        Key=f"{scratch}/replaced",
+        CopySource=f"scratch/{scratch}/to",
+        MetadataDirective="REPLACE",
+        Metadata={"y": "2"},
     )
     assert s3.head_object(Bucket="scratch", Key=f"{scratch}/replaced")["Metadata"] == {"y": "2"}
-    s3.copy_object(Bucket="scratch", Key=f"{scratch}/across", CopySource={"Bucket": "train", "Key": "big/chunk+1"})
-    assert origin_s3.get_object(Bucket="scratch", Key=f"{scratch}/across")["Body"].read() == objects["big/chunk+1"]
+    s3.copy_object(
+        Bucket="scratch",
+        Key=f"{scratch}/across",
+        CopySource={"Bucket": "train", "Key": "big/chunk+1"},
+    )
+    assert (
+        origin_s3.get_object(Bucket="scratch", Key=f"{scratch}/across")["Body"].read()
+        == objects["big/chunk+1"]
+    )
     with pytest.raises(ClientError) as caught:
-        s3.copy_object(Bucket="scratch", Key=f"{scratch}/no", CopySource={"Bucket": "train", "Key": "nope"})
+        s3.copy_object(
+            Bucket="scratch", Key=f"{scratch}/no", CopySource={"Bucket": "train", "Key": "nope"}
+        )
     assert code_of(caught) == (404, "NoSuchKey")
 
 
@@ -273,10 +391,21 @@ def test_delete_objects(s3, origin_s3, scratch):
     keys = [f"{scratch}/{i} ü&<>" for i in range(30)]
     for key in keys:
         s3.put_object(Bucket="scratch", Key=key, Body=b"x")
-    done = s3.delete_objects(Bucket="scratch", Delete={"Objects": [{"Key": k} for k in keys[:20]] + [{"Key": f"{scratch}/never"}]})
-    assert sorted(d["Key"] for d in done["Deleted"]) == sorted([*keys[:20], f"{scratch}/never"]) and "Errors" not in done
-    assert [o["Key"] for o in origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/")["Contents"]] == sorted(keys[20:])
-    quiet = s3.delete_objects(Bucket="scratch", Delete={"Objects": [{"Key": k} for k in keys[20:]], "Quiet": True})
+    done = s3.delete_objects(
+        Bucket="scratch",
+        Delete={"Objects": [{"Key": k} for k in keys[:20]] + [{"Key": f"{scratch}/never"}]},
+    )
+    assert (
+        sorted(d["Key"] for d in done["Deleted"]) == sorted([*keys[:20], f"{scratch}/never"])
+        and "Errors" not in done
+    )
+    assert [
+        o["Key"]
+        for o in origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/")["Contents"]
+    ] == sorted(keys[20:])
+    quiet = s3.delete_objects(
+        Bucket="scratch", Delete={"Objects": [{"Key": k} for k in keys[20:]], "Quiet": True}
+    )
     assert "Deleted" not in quiet
     for key in keys:
         with pytest.raises(ClientError):
@@ -287,7 +416,11 @@ def test_get_object_attributes(s3, origin_s3):
     wanted = ["ETag", "ObjectSize", "StorageClass"]
     got = s3.get_object_attributes(Bucket="train", Key="img/0030.bin", ObjectAttributes=wanted)
     there = origin_s3.head_object(Bucket="train", Key="img/0030.bin")
-    assert (got["ETag"].strip('"'), got["ObjectSize"], got["StorageClass"]) == (there["ETag"].strip('"'), there["ContentLength"], "STANDARD")
+    assert (got["ETag"].strip('"'), got["ObjectSize"], got["StorageClass"]) == (
+        there["ETag"].strip('"'),
+        there["ContentLength"],
+        "STANDARD",
+    )
     with pytest.raises(ClientError) as caught:
         s3.get_object_attributes(Bucket="train", Key="nope", ObjectAttributes=wanted)
     assert code_of(caught)[0] == 404
@@ -295,8 +428,15 @@ def test_get_object_attributes(s3, origin_s3):
 
 def same_listing(ours: dict, theirs: dict) -> None:
     def shape(page):
-        contents = [(c["Key"], c["Size"], c["ETag"], c["LastModified"]) for c in page.get("Contents", [])]
-        return contents, [p["Prefix"] for p in page.get("CommonPrefixes", [])], page["IsTruncated"], page.get("KeyCount")
+        contents = [
+            (c["Key"], c["Size"], c["ETag"], c["LastModified"]) for c in page.get("Contents", [])
+        ]
+        return (
+            contents,
+            [p["Prefix"] for p in page.get("CommonPrefixes", [])],
+            page["IsTruncated"],
+            page.get("KeyCount"),
+        )
 
     assert shape(ours) == shape(theirs)
 
@@ -316,7 +456,10 @@ def same_listing(ours: dict, theirs: dict) -> None:
     ],
 )
 def test_list_v2(s3, origin_s3, options):
-    ours, theirs = s3.list_objects_v2(Bucket="train", **options), origin_s3.list_objects_v2(Bucket="train", **options)
+    ours, theirs = (
+        s3.list_objects_v2(Bucket="train", **options),
+        origin_s3.list_objects_v2(Bucket="train", **options),
+    )
     if options.get("MaxKeys") == 0:
         assert "Contents" not in ours and ours["KeyCount"] == 0
         return
@@ -326,28 +469,40 @@ def test_list_v2(s3, origin_s3, options):
 def test_list_with_encoded_keys(s3, objects):
     page = s3.list_objects_v2(Bucket="train", Prefix="odd/", EncodingType="url")
     assert page["EncodingType"] == "url"
-    assert sorted(unquote_plus(c["Key"]) for c in page["Contents"]) == sorted(k for k in objects if k.startswith("odd/"))
+    assert sorted(unquote_plus(c["Key"]) for c in page["Contents"]) == sorted(
+        k for k in objects if k.startswith("odd/")
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 13, 1000])
 @pytest.mark.parametrize("version", ["list_objects", "list_objects_v2"])
 def test_list_by_pages(s3, objects, version, page_size):
-    pages = s3.get_paginator(version).paginate(Bucket="train", Prefix="img/01", PaginationConfig={"PageSize": page_size})
+    pages = s3.get_paginator(version).paginate(
+        Bucket="train", Prefix="img/01", PaginationConfig={"PageSize": page_size}
+    )
     keys = [c["Key"] for page in pages for c in page.get("Contents", [])]
     assert keys == sorted(k for k in objects if k.startswith("img/01"))
 
 
 @pytest.mark.parametrize("version", ["list_objects", "list_objects_v2"])
 def test_list_directories_by_pages(s3, objects, version):
-    pages = list(s3.get_paginator(version).paginate(Bucket="train", Delimiter="/", PaginationConfig={"PageSize": 2}))
+    pages = list(
+        s3.get_paginator(version).paginate(
+            Bucket="train", Delimiter="/", PaginationConfig={"PageSize": 2}
+        )
+    )
     prefixes = [p["Prefix"] for page in pages for p in page.get("CommonPrefixes", [])]
     keys = [c["Key"] for page in pages for c in page.get("Contents", [])]
-    assert prefixes == sorted({k.split("/")[0] + "/" for k in objects if "/" in k}) and keys == sorted(k for k in objects if "/" not in k)
+    assert prefixes == sorted(
+        {k.split("/")[0] + "/" for k in objects if "/" in k}
+    ) and keys == sorted(k for k in objects if "/" not in k)
 
 
 def test_list_v1_markers(s3, objects):
     page = s3.list_objects(Bucket="train", Prefix="img/", Marker="img/0150.bin", MaxKeys=10)
-    assert [c["Key"] for c in page["Contents"]] == [f"img/0{i}.bin" for i in range(151, 161)] and page["IsTruncated"]
+    assert [c["Key"] for c in page["Contents"]] == [
+        f"img/0{i}.bin" for i in range(151, 161)
+    ] and page["IsTruncated"]
 
 
 def test_buckets(s3):
@@ -357,20 +512,34 @@ def test_buckets(s3):
 
 
 def test_presigned_urls(s3, scratch, objects):
-    url = s3.generate_presigned_url("get_object", Params={"Bucket": "train", "Key": "odd/ünïcödé/日本語.txt"}, ExpiresIn=60)
+    url = s3.generate_presigned_url(
+        "get_object", Params={"Bucket": "train", "Key": "odd/ünïcödé/日本語.txt"}, ExpiresIn=60
+    )
     assert requests.get(url).content == objects["odd/ünïcödé/日本語.txt"]
     ranged = requests.get(url, headers={"Range": "bytes=1-3"})
     assert ranged.status_code == 206 and ranged.content == objects["odd/ünïcödé/日本語.txt"][1:4]
-    put = s3.generate_presigned_url("put_object", Params={"Bucket": "scratch", "Key": scratch}, ExpiresIn=60)
+    put = s3.generate_presigned_url(
+        "put_object", Params={"Bucket": "scratch", "Key": scratch}, ExpiresIn=60
+    )
     assert requests.put(put, data=b"by url").status_code == 200
     assert s3.get_object(Bucket="scratch", Key=scratch)["Body"].read() == b"by url"
-    named = s3.generate_presigned_url("get_object", Params={"Bucket": "train", "Key": "one", "ResponseContentDisposition": 'attachment; filename="x"'})
+    named = s3.generate_presigned_url(
+        "get_object",
+        Params={
+            "Bucket": "train",
+            "Key": "one",
+            "ResponseContentDisposition": 'attachment; filename="x"',
+        },
+    )
     assert requests.get(named).headers["Content-Disposition"] == 'attachment; filename="x"'
 
 
 def test_x_cache_says_where_the_bytes_came_from(s3, origin_s3, scratch):
     origin_s3.put_object(Bucket="scratch", Key=scratch, Body=b"x" * 1000)
-    seen = [s3.get_object(Bucket="scratch", Key=scratch)["ResponseMetadata"]["HTTPHeaders"]["x-cache"] for _ in range(2)]
+    seen = [
+        s3.get_object(Bucket="scratch", Key=scratch)["ResponseMetadata"]["HTTPHeaders"]["x-cache"]
+        for _ in range(2)
+    ]
     assert seen == ["MISS", "HIT"]
 
 
@@ -396,20 +565,33 @@ class TestWithKeys:
     @classmethod
     def node(cls, origin, tmp_path_factory):
         keys = '[{access_key = "frontkey", secret_key = "frontsecret"}]'
-        node = Node(origin.url, ["train", "scratch"], tmp_path_factory.mktemp("keys"), options=["--set", f"auth.keys={keys}"])
+        node = Node(
+            origin.url,
+            ["train", "scratch"],
+            tmp_path_factory.mktemp("keys"),
+            options=["--set", f"auth.keys={keys}"],
+        )
         yield node
         node.stop()
 
     @staticmethod
     def client(node, key="frontkey", secret="frontsecret", **config):
         options = {"s3": {"addressing_style": "path"}, "retries": {"max_attempts": 1}} | config
-        return boto3.client("s3", endpoint_url=node.url, aws_access_key_id=key, aws_secret_access_key=secret, config=Config(**options))
+        return boto3.client(
+            "s3",
+            endpoint_url=node.url,
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
+            config=Config(**options),
+        )
 
     def test_a_right_signature_is_let_in(self, node, objects):
         s3 = self.client(node)
         for key in ("one", *dataset.ODD_NAMES):
             assert s3.get_object(Bucket="train", Key=key)["Body"].read() == objects[key]
-        url = s3.generate_presigned_url("get_object", Params={"Bucket": "train", "Key": "odd/plus+plus.txt"}, ExpiresIn=60)
+        url = s3.generate_presigned_url(
+            "get_object", Params={"Bucket": "train", "Key": "odd/plus+plus.txt"}, ExpiresIn=60
+        )
         assert requests.get(url).content == objects["odd/plus+plus.txt"]
 
     @pytest.mark.parametrize("streamed", [False, True])
@@ -417,7 +599,12 @@ class TestWithKeys:
     def test_writes_signed_in_every_form(self, node, streamed, signing):
         s3 = self.client(node, s3={"addressing_style": "path", "payload_signing_enabled": signing})
         body = dataset.noise(200_000)
-        s3.put_object(Bucket="scratch", Key="signed", Body=io.BytesIO(body) if streamed else body, ChecksumAlgorithm="CRC32")
+        s3.put_object(
+            Bucket="scratch",
+            Key="signed",
+            Body=io.BytesIO(body) if streamed else body,
+            ChecksumAlgorithm="CRC32",
+        )
         assert s3.get_object(Bucket="scratch", Key="signed")["Body"].read() == body
 
     def test_others_are_not(self, node):
@@ -437,10 +624,14 @@ class TestWithKeys:
 
     def test_a_presigned_url_that_was_changed_or_is_over(self, node):
         s3 = self.client(node)
-        url = s3.generate_presigned_url("get_object", Params={"Bucket": "train", "Key": "one"}, ExpiresIn=60)
+        url = s3.generate_presigned_url(
+            "get_object", Params={"Bucket": "train", "Key": "one"}, ExpiresIn=60
+        )
         assert requests.get(url.replace("/one?", "/empty?")).status_code == 403
         assert requests.get(url + "&response-content-type=x").status_code == 403
-        old = s3.generate_presigned_url("get_object", Params={"Bucket": "train", "Key": "one"}, ExpiresIn=1)
+        old = s3.generate_presigned_url(
+            "get_object", Params={"Bucket": "train", "Key": "one"}, ExpiresIn=1
+        )
         import time
 
         time.sleep(2.5)
@@ -457,5 +648,3 @@ class TestWithKeys:
         with pytest.raises(ClientError) as caught:
             s3.put_object(Bucket="scratch", Key="smuggled", Body=b"body")
         assert code_of(caught)[0] == 403
-
-

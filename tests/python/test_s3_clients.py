@@ -21,7 +21,9 @@ class TestS3fs:
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, node):
-        return s3fs.S3FileSystem(endpoint_url=node.url, key=ACCESS_KEY, secret=SECRET_KEY, skip_instance_cache=True)
+        return s3fs.S3FileSystem(
+            endpoint_url=node.url, key=ACCESS_KEY, secret=SECRET_KEY, skip_instance_cache=True
+        )
 
     def test_reading(self, fs, objects):
         assert fs.cat_file("train/img/0050.bin") == objects["img/0050.bin"]
@@ -34,8 +36,12 @@ class TestS3fs:
             assert fs.cat_file(f"train/{name}") == objects[name]
 
     def test_looking(self, fs, objects):
-        assert sorted(fs.find("train/img")) == sorted(f"train/{k}" for k in objects if k.startswith("img/"))
-        assert fs.info("train/img/0001.bin")["size"] == len(objects["img/0001.bin"]) and fs.isdir("train/img")
+        assert sorted(fs.find("train/img")) == sorted(
+            f"train/{k}" for k in objects if k.startswith("img/")
+        )
+        assert fs.info("train/img/0001.bin")["size"] == len(objects["img/0001.bin"]) and fs.isdir(
+            "train/img"
+        )
         assert not fs.exists("train/nope")
         with pytest.raises(FileNotFoundError):
             fs.cat_file("train/nope")
@@ -46,7 +52,10 @@ class TestS3fs:
             file.write(data)
         fs.pipe_file(f"scratch/{scratch}/small", b"small")
         fs.copy(f"scratch/{scratch}/small", f"scratch/{scratch}/copy")
-        assert fs.cat_file(f"scratch/{scratch}/multi") == data and fs.cat_file(f"scratch/{scratch}/copy") == b"small"
+        assert (
+            fs.cat_file(f"scratch/{scratch}/multi") == data
+            and fs.cat_file(f"scratch/{scratch}/copy") == b"small"
+        )
         fs.rm(f"scratch/{scratch}", recursive=True)
         fs.invalidate_cache()
         assert fs.find(f"scratch/{scratch}") == []
@@ -59,20 +68,32 @@ class TestS3TorchConnector:
     def options(self, node):
         from s3torchconnector import S3ClientConfig
 
-        self.options = {"region": REGION, "endpoint": node.url, "s3client_config": S3ClientConfig(force_path_style=True)}
+        self.options = {
+            "region": REGION,
+            "endpoint": node.url,
+            "s3client_config": S3ClientConfig(force_path_style=True),
+        }
 
     def test_map_style(self, objects):
         data = S3MapDataset.from_prefix("s3://train/img/", **self.options)
         assert len(data) == 200
-        assert {data[i].key: data[i].read() for i in (0, 5, 199)} == {k: objects[k] for k in ("img/0000.bin", "img/0005.bin", "img/0199.bin")}
+        assert {data[i].key: data[i].read() for i in (0, 5, 199)} == {
+            k: objects[k] for k in ("img/0000.bin", "img/0005.bin", "img/0199.bin")
+        }
 
     def test_a_big_object(self, objects):
-        data = S3MapDataset.from_objects(["s3://train/big/8MiB", "s3://train/empty"], **self.options)
+        data = S3MapDataset.from_objects(
+            ["s3://train/big/8MiB", "s3://train/empty"], **self.options
+        )
         assert data[0].read() == objects["big/8MiB"] and data[1].read() == b""
 
     def test_iterable_with_workers(self, objects):
-        data = S3IterableDataset.from_prefix("s3://train/img/", transform=key_and_bytes, enable_sharding=True, **self.options)
-        loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+        data = S3IterableDataset.from_prefix(
+            "s3://train/img/", transform=key_and_bytes, enable_sharding=True, **self.options
+        )
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=None, num_workers=2, multiprocessing_context="spawn"
+        )
         assert dict(loader) == {k: v for k, v in objects.items() if k.startswith("img/")}
 
     def test_checkpoints(self, scratch):
@@ -92,15 +113,29 @@ class TestObstore:
     @pytest.fixture(scope="class")
     @classmethod
     def store(cls, node):
-        options = {"endpoint": node.url, "access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY, "region": REGION}
-        return lambda bucket: S3Store(bucket, client_options={"allow_http": True}, virtual_hosted_style_request=False, **options)
+        options = {
+            "endpoint": node.url,
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
+            "region": REGION,
+        }
+        return lambda bucket: S3Store(
+            bucket,
+            client_options={"allow_http": True},
+            virtual_hosted_style_request=False,
+            **options,
+        )
 
     def test_reading(self, store, objects):
         train = store("train")
         assert bytes(obstore.get(train, "img/0033.bin").bytes()) == objects["img/0033.bin"]
         big = objects["big/8MiB"]
-        assert bytes(obstore.get_range(train, "big/8MiB", start=7, end=5_000_000)) == big[7:5_000_000]
-        ranges = obstore.get_ranges(train, "big/8MiB", starts=[0, 100, 8_000_000], ends=[10, 4_000_000, 8_388_608])
+        assert (
+            bytes(obstore.get_range(train, "big/8MiB", start=7, end=5_000_000)) == big[7:5_000_000]
+        )
+        ranges = obstore.get_ranges(
+            train, "big/8MiB", starts=[0, 100, 8_000_000], ends=[10, 4_000_000, 8_388_608]
+        )
         assert [bytes(r) for r in ranges] == [big[0:10], big[100:4_000_000], big[8_000_000:]]
         assert obstore.head(train, "one")["size"] == 1
         with pytest.raises(FileNotFoundError):
@@ -108,7 +143,11 @@ class TestObstore:
 
     def test_listing(self, store, objects):
         train = store("train")
-        listed = {meta["path"]: meta["size"] for page in obstore.list(train, prefix="img") for meta in page}
+        listed = {
+            meta["path"]: meta["size"]
+            for page in obstore.list(train, prefix="img")
+            for meta in page
+        }
         assert listed == {k: len(v) for k, v in objects.items() if k.startswith("img/")}
         assert "img" in obstore.list_with_delimiter(train)["common_prefixes"]
 
@@ -130,23 +169,42 @@ class TestPyArrow:
     @pytest.fixture(scope="class")
     @classmethod
     def fs(cls, node):
-        return pa.fs.S3FileSystem(access_key=ACCESS_KEY, secret_key=SECRET_KEY, endpoint_override=node.url.removeprefix("http://"), scheme="http", region=REGION)
+        return pa.fs.S3FileSystem(
+            access_key=ACCESS_KEY,
+            secret_key=SECRET_KEY,
+            endpoint_override=node.url.removeprefix("http://"),
+            scheme="http",
+            region=REGION,
+        )
 
     def test_reading(self, fs, objects):
         with fs.open_input_file("train/big/8MiB") as file:
-            assert file.size() == 8 << 20 and file.read_at(1000, 5_000_000) == objects["big/8MiB"][5_000_000:5_001_000]
+            assert (
+                file.size() == 8 << 20
+                and file.read_at(1000, 5_000_000) == objects["big/8MiB"][5_000_000:5_001_000]
+            )
         with fs.open_input_stream("train/img/0044.bin") as stream:
             assert stream.read() == objects["img/0044.bin"]
         infos = fs.get_file_info(pa.fs.FileSelector("train/img"))
-        assert {i.base_name: i.size for i in infos} == {k.removeprefix("img/"): len(v) for k, v in objects.items() if k.startswith("img/")}
+        assert {i.base_name: i.size for i in infos} == {
+            k.removeprefix("img/"): len(v) for k, v in objects.items() if k.startswith("img/")
+        }
         assert fs.get_file_info("train/nope").type == pa.fs.FileType.NotFound
         assert fs.get_file_info("train/img").type == pa.fs.FileType.Directory
 
     def test_a_parquet_dataset(self, fs, scratch):
         table = pa.table({"x": np.arange(200_000), "part": np.arange(200_000) % 4})
-        pa.dataset.write_dataset(table, f"scratch/{scratch}", filesystem=fs, format="parquet", partitioning=["part"])
-        back = pa.dataset.dataset(f"scratch/{scratch}", filesystem=fs, format="parquet", partitioning=["part"])
-        assert back.count_rows() == 200_000 and back.to_table(columns=["x"]).column("x").to_numpy().sum() == table["x"].to_numpy().sum()
+        pa.dataset.write_dataset(
+            table, f"scratch/{scratch}", filesystem=fs, format="parquet", partitioning=["part"]
+        )
+        back = pa.dataset.dataset(
+            f"scratch/{scratch}", filesystem=fs, format="parquet", partitioning=["part"]
+        )
+        assert (
+            back.count_rows() == 200_000
+            and back.to_table(columns=["x"]).column("x").to_numpy().sum()
+            == table["x"].to_numpy().sum()
+        )
 
     def test_writing(self, fs, scratch):
         data = dataset.noise(11_000_000)

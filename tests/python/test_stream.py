@@ -44,8 +44,19 @@ def opened(client: forebay.Client, source: str) -> str:
 
 
 def request(dataset: str, epochs: int = 1, shuffle: dict | None = None, **more) -> str:
-    plan = {"sources": [{"dataset": dataset}], "seed": 7, "shuffle": shuffle or {"kind": "block", "blocks": 8}}
-    return json.dumps({"plan": plan, "partition": {"batch": {"rows": BATCH}, "uneven": "pad"}, "until_epoch": epochs, **more})
+    plan = {
+        "sources": [{"dataset": dataset}],
+        "seed": 7,
+        "shuffle": shuffle or {"kind": "block", "blocks": 8},
+    }
+    return json.dumps(
+        {
+            "plan": plan,
+            "partition": {"batch": {"rows": BATCH}, "uneven": "pad"},
+            "until_epoch": epochs,
+            **more,
+        }
+    )
 
 
 def ids(step) -> list[int]:
@@ -60,7 +71,10 @@ def dataset(client, parquet):
 @pytest.fixture(scope="module")
 def order(client, dataset):
     """What two epochs bring over one connection."""
-    return [(s.step, s.epoch, s.next, ids(s)) for s in Stream(client, request(dataset, 2), connections=1)]
+    return [
+        (s.step, s.epoch, s.next, ids(s))
+        for s in Stream(client, request(dataset, 2), connections=1)
+    ]
 
 
 def quiet(node, patience: float = 10) -> None:
@@ -68,7 +82,9 @@ def quiet(node, patience: float = 10) -> None:
     deadline = time.monotonic() + patience
     while True:
         metrics = node.metrics()
-        left = {name: metrics[name] for name in ("forebay_streams_open", "forebay_streams_window_bytes")}
+        left = {
+            name: metrics[name] for name in ("forebay_streams_open", "forebay_streams_window_bytes")
+        }
         if not any(left.values()):
             return
         assert time.monotonic() < deadline, left
@@ -81,11 +97,15 @@ def test_every_row_comes_once_in_an_epoch_and_the_rows_are_right(client, dataset
     for epoch in (0, 1):
         rows = [i for s in order if s[1] == epoch for i in s[3]]
         assert sorted(rows) == list(range(ROWS)) and rows != sorted(rows)
-    assert order[0][2] == (0, BATCH) and order[steps - 1][2] == (1, 0), "where a job is that has yielded the step"
+    assert order[0][2] == (0, BATCH) and order[steps - 1][2] == (1, 0), (
+        "where a job is that has yielded the step"
+    )
     with Stream(client, request(dataset, columns=["text"]), connections=2) as stream:
         first = stream.next().batch
         assert first.column_names == ["text"]
-        assert pa.record_batch(first).column("text").to_pylist() == [f"{i} " + "x" * (i * 37 % 3000) for i in order[0][3]]
+        assert pa.record_batch(first).column("text").to_pylist() == [
+            f"{i} " + "x" * (i * 37 % 3000) for i in order[0][3]
+        ]
 
 
 @pytest.mark.parametrize("connections", [None, 2, 5, 16])
@@ -96,13 +116,17 @@ def test_the_order_is_the_same_over_any_number_of_connections(client, dataset, o
 
 
 def test_a_stream_goes_on_from_a_state_and_from_a_step(client, dataset, order):
-    tail = [(s.epoch, ids(s)) for s in Stream(client, request(dataset, 2), connections=3, from_step=100)]
+    tail = [
+        (s.epoch, ids(s)) for s in Stream(client, request(dataset, 2), connections=3, from_step=100)
+    ]
     assert tail == [(s[1], s[3]) for s in order[100:]]
     # A place of the plan, as the compiled plan says it.
     shape = bytes(client.dataset_shape(dataset))
     plan = forebay._forebay.Plan(json.dumps(json.loads(request(dataset))["plan"]), [shape])
     state = json.loads(plan.state(*order[99][2]))
-    resumed = [(s.epoch, ids(s)) for s in Stream(client, request(dataset, 2, state=state), connections=3)]
+    resumed = [
+        (s.epoch, ids(s)) for s in Stream(client, request(dataset, 2, state=state), connections=3)
+    ]
     assert resumed == tail
 
 
@@ -122,13 +146,29 @@ def test_stats_say_where_the_time_went(client, dataset, node):
     stream = Stream(client, request(dataset), connections=2)
     list(stream)
     stats = stream.stats()
-    assert stats["rows"] >= ROWS and stats["steps"] == -(-ROWS // BATCH) and stats["bytes"] > 5_000_000 and stats["reopened"] == 0
+    assert (
+        stats["rows"] >= ROWS
+        and stats["steps"] == -(-ROWS // BATCH)
+        and stats["bytes"] > 5_000_000
+        and stats["reopened"] == 0
+    )
     assert stats["node"]["steps"] == stats["steps"] and stats["node"]["rows"] == stats["rows"]
-    for name in ("read_seconds", "origin_seconds", "disk_seconds", "decode_seconds", "frame_seconds", "wait_seconds", "socket_seconds"):
+    for name in (
+        "read_seconds",
+        "origin_seconds",
+        "disk_seconds",
+        "decode_seconds",
+        "frame_seconds",
+        "wait_seconds",
+        "socket_seconds",
+    ):
         assert stats["node"][name] >= 0, name
     assert stats["node"]["read_seconds"] > 0 and stats["rtt_seconds"] is not None
     metrics = node.metrics()
-    assert metrics["forebay_streams_rows_total"] >= ROWS and metrics['forebay_streams_seconds_total{what="read"}'] > 0
+    assert (
+        metrics["forebay_streams_rows_total"] >= ROWS
+        and metrics['forebay_streams_seconds_total{what="read"}'] > 0
+    )
 
 
 def test_what_cannot_be_is_said_at_once(client, dataset):
@@ -141,14 +181,28 @@ def test_what_cannot_be_is_said_at_once(client, dataset):
     good = json.loads(request(dataset))
     refused(forebay.NotFound, request("0" * 32), "open the dataset")
     refused(forebay.InvalidRequest, "{}", "plan")
-    refused(forebay.InvalidRequest, json.dumps(good | {"partition": {"world": 2, "rank": 2, "batch": {"rows": 1}}}), "rank 2")
-    refused(forebay.InvalidRequest, json.dumps(good | {"partition": {"batch": {"rows": 0}}}), "0 rows")
+    refused(
+        forebay.InvalidRequest,
+        json.dumps(good | {"partition": {"world": 2, "rank": 2, "batch": {"rows": 1}}}),
+        "rank 2",
+    )
+    refused(
+        forebay.InvalidRequest, json.dumps(good | {"partition": {"batch": {"rows": 0}}}), "0 rows"
+    )
     refused(forebay.InvalidRequest, json.dumps(good | {"columns": ["nope"]}), "nope")
     refused(forebay.InvalidRequest, json.dumps(good | {"window_bytes": 1 << 40}), "window")
     refused(forebay.InvalidRequest, json.dumps(good), "connections", connections=0)
     refused(forebay.InvalidRequest, json.dumps(good), "connections", connections=10_000)
     other = json.loads(request(dataset, shuffle={"kind": "full"}))
-    state = {"version": 1, "algorithm": 1, "plan": "0" * 16, "data": "0" * 16, "seed": 7, "epoch": 0, "position": 0}
+    state = {
+        "version": 1,
+        "algorithm": 1,
+        "plan": "0" * 16,
+        "data": "0" * 16,
+        "seed": 7,
+        "epoch": 0,
+        "position": 0,
+    }
     refused(forebay.InvalidRequest, json.dumps(other | {"state": state}), "state")
     with pytest.raises(forebay.InvalidRequest):
         Stream([], request(dataset))
@@ -159,7 +213,9 @@ def test_a_file_that_changes_is_an_error_that_names_it(client, origin_s3, node):
         origin_s3.put_object(Bucket="scratch", Key=f"changing/{i:03}.bin", Body=b"%d" % i * 1000)
     dataset = opened(client, "scratch/changing/*.bin")
     origin_s3.put_object(Bucket="scratch", Key="changing/035.bin", Body=b"other")
-    body = json.loads(request(dataset, shuffle={"kind": "none"})) | {"partition": {"batch": {"rows": 4}}}
+    body = json.loads(request(dataset, shuffle={"kind": "none"})) | {
+        "partition": {"batch": {"rows": 4}}
+    }
     stream = Stream(client, json.dumps(body), connections=2, retry_for=0.5)
     steps = [stream.next() for _ in range(8)]
     assert [len(s.batch) for s in steps] == [4] * 8, "what comes before it is right"
@@ -171,7 +227,9 @@ def test_a_reader_that_stops_costs_the_window_and_one_that_leaves_nothing(client
     quiet(node)
     before = node.metrics()["forebay_memory_used_bytes"]
     window = 1 << 20
-    stream = Stream(client, request(dataset, 1000, window_bytes=window), connections=4, ahead_bytes=1 << 20)
+    stream = Stream(
+        client, request(dataset, 1000, window_bytes=window), connections=4, ahead_bytes=1 << 20
+    )
     stream.next()
     sent, steady = -1.0, 0
     while steady < 3:
@@ -179,7 +237,10 @@ def test_a_reader_that_stops_costs_the_window_and_one_that_leaves_nothing(client
         now = node.metrics()["forebay_streams_bytes_total"]
         sent, steady = now, steady + 1 if now == sent else 0
     metrics = node.metrics()
-    assert metrics["forebay_streams_open"] == 4 and metrics["forebay_streams_window_bytes"] == 4 * window
+    assert (
+        metrics["forebay_streams_open"] == 4
+        and metrics["forebay_streams_window_bytes"] == 4 * window
+    )
     assert stream.stats()["ahead_bytes"] <= (1 << 20) + 200_000
     del stream
     quiet(node)
@@ -240,7 +301,9 @@ class Cutter:
             far = socket.socket(socket.AF_UNIX)
             far.connect(str(self.to))
             threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, self.random.randrange(self.within)), daemon=True).start()
+            threading.Thread(
+                target=self._pump, args=(far, near, self.random.randrange(self.within)), daemon=True
+            ).start()
 
     def _pump(self, source: socket.socket, to: socket.socket, left: int | None) -> None:
         try:
@@ -264,7 +327,9 @@ def test_connections_that_are_cut_anywhere_lose_nothing(node, dataset, order, tm
     seed = int(os.environ.get("FOREBAY_TEST_SEED", time.time_ns() % 1_000_000))
     print(f"FOREBAY_TEST_SEED={seed}")
     cutter = Cutter(node.socket, tmp_path / "cut.sock", 2_000_000, seed)
-    stream = Stream(forebay.Client(cutter.url), request(dataset, 2), connections=4, ahead_bytes=1 << 20)
+    stream = Stream(
+        forebay.Client(cutter.url), request(dataset, 2), connections=4, ahead_bytes=1 << 20
+    )
     assert [(s.step, s.epoch, s.next, ids(s)) for s in stream] == order
     assert cutter.cuts > 3 and stream.stats()["reopened"] > 3
     cutter.listener.close()
@@ -276,7 +341,9 @@ def start(origin, tmp_path):
     nodes = []
 
     def start(directory: Path | None = None, **options) -> Node:
-        nodes.append(Node(origin.url, ["scratch"], directory or tmp_path / f"node-{len(nodes)}", **options))
+        nodes.append(
+            Node(origin.url, ["scratch"], directory or tmp_path / f"node-{len(nodes)}", **options)
+        )
         return nodes[-1]
 
     yield start
@@ -323,7 +390,13 @@ def test_a_node_that_stops_or_dies_is_replaced_by_the_others(start, parquet, ord
 def test_a_node_that_stays_away_is_an_error(start, parquet):
     node = start()
     client = forebay.Client(node.unix_url)
-    stream = Stream(client, request(opened(client, parquet), 100), connections=2, ahead_bytes=100_000, retry_for=1)
+    stream = Stream(
+        client,
+        request(opened(client, parquet), 100),
+        connections=2,
+        ahead_bytes=100_000,
+        retry_for=1,
+    )
     stream.next()
     node.stop(signal.SIGKILL)
     with pytest.raises(forebay.ConnectionFailed, match="did not come"):

@@ -36,10 +36,16 @@ class TlsNode(Node):
     def __init__(self, origin, directory: Path, files: tuple[Path, Path], *settings: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         install(files, directory)
-        settings = (f"tls.cert={directory / 'node.pem'}", f"tls.key={directory / 'node.key'}", *settings)
+        settings = (
+            f"tls.cert={directory / 'node.pem'}",
+            f"tls.key={directory / 'node.key'}",
+            *settings,
+        )
         options = [word for setting in settings for word in ("--set", setting)]
         # Without a Unix socket, to which clients on this machine would move.
-        super().__init__(origin.url, ["train", "scratch"], directory, options=options, socket=Path("off"))
+        super().__init__(
+            origin.url, ["train", "scratch"], directory, options=options, socket=Path("off")
+        )
         self.url = f"https://127.0.0.1:{self.port}"
 
     def certificate(self) -> bytes:
@@ -87,7 +93,9 @@ def test_the_python_client_reads_writes_and_batches(secure, authority, objects, 
     assert client.route == secure.url
     assert bytes(client.get("train/big/8MiB")) == objects["big/8MiB"]
     names = [f"img/{i:04}.bin" for i in range(100)]
-    assert [bytes(item.data) for item in client.batch(names, bucket="train")] == [objects[n] for n in names]
+    assert [bytes(item.data) for item in client.batch(names, bucket="train")] == [
+        objects[n] for n in names
+    ]
     client.put("scratch/tls/python", objects["big/chunk"])
     assert bytes(client.get("scratch/tls/python")) == objects["big/chunk"]
     assert len(list(client.list("train/img/"))) == 200
@@ -99,7 +107,9 @@ def test_the_python_client_reads_writes_and_batches(secure, authority, objects, 
     assert pickle.loads(pickle.dumps(client)).exists("train/one")
 
 
-def test_the_python_client_refuses_whom_it_does_not_know(origin, secure, authority, stranger, tmp_path):
+def test_the_python_client_refuses_whom_it_does_not_know(
+    origin, secure, authority, stranger, tmp_path
+):
     with pytest.raises(forebay.Unauthenticated, match="not trusted.*UnknownIssuer"):
         forebay.Client(secure.url, ca=stranger.file).get("train/one")
     with pytest.raises(forebay.Unauthenticated, match="not trusted"):
@@ -122,19 +132,31 @@ def test_https_to_a_node_without_tls_says_so(node):
 def test_fsspec_over_tls(secure, authority, objects):
     import fsspec
 
-    fs = fsspec.filesystem("forebay", url=secure.url, ca=str(authority.file), skip_instance_cache=True)
+    fs = fsspec.filesystem(
+        "forebay", url=secure.url, ca=str(authority.file), skip_instance_cache=True
+    )
     assert fs.cat_file("train/img/0003.bin") == objects["img/0003.bin"]
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run([forebay_program(), *args], capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    return subprocess.run(
+        [forebay_program(), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+    )
 
 
 def test_the_command_line_over_tls(secure, authority, stranger, objects, tmp_path):
     out = tmp_path / "out"
-    done = command("get", "train/img/0004.bin", str(out), "--node", secure.url, "--ca", str(authority.file))
+    done = command(
+        "get", "train/img/0004.bin", str(out), "--node", secure.url, "--ca", str(authority.file)
+    )
     assert done.returncode == 0 and out.read_bytes() == objects["img/0004.bin"], done.stderr
-    done = command("ls", "train/img/", "--json", FOREBAY_NODE=secure.url, FOREBAY_CA_FILE=str(authority.file))
+    done = command(
+        "ls", "train/img/", "--json", FOREBAY_NODE=secure.url, FOREBAY_CA_FILE=str(authority.file)
+    )
     assert done.returncode == 0 and "0199" in done.stdout, done.stderr
     done = command("status", "--node", secure.url, "--ca", str(stranger.file))
     assert done.returncode == 1 and "not trusted" in done.stderr and "--ca" in done.stderr
@@ -146,7 +168,10 @@ def test_versions_and_protocol(secure, authority):
         context.set_alpn_protocols(["h2", "http/1.1"])
         for name, value in limits.items():
             setattr(context, name, value)
-        with socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain, context.wrap_socket(plain, server_hostname="localhost") as tls:
+        with (
+            socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as tls,
+        ):
             return tls.version(), tls.selected_alpn_protocol()
 
     assert connect() == ("TLSv1.3", "http/1.1")
@@ -180,7 +205,9 @@ def until(condition, seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def test_certificates_change_under_load_and_no_connection_is_dropped(origin, authority, objects, tmp_path):
+def test_certificates_change_under_load_and_no_connection_is_dropped(
+    origin, authority, objects, tmp_path
+):
     certificates = [authority.issue(name) for name in ("one", "two")]
     node = TlsNode(origin, tmp_path, certificates[0])
     context = ssl.create_default_context(cafile=authority.file)
@@ -190,19 +217,26 @@ def test_certificates_change_under_load_and_no_connection_is_dropped(origin, aut
         """One TLS connection for the whole test: it must live through every change."""
         import http.client
 
-        connection = http.client.HTTPSConnection("127.0.0.1", node.port, context=context, timeout=30)
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", node.port, context=context, timeout=30
+        )
         connection.connect()
         first = connection.sock
         while not stop.is_set():
             connection.request("GET", "/train/big/chunk")
-            if connection.getresponse().read() != objects["big/chunk"] or connection.sock is not first:
+            if (
+                connection.getresponse().read() != objects["big/chunk"]
+                or connection.sock is not first
+            ):
                 failures.append("a connection was dropped")
                 return
             done[0] += 1
 
     def connect_anew():
         while not stop.is_set():
-            with urllib.request.urlopen(f"{node.url}/train/img/0005.bin", context=context, timeout=30) as answer:
+            with urllib.request.urlopen(
+                f"{node.url}/train/img/0005.bin", context=context, timeout=30
+            ) as answer:
                 if answer.read() != objects["img/0005.bin"]:
                     failures.append("a wrong answer")
             done[1] += 1
@@ -213,7 +247,10 @@ def test_certificates_change_under_load_and_no_connection_is_dropped(origin, aut
         except Exception as e:  # noqa: BLE001
             failures.append(repr(e))
 
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in (read_on_one_connection, connect_anew) * 2]
+    threads = [
+        threading.Thread(target=guarded, args=(work,))
+        for work in (read_on_one_connection, connect_anew) * 2
+    ]
     try:
         for thread in threads:
             thread.start()
@@ -260,21 +297,60 @@ def test_a_bad_certificate_at_the_start_is_a_clear_error(authority, stranger, tm
         cert.write_text("nonsense")
     elif fault == "another key":
         key = stranger.issue("other")[1]
-    settings = ["--set", f"tls.cert={cert}"] + ([] if fault == "no key" else ["--set", f"tls.key={key}"])
-    done = command("serve", "--origin", str(tmp_path), "--listen", "127.0.0.1:0", "--admin", "off", "--unix", "off", *settings)
-    assert done.returncode in (1, 2) and "error: " in done.stderr and "tls." in done.stderr, done.stderr
+    settings = ["--set", f"tls.cert={cert}"] + (
+        [] if fault == "no key" else ["--set", f"tls.key={key}"]
+    )
+    done = command(
+        "serve",
+        "--origin",
+        str(tmp_path),
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        "off",
+        "--unix",
+        "off",
+        *settings,
+    )
+    assert done.returncode in (1, 2) and "error: " in done.stderr and "tls." in done.stderr, (
+        done.stderr
+    )
 
 
 def test_the_admin_port_speaks_tls_if_it_is_told_to(origin, authority, tmp_path):
     cert, key = authority.issue("admin")
-    command_line = [forebay_program(), "serve", "--json", "--listen", "127.0.0.1:0", "--unix", "off", "--admin", "127.0.0.1:0"]
-    command_line += ["--origin", str(tmp_path), "--set", f"tls.cert={cert}", "--set", f"tls.key={key}", "--set", "tls.admin=true"]
-    process = subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command_line = [
+        forebay_program(),
+        "serve",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--unix",
+        "off",
+        "--admin",
+        "127.0.0.1:0",
+    ]
+    command_line += [
+        "--origin",
+        str(tmp_path),
+        "--set",
+        f"tls.cert={cert}",
+        "--set",
+        f"tls.key={key}",
+        "--set",
+        "tls.admin=true",
+    ]
+    process = subprocess.Popen(
+        command_line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         ready = json.loads(process.stdout.readline())
         assert ready["url"].startswith("https://127.0.0.1:")
         admin = ready["admin"]
-        assert requests.get(f"https://{admin}/healthz", verify=str(authority.file), timeout=10).text == "ok\n"
+        assert (
+            requests.get(f"https://{admin}/healthz", verify=str(authority.file), timeout=10).text
+            == "ok\n"
+        )
         assert requests.get(f"http://{admin}/healthz", timeout=10).status_code == 400
     finally:
         process.terminate()

@@ -52,10 +52,14 @@ def test_the_default_sample_is_a_view(client, objects):
 
 
 def test_labels_and_transforms(client, objects, truth):
-    pairs = MapDataset(client, [(n, i) for i, n in enumerate(NAMES)], bucket="train", transform=first_byte)
+    pairs = MapDataset(
+        client, [(n, i) for i, n in enumerate(NAMES)], bucket="train", transform=first_byte
+    )
     data, label = pairs[12]
     assert label == 12 and data.tolist() == [objects[NAMES[12]][0]]
-    with_labels = MapDataset(client, np.array(NAMES), bucket="train", labels=range(200), decode=total)
+    with_labels = MapDataset(
+        client, np.array(NAMES), bucket="train", labels=range(200), decode=total
+    )
     assert with_labels.__getitems__([3, 1]) == [(truth[3], 3), (truth[1], 1)]
     batches = list(DataLoader(pairs, batch_size=50))
     assert [b[0].shape for b in batches] == [(50, 1)] * 4
@@ -68,7 +72,12 @@ def test_labels_and_transforms(client, objects, truth):
 
 def test_members_of_shards(client):
     members = sorted(m for m in dataset.MEMBERS if m.endswith(".jpg"))
-    data = MapDataset(client, [{"objname": "shards/a.tar", "archpath": m} for m in members], bucket="train", decode=bytes)
+    data = MapDataset(
+        client,
+        [{"objname": "shards/a.tar", "archpath": m} for m in members],
+        bucket="train",
+        decode=bytes,
+    )
     assert data.__getitems__(range(20)) == [dataset.MEMBERS[m] for m in members]
 
 
@@ -84,7 +93,11 @@ def test_entries_that_fail(client, truth):
 def test_map_style_in_a_dataloader(client, truth, workers):
     client.get("train/one")  # the parent's connections and threads exist before the workers do
     data = MapDataset(client, NAMES, bucket="train", labels=range(200), decode=total)
-    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
+    how = (
+        {}
+        if workers is None
+        else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
+    )
     generator = torch.Generator().manual_seed(0)
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator, **how)
     for _ in range(2):
@@ -98,8 +111,21 @@ def test_map_style_in_a_dataloader(client, truth, workers):
 
 @pytest.mark.parametrize("workers", [None, "fork", "spawn"])
 def test_iterable_in_a_dataloader(client, truth, workers):
-    data = IterableDataset(client, NAMES, bucket="train", labels=range(200), decode=total, request_size=13, shuffle=True, prefetch=2)
-    how = {} if workers is None else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
+    data = IterableDataset(
+        client,
+        NAMES,
+        bucket="train",
+        labels=range(200),
+        decode=total,
+        request_size=13,
+        shuffle=True,
+        prefetch=2,
+    )
+    how = (
+        {}
+        if workers is None
+        else {"num_workers": 2, "multiprocessing_context": workers, "persistent_workers": True}
+    )
     loader = DataLoader(data, batch_size=16, **how)
     orders = []
     for epoch in range(2):
@@ -107,7 +133,9 @@ def test_iterable_in_a_dataloader(client, truth, workers):
         labels = []
         for (sizes, sums), label in loader:
             labels += label.tolist()
-            assert list(zip(sizes.tolist(), sums.tolist(), strict=True)) == [truth[i] for i in label.tolist()]
+            assert list(zip(sizes.tolist(), sums.tolist(), strict=True)) == [
+                truth[i] for i in label.tolist()
+            ]
         assert sorted(labels) == list(range(200))
         orders.append(labels)
     assert orders[0] != orders[1] and len(data) == 200
@@ -117,7 +145,14 @@ def test_iterable_in_a_dataloader(client, truth, workers):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_uneven", [False, True])
 def test_ranks_share_the_rows(client, world, shuffle, drop_uneven):
-    options = {"bucket": "train", "labels": range(200), "decode": total, "shuffle": shuffle, "drop_uneven": drop_uneven, "request_size": 50}
+    options = {
+        "bucket": "train",
+        "labels": range(200),
+        "decode": total,
+        "shuffle": shuffle,
+        "drop_uneven": drop_uneven,
+        "request_size": 50,
+    }
     rows = []
     for rank in range(world):
         data = IterableDataset(client, NAMES, rank=rank, world_size=world, **options)
@@ -125,7 +160,9 @@ def test_ranks_share_the_rows(client, world, shuffle, drop_uneven):
         assert len(mine) == len(data)
         rows += mine
     assert len(rows) == len(set(rows)) == (200 - 200 % world if drop_uneven else 200)
-    again = [label for _, label in IterableDataset(client, NAMES, rank=0, world_size=world, **options)]
+    again = [
+        label for _, label in IterableDataset(client, NAMES, rank=0, world_size=world, **options)
+    ]
     assert again == rows[: len(again)]
 
 
@@ -144,7 +181,9 @@ def in_process_group(rank: int, url: str, store: str, out) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    data = IterableDataset(forebay.Client(url), NAMES, bucket="train", labels=range(200), decode=total)
+    data = IterableDataset(
+        forebay.Client(url), NAMES, bucket="train", labels=range(200), decode=total
+    )
     loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
     out.put((rank, [label for _, label in loader]))
     dist.destroy_process_group()
@@ -153,7 +192,10 @@ def in_process_group(rank: int, url: str, store: str, out) -> None:
 def test_the_rank_comes_from_torch_distributed(node, tmp_path):
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    ranks = [context.Process(target=in_process_group, args=(r, node.url, str(tmp_path / "store"), out)) for r in range(2)]
+    ranks = [
+        context.Process(target=in_process_group, args=(r, node.url, str(tmp_path / "store"), out))
+        for r in range(2)
+    ]
     for p in ranks:
         p.start()
     got = dict(out.get(timeout=90) for _ in ranks)
@@ -163,7 +205,9 @@ def test_the_rank_comes_from_torch_distributed(node, tmp_path):
 
 
 def test_from_prefix(client, truth):
-    assert MapDataset.from_prefix(client, "train/img/", decode=total).__getitems__(range(200)) == truth
+    assert (
+        MapDataset.from_prefix(client, "train/img/", decode=total).__getitems__(range(200)) == truth
+    )
     assert list(IterableDataset.from_prefix(client, "s3://train/img/", decode=total)) == truth
 
 
@@ -174,6 +218,13 @@ def test_a_workers_error_reaches_the_trainer(client):
 
 
 def test_wrong_arguments(client):
-    for options in ({"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"request_size": 0}, {"prefetch": -1}, {"on_error": "skip"}):
+    for options in (
+        {"rank": 0},
+        {"world_size": 2},
+        {"rank": 2, "world_size": 2},
+        {"request_size": 0},
+        {"prefetch": -1},
+        {"on_error": "skip"},
+    ):
         with pytest.raises(ValueError):
             IterableDataset(client, NAMES, **options)

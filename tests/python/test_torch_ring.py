@@ -61,7 +61,10 @@ def halves(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_pair(samples):
-    return Pair(torch.stack([s[0] for s in samples]), {"label": torch.tensor([s[1] for s in samples]), "names": ["x"] * len(samples)})
+    return Pair(
+        torch.stack([s[0] for s in samples]),
+        {"label": torch.tensor([s[1] for s in samples]), "names": ["x"] * len(samples)},
+    )
 
 
 def list_of(samples):
@@ -69,16 +72,28 @@ def list_of(samples):
 
 
 def numbers(samples):
-    return [int(s.sum()) for s in samples], torch.ones(3, 2, dtype=torch.float64), torch.zeros(0, 4), torch.eye(3, dtype=torch.bool).T
+    return (
+        [int(s.sum()) for s in samples],
+        torch.ones(3, 2, dtype=torch.float64),
+        torch.zeros(0, 4),
+        torch.eye(3, dtype=torch.bool).T,
+    )
 
 
 def test_batches_arrive_as_one_tensor(client, equal_objects, start_method):
     data = MapDataset(client, NAMES, bucket="scratch", labels=range(COUNT))
-    loader = DataLoader(data, BATCH, num_workers=2, multiprocessing_context=start_method, persistent_workers=True)
+    loader = DataLoader(
+        data, BATCH, num_workers=2, multiprocessing_context=start_method, persistent_workers=True
+    )
     for epoch in (1, 2):
         seen = []
         for tensor, labels in loader:
-            assert type(tensor) is torch.Tensor and tensor.shape == (BATCH, SIZE) and tensor.is_contiguous() and labels.dtype == torch.int64
+            assert (
+                type(tensor) is torch.Tensor
+                and tensor.shape == (BATCH, SIZE)
+                and tensor.is_contiguous()
+                and labels.dtype == torch.int64
+            )
             assert rows(tensor) == [equal_objects[i] for i in labels.tolist()]
             tensor.zero_()  # the memory is the loop's own
             seen += labels.tolist()
@@ -87,7 +102,12 @@ def test_batches_arrive_as_one_tensor(client, equal_objects, start_method):
     assert data.ring is None, "the caller's dataset is as it was"
     del tensor, labels
     stats = settled(loader.ring)
-    assert (stats["none_free"], stats["too_large"], stats["reclaimed"], stats["free"]) == (0, 0, 0, 8)
+    assert (stats["none_free"], stats["too_large"], stats["reclaimed"], stats["free"]) == (
+        0,
+        0,
+        0,
+        8,
+    )
 
 
 def test_batches_are_received_into_the_slot(client, equal_objects, monkeypatch):
@@ -109,7 +129,9 @@ def test_batches_are_received_into_the_slot(client, equal_objects, monkeypatch):
 def test_the_stock_dataloader_with_the_rings_collate(client, equal_objects):
     ring = BatchRing(8)
     data = MapDataset(client, NAMES, bucket="scratch", ring=ring)
-    loader = torch.utils.data.DataLoader(data, BATCH, num_workers=2, multiprocessing_context="fork", collate_fn=ring.collate)
+    loader = torch.utils.data.DataLoader(
+        data, BATCH, num_workers=2, multiprocessing_context="fork", collate_fn=ring.collate
+    )
     assert [r for t in loader for r in rows(t)] == equal_objects
     assert ring.stats()["sent"] == COUNT // BATCH
     # Without the ring's collate_fn the batches are right as well, and the slots come back.
@@ -123,24 +145,46 @@ def test_other_samples_and_collate_functions(client, objects, equal_objects):
     data = MapDataset(client, NAMES, bucket="scratch", transform=halves)
     loader = DataLoader(data, BATCH, **how)
     got = [r.clone() for t in loader for r in t]
-    assert all(r.dtype == torch.float32 and r.byte().numpy().tobytes() == c[: SIZE // 2] for r, c in zip(got, equal_objects, strict=True))
+    assert all(
+        r.dtype == torch.float32 and r.byte().numpy().tobytes() == c[: SIZE // 2]
+        for r, c in zip(got, equal_objects, strict=True)
+    )
     assert loader.ring.stats()["sent"] == COUNT // BATCH
 
-    loader = DataLoader(MapDataset(client, NAMES, bucket="scratch", labels=range(COUNT)), BATCH, collate_fn=as_pair, **how)
+    loader = DataLoader(
+        MapDataset(client, NAMES, bucket="scratch", labels=range(COUNT)),
+        BATCH,
+        collate_fn=as_pair,
+        **how,
+    )
     for batch in loader:
         assert type(batch) is Pair and batch.label["names"] == ["x"] * BATCH
         assert rows(batch.data) == [equal_objects[i] for i in batch.label["label"].tolist()]
     assert loader.ring.stats()["sent"] == COUNT // BATCH
 
-    loader = DataLoader(Subset(MapDataset(client, VARIED, bucket="train"), range(40)), BATCH, collate_fn=list_of, **how)
-    assert [s.numpy().tobytes() for batch in loader for s in batch] == [objects[n] for n in VARIED[:40]]
+    loader = DataLoader(
+        Subset(MapDataset(client, VARIED, bucket="train"), range(40)),
+        BATCH,
+        collate_fn=list_of,
+        **how,
+    )
+    assert [s.numpy().tobytes() for batch in loader for s in batch] == [
+        objects[n] for n in VARIED[:40]
+    ]
     assert loader.ring.stats()["sent"] == 5
 
-    loader = DataLoader(MapDataset(client, VARIED, bucket="train"), BATCH, collate_fn=numbers, **how)
+    loader = DataLoader(
+        MapDataset(client, VARIED, bucket="train"), BATCH, collate_fn=numbers, **how
+    )
     sums = []
     for some, ones, none, eye in loader:
         sums += some
-        assert ones.dtype == torch.float64 and ones.tolist() == [[1, 1]] * 3 and none.shape == (0, 4) and eye.tolist() == torch.eye(3).bool().tolist()
+        assert (
+            ones.dtype == torch.float64
+            and ones.tolist() == [[1, 1]] * 3
+            and none.shape == (0, 4)
+            and eye.tolist() == torch.eye(3).bool().tolist()
+        )
     assert sums == [sum(objects[n]) for n in VARIED]
 
 
@@ -152,7 +196,9 @@ def test_iterable_datasets_collate_into_the_ring(client, equal_objects):
         warnings.filterwarnings("ignore", message=".*pin_memory.*")  # no accelerator here
         for tensor, labels in loader:
             seen |= dict(zip(labels.tolist(), rows(tensor), strict=True))
-    assert [seen[i] for i in range(COUNT)] == equal_objects and loader.ring.stats()["sent"] == COUNT // BATCH
+    assert [seen[i] for i in range(COUNT)] == equal_objects and loader.ring.stats()[
+        "sent"
+    ] == COUNT // BATCH
 
 
 def own_batches(batch):
@@ -171,7 +217,12 @@ class Batches(torch.utils.data.IterableDataset):
 
 
 def test_datasets_that_make_their_batches(client, equal_objects):
-    loader = DataLoader(Batches(MapDataset(client, NAMES, bucket="scratch")), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(
+        Batches(MapDataset(client, NAMES, bucket="scratch")),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="fork",
+    )
     assert [r for batch in loader for r in rows(batch["data"])] == equal_objects
     assert loader.ring.stats()["sent"] == COUNT // BATCH
 
@@ -184,7 +235,13 @@ def test_without_workers_there_is_no_ring(client, equal_objects):
 
 
 def test_batches_that_are_kept_go_beyond_the_ring(client, equal_objects):
-    loader = DataLoader(MapDataset(client, NAMES, bucket="scratch"), BATCH, num_workers=2, multiprocessing_context="fork", prefetch_factor=2)
+    loader = DataLoader(
+        MapDataset(client, NAMES, bucket="scratch"),
+        BATCH,
+        num_workers=2,
+        multiprocessing_context="fork",
+        prefetch_factor=2,
+    )
     kept = list(loader)
     assert [r for t in kept for r in rows(t)] == equal_objects
     stats = loader.ring.stats()
@@ -195,7 +252,13 @@ def test_batches_that_are_kept_go_beyond_the_ring(client, equal_objects):
 
 def test_batches_that_are_too_large_go_beyond_the_ring(client, equal_objects, objects):
     ring_bytes = 8 * 2 * SIZE  # less than a page for each slot: a slot takes one page
-    loader = DataLoader(MapDataset(client, NAMES, bucket="scratch"), BATCH, num_workers=2, multiprocessing_context="fork", ring_bytes=ring_bytes)
+    loader = DataLoader(
+        MapDataset(client, NAMES, bucket="scratch"),
+        BATCH,
+        num_workers=2,
+        multiprocessing_context="fork",
+        ring_bytes=ring_bytes,
+    )
     assert loader.ring.slot_bytes < BATCH * SIZE
     assert [r for t in loader for r in rows(t)] == equal_objects
     stats = loader.ring.stats()
@@ -203,11 +266,18 @@ def test_batches_that_are_too_large_go_beyond_the_ring(client, equal_objects, ob
 
 
 def test_errors_reach_the_loop_and_free_their_slots(client):
-    loader = DataLoader(MapDataset(client, [NAMES[0], "nope"], bucket="scratch"), 2, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(
+        MapDataset(client, [NAMES[0], "nope"], bucket="scratch"),
+        2,
+        num_workers=1,
+        multiprocessing_context="fork",
+    )
     with pytest.raises(forebay.Error):
         list(loader)
     assert settled(loader.ring)["free"] == loader.ring.core.slots
-    varied = DataLoader(MapDataset(client, VARIED, bucket="train"), 8, num_workers=1, multiprocessing_context="fork")
+    varied = DataLoader(
+        MapDataset(client, VARIED, bucket="train"), 8, num_workers=1, multiprocessing_context="fork"
+    )
     with pytest.raises(RuntimeError):  # default_collate wants samples of one size
         list(varied)
     assert settled(varied.ring)["free"] == varied.ring.core.slots
@@ -216,7 +286,9 @@ def test_errors_reach_the_loop_and_free_their_slots(client):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_that_is_left_early(client, equal_objects, persistent):
     data = MapDataset(client, NAMES, bucket="scratch")
-    loader = DataLoader(data, BATCH, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent)
+    loader = DataLoader(
+        data, BATCH, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent
+    )
     for _ in range(12):
         for tensor in loader:
             assert rows(tensor) == equal_objects[:BATCH]
@@ -226,11 +298,18 @@ def test_an_epoch_that_is_left_early(client, equal_objects, persistent):
     stats = loader.ring.stats()
     assert stats["none_free"] == 0
     if not persistent:
-        assert stats["reclaimed"] > 0, "batches that nobody received are taken back from workers that ended"
+        assert stats["reclaimed"] > 0, (
+            "batches that nobody received are taken back from workers that ended"
+        )
 
 
 def test_two_loops_over_one_loader(client, equal_objects):
-    loader = DataLoader(MapDataset(client, NAMES, bucket="scratch"), BATCH, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(
+        MapDataset(client, NAMES, bucket="scratch"),
+        BATCH,
+        num_workers=1,
+        multiprocessing_context="fork",
+    )
     for a, b in zip(loader, loader, strict=True):
         assert rows(a) == rows(b)
     assert loader.ring.stats()["sent"] + loader.ring.stats()["none_free"] >= 2 * COUNT // BATCH
@@ -251,7 +330,12 @@ class DiesAt:
 
 def test_a_worker_that_is_killed(client, equal_objects, tmp_path):
     dies = DiesAt(tmp_path / "died", equal_objects[40][:8])
-    loader = DataLoader(MapDataset(client, NAMES, bucket="scratch", transform=dies), BATCH, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(
+        MapDataset(client, NAMES, bucket="scratch", transform=dies),
+        BATCH,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         for _ in range(2):
             for _ in loader:
@@ -285,7 +369,11 @@ def test_a_forked_child_frees_nothing_of_its_parents():
     if pid == 0:
         del slot
         os._exit(0 if ring.stats()["filling"] == 1 else 1)
-    assert os.waitpid(pid, 0)[1] == 0 and ring.stats()["filling"] == 1 and bytes(memoryview(slot)[:3]) == b"abc"
+    assert (
+        os.waitpid(pid, 0)[1] == 0
+        and ring.stats()["filling"] == 1
+        and bytes(memoryview(slot)[:3]) == b"abc"
+    )
     # What a child took and died with is taken back, when no other slot is free.
     pid = os.fork()
     if pid == 0:
@@ -328,7 +416,11 @@ def test_nothing_is_left_of_a_training_that_is_killed(node):
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as training:
         assert training.stdout.readline() == b"going\n"
         group = os.getpgid(training.pid)
-        assert [n for n in os.listdir("/dev/shm") if n not in before and n.startswith(("torch_", "forebay"))] == []
+        assert [
+            n
+            for n in os.listdir("/dev/shm")
+            if n not in before and n.startswith(("torch_", "forebay"))
+        ] == []
         os.kill(training.pid, signal.SIGKILL)
         training.wait()
         # DataLoader's workers see that their parent is gone.
@@ -341,13 +433,17 @@ def test_nothing_is_left_of_a_training_that_is_killed(node):
             time.sleep(0.1)
         else:
             pytest.fail("the workers live on")
-    assert [n for n in os.listdir("/dev/shm") if n not in before and n.startswith(("torch_", "forebay"))] == []
+    assert [
+        n for n in os.listdir("/dev/shm") if n not in before and n.startswith(("torch_", "forebay"))
+    ] == []
 
 
 def test_memory_does_not_grow(client):
     """A ring's memory is at most that of its slots, however many batches pass."""
     data = MapDataset(client, NAMES * 8, bucket="scratch")
-    loader = DataLoader(data, BATCH, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    loader = DataLoader(
+        data, BATCH, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    )
     sizes = []
     for _ in range(3):
         for tensor in loader:
@@ -368,7 +464,13 @@ def scripted():
         yield node
 
 
-def received(node: ScriptedNode, answer: bytes | None = None, names=tuple(OBJECTS), cut_at: int | None = None, room: int = 1 << 20):
+def received(
+    node: ScriptedNode,
+    answer: bytes | None = None,
+    names=tuple(OBJECTS),
+    cut_at: int | None = None,
+    room: int = 1 << 20,
+):
     """What a slot holds after a batch whose answer is `answer`."""
     if answer is not None:
         node.script.append(lambda http, request: chunked(http, answer, cut_at=cut_at))
@@ -381,14 +483,20 @@ def test_a_slot_holds_the_entries_and_nothing_else(scripted):
     assert received(scripted) == ([len(d) for d in OBJECTS.values()], b"".join(OBJECTS.values()))
     long = "bucket/" + "long/" * 60 + "name"
     scripted.objects[long] = b"of a member with a PAX header"
-    assert received(scripted, names=["bucket/k007", long, "bucket/k007"]) == ([77, 29, 77], b"\7" * 77 + scripted.objects[long] + b"\7" * 77)
+    assert received(scripted, names=["bucket/k007", long, "bucket/k007"]) == (
+        [77, 29, 77],
+        b"\7" * 77 + scripted.objects[long] + b"\7" * 77,
+    )
 
 
 def test_a_batch_that_does_not_fit_is_told_from_one_that_fails(scripted):
     assert received(scripted, room=4096) is None
     exactly = {"bucket/page": bytes(4096), "bucket/empty": b"", "bucket/one": b"1"}
     scripted.objects |= exactly
-    assert received(scripted, names=["bucket/page", "bucket/empty"], room=4096) == ([4096, 0], bytes(4096))
+    assert received(scripted, names=["bucket/page", "bucket/empty"], room=4096) == (
+        [4096, 0],
+        bytes(4096),
+    )
     assert received(scripted, names=["bucket/page", "bucket/one"], room=4096) is None
 
 
@@ -404,7 +512,9 @@ def test_a_wrong_answer_is_never_a_tensor(scripted):
     damaged[515] ^= 0x40
     unended = WHOLE.rstrip(b"\0")
     unended += bytes(-len(unended) % 512)
-    absent = tar_of([members[0], ("__404__/bucket/k001", b"")], {"__404__/bucket/k001": "403 from the origin"})
+    absent = tar_of(
+        [members[0], ("__404__/bucket/k001", b"")], {"__404__/bucket/k001": "403 from the origin"}
+    )
     for answer, kind, words in (
         (tar_of(members[:40]), forebay.Truncated, "40 of 100 entries"),
         (tar_of([*members, members[0]]), forebay.Truncated, "more entries"),

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs the servers that tests run against into $FOREBAY_CACHE (by default ~/.cache/forebay). Says what it does; can be run again.
+# Installs the servers that tests run against into $FOREBAY_CACHE (by default ~/.cache/forebay).
+# Says what it does; can be run again.
 #
 #   tests/servers/install.sh             all of them
 #   tests/servers/install.sh versitygw   one or some: versitygw fake-gcs-server azurite nginx
 #
-# Needs Go (versitygw, fake-gcs-server), Node with npm (azurite), and for nginx either root or an nginx that is there already.
+# Needs Go (versitygw, fake-gcs-server), Node with npm (azurite), and for nginx either root or an
+# nginx that is there already.
 set -euo pipefail
 
 VERSITYGW=v1.8.0

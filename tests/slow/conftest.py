@@ -9,8 +9,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
-# As in tests/python: Ctrl-C reaches what is started, and nothing that this machine is set up for does.
+# As in tests/python: Ctrl-C reaches what is started, and nothing that this machine is set up for
+# does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in list(os.environ):
-    if name.startswith(("AWS_", "FOREBAY_")) and name not in ("FOREBAY_CACHE", "FOREBAY_BIN") and not name.startswith("FOREBAY_TEST_"):
+    if (
+        name.startswith(("AWS_", "FOREBAY_"))
+        and name not in ("FOREBAY_CACHE", "FOREBAY_BIN")
+        and not name.startswith("FOREBAY_TEST_")
+    ):
         del os.environ[name]

@@ -14,4 +14,8 @@ from load import seed
 def test_nothing_is_wrong_after_two_hundred_kills(tmp_path):
     kills = int(os.environ.get("FOREBAY_TEST_KILLS", "200"))
     load = kill_in_a_loop(tmp_path, kills, seed())
-    assert load.done["reads"] > 10 * kills and load.done["writes"] > kills and load.done["batches"] > kills, load.done
+    assert (
+        load.done["reads"] > 10 * kills
+        and load.done["writes"] > kills
+        and load.done["batches"] > kills
+    ), load.done

@@ -23,7 +23,11 @@ SAMPLES = 60
 
 
 def rss_bytes(pid: int) -> int:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) << 10
 
 
@@ -37,7 +41,13 @@ def test_mixed_load_leaves_no_trace(tmp_path):
     print(f"mixed load for {seconds:.0f} s: replay with FOREBAY_TEST_SEED={number}", flush=True)
     origin = HonestVersitygw(tmp_path / "versitygw")
     (origin.directory / BUCKET).mkdir()
-    node = Node(origin.url, [BUCKET], tmp_path / "node", cache_size="32MiB", options=["--memory", "128MiB", "--log", "warn"])
+    node = Node(
+        origin.url,
+        [BUCKET],
+        tmp_path / "node",
+        cache_size="32MiB",
+        options=["--memory", "128MiB", "--log", "warn"],
+    )
     rss, open_files, work = [], [], []
     try:
         with Load(node, number) as load:
@@ -51,18 +61,28 @@ def test_mixed_load_leaves_no_trace(tmp_path):
                 open_files.append(descriptors(node.process.pid))
                 before = done
                 if sample % 6 == 5:
-                    print(f"  {dict(load.done)}, {rss[-1] >> 20} MiB, {open_files[-1]} descriptors", flush=True)
+                    print(
+                        f"  {dict(load.done)}, {rss[-1] >> 20} MiB, {open_files[-1]} descriptors",
+                        flush=True,
+                    )
         load.check()
         load.check_origin(origin.directory)
         third = SAMPLES // 3
-        for what, values, worst in (("memory", rss, 1 + GROWTH), ("descriptors", open_files, 1 + GROWTH)):
+        for what, values, worst in (
+            ("memory", rss, 1 + GROWTH),
+            ("descriptors", open_files, 1 + GROWTH),
+        ):
             middle, last = mean(values[third : 2 * third]), mean(values[2 * third :])
             assert last <= middle * worst, f"{what} grew from {middle:.0f} to {last:.0f}: {values}"
         middle, last = sum(work[third : 2 * third]), sum(work[2 * third :])
-        assert last >= middle * (1 - SLOWDOWN), f"throughput fell from {middle} to {last} operations: {work}"
+        assert last >= middle * (1 - SLOWDOWN), (
+            f"throughput fell from {middle} to {last} operations: {work}"
+        )
         # Everything that was taken for the load is given back.
         deadline = time.monotonic() + 10
-        while node.metrics().get("forebay_memory_used_bytes", 0) > 0 and time.monotonic() < deadline:
+        while (
+            node.metrics().get("forebay_memory_used_bytes", 0) > 0 and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert node.metrics().get("forebay_memory_used_bytes", 0) == 0
         assert node.stop() == 0

@@ -1,8 +1,10 @@
-//! Look-ahead: entries that are not on the local disk are brought there before the cursor comes to them, many at a time.
+//! Look-ahead: entries that are not on the local disk are brought there before the cursor comes to
+//! them, many at a time.
 //!
-//! What is brought waits in the store, not in memory, so the number of entries under way is the only bound that is needed here. Where the
-//! store does not keep it, it is held in memory as long as that can be spared. Dropping an [`Ahead`] ends its tasks; fills that they
-//! began go on for other readers.
+//! What is brought waits in the store, not in memory, so the number of entries under way is the
+//! only bound that is needed here. Where the store does not keep it, it is held in memory as long
+//! as that can be spared. Dropping an [`Ahead`] ends its tasks; fills that they began go on for
+//! other readers.
 
 use crate::{
     held::{Opened, hold},
@@ -54,17 +56,23 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     pub(crate) fn new(work: Arc<Work>) -> Self {
-        Self { work, next: 0, pending: Pending::default() }
+        Self {
+            work,
+            next: 0,
+            pending: Pending::default(),
+        }
     }
 
-    /// Brings entry `cursor`, and begins to bring those after it. Returns the entry if it is held in memory.
+    /// Brings entry `cursor`, and begins to bring those after it. Returns the entry if it is held
+    /// in memory.
     ///
     /// # Errors
     /// Of this entry.
     pub(crate) async fn bring(&mut self, cursor: usize) -> Result<Option<Opened>> {
         let config = &self.work.batcher.config;
         self.next = self.next.max(cursor);
-        let horizon = (cursor + config.read_ahead_entries.max(1)).min(self.work.request.entries.len());
+        let horizon =
+            (cursor + config.read_ahead_entries.max(1)).min(self.work.request.entries.len());
         while self.next < horizon {
             let index = self.next;
             self.next += 1;
@@ -73,8 +81,8 @@ impl Ahead {
             }
             if index == cursor || !self.work.batcher.engine.is_warm(&self.work.entry(index)) {
                 let work = self.work.clone();
-                // Before it is here: the cursor may deliver it before the task comes to say how it came. The look-up of a buffered batch may
-                // have said so already.
+                // Before it is here: the cursor may deliver it before the task comes to say how it
+                // came. The look-up of a buffered batch may have said so already.
                 let unsaid = !work.brought.lock().contains_key(&index);
                 if unsaid {
                     work.note_brought(index, CacheStatus::Miss);
@@ -83,7 +91,8 @@ impl Ahead {
                     let engine = &work.batcher.engine;
                     let keeps = || engine.keeps(work.entry(index).name);
                     if keeps() {
-                        let status = with_attempts(&work, || engine.bring(work.entry(index))).await?;
+                        let status =
+                            with_attempts(&work, || engine.bring(work.entry(index))).await?;
                         if unsaid {
                             work.note_brought(index, status);
                         }
@@ -119,7 +128,10 @@ impl Drop for AbortOnDrop {
 }
 
 /// Tries again what may pass: each attempt with a time limit, with growing pauses between them.
-pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(work: &Work, mut attempt: impl FnMut() -> F) -> Result<T> {
+pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(
+    work: &Work,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T> {
     let config = &work.batcher.config;
     let stats = &work.batcher.stats;
     let mut made = 0;
@@ -127,7 +139,10 @@ pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(work: &Work,
         made += 1;
         let result = match timeout(config.entry_timeout, attempt()).await {
             Ok(result) => result,
-            Err(_) => Err(Error::timeout(format!("no answer in {:?}", config.entry_timeout)).hint("batch.entry_timeout sets the limit")),
+            Err(_) => Err(
+                Error::timeout(format!("no answer in {:?}", config.entry_timeout))
+                    .hint("batch.entry_timeout sets the limit"),
+            ),
         };
         match result {
             Err(e) if e.kind().is_transient() && made < config.attempts.max(1) => {

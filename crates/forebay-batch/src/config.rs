@@ -20,16 +20,19 @@ pub struct BatchConfig {
     pub entry_timeout: Duration,
     /// Attempts for an entry that fails in a way that may pass, the first included.
     pub attempts: u32,
-    /// Threads that are ready to run, for each core of the machine, from which on batches are slowed down. 0: never.
+    /// Threads that are ready to run, for each core of the machine, from which on batches are
+    /// slowed down. 0: never.
     pub throttle_ready_per_core: u32,
-    /// Share of the last 10 s in which nothing could go on because of disks, in percent, from which on they are. 0: never.
+    /// Share of the last 10 s in which nothing could go on because of disks, in percent, from which
+    /// on they are. 0: never.
     pub throttle_disk_percent: u32,
     /// How much of its time a batch pauses while the node is under pressure, percent.
     pub throttle_percent: u32,
 }
 
 impl BatchConfig {
-    /// Memory of one batch: the buffer that is being filled, which an entry of two more ends, and one that the connection still sends.
+    /// Memory of one batch: the buffer that is being filled, which an entry of two more ends, and
+    /// one that the connection still sends.
     pub fn window_bytes(&self) -> u64 {
         (self.frame_bytes as u64).saturating_mul(4)
     }

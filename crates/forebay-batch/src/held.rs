@@ -1,8 +1,10 @@
-//! An entry as a stream, and look-ahead on a node whose disk does not keep what is fetched (there is none, or it is full, or fails): entries
-//! are then held in memory until the cursor comes to them.
+//! An entry as a stream, and look-ahead on a node whose disk does not keep what is fetched (there
+//! is none, or it is full, or fails): entries are then held in memory until the cursor comes to
+//! them.
 //!
-//! Invariant: what is held is of the half of the memory budget that may be held (`MemoryBudget::try_hold`), so it never stops the work that
-//! would free it. An entry for which there is no room is not held; the cursor streams it when it is its turn.
+//! Invariant: what is held is of the half of the memory budget that may be held
+//! (`MemoryBudget::try_hold`), so it never stops the work that would free it. An entry for which
+//! there is no room is not held; the cursor streams it when it is its turn.
 
 use crate::produce::Work;
 use bytes::Bytes;
@@ -22,17 +24,34 @@ pub(crate) struct Opened {
 pub(crate) async fn open(work: &Work, index: usize) -> Result<Opened> {
     let entry = work.entry(index);
     let engine = &work.batcher.engine;
-    let options = ReadOptions { brought: Some(entry.brought), uncounted: true, ..Default::default() };
+    let options = ReadOptions {
+        brought: Some(entry.brought),
+        uncounted: true,
+        ..Default::default()
+    };
     Ok(match entry.member {
         Some(member) => {
-            let read = engine.read_member(entry.name, member, entry.range, &options).await?;
-            let header = EntryHeader { size: read.range.end - read.range.start, mtime_secs: 0 };
-            Opened { header, cache: options.counts_as(read.cache), body: read.body }
+            let read = engine
+                .read_member(entry.name, member, entry.range, &options)
+                .await?;
+            let header = EntryHeader {
+                size: read.range.end - read.range.start,
+                mtime_secs: 0,
+            };
+            Opened {
+                header,
+                cache: options.counts_as(read.cache),
+                body: read.body,
+            }
         }
         None => {
             let read = engine.read(entry.name, entry.range, &options).await?;
             let header = EntryHeader::of_object(&read.meta, &read.range, entry.range.is_some());
-            Opened { header, cache: options.counts_as(read.cache), body: read.body }
+            Opened {
+                header,
+                cache: options.counts_as(read.cache),
+                body: read.body,
+            }
         }
     })
 }
@@ -49,29 +68,50 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Fetches entry `index` into memory. `None` if it is too long to be held or there is no memory to spare.
+/// Fetches entry `index` into memory. `None` if it is too long to be held or there is no memory to
+/// spare.
 pub(crate) async fn hold(work: &Work, index: usize) -> Result<Option<Opened>> {
     let budget = work.batcher.engine.budget();
     // Where memory is used up, the request would be in vain. How much is needed is known after it.
     if budget.try_hold(1).is_err() {
         return Ok(None);
     }
-    let Opened { header, cache, mut body } = open(work, index).await?;
+    let Opened {
+        header,
+        cache,
+        mut body,
+    } = open(work, index).await?;
     if header.size > limits::BATCH_HELD_ENTRY_MAX_BYTES {
         return Ok(None);
     }
-    let Ok(memory) = budget.try_hold(header.size) else { return Ok(None) };
+    let Ok(memory) = budget.try_hold(header.size) else {
+        return Ok(None);
+    };
     let mut bytes = Vec::with_capacity(header.size as usize);
     while let Some(piece) = body.try_next().await? {
         if bytes.len() as u64 + piece.len() as u64 > header.size {
-            return Err(Error::origin_unavailable(format!("more than the {} bytes came that were announced", header.size)));
+            return Err(Error::origin_unavailable(format!(
+                "more than the {} bytes came that were announced",
+                header.size
+            )));
         }
         bytes.extend_from_slice(&piece);
     }
     if bytes.len() as u64 != header.size {
-        return Err(Error::origin_unavailable(format!("{} bytes came where {} were announced", bytes.len(), header.size)));
+        return Err(Error::origin_unavailable(format!(
+            "{} bytes came where {} were announced",
+            bytes.len(),
+            header.size
+        )));
     }
-    let piece = Bytes::from_owner(Held { bytes, _memory: memory });
+    let piece = Bytes::from_owner(Held {
+        bytes,
+        _memory: memory,
+    });
     let body = stream::iter((!piece.is_empty()).then_some(Ok(piece))).boxed();
-    Ok(Some(Opened { header, cache, body }))
+    Ok(Some(Opened {
+        header,
+        cache,
+        body,
+    }))
 }

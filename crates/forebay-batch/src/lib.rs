@@ -1,20 +1,28 @@
-//! GetBatch: many objects and archive members in one request, merged in strict order within bounded memory.
+//! GetBatch: many objects and archive members in one request, merged in strict order within bounded
+//! memory.
 //!
-//! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to 2.4):
-//! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that names its place.
-//! 2. **Admit** (`lib.rs`): memory for its buffers is reserved from the budget, or the batch is refused with 429 before any work.
-//! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many at a time, some way ahead of the cursor;
-//!    where the disk does not keep them, into memory (`held.rs`).
-//! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read straight into the outgoing buffer beside its
-//!    header, a bufferful at a time, when the connection asks for the next one and on its thread; the rest is streamed through.
-//! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a metadata part in the buffered form.
+//! How a batch goes ([`Batcher::run`]; the paper is Aizman et al., *GetBatch*, sections 2.2 to
+//! 2.4):
+//! 1. **Parse** (`request.rs`): the JSON body becomes entries, all checked; a mistake is a 400 that
+//!    names its place.
+//! 2. **Admit** (`lib.rs`): memory for its buffers is reserved from the budget, or the batch is
+//!    refused with 429 before any work.
+//! 3. **Look ahead** (`ahead.rs`): entries that are not on the local disk are brought there, many
+//!    at a time, some way ahead of the cursor; where the disk does not keep them, into memory
+//!    (`held.rs`).
+//! 4. **Merge** (`produce.rs`): one cursor goes over the entries in order. What is on disk is read
+//!    straight into the outgoing buffer beside its header, a bufferful at a time, when the
+//!    connection asks for the next one and on its thread; the rest is streamed through.
+//! 5. **Deliver** (`output.rs`, `multipart.rs`): tar, tgz, tar.lz4 or zip, streamed, or behind a
+//!    metadata part in the buffered form.
 //!
 //! Invariants:
 //! - entry *i* of the answer is entry *i* of the request, whatever the order in which data arrive;
-//! - memory is the buffers of one batch times the number of batches, not the size of a batch (the published design buffers out-of-order
-//!   arrivals; here they wait on the local disk);
+//! - memory is the buffers of one batch times the number of batches, not the size of a batch (the
+//!   published design buffers out-of-order arrivals; here they wait on the local disk);
 //! - the bytes of an answer are a function of the request and of the objects' versions;
-//! - a batch that cannot be completed after its first byte ends in an error, and the connection with it: never a shorter archive.
+//! - a batch that cannot be completed after its first byte ends in an error, and the connection
+//!   with it: never a shorter archive.
 
 mod ahead;
 mod config;
@@ -41,7 +49,8 @@ use std::{
     time::Instant,
 };
 
-/// Requests from this size on take their memory from the budget; smaller ones are no more than their connection.
+/// Requests from this size on take their memory from the budget; smaller ones are no more than
+/// their connection.
 const LARGE_REQUEST_BYTES: usize = 256 << 10;
 /// An entry with its name, in memory.
 const ENTRY_BYTES: u64 = size_of::<Entry>() as u64 + 64;
@@ -109,12 +118,19 @@ impl Batcher {
         &self.config
     }
 
-    /// Executes one request. Returns when the first bytes of the answer are there, so that what goes wrong before them is an error here.
+    /// Executes one request. Returns when the first bytes of the answer are there, so that what
+    /// goes wrong before them is an error here.
     ///
     /// # Errors
-    /// `Invalid` with the place in the request; `BucketNotFound`; `Busy` if the memory budget is used up; without continue-on-error, the first
-    /// entry's error if it is known before the first byte; past the limit of soft errors, `Invalid` with their count.
-    pub async fn run(&self, default_bucket: Option<&str>, body: Bytes, options: RunOptions) -> Result<BatchAnswer> {
+    /// `Invalid` with the place in the request; `BucketNotFound`; `Busy` if the memory budget is
+    /// used up; without continue-on-error, the first entry's error if it is known before the first
+    /// byte; past the limit of soft errors, `Invalid` with their count.
+    pub async fn run(
+        &self,
+        default_bucket: Option<&str>,
+        body: Bytes,
+        options: RunOptions,
+    ) -> Result<BatchAnswer> {
         let result = self.run_uncounted(default_bucket, body, options).await;
         match &result {
             Ok(_) => {}
@@ -129,20 +145,37 @@ impl Batcher {
         result
     }
 
-    async fn run_uncounted(&self, default_bucket: Option<&str>, body: Bytes, options: RunOptions) -> Result<BatchAnswer> {
+    async fn run_uncounted(
+        &self,
+        default_bucket: Option<&str>,
+        body: Bytes,
+        options: RunOptions,
+    ) -> Result<BatchAnswer> {
         if body.len() > self.config.max_body_bytes {
             return Err(Error::new(
                 ErrorKind::TooLarge,
-                format!("the request is {} bytes, more than batch.max_body = {}", body.len(), self.config.max_body_bytes),
+                format!(
+                    "the request is {} bytes, more than batch.max_body = {}",
+                    body.len(),
+                    self.config.max_body_bytes
+                ),
             ));
         }
         let held = self.reserve_for(&body)?;
-        let request = BatchRequest::parse(&body, default_bucket, options.coloc.as_deref(), self.config.max_entries)?;
+        let request = BatchRequest::parse(
+            &body,
+            default_bucket,
+            options.coloc.as_deref(),
+            self.config.max_entries,
+        )?;
         let denied = denied(&request, options.may_read.as_ref())?;
         self.check_buckets(&request, &denied).await?;
 
-        let reservation =
-            self.engine.budget().try_hold(self.config.window_bytes()).map_err(|e| e.context("the batch was refused before it began"))?;
+        let reservation = self
+            .engine
+            .budget()
+            .try_hold(self.config.window_bytes())
+            .map_err(|e| e.context("the batch was refused before it began"))?;
         self.stats.in_flight.fetch_add(1, Relaxed);
         let work = Arc::new(produce::Work {
             batcher: self.clone(),
@@ -161,10 +194,15 @@ impl Batcher {
             let (parts, planned) = multipart::plan(&work, &body).await?;
             let mut answer = self.stream(work, Some(planned)).await?;
             let (before, after) = (parts.before.clone(), parts.after.clone());
-            answer.content_length = answer.content_length.map(|n| n + (before.len() + after.len()) as u64);
+            answer.content_length = answer
+                .content_length
+                .map(|n| n + (before.len() + after.len()) as u64);
             answer.content_type = parts.content_type;
             let close = stream::iter([Ok(after)]);
-            answer.body = stream::iter([Ok(before)]).chain(answer.body).chain(close).boxed();
+            answer.body = stream::iter([Ok(before)])
+                .chain(answer.body)
+                .chain(close)
+                .boxed();
             answer.body = until_error(answer.body);
             Ok(answer)
         }
@@ -175,12 +213,22 @@ impl Batcher {
         if body.len() < LARGE_REQUEST_BYTES {
             return Ok(None);
         }
-        let entries = body.iter().filter(|b| **b == b'{').count().min(self.config.max_entries) as u64;
-        let reserved = self.engine.budget().try_hold(entries * ENTRY_BYTES + body.len() as u64);
-        reserved.map(Some).map_err(|e| e.context("the batch was refused before it was parsed"))
+        let entries = body
+            .iter()
+            .filter(|b| **b == b'{')
+            .count()
+            .min(self.config.max_entries) as u64;
+        let reserved = self
+            .engine
+            .budget()
+            .try_hold(entries * ENTRY_BYTES + body.len() as u64);
+        reserved
+            .map(Some)
+            .map_err(|e| e.context("the batch was refused before it was parsed"))
     }
 
-    /// An unknown bucket is an error before any data, whatever `coer` says. Of what is denied it is not told whether the bucket is there.
+    /// An unknown bucket is an error before any data, whatever `coer` says. Of what is denied it is
+    /// not told whether the bucket is there.
     async fn check_buckets(&self, request: &BatchRequest, denied: &Denied) -> Result<()> {
         let mut seen: Vec<&str> = Vec::new();
         for (index, entry) in request.entries.iter().enumerate() {
@@ -196,7 +244,11 @@ impl Batcher {
         Ok(())
     }
 
-    async fn stream(&self, work: Arc<produce::Work>, planned: Option<multipart::Planned>) -> Result<BatchAnswer> {
+    async fn stream(
+        &self,
+        work: Arc<produce::Work>,
+        planned: Option<multipart::Planned>,
+    ) -> Result<BatchAnswer> {
         let content_type = work.request.format.content_type().to_owned();
         let content_length = planned.as_ref().and_then(|p| p.archive_bytes);
         let mut frames = produce::Frames::new(work, planned);
@@ -214,7 +266,11 @@ impl Batcher {
             }
         });
         let body = until_error(stream::iter([Ok(first)]).chain(rest).boxed());
-        Ok(BatchAnswer { content_type, content_length, body })
+        Ok(BatchAnswer {
+            content_type,
+            content_length,
+            body,
+        })
     }
 }
 
@@ -225,7 +281,9 @@ pub(crate) type Denied = HashMap<usize, Error>;
 /// The first entry that is denied, unless denied entries may become placeholders.
 fn denied(request: &BatchRequest, may_read: Option<&MayRead>) -> Result<Denied> {
     let mut denied = Denied::new();
-    let Some(MayRead(check)) = may_read else { return Ok(denied) };
+    let Some(MayRead(check)) = may_read else {
+        return Ok(denied);
+    };
     for (index, entry) in request.entries.iter().enumerate() {
         match check(&entry.name) {
             Ok(()) => {}

@@ -1,8 +1,9 @@
 //! The buffered form of an answer: a metadata part that tells of each entry, then the archive.
 //!
-//! The metadata come first and need every entry's size and error, so they are found out before the first byte: entries are looked up (and brought to
-//! the local disk) many at a time. The archive is then streamed as always; nothing is piled up in memory. An entry that turns out different
-//! in between cuts the answer.
+//! The metadata come first and need every entry's size and error, so they are found out before the
+//! first byte: entries are looked up (and brought to the local disk) many at a time. The archive is
+//! then streamed as always; nothing is piled up in memory. An entry that turns out different in
+//! between cuts the answer.
 //!
 //! `uuid` and the boundary are a hash of the request, so that the same request gets the same bytes.
 
@@ -52,7 +53,8 @@ struct EntryMetadata<'a> {
 /// Looks up all entries.
 ///
 /// # Errors
-/// Those that end the batch: without continue-on-error the first entry's in order; past the limit of soft errors, their count.
+/// Those that end the batch: without continue-on-error the first entry's in order; past the limit
+/// of soft errors, their count.
 pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();
     let mut looked_up = stream::iter(0..count)
@@ -77,7 +79,10 @@ pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planne
     }
     drop(looked_up);
     let archive_bytes = exact_size(work, &entries)?;
-    let planned = Planned { entries, archive_bytes };
+    let planned = Planned {
+        entries,
+        archive_bytes,
+    };
     Ok((parts(work, &planned, body)?, planned))
 }
 
@@ -90,12 +95,21 @@ fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64
     for (entry, planned) in work.request.entries.iter().zip(entries) {
         entry.output_name(work.request.only_object_name, &mut name);
         total += match planned {
-            Ok(h) => tar_header_bytes(&name, h.size, h.mtime_secs, &[])? + h.size + forebay_format::tar_padding(h.size) as u64,
+            Ok(h) => {
+                tar_header_bytes(&name, h.size, h.mtime_secs, &[])?
+                    + h.size
+                    + forebay_format::tar_padding(h.size) as u64
+            }
             Err(e) => {
                 let name = format!("{}{name}", crate::output::MISSING_PREFIX);
                 let text = e.describe();
                 let pax = [(crate::output::ERROR_KEYWORD, text.as_str())];
-                tar_header_bytes(&name, 0, 0, if work.options.pax_errors { &pax } else { &[] })?
+                tar_header_bytes(
+                    &name,
+                    0,
+                    0,
+                    if work.options.pax_errors { &pax } else { &[] },
+                )?
             }
         };
     }
@@ -104,10 +118,22 @@ fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64
 
 fn parts(work: &Work, planned: &Planned, body: &[u8]) -> Result<Parts> {
     // Lossless text in, one hash out: the request as it was sent.
-    let id = format!("{:032x}", hash_name("batch", &String::from_utf8_lossy(body)));
-    let metadata =
-        Metadata { out: work.request.entries.iter().zip(&planned.entries).map(|(e, p)| entry_metadata(e, p)).collect(), uuid: &id };
-    let json = serde_json::to_string(&metadata).map_err(|e| Error::internal("the metadata could not be written").source(e))?;
+    let id = format!(
+        "{:032x}",
+        hash_name("batch", &String::from_utf8_lossy(body))
+    );
+    let metadata = Metadata {
+        out: work
+            .request
+            .entries
+            .iter()
+            .zip(&planned.entries)
+            .map(|(e, p)| entry_metadata(e, p))
+            .collect(),
+        uuid: &id,
+    };
+    let json = serde_json::to_string(&metadata)
+        .map_err(|e| Error::internal("the metadata could not be written").source(e))?;
     let boundary = format!("forebay-{id}");
     let extension = work.request.format.extension();
     let before = format!(

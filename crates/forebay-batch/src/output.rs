@@ -1,8 +1,12 @@
-//! The answer's archive: for a tar, bytes go straight into the outgoing buffer beside their header; other forms go through a writer.
+//! The answer's archive: for a tar, bytes go straight into the outgoing buffer beside their header;
+//! other forms go through a writer.
 
 use forebay_core::Result;
 use forebay_engine::EntryHeader;
-use forebay_format::{ArchiveKind, ArchiveWriter, tar_header_into, tar_header_with_pax, tar_padding_into, tar_trailer_into};
+use forebay_format::{
+    ArchiveKind, ArchiveWriter, tar_header_into, tar_header_with_pax, tar_padding_into,
+    tar_trailer_into,
+};
 
 /// The PAX keyword under which a placeholder tells its error to clients that asked for it.
 pub(crate) const ERROR_KEYWORD: &str = "FOREBAY.error";
@@ -22,7 +26,12 @@ impl Output {
         }
     }
 
-    pub(crate) fn begin(&mut self, name: &str, header: &EntryHeader, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn begin(
+        &mut self,
+        name: &str,
+        header: &EntryHeader,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         match self {
             Output::Tar => tar_header_into(out, name, header.size, header.mtime_secs),
             Output::Other(w) => w.begin_entry(name, header.size, header.mtime_secs, out),
@@ -50,12 +59,26 @@ impl Output {
     }
 
     /// An empty entry in the place of one that cannot be had.
-    pub(crate) fn placeholder(&mut self, name: &str, error: Option<&str>, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn placeholder(
+        &mut self,
+        name: &str,
+        error: Option<&str>,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let name = format!("{MISSING_PREFIX}{name}");
         match (self, error) {
-            (Output::Tar, Some(error)) => tar_header_with_pax(out, &name, 0, 0, &[(ERROR_KEYWORD, error)]),
+            (Output::Tar, Some(error)) => {
+                tar_header_with_pax(out, &name, 0, 0, &[(ERROR_KEYWORD, error)])
+            }
             (this, _) => {
-                this.begin(&name, &EntryHeader { size: 0, mtime_secs: 0 }, out)?;
+                this.begin(
+                    &name,
+                    &EntryHeader {
+                        size: 0,
+                        mtime_secs: 0,
+                    },
+                    out,
+                )?;
                 this.end(0, out)
             }
         }

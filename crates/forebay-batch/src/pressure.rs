@@ -1,10 +1,12 @@
 //! Whether the node is short of CPU or disk, by the kernel's figures, and how much to slow down.
 //!
-//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a batch under way pauses for a share of the time that it works, so
-//! that it makes room and still makes progress (paper, section 2.4.3).
+//! Memory is a hard limit (429 before work begins); CPU and disk are soft: a batch under way pauses
+//! for a share of the time that it works, so that it makes room and still makes progress (paper,
+//! section 2.4.3).
 //!
-//! A node lives beside training jobs, whose workers keep every core busy; that some thread waits for a core is the normal case there and no
-//! reason to slow down (the kernel's `some` pressure of CPUs would say so all the time). Pressure is when many threads queue for each core.
+//! A node lives beside training jobs, whose workers keep every core busy; that some thread waits
+//! for a core is the normal case there and no reason to slow down (the kernel's `some` pressure of
+//! CPUs would say so all the time). Pressure is when many threads queue for each core.
 
 use crate::BatchConfig;
 use forebay_core::sync::Mutex;
@@ -53,22 +55,35 @@ impl Pressure {
         let now = self.began.elapsed().as_millis() as u64;
         let next = self.next_sample_ms.load(Relaxed);
         let after = now + SAMPLE_EVERY.as_millis() as u64;
-        if now >= next && self.next_sample_ms.compare_exchange(next, after, Relaxed, Relaxed).is_ok() {
+        if now >= next
+            && self
+                .next_sample_ms
+                .compare_exchange(next, after, Relaxed, Relaxed)
+                .is_ok()
+        {
             self.under_pressure.store(self.sample(), Relaxed);
         }
-        if self.under_pressure.load(Relaxed) { worked.mul_f64(self.share / (1.0 - self.share)) } else { Duration::ZERO }
+        if self.under_pressure.load(Relaxed) {
+            worked.mul_f64(self.share / (1.0 - self.share))
+        } else {
+            Duration::ZERO
+        }
     }
 
     fn sample(&self) -> bool {
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let ready = self.ready_per_core > 0 && {
-            let now = read("/proc/loadavg").and_then(|text| ready_threads(&text)).unwrap_or(0.0);
+            let now = read("/proc/loadavg")
+                .and_then(|text| ready_threads(&text))
+                .unwrap_or(0.0);
             let mut average = self.ready.lock();
             *average += SAMPLE_WEIGHT * (now / self.cores - *average);
             *average >= f64::from(self.ready_per_core)
         };
         let disk = self.disk_percent > 0
-            && read("/proc/pressure/io").and_then(|text| full_avg10(&text)).is_some_and(|avg| avg >= f64::from(self.disk_percent));
+            && read("/proc/pressure/io")
+                .and_then(|text| full_avg10(&text))
+                .is_some_and(|avg| avg >= f64::from(self.disk_percent));
         ready || disk
     }
 }
@@ -81,7 +96,11 @@ impl Owed {
     /// Adds to what is owed, and takes what is to be slept now.
     pub(crate) fn due(&mut self, pause: Duration) -> Duration {
         self.0 = (self.0 + pause).min(PAUSE_MAX);
-        if self.0 < PAUSE_MIN { Duration::ZERO } else { std::mem::take(&mut self.0) }
+        if self.0 < PAUSE_MIN {
+            Duration::ZERO
+        } else {
+            std::mem::take(&mut self.0)
+        }
     }
 }
 
@@ -90,9 +109,15 @@ fn ready_threads(text: &str) -> Option<f64> {
     text.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// `full avg10=1.23 avg60=…`: the share of the last ten seconds in which all tasks with work to do waited, percent.
+/// `full avg10=1.23 avg60=…`: the share of the last ten seconds in which all tasks with work to do
+/// waited, percent.
 fn full_avg10(text: &str) -> Option<f64> {
-    text.lines().find_map(|l| l.strip_prefix("full avg10="))?.split(' ').next()?.parse().ok()
+    text.lines()
+        .find_map(|l| l.strip_prefix("full avg10="))?
+        .split(' ')
+        .next()?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -101,7 +126,8 @@ mod tests {
 
     #[test]
     fn the_kernels_figures_are_read() {
-        let text = "some avg10=91.50 avg60=3.00 avg300=0.10 total=1\nfull avg10=12.25 avg60=0.00 avg300=0.00 total=0\n";
+        let text = "some avg10=91.50 avg60=3.00 avg300=0.10 total=1\nfull avg10=12.25 avg60=0.00 \
+            avg300=0.00 total=0\n";
         assert_eq!(full_avg10(text), Some(12.25));
         assert_eq!(full_avg10("nothing"), None);
         assert_eq!(ready_threads("0.10 0.20 0.30 5/321 4711\n"), Some(5.0));
@@ -128,7 +154,9 @@ mod tests {
     #[test]
     fn short_pauses_are_added_up_and_long_ones_bounded() {
         let mut owed = Owed::default();
-        let slept: Vec<u128> = (0..5).map(|_| owed.due(Duration::from_micros(400)).as_micros()).collect();
+        let slept: Vec<u128> = (0..5)
+            .map(|_| owed.due(Duration::from_micros(400)).as_micros())
+            .collect();
         assert_eq!(slept, [0, 0, 1200, 0, 0]);
         assert_eq!(owed.due(Duration::from_secs(9)), PAUSE_MAX);
     }

@@ -1,9 +1,11 @@
 //! The cursor: goes over the entries in order and puts out buffers.
 //!
-//! Two modes alternate. [`Producer::merge_warm`] handles a bufferful of entries that are on the local disk without any hand-over in between: on the
-//! thread that sends the buffer next, so that it leaves the core's cache only once, as long as no disk must be waited for and nothing is compressed; else
-//! on a thread that may stand still. At an entry that is not here, the cursor waits until the look-ahead has brought it, and
-//! goes on; entries that are too large for a buffer, or that the disk would not keep, are streamed through.
+//! Two modes alternate. [`Producer::merge_warm`] handles a bufferful of entries that are on the
+//! local disk without any hand-over in between: on the thread that sends the buffer next, so that
+//! it leaves the core's cache only once, as long as no disk must be waited for and nothing is
+//! compressed; else on a thread that may stand still. At an entry that is not here, the cursor
+//! waits until the look-ahead has brought it, and goes on; entries that are too large for a buffer,
+//! or that the disk would not keep, are streamed through.
 
 use crate::{
     Batcher, Denied, InFlight, RunOptions,
@@ -40,7 +42,8 @@ pub(crate) struct Work {
     pub denied: Denied,
     pub options: RunOptions,
     pub began: Instant,
-    /// Entries that the look-ahead had to bring, until the cursor has delivered them: they count as misses, not as hits.
+    /// Entries that the look-ahead had to bring, until the cursor has delivered them: they count as
+    /// misses, not as hits.
     pub brought: Mutex<HashMap<usize, CacheStatus>>,
     pub(crate) _in_flight: InFlight,
     pub(crate) _window: Reservation,
@@ -51,8 +54,18 @@ pub(crate) struct Work {
 impl Work {
     pub(crate) fn entry(&self, index: usize) -> WarmEntry<'_> {
         let e = &self.request.entries[index];
-        let brought = self.brought.lock().get(&index).copied().unwrap_or(CacheStatus::Hit);
-        WarmEntry { name: &e.name, member: e.member.as_deref(), range: e.range, brought }
+        let brought = self
+            .brought
+            .lock()
+            .get(&index)
+            .copied()
+            .unwrap_or(CacheStatus::Hit);
+        WarmEntry {
+            name: &e.name,
+            member: e.member.as_deref(),
+            range: e.range,
+            brought,
+        }
     }
 
     pub(crate) fn note_brought(&self, index: usize, status: CacheStatus) {
@@ -67,7 +80,12 @@ impl Work {
     ///
     /// # Errors
     /// The one that ends the batch.
-    pub(crate) fn tolerate(&self, index: usize, error: Error, soft_errors: &mut u32) -> Result<Error> {
+    pub(crate) fn tolerate(
+        &self,
+        index: usize,
+        error: Error,
+        soft_errors: &mut u32,
+    ) -> Result<Error> {
         let stats = &self.batcher.stats;
         if !error.kind().is_soft() || !self.request.continue_on_error {
             return Err(error.context(format_args!("in[{index}]")));
@@ -77,7 +95,8 @@ impl Work {
         let max = self.batcher.config.soft_errors_max;
         if *soft_errors > max {
             return Err(Error::invalid(format!(
-                "{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; the last one"
+                "{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; \
+                 the last one"
             ))
             .context(format_args!("in[{index}]"))
             .hint("look at the names, or raise the limit")
@@ -113,7 +132,8 @@ struct Producer {
     last_bytes: u64,
 }
 
-/// A batch's buffers, each made when it is asked for; if the batch must be cut, the last item is an error.
+/// A batch's buffers, each made when it is asked for; if the batch must be cut, the last item is an
+/// error.
 pub(crate) struct Frames {
     producer: Option<BoxFuture<'static, ()>>,
     ready: Slot,
@@ -125,7 +145,12 @@ type Slot = Arc<Mutex<Option<Result<Bytes>>>>;
 impl Frames {
     pub(crate) fn new(work: Arc<Work>, planned: Option<Planned>) -> Self {
         let ready = Slot::default();
-        let outlet = Outlet { ready: ready.clone(), batcher: work.batcher.clone(), owed: Owed::default(), since: Instant::now() };
+        let outlet = Outlet {
+            ready: ready.clone(),
+            batcher: work.batcher.clone(),
+            owed: Owed::default(),
+            since: Instant::now(),
+        };
         let producer = Producer {
             next: 0,
             output: Output::new(work.request.format),
@@ -139,7 +164,10 @@ impl Frames {
             last_bytes: 0,
             work,
         };
-        Self { producer: Some(producer.run(outlet).boxed()), ready }
+        Self {
+            producer: Some(producer.run(outlet).boxed()),
+            ready,
+        }
     }
 }
 
@@ -191,7 +219,8 @@ impl Producer {
         to.fail(error);
     }
 
-    /// Appends entries that are on the local disk: on this thread as far as that neither waits nor computes, then on one that may.
+    /// Appends entries that are on the local disk: on this thread as far as that neither waits nor
+    /// computes, then on one that may.
     async fn merge(mut self) -> Result<(Self, Result<Stop>)> {
         if matches!(self.output, Output::Tar) {
             match self.merge_warm(Wait::MustNot) {
@@ -203,11 +232,14 @@ impl Producer {
             let stop = self.merge_warm(Wait::May);
             (self, stop)
         });
-        worked.await.map_err(|e| Error::internal("a batch's worker failed").source(e))
+        worked
+            .await
+            .map_err(|e| Error::internal("a batch's worker failed").source(e))
     }
 
-    /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of the broken connection: it is made to end inside
-    /// an entry. What is ready goes out before that, so that no entry ends in bytes of something else.
+    /// A tar that ends between two entries may pass for a whole one, if its reader does not hear of
+    /// the broken connection: it is made to end inside an entry. What is ready goes out before
+    /// that, so that no entry ends in bytes of something else.
     fn tear(&mut self) -> Result<()> {
         if !matches!(self.output, Output::Tar) {
             self.out.clear();
@@ -219,7 +251,14 @@ impl Producer {
             }
             self.output.end(size, &mut self.out)?;
         }
-        self.output.begin("__cut__", &EntryHeader { size: 512, mtime_secs: 0 }, &mut self.out)
+        self.output.begin(
+            "__cut__",
+            &EntryHeader {
+                size: 512,
+                mtime_secs: 0,
+            },
+            &mut self.out,
+        )
     }
 
     async fn finish(&mut self, to: &mut Outlet) -> Result<()> {
@@ -227,7 +266,10 @@ impl Producer {
         self.flush(to).await;
         let stats = &self.work.batcher.stats;
         add(&stats.batches, 1);
-        add(&stats.duration_ns, self.work.began.elapsed().as_nanos() as u64);
+        add(
+            &stats.duration_ns,
+            self.work.began.elapsed().as_nanos() as u64,
+        );
         Ok(())
     }
 
@@ -236,9 +278,14 @@ impl Producer {
         let work = self.work.clone();
         let config = &work.batcher.config;
         if self.out.capacity() == 0 {
-            // Room for the entry that fills it: to grow is to copy. Its neighbour's size is the best guess.
-            let last_bytes = self.last_bytes.clamp(config.frame_bytes as u64 / 4, config.frame_bytes as u64 * 2) as usize;
-            self.out.reserve_exact(config.frame_bytes + last_bytes + ENTRY_OVERHEAD_BYTES);
+            // Room for the entry that fills it: to grow is to copy. Its neighbour's size is the
+            // best guess.
+            let last_bytes = self
+                .last_bytes
+                .clamp(config.frame_bytes as u64 / 4, config.frame_bytes as u64 * 2)
+                as usize;
+            self.out
+                .reserve_exact(config.frame_bytes + last_bytes + ENTRY_OVERHEAD_BYTES);
         }
         while self.next < work.request.entries.len() {
             if self.out.len() >= config.frame_bytes {
@@ -276,14 +323,22 @@ impl Producer {
         match &mut self.output {
             Output::Tar => {
                 let (name, mut failed) = (&self.name, None);
-                let appended = engine.append_warm(entry, max, wait, &mut self.out, &mut |header, out| {
-                    if !agrees(header) {
-                        failed = Some(changed());
-                    } else if let Err(e) = forebay_format::tar_header_into(out, name, header.size, header.mtime_secs) {
-                        failed = Some(e);
-                    }
-                });
-                let Appended::Done(header) = appended else { return Ok(appended) };
+                let appended =
+                    engine.append_warm(entry, max, wait, &mut self.out, &mut |header, out| {
+                        if !agrees(header) {
+                            failed = Some(changed());
+                        } else if let Err(e) = forebay_format::tar_header_into(
+                            out,
+                            name,
+                            header.size,
+                            header.mtime_secs,
+                        ) {
+                            failed = Some(e);
+                        }
+                    });
+                let Appended::Done(header) = appended else {
+                    return Ok(appended);
+                };
                 if let Some(e) = failed {
                     return Err(e);
                 }
@@ -292,8 +347,11 @@ impl Producer {
             }
             Output::Other(_) => {
                 self.scratch.clear();
-                let appended = engine.append_warm(entry, max, wait, &mut self.scratch, &mut |_, _| {});
-                let Appended::Done(header) = appended else { return Ok(appended) };
+                let appended =
+                    engine.append_warm(entry, max, wait, &mut self.scratch, &mut |_, _| {});
+                let Appended::Done(header) = appended else {
+                    return Ok(appended);
+                };
                 if !agrees(&header) {
                     return Err(changed());
                 }
@@ -323,8 +381,8 @@ impl Producer {
             match tokio::time::timeout(FLUSH_AFTER, &mut bring).await {
                 Ok(done) => done,
                 Err(_) => {
-                    // While it comes, the client may have what is ready; but the first buffer is held back where an error could still be
-                    // answered as such.
+                    // While it comes, the client may have what is ready; but the first buffer is
+                    // held back where an error could still be answered as such.
                     if self.sent_any || self.work.request.continue_on_error {
                         self.flush(to).await;
                     }
@@ -332,7 +390,10 @@ impl Producer {
                 }
             }
         };
-        add(&self.work.batcher.stats.wait_ns, began.elapsed().as_nanos() as u64);
+        add(
+            &self.work.batcher.stats.wait_ns,
+            began.elapsed().as_nanos() as u64,
+        );
         let done = match brought {
             Ok(Some(held)) => self.stream_entry(Some(held), to).await,
             Ok(None) => self.after_bring(to).await,
@@ -341,7 +402,9 @@ impl Producer {
         match done {
             Ok(()) => Ok(()),
             Err(Failed::Batch(e)) => Err(e),
-            Err(Failed::Entry(e)) if self.planned.is_some() => Err(e.context(format_args!("in[{index}]"))),
+            Err(Failed::Entry(e)) if self.planned.is_some() => {
+                Err(e.context(format_args!("in[{index}]")))
+            }
             Err(Failed::Entry(e)) => {
                 let work = self.work.clone();
                 let tolerated = work.tolerate(index, e, &mut self.soft_errors)?;
@@ -352,7 +415,10 @@ impl Producer {
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
         let work = self.work.clone();
-        if let Appended::Done(header) = self.append(&work.entry(self.next), Wait::May).map_err(Failed::Batch)? {
+        if let Appended::Done(header) = self
+            .append(&work.entry(self.next), Wait::May)
+            .map_err(Failed::Batch)?
+        {
             self.delivered(&header);
             return Ok(());
         }
@@ -364,32 +430,52 @@ impl Producer {
         let work = self.work.clone();
         let opened = match held {
             Some(held) => held,
-            None => with_attempts(&work, || open(&work, self.next)).await.map_err(Failed::Entry)?,
+            None => with_attempts(&work, || open(&work, self.next))
+                .await
+                .map_err(Failed::Entry)?,
         };
-        let Opened { header, cache, mut body } = opened;
+        let Opened {
+            header,
+            cache,
+            mut body,
+        } = opened;
         work.batcher.engine.stats().count_read(cache);
-        if self.planned_size(self.next).is_some_and(|size| size != header.size) {
+        if self
+            .planned_size(self.next)
+            .is_some_and(|size| size != header.size)
+        {
             return Err(Failed::Batch(changed()));
         }
         work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
-        self.output.begin(&self.name, &header, &mut self.out).map_err(Failed::Batch)?;
+        self.output
+            .begin(&self.name, &header, &mut self.out)
+            .map_err(Failed::Batch)?;
         let (mut passed, index) = (0, self.next);
-        let differs =
-            |passed| Failed::Batch(Error::internal(format!("in[{index}]: {passed} bytes came where {} were announced", header.size)));
+        let differs = |passed| {
+            Failed::Batch(Error::internal(format!(
+                "in[{index}]: {passed} bytes came where {} were announced",
+                header.size
+            )))
+        };
         self.streaming = Some((header.size, 0));
         while let Some(piece) = body.next().await {
             // From here on the entry's header is out: its failure is the batch's.
-            let piece = piece.map_err(|e| Failed::Batch(e.context(format_args!("in[{}]", self.next))))?;
+            let piece =
+                piece.map_err(|e| Failed::Batch(e.context(format_args!("in[{}]", self.next))))?;
             passed += piece.len() as u64;
             if passed > header.size {
                 return Err(differs(passed));
             }
             self.streaming = Some((header.size, passed));
-            if matches!(self.output, Output::Tar) && piece.len() >= work.batcher.config.frame_bytes / 2 {
+            if matches!(self.output, Output::Tar)
+                && piece.len() >= work.batcher.config.frame_bytes / 2
+            {
                 self.flush(to).await;
                 to.send(piece).await;
             } else {
-                self.output.data(&piece, &mut self.out).map_err(Failed::Batch)?;
+                self.output
+                    .data(&piece, &mut self.out)
+                    .map_err(Failed::Batch)?;
                 if self.out.len() >= work.batcher.config.frame_bytes {
                     self.flush(to).await;
                 }
@@ -399,7 +485,9 @@ impl Producer {
             return Err(differs(passed));
         }
         self.streaming = None;
-        self.output.end(header.size, &mut self.out).map_err(Failed::Batch)?;
+        self.output
+            .end(header.size, &mut self.out)
+            .map_err(Failed::Batch)?;
         self.delivered(&header);
         Ok(())
     }
@@ -408,7 +496,8 @@ impl Producer {
         let work = self.work.clone();
         work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
         let text = work.options.pax_errors.then(|| error.describe());
-        self.output.placeholder(&self.name, text.as_deref(), &mut self.out)?;
+        self.output
+            .placeholder(&self.name, text.as_deref(), &mut self.out)?;
         self.next += 1;
         Ok(())
     }
@@ -428,11 +517,23 @@ impl Producer {
     }
 
     fn planned_error(&self, index: usize) -> Option<Error> {
-        self.planned.as_ref()?.entries.get(index)?.as_ref().err().cloned()
+        self.planned
+            .as_ref()?
+            .entries
+            .get(index)?
+            .as_ref()
+            .err()
+            .cloned()
     }
 
     fn planned_size(&self, index: usize) -> Option<u64> {
-        self.planned.as_ref()?.entries.get(index)?.as_ref().ok().map(|h| h.size)
+        self.planned
+            .as_ref()?
+            .entries
+            .get(index)?
+            .as_ref()
+            .ok()
+            .map(|h| h.size)
     }
 
     async fn flush(&mut self, to: &mut Outlet) {
@@ -451,7 +552,11 @@ enum Failed {
 }
 
 fn changed() -> Error {
-    Error::new(ErrorKind::VersionChanged, "an entry changed while the batch was being made").hint("send the request again")
+    Error::new(
+        ErrorKind::VersionChanged,
+        "an entry changed while the batch was being made",
+    )
+    .hint("send the request again")
 }
 
 /// The way to the client, slower while the node is under pressure.
@@ -466,7 +571,9 @@ struct Outlet {
 impl Outlet {
     async fn send(&mut self, frame: Bytes) {
         let stats = &self.batcher.stats;
-        let pause = self.owed.due(self.batcher.pressure.pause(self.since.elapsed()));
+        let pause = self
+            .owed
+            .due(self.batcher.pressure.pause(self.since.elapsed()));
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
             add(&stats.throttle_ns, pause.as_nanos() as u64);
@@ -480,8 +587,16 @@ impl Outlet {
     async fn put(&self, frame: Result<Bytes>) {
         *self.ready.lock() = Some(frame);
         // Nobody needs to wake this: whoever takes the buffer asks again.
-        std::future::poll_fn(|_| if self.ready.lock().is_none() { Poll::Ready(()) } else { Poll::Pending }).await;
-        // A client that reads as fast as this is would keep its thread from all others for the whole of a batch.
+        std::future::poll_fn(|_| {
+            if self.ready.lock().is_none() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+        // A client that reads as fast as this is would keep its thread from all others for the
+        // whole of a batch.
         tokio::task::yield_now().await;
     }
 

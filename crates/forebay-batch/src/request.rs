@@ -1,7 +1,7 @@
 //! The request: JSON to entries, everything checked before any work begins.
 //!
-//! The format is AIStore's (`MossReq`). Fields that are not known are refused rather than ignored: an option that is not honoured would change
-//! what the client gets without a word.
+//! The format is AIStore's (`MossReq`). Fields that are not known are refused rather than ignored:
+//! an option that is not honoured would change what the client gets without a word.
 
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_format::ArchiveKind;
@@ -97,7 +97,8 @@ struct WireEntry<'a> {
     length: Option<i64>,
 }
 
-/// A struct that is written as a JSON object. Serde would take an array of its fields as well, and so take garbage for a request.
+/// A struct that is written as a JSON object. Serde would take an array of its fields as well, and
+/// so take garbage for a request.
 struct MapOnly<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for MapOnly<T> {
@@ -123,23 +124,46 @@ impl BatchRequest {
     ///
     /// # Errors
     /// `Invalid` with the line and column, or the number of the entry, and what was expected there.
-    pub fn parse(body: &[u8], default_bucket: Option<&str>, coloc: Option<&str>, max_entries: usize) -> Result<BatchRequest> {
+    pub fn parse(
+        body: &[u8],
+        default_bucket: Option<&str>,
+        coloc: Option<&str>,
+        max_entries: usize,
+    ) -> Result<BatchRequest> {
         let mut interned = Interned::default();
         let default_bucket = default_bucket.map(|b| interned.get(b));
-        let mut checker = Checker { default_bucket, interned, max_entries, entries: Vec::new(), failure: None };
+        let mut checker = Checker {
+            default_bucket,
+            interned,
+            max_entries,
+            entries: Vec::new(),
+            failure: None,
+        };
         let mut json = serde_json::Deserializer::from_slice(body);
-        let parsed = RequestVisitor(&mut checker).deserialize(&mut json).and_then(|wire| json.end().map(|()| wire));
+        let parsed = RequestVisitor(&mut checker)
+            .deserialize(&mut json)
+            .and_then(|wire| json.end().map(|()| wire));
         let wire = parsed.map_err(|e| match checker.failure.take() {
             Some(failure) => failure,
-            None => Error::invalid(format!("the request is not a GetBatch request: {}", in_few_words(&e)))
-                .hint("a JSON object like {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}"),
+            None => Error::invalid(format!(
+                "the request is not a GetBatch \
+                request: {}",
+                in_few_words(&e)
+            ))
+            .hint(
+                "a JSON object like \
+                    {\"mime\":\".tar\",\"in\":[{\"objname\":\"a.jpg\"}],\"strm\":true}",
+            ),
         })?;
         let format = ArchiveKind::from_mime(wire.mime.as_deref().unwrap_or_default())?;
         check_coloc(wire.coloc.map(|n| n.to_string()).as_deref())?;
         check_coloc(coloc)?;
         let entries = checker.entries;
         if entries.is_empty() {
-            return Err(Error::invalid("\"in\" is empty: the request asks for nothing").hint("name at least one object"));
+            return Err(
+                Error::invalid("\"in\" is empty: the request asks for nothing")
+                    .hint("name at least one object"),
+            );
         }
         Ok(BatchRequest {
             entries,
@@ -151,13 +175,24 @@ impl BatchRequest {
     }
 }
 
-/// The parser's words without more than a little of what it was fed: a message goes into an answer and a log, a field's name may be of any length.
+/// The parser's words without more than a little of what it was fed: a message goes into an answer
+/// and a log, a field's name may be of any length.
 fn in_few_words(e: &serde_json::Error) -> String {
     let text = e.to_string();
-    if text.len() > 400 { format!("{} at line {} column {}", shorten(&text), e.line(), e.column()) } else { text }
+    if text.len() > 400 {
+        format!(
+            "{} at line {} column {}",
+            shorten(&text),
+            e.line(),
+            e.column()
+        )
+    } else {
+        text
+    }
 }
 
-/// Takes the entries one by one as they are parsed, so that a request of a million is in memory once, in its final form.
+/// Takes the entries one by one as they are parsed, so that a request of a million is in memory
+/// once, in its final form.
 struct Checker {
     default_bucket: Option<Arc<str>>,
     interned: Interned,
@@ -171,10 +206,14 @@ impl Checker {
     fn take(&mut self, entry: WireEntry<'_>) -> Result<()> {
         let n = self.entries.len();
         if n == self.max_entries {
-            let e = Error::new(ErrorKind::TooLarge, format!("more entries than batch.max_entries = {n}"));
+            let e = Error::new(
+                ErrorKind::TooLarge,
+                format!("more entries than batch.max_entries = {n}"),
+            );
             return Err(e.hint("send several requests"));
         }
-        let entry = check_entry(entry, self.default_bucket.as_ref(), &mut self.interned).map_err(|e| e.context(format_args!("in[{n}]")))?;
+        let entry = check_entry(entry, self.default_bucket.as_ref(), &mut self.interned)
+            .map_err(|e| e.context(format_args!("in[{n}]")))?;
         self.entries.push(entry);
         Ok(())
     }
@@ -268,8 +307,15 @@ fn check_coloc(coloc: Option<&str>) -> Result<()> {
     }
 }
 
-fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &mut Interned) -> Result<Entry> {
-    let (mut bucket, mut provider) = (e.bucket.filter(|b| !b.is_empty()), e.provider.unwrap_or_default());
+fn check_entry(
+    e: WireEntry<'_>,
+    default_bucket: Option<&Arc<str>>,
+    interned: &mut Interned,
+) -> Result<Entry> {
+    let (mut bucket, mut provider) = (
+        e.bucket.filter(|b| !b.is_empty()),
+        e.provider.unwrap_or_default(),
+    );
     if let Some(uname) = e.uname.as_deref().filter(|u| !u.is_empty()) {
         let (p, b) = parse_uname(uname)?;
         (bucket, provider) = (Some(Cow::Owned(b.to_owned())), Cow::Owned(p.to_owned()));
@@ -277,9 +323,10 @@ fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &m
     check_provider(&provider)?;
     let bucket = match bucket {
         Some(b) => interned.get(&b),
-        None => default_bucket
-            .cloned()
-            .ok_or_else(|| Error::invalid("no bucket").hint("name one in the path of the request, or in each entry"))?,
+        None => default_bucket.cloned().ok_or_else(|| {
+            Error::invalid("no bucket")
+                .hint("name one in the path of the request, or in each entry")
+        })?,
     };
     let name = ObjectName::new(bucket, e.objname.as_ref())?;
     let member = e.archpath.filter(|a| !a.is_empty());
@@ -288,8 +335,13 @@ fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &m
     }
     let range = match (e.start.unwrap_or(0), e.length.unwrap_or(0)) {
         (0, 0) => None,
-        (start, _) if start < 0 => return Err(Error::invalid(format!("start {start} is negative"))),
-        (start, 0) => return Err(Error::invalid(format!("start {start} without a length")).hint("length -1 reads to the end")),
+        (start, _) if start < 0 => {
+            return Err(Error::invalid(format!("start {start} is negative")));
+        }
+        (start, 0) => {
+            return Err(Error::invalid(format!("start {start} without a length"))
+                .hint("length -1 reads to the end"));
+        }
         (start, length) => match ByteRange::from_start_length(start as u64, length)? {
             // From the first byte to the end: the whole thing, which an empty object has too.
             ByteRange::From(0) => None,
@@ -306,7 +358,12 @@ fn check_entry(e: WireEntry<'_>, default_bucket: Option<&Arc<str>>, interned: &m
 }
 
 fn check_member(archive: &ObjectName, member: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::invalid(format!("archpath {:?}: {why}", shorten(member))));
+    let bad = |why: &str| {
+        Err(Error::invalid(format!(
+            "archpath {:?}: {why}",
+            shorten(member)
+        )))
+    };
     if ArchiveKind::from_name(archive.key()).is_none() {
         return Err(Error::invalid(format!(
             "{archive} is not an archive by its name, but archpath {:?} asks for a member",
@@ -326,19 +383,26 @@ fn check_member(archive: &ObjectName, member: &str) -> Result<()> {
     Ok(())
 }
 
-/// The names that AIStore's clients use for where a bucket lives. A bucket is known here by its name alone, so they change nothing.
+/// The names that AIStore's clients use for where a bucket lives. A bucket is known here by its
+/// name alone, so they change nothing.
 pub fn check_provider(provider: &str) -> Result<()> {
     match provider {
         "" | "ais" | "s3" | "aws" | "gs" | "gcp" | "az" | "azure" | "ht" | "oc" | "oci" => Ok(()),
-        other => Err(Error::invalid(format!("provider {:?}", shorten(other))).hint("ais, s3, gs, az or ht; it may also be left out")),
+        other => Err(Error::invalid(format!("provider {:?}", shorten(other)))
+            .hint("ais, s3, gs, az or ht; it may also be left out")),
     }
 }
 
-/// `<provider>/@<uuid>#<namespace>/<bucket>[/…]`, the unique name that AIStore gives a bucket. Returns provider and bucket.
+/// `<provider>/@<uuid>#<namespace>/<bucket>[/…]`, the unique name that AIStore gives a bucket.
+/// Returns provider and bucket.
 fn parse_uname(uname: &str) -> Result<(&str, &str)> {
     let mut parts = uname.split('/');
     match (parts.next(), parts.next(), parts.next()) {
-        (Some(provider), Some(namespace), Some(bucket)) if namespace.starts_with('@') && !bucket.is_empty() => Ok((provider, bucket)),
+        (Some(provider), Some(namespace), Some(bucket))
+            if namespace.starts_with('@') && !bucket.is_empty() =>
+        {
+            Ok((provider, bucket))
+        }
         _ => Err(Error::invalid(format!("uname {:?}", shorten(uname))).hint("as in s3/@#/bucket")),
     }
 }
@@ -408,13 +472,25 @@ mod tests {
             (r#"{"in":[{"objname":""}]}"#, "in[0]"),
             (r#"{"in":[{"bucket":"aa"}]}"#, "objname"),
             (r#"{"in":[{"objname":"a","start":5}]}"#, "without a length"),
-            (r#"{"in":[{"objname":"a","start":-5,"length":1}]}"#, "negative"),
+            (
+                r#"{"in":[{"objname":"a","start":-5,"length":1}]}"#,
+                "negative",
+            ),
             (r#"{"in":[{"objname":"a","length":-2}]}"#, "length"),
-            (r#"{"in":[{"objname":"a","start":9223372036854775808,"length":1}]}"#, "column"),
+            (
+                r#"{"in":[{"objname":"a","start":9223372036854775808,"length":1}]}"#,
+                "column",
+            ),
             (r#"{"in":[{"objname":"a","provider":"ftp"}]}"#, "provider"),
             (r#"{"in":[{"objname":"a","uname":"x"}]}"#, "uname"),
-            (r#"{"in":[{"objname":"a.tar","archpath":"../x"}]}"#, "archpath"),
-            (r#"{"in":[{"objname":"a.txt","archpath":"x"}]}"#, "not an archive"),
+            (
+                r#"{"in":[{"objname":"a.tar","archpath":"../x"}]}"#,
+                "archpath",
+            ),
+            (
+                r#"{"in":[{"objname":"a.txt","archpath":"x"}]}"#,
+                "not an archive",
+            ),
             (r#"{"in":[{"objname":"a","archregx":"x"}]}"#, "archregx"),
             (r#"{"in":[{"objname":1}]}"#, "invalid type"),
             (r#"{"in":[{"objname":"a","objname":"b"}]}"#, "duplicate"),
@@ -425,11 +501,22 @@ mod tests {
         assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
         let many = format!(r#"{{"in":[{}]}}"#, [r#"{"objname":"a"}"#; 11].join(","));
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
-        let e = parse(&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20))).unwrap_err().to_string();
-        assert!(e.len() < 400 && e.contains("unknown field `xxx") && e.contains("line 1 column"), "{e}");
+        let e = parse(&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20)))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.len() < 400 && e.contains("unknown field `xxx") && e.contains("line 1 column"),
+            "{e}"
+        );
         for (body, expect) in [
-            (r#"{"in":[{"objname":"a"}],"in":[]}"#, "duplicate field `in`"),
-            (r#"{"strm":true,"in":[{"objname":"a"}],"strm":true}"#, "duplicate field `strm`"),
+            (
+                r#"{"in":[{"objname":"a"}],"in":[]}"#,
+                "duplicate field `in`",
+            ),
+            (
+                r#"{"strm":true,"in":[{"objname":"a"}],"strm":true}"#,
+                "duplicate field `strm`",
+            ),
             (r#"{"in":[{"objname":"a"}]} x"#, "trailing"),
             (r#"{"in":{"objname":"a"}}"#, "a list of entries"),
             (r#"{"in":[{"objname":"a"}],"x":1}"#, "unknown field `x`"),
@@ -437,6 +524,9 @@ mod tests {
             let e = parse(body).expect_err(body);
             assert!(e.to_string().contains(expect), "{body}: {e}");
         }
-        assert_eq!(parse(r#"{"in":null}"#).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            parse(r#"{"in":null}"#).unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
     }
 }

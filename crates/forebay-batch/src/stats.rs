@@ -29,7 +29,8 @@ counters! {
     object_bytes,
     /// Their bytes (`getbatch_file_size`).
     member_bytes,
-    /// Time that cursors waited for an entry to come from elsewhere, nanoseconds (`getbatch_rxwait_ns`).
+    /// Time that cursors waited for an entry to come from elsewhere, nanoseconds
+    /// (`getbatch_rxwait_ns`).
     wait_ns,
     /// Time that batches were slowed down on purpose, nanoseconds (`getbatch_throttle_ns`).
     throttle_ns,

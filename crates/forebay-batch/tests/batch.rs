@@ -8,7 +8,10 @@ use bytes::Bytes;
 use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
 use forebay_core::{ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
-use forebay_format::{ArchiveKind, ArchiveWriter, Decompressor, Indexer, MemberIndex, Place, ScanStep, tar_header_into};
+use forebay_format::{
+    ArchiveKind, ArchiveWriter, Decompressor, Indexer, MemberIndex, Place, ScanStep,
+    tar_header_into,
+};
 use forebay_store::{DirConfig, Store, StoreConfig, disk::RealDisk, faults::FaultyDisk};
 use futures::StreamExt;
 use std::{
@@ -23,7 +26,14 @@ const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
 
 fn batcher(b: &Bench) -> Batcher {
-    Batcher::new(b.engine.clone(), BatchConfig { throttle_ready_per_core: 0, throttle_disk_percent: 0, ..Default::default() })
+    Batcher::new(
+        b.engine.clone(),
+        BatchConfig {
+            throttle_ready_per_core: 0,
+            throttle_disk_percent: 0,
+            ..Default::default()
+        },
+    )
 }
 
 fn body(entries: &[String], options: &str) -> Bytes {
@@ -39,10 +49,16 @@ fn member(key: &str, member: &str) -> String {
 }
 
 async fn run(batcher: &Batcher, entries: &[String], options: &str) -> Result<BatchAnswer> {
-    batcher.run(Some("data"), body(entries, options), RunOptions::default()).await
+    batcher
+        .run(Some("data"), body(entries, options), RunOptions::default())
+        .await
 }
 
-async fn tar_of(batcher: &Batcher, entries: &[String], options: &str) -> Result<Vec<(String, Vec<u8>)>> {
+async fn tar_of(
+    batcher: &Batcher,
+    entries: &[String],
+    options: &str,
+) -> Result<Vec<(String, Vec<u8>)>> {
     let answer = run(batcher, entries, options).await?;
     Ok(unpack(ArchiveKind::Tar, &collect(answer.body).await?))
 }
@@ -63,16 +79,30 @@ fn unpack(kind: ArchiveKind, archive: &[u8]) -> Vec<(String, Vec<u8>)> {
         }
         None => archive,
     };
-    let index = index_of(if kind.codec().is_some() { ArchiveKind::Tar } else { kind }, bytes).expect("a whole archive");
+    let index = index_of(
+        if kind.codec().is_some() {
+            ArchiveKind::Tar
+        } else {
+            kind
+        },
+        bytes,
+    )
+    .expect("a whole archive");
     index
         .iter()
         .map(|m| {
             let range = match m.extent.place().unwrap() {
                 Place::Archive(r) => r,
-                Place::ZipLocalHeader(r) => m.extent.zip_data_range(&bytes[r.start as usize..r.end as usize]).unwrap(),
+                Place::ZipLocalHeader(r) => m
+                    .extent
+                    .zip_data_range(&bytes[r.start as usize..r.end as usize])
+                    .unwrap(),
                 Place::Decompressed(_) => unreachable!("it is a plain tar"),
             };
-            (m.name.to_owned(), bytes[range.start as usize..range.end as usize].to_vec())
+            (
+                m.name.to_owned(),
+                bytes[range.start as usize..range.end as usize].to_vec(),
+            )
         })
         .collect()
 }
@@ -99,14 +129,28 @@ fn shard(kind: ArchiveKind, members: &[(String, Vec<u8>)]) -> Vec<u8> {
 
 /// Objects, shards of every kind, and entries that ask for them in every way, with what must come.
 fn mixture(b: &Bench, seed: u64, count: usize) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
-    let sizes = [0, 1, 511, 512, 513, 10 * KIB, 100 * KIB, MIB, MIB + 1, 3 * MIB + 7];
+    let sizes = [
+        0,
+        1,
+        511,
+        512,
+        513,
+        10 * KIB,
+        100 * KIB,
+        MIB,
+        MIB + 1,
+        3 * MIB + 7,
+    ];
     for (i, size) in sizes.iter().enumerate() {
         b.origin.set(&format!("o{i}"), noise(*size, i as u64));
     }
-    let inside: Vec<(String, Vec<u8>)> = (0..20).map(|i| (format!("m/{i}.bin"), noise(i * 7919, i as u64 + 50))).collect();
+    let inside: Vec<(String, Vec<u8>)> = (0..20)
+        .map(|i| (format!("m/{i}.bin"), noise(i * 7919, i as u64 + 50)))
+        .collect();
     let shards = ["s.tar", "s.tgz", "s.tar.lz4", "s.zip"];
     for s in shards {
-        b.origin.set(s, shard(ArchiveKind::from_name(s).unwrap(), &inside));
+        b.origin
+            .set(s, shard(ArchiveKind::from_name(s).unwrap(), &inside));
     }
     let mut rng = noise(count * 8, seed).into_iter();
     let mut next = move |n: usize| rng.next().unwrap() as usize % n;
@@ -114,10 +158,18 @@ fn mixture(b: &Bench, seed: u64, count: usize) -> (Vec<String>, Vec<(String, Vec
     for _ in 0..count {
         let (mut name, data, mut json) = if next(2) == 0 {
             let i = next(sizes.len());
-            (format!("data/o{i}"), noise(sizes[i], i as u64), format!(r#""objname":"o{i}""#))
+            (
+                format!("data/o{i}"),
+                noise(sizes[i], i as u64),
+                format!(r#""objname":"o{i}""#),
+            )
         } else {
             let (s, m) = (shards[next(shards.len())], &inside[next(inside.len())]);
-            (format!("data/{s}/{}", m.0), m.1.clone(), format!(r#""objname":"{s}","archpath":"{}""#, m.0))
+            (
+                format!("data/{s}/{}", m.0),
+                m.1.clone(),
+                format!(r#""objname":"{s}","archpath":"{}""#, m.0),
+            )
         };
         let mut bytes = data.clone();
         if next(3) == 0 && !data.is_empty() {
@@ -144,11 +196,26 @@ async fn any_mixture_in_any_format_comes_in_order_and_is_the_same_cold_and_warm(
         for cache in [Some(256 << 20), Some(8 << 20), None] {
             let b = Bench::with(MINUTE, cache, 64 << 20);
             let (entries, expected) = mixture(&b, seed, 60);
-            let batcher = Batcher::new(b.engine.clone(), BatchConfig { soft_errors_max: 60, ..Default::default() });
-            for (i, mime) in [".tar", ".tgz", ".zip", ".tar.lz4", ".tar"].into_iter().enumerate() {
+            let batcher = Batcher::new(
+                b.engine.clone(),
+                BatchConfig {
+                    soft_errors_max: 60,
+                    ..Default::default()
+                },
+            );
+            for (i, mime) in [".tar", ".tgz", ".zip", ".tar.lz4", ".tar"]
+                .into_iter()
+                .enumerate()
+            {
                 let options = format!(r#","mime":"{mime}","strm":true,"coer":true"#);
-                let bytes = collect(run(&batcher, &entries, &options).await.unwrap().body).await.unwrap();
-                assert_eq!(unpack(ArchiveKind::from_mime(mime).unwrap(), &bytes), expected, "seed {seed} {mime}");
+                let bytes = collect(run(&batcher, &entries, &options).await.unwrap().body)
+                    .await
+                    .unwrap();
+                assert_eq!(
+                    unpack(ArchiveKind::from_mime(mime).unwrap(), &bytes),
+                    expected,
+                    "seed {seed} {mime}"
+                );
                 match first.get(i) {
                     Some(f) => assert!(*f == bytes, "seed {seed}: {mime} differs with the cache"),
                     None => first.push(bytes),
@@ -164,15 +231,26 @@ async fn any_mixture_in_any_format_comes_in_order_and_is_the_same_cold_and_warm(
 async fn the_buffered_form_tells_of_each_entry_before_the_archive() {
     let b = Bench::new(MINUTE);
     let (entries, expected) = mixture(&b, 9, 40);
-    let batcher = Batcher::new(b.engine.clone(), BatchConfig { soft_errors_max: 60, ..Default::default() });
+    let batcher = Batcher::new(
+        b.engine.clone(),
+        BatchConfig {
+            soft_errors_max: 60,
+            ..Default::default()
+        },
+    );
     let mut entries = entries;
     entries[0] = r#"{"objname":"o5","opaque":"aGVsbG8=","provider":"s3"}"#.into();
     let answer = run(&batcher, &entries, r#","coer":true"#).await.unwrap();
-    let boundary = answer.content_type.strip_prefix("multipart/mixed; boundary=").unwrap().to_owned();
+    let boundary = answer
+        .content_type
+        .strip_prefix("multipart/mixed; boundary=")
+        .unwrap()
+        .to_owned();
     let announced = answer.content_length.unwrap();
     let bytes = collect(answer.body).await.unwrap();
     assert_eq!(bytes.len() as u64, announced);
-    let find = |hay: &[u8], needle: &[u8]| hay.windows(needle.len()).position(|w| w == needle).unwrap();
+    let find =
+        |hay: &[u8], needle: &[u8]| hay.windows(needle.len()).position(|w| w == needle).unwrap();
     let json_at = find(&bytes, b"\r\n\r\n") + 4;
     let json_end = json_at + find(&bytes[json_at..], format!("\r\n--{boundary}").as_bytes());
     let metadata: serde_json::Value = serde_json::from_slice(&bytes[json_at..json_end]).unwrap();
@@ -188,7 +266,14 @@ async fn the_buffered_form_tells_of_each_entry_before_the_archive() {
         assert_eq!(m["size"].as_u64().unwrap() as usize, f.1.len());
         assert_eq!(m["err_msg"].is_string(), f.0.starts_with("__404__/"), "{m}");
     }
-    let again = collect(run(&batcher, &entries, r#","coer":true"#).await.unwrap().body).await.unwrap();
+    let again = collect(
+        run(&batcher, &entries, r#","coer":true"#)
+            .await
+            .unwrap()
+            .body,
+    )
+    .await
+    .unwrap();
     assert!(bytes == again, "the same request, the same bytes");
 }
 
@@ -196,17 +281,31 @@ async fn the_buffered_form_tells_of_each_entry_before_the_archive() {
 async fn an_error_before_the_first_byte_is_an_error() {
     let b = Bench::new(MINUTE);
     b.origin.set("a", noise(1000, 1));
-    b.origin.set("s.tar", shard(ArchiveKind::Tar, &[("x".into(), noise(10, 1))]));
+    b.origin.set(
+        "s.tar",
+        shard(ArchiveKind::Tar, &[("x".into(), noise(10, 1))]),
+    );
     let batcher = batcher(&b);
     for strm in [true, false] {
         let options = format!(r#","strm":{strm}"#);
         for (bad, kind, text) in [
             (object("missing"), ErrorKind::NotFound, "missing"),
             (member("s.tar", "y"), ErrorKind::NotFound, "y"),
-            (r#"{"objname":"a","start":1000,"length":1}"#.into(), ErrorKind::RangeNotSatisfiable, "1000"),
-            (r#"{"objname":"a","bucket":"nobucket"}"#.into(), ErrorKind::BucketNotFound, "nobucket"),
+            (
+                r#"{"objname":"a","start":1000,"length":1}"#.into(),
+                ErrorKind::RangeNotSatisfiable,
+                "1000",
+            ),
+            (
+                r#"{"objname":"a","bucket":"nobucket"}"#.into(),
+                ErrorKind::BucketNotFound,
+                "nobucket",
+            ),
         ] {
-            let e = run(&batcher, &[object("a"), bad, object("a")], &options).await.err().expect("it must fail");
+            let e = run(&batcher, &[object("a"), bad, object("a")], &options)
+                .await
+                .err()
+                .expect("it must fail");
             assert_eq!(e.kind(), kind, "{e}");
             assert!(e.to_string().contains(text), "{e}");
             if kind != ErrorKind::BucketNotFound {
@@ -242,23 +341,47 @@ async fn an_error_after_the_first_byte_cuts_the_stream() {
             }
         }
     }
-    assert_eq!(error.expect("the stream must not end well").kind(), ErrorKind::NotFound);
-    assert!(index_of(ArchiveKind::Tar, &got).is_err(), "what came is not a whole tar");
+    assert_eq!(
+        error.expect("the stream must not end well").kind(),
+        ErrorKind::NotFound
+    );
+    assert!(
+        index_of(ArchiveKind::Tar, &got).is_err(),
+        "what came is not a whole tar"
+    );
     assert_eq!(batcher.stats().snapshot().cut, 1);
 }
 
-/// The end of the entry before the one that fails may still be in the buffer: it goes out before the header that makes the tar end in an entry.
+/// The end of the entry before the one that fails may still be in the buffer: it goes out before
+/// the header that makes the tar end in an entry.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_before_a_cut_is_what_was_asked_for() {
     let b = Bench::with(MINUTE, None, 64 << 20);
     let data = noise(3 * MIB + 7, 1);
     b.origin.set("long", data.clone());
-    let answer = run(&batcher(&b), &[object("long"), object("missing")], r#","strm":true"#).await.unwrap();
+    let answer = run(
+        &batcher(&b),
+        &[object("long"), object("missing")],
+        r#","strm":true"#,
+    )
+    .await
+    .unwrap();
     let pieces: Vec<_> = answer.body.collect().await;
     assert!(pieces.last().unwrap().is_err());
-    let got = pieces.iter().flatten().flatten().copied().collect::<Vec<u8>>();
-    assert!(got[512..512 + data.len()] == data, "the entry before the cut is right to its last byte");
-    assert!(index_of(ArchiveKind::Tar, &got).is_err(), "what came is not a whole tar");
+    let got = pieces
+        .iter()
+        .flatten()
+        .flatten()
+        .copied()
+        .collect::<Vec<u8>>();
+    assert!(
+        got[512..512 + data.len()] == data,
+        "the entry before the cut is right to its last byte"
+    );
+    assert!(
+        index_of(ArchiveKind::Tar, &got).is_err(),
+        "what came is not a whole tar"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,8 +389,16 @@ async fn placeholders_keep_their_place_and_their_limit() {
     let b = Bench::new(MINUTE);
     b.origin.set("a", noise(10, 1));
     let batcher = batcher(&b);
-    let entries: Vec<String> = (0..9).map(|i| object(if i % 2 == 0 { "a" } else { "gone" })).collect();
-    let tar = tar_of(&batcher, &entries, r#","strm":true,"coer":true,"onob":true"#).await.unwrap();
+    let entries: Vec<String> = (0..9)
+        .map(|i| object(if i % 2 == 0 { "a" } else { "gone" }))
+        .collect();
+    let tar = tar_of(
+        &batcher,
+        &entries,
+        r#","strm":true,"coer":true,"onob":true"#,
+    )
+    .await
+    .unwrap();
     for (i, (name, data)) in tar.iter().enumerate() {
         if i % 2 == 0 {
             assert_eq!((name.as_str(), data), ("a", &noise(10, 1)));
@@ -278,12 +409,32 @@ async fn placeholders_keep_their_place_and_their_limit() {
     assert_eq!(batcher.stats().snapshot().errors_soft, 4);
     let too_many: Vec<String> = (0..9).map(|_| object("gone")).collect();
     for strm in ["true", "false"] {
-        let e = run(&batcher, &too_many, &format!(r#","strm":{strm},"coer":true"#)).await.err().unwrap();
+        let e = run(
+            &batcher,
+            &too_many,
+            &format!(r#","strm":{strm},"coer":true"#),
+        )
+        .await
+        .err()
+        .unwrap();
         assert_eq!(e.kind(), ErrorKind::Invalid);
-        assert!(e.to_string().contains('9') && e.to_string().contains('8'), "{e}");
+        assert!(
+            e.to_string().contains('9') && e.to_string().contains('8'),
+            "{e}"
+        );
     }
-    let pax = RunOptions { pax_errors: true, ..Default::default() };
-    let answer = batcher.run(Some("data"), body(&[object("gone")], r#","strm":true,"coer":true"#), pax).await.unwrap();
+    let pax = RunOptions {
+        pax_errors: true,
+        ..Default::default()
+    };
+    let answer = batcher
+        .run(
+            Some("data"),
+            body(&[object("gone")], r#","strm":true,"coer":true"#),
+            pax,
+        )
+        .await
+        .unwrap();
     let bytes = collect(answer.body).await.unwrap();
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("FOREBAY.error=") && text.contains("gone"));
@@ -296,12 +447,21 @@ async fn a_batch_is_refused_before_work_when_memory_is_used_up() {
     b.origin.set("a", noise(10, 1));
     let batcher = batcher(&b);
     let held = b.engine.budget().try_hold(2 << 20).unwrap();
-    let e = run(&batcher, &[object("a")], r#","strm":true"#).await.err().unwrap();
+    let e = run(&batcher, &[object("a")], r#","strm":true"#)
+        .await
+        .err()
+        .unwrap();
     assert_eq!(e.kind(), ErrorKind::Busy);
     assert!(e.retry_after_hint().is_some());
     assert_eq!(b.origin.requests(), 0);
     drop(held);
-    assert_eq!(tar_of(&batcher, &[object("a")], r#","strm":true"#).await.unwrap().len(), 1);
+    assert_eq!(
+        tar_of(&batcher, &[object("a")], r#","strm":true"#)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -328,17 +488,26 @@ async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
 /// Without a disk to bring entries to, they are held in memory: still fetched together, each once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_without_a_cache_fetches_a_batch_together() {
-    for options in [r#","strm":true"#, r#","strm":true,"mime":".tgz""#, r#","strm":false"#] {
+    for options in [
+        r#","strm":true"#,
+        r#","strm":true,"mime":".tgz""#,
+        r#","strm":false"#,
+    ] {
         let b = Bench::with(MINUTE, None, 64 << 20);
         let batcher = batcher(&b);
         let mut entries: Vec<String> = (0..96).map(|i| object(&format!("o{i:03}"))).collect();
         for i in 0..96 {
-            b.origin.set(&format!("o{i:03}"), noise(if i % 7 == 0 { 0 } else { 100 * KIB + i }, i as u64));
+            b.origin.set(
+                &format!("o{i:03}"),
+                noise(if i % 7 == 0 { 0 } else { 100 * KIB + i }, i as u64),
+            );
         }
         // Too long to be held.
         entries.insert(5, object("long"));
         b.origin.set("long", noise(5 * MIB, 1000));
-        let members: Vec<(String, Vec<u8>)> = (0..16).map(|i| (format!("m{i}"), noise(90 * KIB, 2000 + i))).collect();
+        let members: Vec<(String, Vec<u8>)> = (0..16)
+            .map(|i| (format!("m{i}"), noise(90 * KIB, 2000 + i)))
+            .collect();
         b.origin.set("s.tar", shard(ArchiveKind::Tar, &members));
         entries.extend(members.iter().map(|(name, _)| member("s.tar", name)));
         *b.origin.latency.lock() = Duration::from_millis(50);
@@ -346,7 +515,8 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
         let answer = run(&batcher, &entries, options).await.unwrap();
         let body = collect(answer.body).await.unwrap();
         let took = began.elapsed();
-        // One after another, the objects alone would take 4.8 s; the buffered form asks twice, for its metadata come first.
+        // One after another, the objects alone would take 4.8 s; the buffered form asks twice, for
+        // its metadata come first.
         assert!(took < Duration::from_millis(2500), "{took:?}{options}");
         let s = b.engine.stats().snapshot();
         assert_eq!(s.reads_hit, 0, "{options}");
@@ -360,12 +530,19 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
                     97.. => assert_eq!(*data, members[i - 97].1),
                     _ => {
                         let n = if i > 5 { i - 1 } else { i };
-                        assert_eq!(*data, noise(if n % 7 == 0 { 0 } else { 100 * KIB + n }, n as u64));
+                        assert_eq!(
+                            *data,
+                            noise(if n % 7 == 0 { 0 } else { 100 * KIB + n }, n as u64)
+                        );
                     }
                 }
             }
         }
-        assert_eq!(b.engine.budget().used_bytes(), 0, "nothing is held when the batch is over");
+        assert_eq!(
+            b.engine.budget().used_bytes(),
+            0,
+            "nothing is held when the batch is over"
+        );
     }
 }
 
@@ -376,23 +553,41 @@ async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
         let b = Bench::with(MINUTE, None, budget as u64);
         for i in 0..40 {
             b.origin.set(&format!("o{i}"), noise(MIB / 2 + i, i as u64));
-            b.origin.set(&format!("s{i}.tar"), shard(ArchiveKind::Tar, &[("m".into(), noise(MIB / 2, 100 + i as u64))]));
+            b.origin.set(
+                &format!("s{i}.tar"),
+                shard(
+                    ArchiveKind::Tar,
+                    &[("m".into(), noise(MIB / 2, 100 + i as u64))],
+                ),
+            );
         }
         *b.origin.latency.lock() = Duration::from_millis(2);
         let batcher = batcher(&b);
-        let entries: Vec<String> = (0..40).flat_map(|i| [object(&format!("o{i}")), member(&format!("s{i}.tar"), "m")]).collect();
+        let entries: Vec<String> = (0..40)
+            .flat_map(|i| [object(&format!("o{i}")), member(&format!("s{i}.tar"), "m")])
+            .collect();
         let mut accepted = 0;
         let mut running = Vec::new();
         for _ in 0..6 {
             let (batcher, entries) = (batcher.clone(), entries.clone());
-            running.push(tokio::spawn(async move { tar_of(&batcher, &entries, r#","strm":true"#).await }));
+            running.push(tokio::spawn(async move {
+                tar_of(&batcher, &entries, r#","strm":true"#).await
+            }));
         }
         for batch in running {
-            match tokio::time::timeout(Duration::from_secs(30), batch).await.expect("no batch stands still").unwrap() {
+            match tokio::time::timeout(Duration::from_secs(30), batch)
+                .await
+                .expect("no batch stands still")
+                .unwrap()
+            {
                 Ok(tar) => {
                     accepted += 1;
                     for (i, (_, data)) in tar.iter().enumerate() {
-                        let wanted = if i % 2 == 0 { noise(MIB / 2 + i / 2, i as u64 / 2) } else { noise(MIB / 2, 100 + i as u64 / 2) };
+                        let wanted = if i % 2 == 0 {
+                            noise(MIB / 2 + i / 2, i as u64 / 2)
+                        } else {
+                            noise(MIB / 2, 100 + i as u64 / 2)
+                        };
                         assert_eq!(*data, wanted, "entry {i}, budget {budget}");
                     }
                 }
@@ -410,9 +605,22 @@ async fn a_full_disk_does_not_make_cold_batches_sequential() {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     let dir = tempfile::tempdir().unwrap();
     let clock = ManualClock::at(support::NOW);
-    let config = StoreConfig { dirs: vec![DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }], ..Default::default() };
+    let config = StoreConfig {
+        dirs: vec![DirConfig {
+            path: dir.path().to_owned(),
+            capacity_bytes: 256 << 20,
+        }],
+        ..Default::default()
+    };
     let store = Arc::new(Store::open_on(Arc::new(disk), config, Arc::new(clock.clone())).unwrap());
-    let b = Bench::over(Arc::default(), MINUTE, Some(store), Some(dir), clock, 64 << 20);
+    let b = Bench::over(
+        Arc::default(),
+        MINUTE,
+        Some(store),
+        Some(dir),
+        clock,
+        64 << 20,
+    );
     let batcher = batcher(&b);
     let entries: Vec<String> = (0..128).map(|i| object(&format!("o{i:03}"))).collect();
     for i in 0..128 {
@@ -436,15 +644,25 @@ async fn a_full_disk_does_not_make_cold_batches_sequential() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
     for strm in [true, false] {
-        for options in [format!(r#","strm":{strm}"#), format!(r#","strm":{strm},"mime":".tgz""#)] {
+        for options in [
+            format!(r#","strm":{strm}"#),
+            format!(r#","strm":{strm},"mime":".tgz""#),
+        ] {
             let b = Bench::new(MINUTE);
             // In one record, in chunks, larger than what a batch buffers, and a member of a shard.
             let sizes = [10 * KIB, 3 * MIB / 2, 5 * MIB];
             for (i, size) in sizes.iter().enumerate() {
                 b.origin.set(&format!("o{i}"), noise(*size, i as u64));
             }
-            b.origin.set("s.tar", shard(ArchiveKind::Tar, &[("x".into(), noise(KIB, 7)), ("y".into(), noise(2 * MIB, 8))]));
-            let mut entries: Vec<String> = (0..sizes.len()).map(|i| object(&format!("o{i}"))).collect();
+            b.origin.set(
+                "s.tar",
+                shard(
+                    ArchiveKind::Tar,
+                    &[("x".into(), noise(KIB, 7)), ("y".into(), noise(2 * MIB, 8))],
+                ),
+            );
+            let mut entries: Vec<String> =
+                (0..sizes.len()).map(|i| object(&format!("o{i}"))).collect();
             for i in 0..200 {
                 b.origin.set(&format!("small{i}"), noise(KIB, i));
                 entries.push(object(&format!("small{i}")));
@@ -453,9 +671,15 @@ async fn a_cold_entry_counts_as_a_miss_and_a_warm_one_as_a_hit() {
             let batcher = batcher(&b);
             let count = entries.len() as u64;
             for (round, miss, hit) in [("cold", count, 0), ("warm", count, count)] {
-                collect(run(&batcher, &entries, &options).await.unwrap().body).await.unwrap();
+                collect(run(&batcher, &entries, &options).await.unwrap().body)
+                    .await
+                    .unwrap();
                 let s = b.engine.stats().snapshot();
-                assert_eq!((s.reads_miss, s.reads_hit, s.reads_failed), (miss, hit, 0), "{round}{options}");
+                assert_eq!(
+                    (s.reads_miss, s.reads_hit, s.reads_failed),
+                    (miss, hit, 0),
+                    "{round}{options}"
+                );
             }
         }
     }
@@ -478,7 +702,10 @@ async fn a_client_that_leaves_ends_the_work() {
         rounds += 1;
         assert!(rounds < 500, "the batch goes on without its client");
     }
-    assert!(b.origin.requests() < 200, "it did not fetch what nobody waits for");
+    assert!(
+        b.origin.requests() < 200,
+        "it did not fetch what nobody waits for"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -492,7 +719,13 @@ async fn an_origin_that_stumbles_is_asked_again() {
         tokio::time::sleep(Duration::from_millis(60)).await;
         origin.down.store(false, SeqCst);
     });
-    assert_eq!(tar_of(&batcher, &[object("a")], r#","strm":true"#).await.unwrap()[0].1, noise(10, 1));
+    assert_eq!(
+        tar_of(&batcher, &[object("a")], r#","strm":true"#)
+            .await
+            .unwrap()[0]
+            .1,
+        noise(10, 1)
+    );
     assert!(batcher.stats().snapshot().recoveries > 0);
 }
 
@@ -514,12 +747,19 @@ async fn thousands_of_duplicates_cost_one_request_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_names_and_all_names_survive_the_tar() {
     let b = Bench::new(MINUTE);
-    let keys = ["ü/日本.txt".to_owned(), format!("{}/b", "x".repeat(300)), "a b+%41&c".to_owned(), "o".repeat(1000)];
+    let keys = [
+        "ü/日本.txt".to_owned(),
+        format!("{}/b", "x".repeat(300)),
+        "a b+%41&c".to_owned(),
+        "o".repeat(1000),
+    ];
     for (i, key) in keys.iter().enumerate() {
         b.origin.set(key, noise(100, i as u64));
     }
     let entries: Vec<String> = keys.iter().map(|k| object(k)).collect();
-    let tar = tar_of(&batcher(&b), &entries, r#","strm":true,"onob":true"#).await.unwrap();
+    let tar = tar_of(&batcher(&b), &entries, r#","strm":true,"onob":true"#)
+        .await
+        .unwrap();
     for (i, key) in keys.iter().enumerate() {
         assert_eq!((&tar[i].0, &tar[i].1), (key, &noise(100, i as u64)));
     }

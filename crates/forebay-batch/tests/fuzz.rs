@@ -1,4 +1,5 @@
-//! Changed GetBatch requests: what is refused is refused with a reason, what is accepted is within its limits, and is what a generic JSON parser reads.
+//! Changed GetBatch requests: what is refused is refused with a reason, what is accepted is within
+//! its limits, and is what a generic JSON parser reads.
 
 #[path = "../../../tests/fuzz/harness.rs"]
 mod harness;
@@ -37,19 +38,35 @@ fn fuzz_batch_request() {
         b"-9223372036854775808",
     ];
     let corpus = corpus.iter().map(|text| text.as_bytes().to_vec()).collect();
-    let target = Target { name: "batch_request", corpus, words, max_len: 1 << 16, memory: (64 << 10, 200) };
+    let target = Target {
+        name: "batch_request",
+        corpus,
+        words,
+        max_len: 1 << 16,
+        memory: (64 << 10, 200),
+    };
     target.run(
         |_, _| {},
         |body, _| {
             let parsed = BatchRequest::parse(body, Some("default-bucket"), None, ENTRIES_MAX);
             match &parsed {
                 Err(e) => assert!(
-                    matches!(e.kind(), ErrorKind::Invalid | ErrorKind::TooLarge | ErrorKind::Unsupported) && e.message().len() < 2000,
+                    matches!(
+                        e.kind(),
+                        ErrorKind::Invalid | ErrorKind::TooLarge | ErrorKind::Unsupported
+                    ) && e.message().len() < 2000,
                     "{e:?}"
                 ),
                 Ok(request) => agrees(request, &serde_json::from_slice(body).expect("it is JSON")),
             }
-            outcome(parsed.map(|r| (r.entries.len().min(10), r.format, r.streaming, r.entries.first().is_some_and(|e| e.member.is_some()))))
+            outcome(parsed.map(|r| {
+                (
+                    r.entries.len().min(10),
+                    r.format,
+                    r.streaming,
+                    r.entries.first().is_some_and(|e| e.member.is_some()),
+                )
+            }))
         },
     );
 }
@@ -59,20 +76,52 @@ fn agrees(request: &BatchRequest, json: &Value) {
     let wanted = json["in"].as_array().expect("a list");
     assert!(wanted.len() == request.entries.len() && (1..=ENTRIES_MAX).contains(&wanted.len()));
     let flag = |name: &str| json[name].as_bool().unwrap_or(false);
-    assert_eq!((request.streaming, request.continue_on_error, request.only_object_name), (flag("strm"), flag("coer"), flag("onob")));
+    assert_eq!(
+        (
+            request.streaming,
+            request.continue_on_error,
+            request.only_object_name
+        ),
+        (flag("strm"), flag("coer"), flag("onob"))
+    );
     let mut name = String::new();
     for (entry, wanted) in request.entries.iter().zip(wanted) {
         assert_eq!(entry.name.key(), wanted["objname"].as_str().expect("text"));
-        assert!(entry.name.key().len() <= limits::OBJECT_KEY_MAX_BYTES && entry.name.bucket().len() <= limits::BUCKET_NAME_MAX_BYTES);
-        assert!(!entry.name.key().split('/').any(|part| matches!(part, "" | "." | "..")) || entry.name.key().ends_with('/'));
-        assert_eq!(entry.member.as_deref(), wanted["archpath"].as_str().filter(|a| !a.is_empty()));
-        assert!(entry.member.as_deref().is_none_or(|m| m.len() <= limits::MEMBER_NAME_MAX_BYTES && !m.split('/').any(|part| part == "..")));
+        assert!(
+            entry.name.key().len() <= limits::OBJECT_KEY_MAX_BYTES
+                && entry.name.bucket().len() <= limits::BUCKET_NAME_MAX_BYTES
+        );
+        assert!(
+            !entry
+                .name
+                .key()
+                .split('/')
+                .any(|part| matches!(part, "" | "." | ".."))
+                || entry.name.key().ends_with('/')
+        );
+        assert_eq!(
+            entry.member.as_deref(),
+            wanted["archpath"].as_str().filter(|a| !a.is_empty())
+        );
+        assert!(
+            entry
+                .member
+                .as_deref()
+                .is_none_or(|m| m.len() <= limits::MEMBER_NAME_MAX_BYTES
+                    && !m.split('/').any(|part| part == ".."))
+        );
         assert_eq!(entry.opaque.as_deref(), wanted["opaque"].as_str());
-        let (start, length) = (wanted["start"].as_i64().unwrap_or(0), wanted["length"].as_i64().unwrap_or(0));
+        let (start, length) = (
+            wanted["start"].as_i64().unwrap_or(0),
+            wanted["length"].as_i64().unwrap_or(0),
+        );
         let range = match (start, length) {
             (0, 0 | -1) => None,
             (start, -1) => Some(ByteRange::From(start as u64)),
-            (start, length) => Some(ByteRange::Inclusive(start as u64, (start as u64) + (length as u64) - 1)),
+            (start, length) => Some(ByteRange::Inclusive(
+                start as u64,
+                (start as u64) + (length as u64) - 1,
+            )),
         };
         assert_eq!(entry.range, range);
         entry.output_name(false, &mut name);

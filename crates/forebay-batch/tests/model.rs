@@ -1,8 +1,9 @@
-//! Random batches against a model that builds the archive by itself: same entries, same order, same bytes, whatever the cache, the memory
-//! and the disk are like.
+//! Random batches against a model that builds the archive by itself: same entries, same order, same
+//! bytes, whatever the cache, the memory and the disk are like.
 //!
-//! The model writes its tars with code of its own, from the POSIX description of the format. Compressed tars are compared unpacked, zips member
-//! by member. Each batch has a deadline: a hang is a failure.
+//! The model writes its tars with code of its own, from the POSIX description of the format.
+//! Compressed tars are compared unpacked, zips member by member. Each batch has a deadline: a hang
+//! is a failure.
 
 #[path = "../../forebay-store/tests/common/seeded.rs"]
 mod seeded;
@@ -27,7 +28,18 @@ use support::{Bench, MemoryOrigin, NOW, noise, settled};
 
 const MIB: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_secs(60);
-const SIZES: [usize; 10] = [0, 1, 511, 512, 513, 10 << 10, 100 << 10, MIB, MIB + 1, 3 * MIB + 7];
+const SIZES: [usize; 10] = [
+    0,
+    1,
+    511,
+    512,
+    513,
+    10 << 10,
+    100 << 10,
+    MIB,
+    MIB + 1,
+    3 * MIB + 7,
+];
 const SHARDS: [&str; 4] = ["s.tar", "s.tgz", "dir/s.tar.lz4", "s.zip"];
 const FORMATS: [&str; 4] = [".tar", ".tgz", ".tar.lz4", ".zip"];
 
@@ -91,14 +103,25 @@ impl World {
         let clock = ManualClock::at(NOW);
         let (disk, disk_faults) = FaultyDisk::new(RealDisk);
         disk_faults.add(Rule::new(Op::Sync, Fault::Skip));
-        let capacity = [None, Some(8 << 20), Some(24 << 20), Some(256 << 20)][rng.random_range(0..4)];
+        let capacity =
+            [None, Some(8 << 20), Some(24 << 20), Some(256 << 20)][rng.random_range(0..4)];
         let store = capacity.map(|capacity_bytes| {
-            let dirs = vec![DirConfig { path: dir.to_owned(), capacity_bytes }];
-            let config = StoreConfig { dirs, retry_after: Duration::ZERO, ..Default::default() };
+            let dirs = vec![DirConfig {
+                path: dir.to_owned(),
+                capacity_bytes,
+            }];
+            let config = StoreConfig {
+                dirs,
+                retry_after: Duration::ZERO,
+                ..Default::default()
+            };
             Arc::new(Store::open_on(Arc::new(disk), config, Arc::new(clock.clone())).unwrap())
         });
-        let freshness =
-            [Freshness::Immutable, Freshness::Always, Freshness::RevalidateAfter(Duration::from_secs(60))][rng.random_range(0..3)];
+        let freshness = [
+            Freshness::Immutable,
+            Freshness::Always,
+            Freshness::RevalidateAfter(Duration::from_secs(60)),
+        ][rng.random_range(0..3)];
         let budget = [8 << 20, 16 << 20, 64 << 20][rng.random_range(0..3)];
         let origin = Arc::new(MemoryOrigin::default());
         let mut objects = BTreeMap::new();
@@ -106,15 +129,36 @@ impl World {
             origin.set(key, data.clone());
             // The origin's versions are numbered from one, and so are its seconds.
             let mtime = objects.len() as i64 + 1;
-            objects.insert(key.to_owned(), Object { data, mtime, members });
+            objects.insert(
+                key.to_owned(),
+                Object {
+                    data,
+                    mtime,
+                    members,
+                },
+            );
         };
         for (i, size) in SIZES.iter().enumerate() {
-            add(&format!("o{i}"), noise(*size, seed * 100 + i as u64), BTreeMap::new());
+            add(
+                &format!("o{i}"),
+                noise(*size, seed * 100 + i as u64),
+                BTreeMap::new(),
+            );
         }
-        let members: BTreeMap<String, Vec<u8>> =
-            (0..12).map(|i| (format!("m/{i}.bin"), noise(SIZES[i % SIZES.len()] / 2 + i, seed * 100 + 50 + i as u64))).collect();
+        let members: BTreeMap<String, Vec<u8>> = (0..12)
+            .map(|i| {
+                (
+                    format!("m/{i}.bin"),
+                    noise(SIZES[i % SIZES.len()] / 2 + i, seed * 100 + 50 + i as u64),
+                )
+            })
+            .collect();
         for key in SHARDS {
-            add(key, shard(ArchiveKind::from_name(key).unwrap(), &members), members.clone());
+            add(
+                key,
+                shard(ArchiveKind::from_name(key).unwrap(), &members),
+                members.clone(),
+            );
         }
         add("bad.tar", noise(3000, seed), BTreeMap::new());
         let config = BatchConfig {
@@ -125,13 +169,25 @@ impl World {
             throttle_disk_percent: 0,
             ..Default::default()
         };
-        log.note(format!("cache {capacity:?}, memory {budget}, {freshness:?}, {config:?}"));
-        // Batches hold what they fetch where the disk does not keep it: others may find the memory used up.
+        log.note(format!(
+            "cache {capacity:?}, memory {budget}, {freshness:?}, {config:?}"
+        ));
+        // Batches hold what they fetch where the disk does not keep it: others may find the memory
+        // used up.
         let tight = budget < 64 << 20;
         let bench = Bench::over(origin, freshness, store, None, clock, budget);
         let soft_errors_max = config.soft_errors_max;
         let batcher = Batcher::new(bench.engine.clone(), config);
-        Self { seed, log, bench, batcher, soft_errors_max, disk_faults, objects, tight }
+        Self {
+            seed,
+            log,
+            bench,
+            batcher,
+            soft_errors_max,
+            disk_faults,
+            objects,
+            tight,
+        }
     }
 
     async fn step(&self, step: u64) {
@@ -142,9 +198,16 @@ impl World {
                 self.bench.clock.advance(Duration::from_secs(61));
             }
             1 => {
-                let key = self.objects.keys().nth(rng.random_range(0..self.objects.len())).unwrap();
+                let key = self
+                    .objects
+                    .keys()
+                    .nth(rng.random_range(0..self.objects.len()))
+                    .unwrap();
                 self.log.note(format!("{step}: {key} is evicted"));
-                self.bench.engine.store().map(|s| s.evict(&support::name(key)));
+                self.bench
+                    .engine
+                    .store()
+                    .map(|s| s.evict(&support::name(key)));
             }
             2 => {
                 let (op, fault) = match rng.random_range(0..5) {
@@ -152,11 +215,17 @@ impl World {
                     1 => (Op::Read, Fault::FlipBit(rng.random_range(0..100_000))),
                     2 => (Op::Write, Fault::Error(libc::ENOSPC)),
                     3 => (Op::Write, Fault::FlipBit(rng.random_range(0..100_000))),
-                    _ => (Op::Write, Fault::Short(rng.random_range(0..3000), libc::EIO)),
+                    _ => (
+                        Op::Write,
+                        Fault::Short(rng.random_range(0..3000), libc::EIO),
+                    ),
                 };
                 let times = rng.random_range(1..10);
-                self.log.note(format!("{step}: the disk fails: {op:?} {fault:?}, {times} times"));
-                self.disk_faults.add(Rule::new(op, fault).on("seg-").times(times));
+                self.log.note(format!(
+                    "{step}: the disk fails: {op:?} {fault:?}, {times} times"
+                ));
+                self.disk_faults
+                    .add(Rule::new(op, fault).on("seg-").times(times));
             }
             3 => {
                 self.log.note(format!("{step}: the disk is well"));
@@ -187,27 +256,64 @@ impl World {
             }
             let (key, member) = match rng.random_bool(0.5) {
                 true => (format!("o{}", rng.random_range(0..SIZES.len())), None),
-                false => {
-                    (SHARDS[rng.random_range(0..4)].to_owned(), rng.random_bool(0.9).then(|| format!("m/{}.bin", rng.random_range(0..12))))
-                }
+                false => (
+                    SHARDS[rng.random_range(0..4)].to_owned(),
+                    rng.random_bool(0.9)
+                        .then(|| format!("m/{}.bin", rng.random_range(0..12))),
+                ),
             };
-            let mut entry = Entry { key, member, range: None };
+            let mut entry = Entry {
+                key,
+                member,
+                range: None,
+            };
             let size = self.data_of(&entry).map_or(0, |d| d.0.len() as u64);
             if size > 0 && rng.random_bool(0.3) {
-                entry.range = Some((rng.random_range(0..size), [-1, 1, 700, 2_000_000][rng.random_range(0..4)]));
+                entry.range = Some((
+                    rng.random_range(0..size),
+                    [-1, 1, 700, 2_000_000][rng.random_range(0..4)],
+                ));
             }
             if rng.random_bool(wrong) {
                 match rng.random_range(0..4) {
-                    0 => entry = Entry { key: "gone/missing".into(), member: None, range: None },
-                    1 => entry = Entry { key: "s.tar".into(), member: Some("not/there".into()), range: None },
-                    2 => entry = Entry { key: "bad.tar".into(), member: Some("m/1.bin".into()), range: None },
+                    0 => {
+                        entry = Entry {
+                            key: "gone/missing".into(),
+                            member: None,
+                            range: None,
+                        }
+                    }
+                    1 => {
+                        entry = Entry {
+                            key: "s.tar".into(),
+                            member: Some("not/there".into()),
+                            range: None,
+                        }
+                    }
+                    2 => {
+                        entry = Entry {
+                            key: "bad.tar".into(),
+                            member: Some("m/1.bin".into()),
+                            range: None,
+                        }
+                    }
                     _ => entry.range = Some((size + 5, 1)),
                 }
             }
             entries.push(entry);
         }
-        let format = if rng.random_bool(0.5) { ".tar" } else { FORMATS[rng.random_range(0..4)] };
-        Request { entries, format, coer: rng.random_bool(0.6), onob: rng.random_bool(0.3), strm: rng.random_bool(0.7) }
+        let format = if rng.random_bool(0.5) {
+            ".tar"
+        } else {
+            FORMATS[rng.random_range(0..4)]
+        };
+        Request {
+            entries,
+            format,
+            coer: rng.random_bool(0.6),
+            onob: rng.random_bool(0.3),
+            strm: rng.random_bool(0.7),
+        }
     }
 
     /// The bytes of an entry and the time of its header.
@@ -217,11 +323,16 @@ impl World {
             Some(member) => (object.members.get(member)?, 0),
             None => (&object.data, object.mtime),
         };
-        let Some((start, length)) = entry.range else { return Some((data.clone(), mtime)) };
+        let Some((start, length)) = entry.range else {
+            return Some((data.clone(), mtime));
+        };
         let range = match length {
             // The whole of it, said in another way.
             -1 if start == 0 => return Some((data.clone(), mtime)),
-            length => ByteRange::from_start_length(start, length).unwrap().resolve(data.len() as u64).ok()?,
+            length => ByteRange::from_start_length(start, length)
+                .unwrap()
+                .resolve(data.len() as u64)
+                .ok()?,
         };
         Some((data[range.start as usize..range.end as usize].to_vec(), 0))
     }
@@ -230,7 +341,11 @@ impl World {
     fn due(&self, request: &Request) -> (Vec<Due>, Vec<usize>) {
         let mut missing = Vec::new();
         let due = request.entries.iter().enumerate().map(|(i, entry)| {
-            let mut name = if request.onob { String::new() } else { "data/".into() };
+            let mut name = if request.onob {
+                String::new()
+            } else {
+                "data/".into()
+            };
             name += &entry.key;
             if let Some(member) = &entry.member {
                 write!(name, "/{member}").unwrap();
@@ -239,7 +354,11 @@ impl World {
                 Some((data, mtime)) => Due { name, data, mtime },
                 None => {
                     missing.push(i);
-                    Due { name: format!("__404__/{name}"), data: Vec::new(), mtime: 0 }
+                    Due {
+                        name: format!("__404__/{name}"),
+                        data: Vec::new(),
+                        mtime: 0,
+                    }
                 }
             }
         });
@@ -256,22 +375,41 @@ impl World {
     async fn check_now(&self, request: &Request, may_be_busy: bool) {
         let (due, missing) = self.due(request);
         let body = wire(request);
-        let answer = match self.batcher.run(Some("data"), body.clone().into(), RunOptions::default()).await {
+        let answer = match self
+            .batcher
+            .run(Some("data"), body.clone().into(), RunOptions::default())
+            .await
+        {
             Ok(answer) => answer,
             Err(e) if e.kind() == ErrorKind::Busy => return assert!(may_be_busy, "{body}: {e}"),
             Err(e) => return self.check_error(&body, request, &missing, &e),
         };
-        let BatchAnswer { content_type, content_length, body: stream } = answer;
+        let BatchAnswer {
+            content_type,
+            content_length,
+            body: stream,
+        } = answer;
         let (bytes, error) = drain(stream).await;
         if let Some(e) = error {
             self.check_error(&body, request, &missing, &e);
             // Nothing of the entry at fault comes, nor of those behind it.
-            let fault = missing[if request.coer { self.soft_errors_max as usize } else { 0 }];
+            let fault = missing[if request.coer {
+                self.soft_errors_max as usize
+            } else {
+                0
+            }];
             return check_cut(&body, request, &due[..fault], &bytes);
         }
         let too_many = missing.len() > self.soft_errors_max as usize;
-        assert!(missing.is_empty() || (request.coer && !too_many), "{body}: an answer, although entries {missing:?} cannot be had");
-        assert!(content_length.is_none_or(|n| n == bytes.len() as u64), "{body}: {content_length:?} announced, {} came", bytes.len());
+        assert!(
+            missing.is_empty() || (request.coer && !too_many),
+            "{body}: an answer, although entries {missing:?} cannot be had"
+        );
+        assert!(
+            content_length.is_none_or(|n| n == bytes.len() as u64),
+            "{body}: {content_length:?} announced, {} came",
+            bytes.len()
+        );
         let archive = match request.strm {
             true => &bytes[..],
             false => archive_of(&body, &content_type, &bytes, &due),
@@ -297,17 +435,37 @@ impl World {
             }
         };
         let differs = got.iter().zip(&expected).position(|(a, b)| a != b);
-        assert!(got == expected, "{body}: {} bytes came, {} are due, the first difference is at {differs:?}", got.len(), expected.len());
+        assert!(
+            got == expected,
+            "{body}: {} bytes came, {} are due, the first difference is at {differs:?}",
+            got.len(),
+            expected.len()
+        );
     }
 
-    fn check_error(&self, body: &str, request: &Request, missing: &[usize], e: &forebay_core::Error) {
+    fn check_error(
+        &self,
+        body: &str,
+        request: &Request,
+        missing: &[usize],
+        e: &forebay_core::Error,
+    ) {
         let text = e.describe();
-        let Some(first) = missing.first() else { panic!("{body}: {text}, although all entries can be had") };
+        let Some(first) = missing.first() else {
+            panic!("{body}: {text}, although all entries can be had")
+        };
         if request.coer {
             let last = missing.get(self.soft_errors_max as usize);
-            assert!(last.is_some() && e.kind() == ErrorKind::Invalid, "{body}: {text}, with {} entries that cannot be had", missing.len());
+            assert!(
+                last.is_some() && e.kind() == ErrorKind::Invalid,
+                "{body}: {text}, with {} entries that cannot be had",
+                missing.len()
+            );
         } else {
-            assert!(e.kind().is_soft() && text.contains(&format!("in[{first}]")), "{body}: {text}, where entry {first} cannot be had");
+            assert!(
+                e.kind().is_soft() && text.contains(&format!("in[{first}]")),
+                "{body}: {text}, where entry {first} cannot be had"
+            );
         }
     }
 }
@@ -327,8 +485,17 @@ fn wire(request: &Request) -> String {
             json + "}"
         })
         .collect();
-    let Request { format, coer, onob, strm, .. } = request;
-    format!(r#"{{"in":[{}],"mime":"{format}","coer":{coer},"onob":{onob},"strm":{strm}}}"#, entries.join(","))
+    let Request {
+        format,
+        coer,
+        onob,
+        strm,
+        ..
+    } = request;
+    format!(
+        r#"{{"in":[{}],"mime":"{format}","coer":{coer},"onob":{onob},"strm":{strm}}}"#,
+        entries.join(",")
+    )
 }
 
 async fn drain(mut body: forebay_engine::ByteStream) -> (Vec<u8>, Option<forebay_core::Error>) {
@@ -351,10 +518,15 @@ fn check_cut(body: &str, request: &Request, due: &[Due], got: &[u8]) {
     // A header that nothing follows makes a tar end inside an entry.
     let torn = got.len().saturating_sub(512);
     assert!(
-        expected.starts_with(got) || (expected.starts_with(&got[..torn]) && got[torn..].starts_with(b"__cut__")),
+        expected.starts_with(got)
+            || (expected.starts_with(&got[..torn]) && got[torn..].starts_with(b"__cut__")),
         "{body}: wrong bytes before the cut"
     );
-    assert!(index(ArchiveKind::Tar, got).is_err(), "{body}: what was cut passes for a whole archive of {} bytes", got.len());
+    assert!(
+        index(ArchiveKind::Tar, got).is_err(),
+        "{body}: what was cut passes for a whole archive of {} bytes",
+        got.len()
+    );
 }
 
 /// A tar by the letter of POSIX: ustar headers, blocks of 512, two of zeros at the end.
@@ -362,7 +534,8 @@ fn tar_of(entries: &[Due], end: bool) -> Vec<u8> {
     let mut out = Vec::new();
     for Due { name, data, mtime } in entries {
         let mut h = [0u8; 512];
-        let mut put = |at: usize, text: &str| h[at..at + text.len()].copy_from_slice(text.as_bytes());
+        let mut put =
+            |at: usize, text: &str| h[at..at + text.len()].copy_from_slice(text.as_bytes());
         put(0, name);
         put(100, "0000644");
         put(108, "0000000");
@@ -397,25 +570,52 @@ fn index(kind: ArchiveKind, bytes: &[u8]) -> Result<forebay_format::MemberIndex>
 
 fn members_of_zip(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     let member = |m: forebay_format::Member<'_>| {
-        let Place::ZipLocalHeader(r) = m.extent.place().unwrap() else { panic!("a zip") };
-        let range = m.extent.zip_data_range(&bytes[r.start as usize..r.end as usize]).unwrap();
-        (m.name.to_owned(), bytes[range.start as usize..range.end as usize].to_vec())
+        let Place::ZipLocalHeader(r) = m.extent.place().unwrap() else {
+            panic!("a zip")
+        };
+        let range = m
+            .extent
+            .zip_data_range(&bytes[r.start as usize..r.end as usize])
+            .unwrap();
+        (
+            m.name.to_owned(),
+            bytes[range.start as usize..range.end as usize].to_vec(),
+        )
     };
-    index(ArchiveKind::Zip, bytes).expect("a whole zip").iter().map(member).collect()
+    index(ArchiveKind::Zip, bytes)
+        .expect("a whole zip")
+        .iter()
+        .map(member)
+        .collect()
 }
 
 /// The archive within a buffered answer, whose first part tells of each entry.
 fn archive_of<'a>(body: &str, content_type: &str, bytes: &'a [u8], due: &[Due]) -> &'a [u8] {
-    let boundary = content_type.strip_prefix("multipart/mixed; boundary=").expect("a multipart answer");
-    let find = |from: usize, needle: &str| from + bytes[from..].windows(needle.len()).position(|w| w == needle.as_bytes()).unwrap();
+    let boundary = content_type
+        .strip_prefix("multipart/mixed; boundary=")
+        .expect("a multipart answer");
+    let find = |from: usize, needle: &str| {
+        from + bytes[from..]
+            .windows(needle.len())
+            .position(|w| w == needle.as_bytes())
+            .unwrap()
+    };
     let json = find(0, "\r\n\r\n") + 4;
     let json_end = find(json, &format!("\r\n--{boundary}"));
     let metadata: serde_json::Value = serde_json::from_slice(&bytes[json..json_end]).unwrap();
     let told = metadata["out"].as_array().unwrap();
     assert_eq!(told.len(), due.len(), "{body}");
     for (t, d) in told.iter().zip(due) {
-        assert_eq!(t["size"].as_u64().unwrap() as usize, d.data.len(), "{body}: {t}");
-        assert_eq!(t["err_msg"].is_string(), d.name.starts_with("__404__/"), "{body}: {t}");
+        assert_eq!(
+            t["size"].as_u64().unwrap() as usize,
+            d.data.len(),
+            "{body}: {t}"
+        );
+        assert_eq!(
+            t["err_msg"].is_string(),
+            d.name.starts_with("__404__/"),
+            "{body}: {t}"
+        );
     }
     let archive = find(json_end, "\r\n\r\n") + 4;
     let end = format!("\r\n--{boundary}--\r\n");
@@ -424,7 +624,11 @@ fn archive_of<'a>(body: &str, content_type: &str, bytes: &'a [u8], due: &[Due]) 
 }
 
 fn case(seed: u64, steps: &[u64], log: &Log) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let dir = tempfile::tempdir().unwrap();
     runtime.block_on(async {
         let world = World::new(seed, dir.path(), log.clone());

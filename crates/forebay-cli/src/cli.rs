@@ -1,4 +1,5 @@
-//! The command line as clap sees it: the commands, the options they share, and the words of `forebay --help`.
+//! The command line as clap sees it: the commands, the options they share, and the words of
+//! `forebay --help`.
 
 use crate::{commands, distance, node::DEFAULT_NODE};
 use clap::{Parser, Subcommand};
@@ -6,7 +7,11 @@ use clap::{Parser, Subcommand};
 /// Serve any bucket from the local disk, beside the training job.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", bin_name = "forebay", version, help_template = TEMPLATE, before_help = COMMANDS, after_help = MORE, disable_help_subcommand = true)]
-#[command(subcommand_required = true, arg_required_else_help = true, max_term_width = 110)]
+#[command(
+    subcommand_required = true,
+    arg_required_else_help = true,
+    max_term_width = 110
+)]
 pub struct Cli {
     #[command(flatten)]
     pub common: Common,
@@ -20,8 +25,16 @@ pub struct Common {
     /// The node to talk to: a URL, or unix:PATH
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
-    /// Authorities that the certificate of an https:// node may be from: a PEM file [default: the system's]
-    #[arg(long, global = true, display_order = 900, value_name = "FILE", env = "FOREBAY_CA_FILE", hide_env_values = true)]
+    /// Authorities that the certificate of an https:// node may be from: a PEM file [default: the
+    /// system's]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        value_name = "FILE",
+        env = "FOREBAY_CA_FILE",
+        hide_env_values = true
+    )]
     pub ca: Option<std::path::PathBuf>,
     /// Answer with JSON, for programs
     #[arg(long, global = true, display_order = 901)]
@@ -71,7 +84,8 @@ pub enum Command {
     Bench(commands::bench::Args),
 }
 
-const TEMPLATE: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}";
+const TEMPLATE: &str =
+    "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}";
 
 const COMMANDS: &str = "\
 Run a node:
@@ -127,7 +141,11 @@ mod tests {
         root.clone().debug_assert();
         let help = root.render_long_help().to_string();
         for sub in root.get_subcommands() {
-            assert!(help.contains(&format!("\n  {} ", sub.get_name())), "{} is missing in:\n{help}", sub.get_name());
+            assert!(
+                help.contains(&format!("\n  {} ", sub.get_name())),
+                "{} is missing in:\n{help}",
+                sub.get_name()
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
 //! HTTP/1.1 to one node, over TCP, TLS or a Unix socket.
 //!
-//! A command talks to one node, one request at a time, so one kept-alive connection is enough; it is opened again when the node has closed it.
-//! Each wait has a limit: connecting, the head of an answer, and the silence between two pieces of a body.
-//! Invariant: a body that ends before its Content-Length is an error, never a short answer (hyper sees to it, [`Body`] passes it on).
+//! A command talks to one node, one request at a time, so one kept-alive connection is enough; it
+//! is opened again when the node has closed it. Each wait has a limit: connecting, the head of an
+//! answer, and the silence between two pieces of a body. Invariant: a body that ends before its
+//! Content-Length is an error, never a short answer (hyper sees to it, [`Body`] passes it on).
 
 use crate::node::NodeAddr;
 use bytes::Bytes;
@@ -22,7 +23,8 @@ use std::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A node may fetch from a distant origin, or read the headers of a large archive, before it answers.
+/// A node may fetch from a distant origin, or read the headers of a large archive, before it
+/// answers.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(300);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// More than this is not an error message.
@@ -31,7 +33,11 @@ const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 const JSON_BODY_MAX_BYTES: usize = 64 << 20;
 
 /// What a path segment may hold as it is; RFC 3986, unreserved.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 /// The same with `/`, for keys.
 const KEY: &AsciiSet = &SEGMENT.remove(b'/');
 
@@ -52,15 +58,23 @@ pub fn no_body() -> RequestBody {
 }
 
 pub fn json_body(value: &Value) -> RequestBody {
-    Full::new(Bytes::from(value.to_string())).map_err(|never| match never {}).boxed_unsync()
+    Full::new(Bytes::from(value.to_string()))
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 pub fn bytes_body(bytes: Vec<u8>) -> RequestBody {
-    Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
+    Full::new(Bytes::from(bytes))
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
-pub fn stream_body(stream: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static) -> RequestBody {
-    BodyExt::boxed_unsync(StreamBody::new(stream.map(|piece| piece.map(hyper::body::Frame::data))))
+pub fn stream_body(
+    stream: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+) -> RequestBody {
+    BodyExt::boxed_unsync(StreamBody::new(
+        stream.map(|piece| piece.map(hyper::body::Frame::data)),
+    ))
 }
 
 /// A connection to a node.
@@ -76,7 +90,13 @@ pub struct Client {
 
 impl Client {
     pub fn new(addr: NodeAddr, token: Option<String>) -> Self {
-        Self { addr, token, ca: None, tls: None, sender: None }
+        Self {
+            addr,
+            token,
+            ca: None,
+            tls: None,
+            sender: None,
+        }
     }
 
     /// Trusts the authorities in this file instead of the system's.
@@ -89,17 +109,28 @@ impl Client {
         &self.addr
     }
 
-    /// Moves on to the node's Unix socket, if it tells of one and is on this machine: a plain copy is several times faster than over loopback TCP.
-    /// Whatever goes wrong here, the address that was given still works.
+    /// Moves on to the node's Unix socket, if it tells of one and is on this machine: a plain copy
+    /// is several times faster than over loopback TCP. Whatever goes wrong here, the address that
+    /// was given still works.
     pub async fn prefer_unix_socket(&mut self) {
         if !matches!(&self.addr, NodeAddr::Tcp { .. }) || !self.addr.is_local() {
             return;
         }
-        let Ok(info) = self.json::<NodeInfo>(Method::GET, "/v1/forebay/info", None).await else { return };
-        let Some(path) = info.unix_socket.clone() else { return };
+        let Ok(info) = self
+            .json::<NodeInfo>(Method::GET, "/v1/forebay/info", None)
+            .await
+        else {
+            return;
+        };
+        let Some(path) = info.unix_socket.clone() else {
+            return;
+        };
         let mut local = Client::new(NodeAddr::Unix(path.into()), self.token.clone());
         // The path may be another machine's, behind a tunnel: it must be the same node.
-        match local.json::<NodeInfo>(Method::GET, "/v1/forebay/info", None).await {
+        match local
+            .json::<NodeInfo>(Method::GET, "/v1/forebay/info", None)
+            .await
+        {
             Ok(there) if there.node_id == info.node_id => *self = local,
             _ => {}
         }
@@ -115,34 +146,60 @@ impl Client {
                 self.tls = Some(ClientTls::new(self.ca.as_deref())?);
             }
             let mut sender = connect(&self.addr, self.tls.as_ref()).await?;
-            sender.ready().await.map_err(|e| broken(&self.addr, "the connection broke", e))?;
+            sender
+                .ready()
+                .await
+                .map_err(|e| broken(&self.addr, "the connection broke", e))?;
             self.sender = Some(sender);
         }
         Ok(self.sender.as_mut().expect("there, or set above"))
     }
 
     /// Sends a request and returns the answer's head and body, whatever its status.
-    pub async fn send(&mut self, method: Method, path: &str, headers: HeaderMap, body: RequestBody) -> Result<Response<Incoming>> {
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, self.addr.authority());
-        request = request.header(header::USER_AGENT, concat!("forebay/", env!("CARGO_PKG_VERSION")));
+    pub async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: RequestBody,
+    ) -> Result<Response<Incoming>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, self.addr.authority());
+        request = request.header(
+            header::USER_AGENT,
+            concat!("forebay/", env!("CARGO_PKG_VERSION")),
+        );
         if let Some(token) = &self.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
-                .map_err(|_| Error::invalid("FOREBAY_TOKEN holds characters that a token cannot have"))?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| {
+                Error::invalid("FOREBAY_TOKEN holds characters that a token cannot have")
+            })?;
             value.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, value);
         }
-        let mut request = request.body(body).map_err(|e| Error::invalid(format!("cannot be asked for: {path}: {e}")).source(e))?;
+        let mut request = request
+            .body(body)
+            .map_err(|e| Error::invalid(format!("cannot be asked for: {path}: {e}")).source(e))?;
         request.headers_mut().extend(headers);
         let addr = self.addr.clone();
         let answer = self.connection().await?.send_request(request);
         match tokio::time::timeout(HEAD_TIMEOUT, answer).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(e)) => Err(broken(&addr, "the node closed the connection without an answer", e)),
-            Err(_) => Err(Error::timeout(format!("no answer: {addr}: nothing for {} s", HEAD_TIMEOUT.as_secs()))),
+            Ok(Err(e)) => Err(broken(
+                &addr,
+                "the node closed the connection without an answer",
+                e,
+            )),
+            Err(_) => Err(Error::timeout(format!(
+                "no answer: {addr}: nothing for {} s",
+                HEAD_TIMEOUT.as_secs()
+            ))),
         }
     }
 
-    /// Sends a request; an answer that is not 2xx is an error with the node's own words. `what` says what was asked for.
+    /// Sends a request; an answer that is not 2xx is an error with the node's own words. `what`
+    /// says what was asked for.
     pub async fn ask(
         &mut self,
         method: Method,
@@ -152,18 +209,38 @@ impl Client {
         what: &str,
     ) -> Result<Response<Incoming>> {
         let response = self.send(method, path, headers, body).await?;
-        if response.status().is_success() { Ok(response) } else { Err(refusal(response, what).await) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(refusal(response, what).await)
+        }
     }
 
     /// Sends a request with an optional JSON body and parses the JSON answer.
-    pub async fn json<T: DeserializeOwned>(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<T> {
+    pub async fn json<T: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<T> {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         if body.is_some() {
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/json"),
+            );
         }
         // The node's own words say where.
-        let response = self.ask(method, path, headers, body.map_or_else(no_body, json_body), "").await?;
+        let response = self
+            .ask(
+                method,
+                path,
+                headers,
+                body.map_or_else(no_body, json_body),
+                "",
+            )
+            .await?;
         parse(response.into_body(), path).await
     }
 }
@@ -174,7 +251,10 @@ pub async fn parse<T: DeserializeOwned>(body: Incoming, what: &str) -> Result<T>
     serde_json::from_slice(&bytes).map_err(|e| {
         Error::corrupt(format!("an answer that is not understood: {what}: {e}"))
             .source(e)
-            .hint("is that a Forebay node of this version? `forebay version` and `forebay status` tell")
+            .hint(
+                "is that a Forebay node of this version? `forebay version` and `forebay \
+                status` tell",
+            )
     })
 }
 
@@ -194,7 +274,11 @@ pub struct NodeInfo {
 async fn connect(addr: &NodeAddr, tls: Option<&ClientTls>) -> Result<SendRequest<RequestBody>> {
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, async {
         match addr {
-            NodeAddr::Tcp { host, port, tls: wanted } => {
+            NodeAddr::Tcp {
+                host,
+                port,
+                tls: wanted,
+            } => {
                 let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
                 stream.set_nodelay(true)?;
                 match tls.filter(|_| *wanted) {
@@ -211,11 +295,17 @@ async fn connect(addr: &NodeAddr, tls: Option<&ClientTls>) -> Result<SendRequest
     .await;
     match opened {
         Ok(Ok(sender)) => sender,
-        Ok(Err(e)) => Err(Error::origin_unavailable(format!("no node there: {addr}: {}", io_words(&e)))
-            .source(e)
-            .hint("start one with `forebay serve`, or name another with --node or FOREBAY_NODE")),
-        Err(_) => Err(Error::timeout(format!("no node there: {addr}: not connected after {} s", CONNECT_TIMEOUT.as_secs()))
-            .hint("check the address (--node, FOREBAY_NODE) and the firewall between")),
+        Ok(Err(e)) => Err(Error::origin_unavailable(format!(
+            "no node there: {addr}: {}",
+            io_words(&e)
+        ))
+        .source(e)
+        .hint("start one with `forebay serve`, or name another with --node or FOREBAY_NODE")),
+        Err(_) => Err(Error::timeout(format!(
+            "no node there: {addr}: not connected after {} s",
+            CONNECT_TIMEOUT.as_secs()
+        ))
+        .hint("check the address (--node, FOREBAY_NODE) and the firewall between")),
     }
 }
 
@@ -227,7 +317,9 @@ async fn handshake<S>(stream: S) -> std::io::Result<SendRequest<RequestBody>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
-    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(std::io::Error::other)?;
     // Its error reaches the request that it belongs to as well.
     tokio::spawn(async move {
         let _ = connection.await;
@@ -246,21 +338,33 @@ fn io_words(e: &std::io::Error) -> String {
 
 fn broken(addr: &NodeAddr, what: &str, e: hyper::Error) -> Error {
     if e.is_user() {
-        return Error::internal(format!("what was to be sent could not be read to its end: {addr}")).source(e);
+        return Error::internal(format!(
+            "what was to be sent could not be read to its end: {addr}"
+        ))
+        .source(e);
     }
-    Error::origin_unavailable(format!("{what}: {addr}")).source(e).hint("`forebay status` tells whether the node is still up")
+    Error::origin_unavailable(format!("{what}: {addr}"))
+        .source(e)
+        .hint("`forebay status` tells whether the node is still up")
 }
 
 /// The next piece of a body; `None` at its end.
 pub async fn next_piece(body: &mut Incoming) -> Result<Option<Bytes>> {
     loop {
         match tokio::time::timeout(IDLE_TIMEOUT, body.frame()).await {
-            Err(_) => return Err(Error::timeout(format!("the answer stopped: nothing for {} s", IDLE_TIMEOUT.as_secs()))),
+            Err(_) => {
+                return Err(Error::timeout(format!(
+                    "the answer stopped: nothing for {} s",
+                    IDLE_TIMEOUT.as_secs()
+                )));
+            }
             Ok(None) => return Ok(None),
             Ok(Some(Err(e))) => {
-                return Err(Error::new(ErrorKind::OriginUnavailable, "the answer was cut short")
-                    .source(e)
-                    .hint("the node's log says why; try again"));
+                return Err(
+                    Error::new(ErrorKind::OriginUnavailable, "the answer was cut short")
+                        .source(e)
+                        .hint("the node's log says why; try again"),
+                );
             }
             Ok(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
@@ -280,7 +384,11 @@ pub struct Lines {
 
 impl Lines {
     pub fn of(body: Incoming) -> Self {
-        Self { body, held: Vec::new(), ended: false }
+        Self {
+            body,
+            held: Vec::new(),
+            ended: false,
+        }
     }
 
     /// The next line, without its end; `None` after the last.
@@ -297,7 +405,10 @@ impl Lines {
             }
             match next_piece(&mut self.body).await? {
                 Some(piece) if self.held.len() + piece.len() > JSON_BODY_MAX_BYTES => {
-                    return Err(Error::new(ErrorKind::TooLarge, format!("a line of more than {JSON_BODY_MAX_BYTES} bytes")));
+                    return Err(Error::new(
+                        ErrorKind::TooLarge,
+                        format!("a line of more than {JSON_BODY_MAX_BYTES} bytes"),
+                    ));
                 }
                 Some(piece) => self.held.extend_from_slice(&piece),
                 None => self.ended = true,
@@ -311,7 +422,10 @@ pub async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     while let Some(piece) = next_piece(&mut body).await? {
         if all.len() + piece.len() > max {
-            return Err(Error::new(ErrorKind::TooLarge, format!("an answer of more than {max} bytes")));
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("an answer of more than {max} bytes"),
+            ));
         }
         all.extend_from_slice(&piece);
     }
@@ -321,28 +435,48 @@ pub async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>> {
 /// The error that a non-2xx answer stands for.
 pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
     let status = response.status();
-    let request_id = ["x-request-id", "x-amz-request-id"]
-        .iter()
-        .find_map(|h| response.headers().get(*h).and_then(|v| v.to_str().ok()).map(str::to_owned));
-    let body = collect(response.into_body(), ERROR_BODY_MAX_BYTES).await.unwrap_or_default();
+    let request_id = ["x-request-id", "x-amz-request-id"].iter().find_map(|h| {
+        response
+            .headers()
+            .get(*h)
+            .and_then(|v| v.to_str().ok())
+            .map(str::to_owned)
+    });
+    let body = collect(response.into_body(), ERROR_BODY_MAX_BYTES)
+        .await
+        .unwrap_or_default();
     let parsed: Option<Value> = serde_json::from_slice(&body).ok();
-    let field = |name: &str| parsed.as_ref().and_then(|v| v.get(name)).and_then(Value::as_str).filter(|s| !s.is_empty());
+    let field = |name: &str| {
+        parsed
+            .as_ref()
+            .and_then(|v| v.get(name))
+            .and_then(Value::as_str)
+            .filter(|s| !s.is_empty())
+    };
     let kind = kind_of(status, field("tcode"));
-    let (said, in_words) = field("message").map_or_else(|| (placed(words(status), what), None), |m| split_message(m, what));
+    let (said, in_words) = field("message").map_or_else(
+        || (placed(words(status), what), None),
+        |m| split_message(m, what),
+    );
     let mut error = Error::new(kind, said).source(match request_id {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
     let ours = advice(kind).map(str::to_owned);
     // Where a token is set, only this end knows.
-    let hint = if kind == ErrorKind::Unauthenticated { ours } else { field("hint").map(str::to_owned).or(in_words).or(ours) };
+    let hint = if kind == ErrorKind::Unauthenticated {
+        ours
+    } else {
+        field("hint").map(str::to_owned).or(in_words).or(ours)
+    };
     if let Some(hint) = hint {
         error = error.hint(hint);
     }
     error
 }
 
-/// The API's message is `ais://where: what (hint)`, for the clients that parse it; people get `what: where`, and the hint apart.
+/// The API's message is `ais://where: what (hint)`, for the clients that parse it; people get
+/// `what: where`, and the hint apart.
 fn split_message(message: &str, what: &str) -> (String, Option<String>) {
     let said = match message.split_once(": ") {
         Some((place, rest)) if place.starts_with("ais://") => rest,
@@ -356,7 +490,11 @@ fn split_message(message: &str, what: &str) -> (String, Option<String>) {
 }
 
 fn placed(said: &str, what: &str) -> String {
-    if said.contains(what) { said.to_owned() } else { format!("{said}: {what}") }
+    if said.contains(what) {
+        said.to_owned()
+    } else {
+        format!("{said}: {what}")
+    }
 }
 
 /// For an answer without words, such as a proxy's.
@@ -411,8 +549,14 @@ mod tests {
     #[test]
     fn the_words_of_the_node_are_put_in_our_order() {
         let split = |m| split_message(m, "bk/key");
-        assert_eq!(split("ais://bk/key: no such object"), ("no such object: bk/key".into(), None));
-        assert_eq!(split("bk/key: too large (write it in parts)"), ("bk/key: too large".into(), Some("write it in parts".into())));
+        assert_eq!(
+            split("ais://bk/key: no such object"),
+            ("no such object: bk/key".into(), None)
+        );
+        assert_eq!(
+            split("bk/key: too large (write it in parts)"),
+            ("bk/key: too large".into(), Some("write it in parts".into()))
+        );
         assert_eq!(split("a limit (5)"), ("a limit (5): bk/key".into(), None));
     }
 }

@@ -1,13 +1,15 @@
 //! `forebay distance`: a TCP proxy that puts a server at a distance.
 //!
-//! A test server on loopback answers in microseconds, which no bucket does. This proxy gives it what distance gives: half a round trip in each
-//! direction, a round trip for each new connection (TCP's handshake), a wait before the first byte of each answer, and one bandwidth
-//! that all connections share, per direction. It counts connections, requests and bytes, so that a demo or a test can say what reached
-//! the origin.
+//! A test server on loopback answers in microseconds, which no bucket does. This proxy gives it
+//! what distance gives: half a round trip in each direction, a round trip for each new connection
+//! (TCP's handshake), a wait before the first byte of each answer, and one bandwidth that all
+//! connections share, per direction. It counts connections, requests and bytes, so that a demo or a
+//! test can say what reached the origin.
 //!
-//! [`link`] holds one direction of one connection; this file holds the listener, the counters and the command. Invariants: bytes are never
-//! lost, repeated or reordered; what is in flight is bounded ([`Config::window_bytes`] for each direction of each connection), so a reader
-//! that stops makes its writer stop; a peer's reset becomes a reset on the other side, never an orderly end.
+//! [`link`] holds one direction of one connection; this file holds the listener, the counters and
+//! the command. Invariants: bytes are never lost, repeated or reordered; what is in flight is
+//! bounded ([`Config::window_bytes`] for each direction of each connection), so a reader that stops
+//! makes its writer stop; a peer's reset becomes a reset on the other side, never an orderly end.
 
 mod link;
 mod tail;
@@ -62,7 +64,8 @@ pub struct Config {
     pub rate_bytes_per_s: Option<u64>,
 }
 
-/// A service time with a long tail: log-normal. Request number `n` of a seed always waits equally long.
+/// A service time with a long tail: log-normal. Request number `n` of a seed always waits equally
+/// long.
 #[derive(Clone, Copy, Debug)]
 pub struct Tail {
     /// Of the logarithm: with 1.0 the 99th percentile is ten times the median.
@@ -73,13 +76,17 @@ pub struct Tail {
 impl Config {
     /// How long request number `n` waits before it reaches the server.
     fn first_byte_of(&self, n: u64) -> Duration {
-        self.tail.map_or(self.first_byte, |tail| tail::wait(self.first_byte, tail, n))
+        self.tail
+            .map_or(self.first_byte, |tail| tail::wait(self.first_byte, tail, n))
     }
 
     /// Bytes in flight in one direction of one connection: twice what the link holds by itself.
     pub fn window_bytes(&self) -> u64 {
-        let link = self.rate_bytes_per_s.map(|rate| rate as f64 * (self.rtt / 2 + self.first_byte).as_secs_f64());
-        link.map_or(WINDOW_MAX_BYTES / 4, |bytes| 2 * bytes as u64).clamp(WINDOW_MIN_BYTES, WINDOW_MAX_BYTES)
+        let link = self
+            .rate_bytes_per_s
+            .map(|rate| rate as f64 * (self.rtt / 2 + self.first_byte).as_secs_f64());
+        link.map_or(WINDOW_MAX_BYTES / 4, |bytes| 2 * bytes as u64)
+            .clamp(WINDOW_MIN_BYTES, WINDOW_MAX_BYTES)
     }
 }
 
@@ -88,7 +95,8 @@ impl Config {
 pub struct DistanceStats {
     pub connections: AtomicU64,
     pub connections_open: AtomicU64,
-    /// Times that a client spoke after the server had spoken last: HTTP/1.1 requests, as long as nobody pipelines.
+    /// Times that a client spoke after the server had spoken last: HTTP/1.1 requests, as long as
+    /// nobody pipelines.
     pub requests: AtomicU64,
     pub bytes_to_server: AtomicU64,
     pub bytes_to_client: AtomicU64,
@@ -111,11 +119,17 @@ impl Distance {
     }
 
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().map_err(|e| Error::internal("the listener's address").source(e))
+        self.listener
+            .local_addr()
+            .map_err(|e| Error::internal("the listener's address").source(e))
     }
 
     /// Serves until `shutdown` resolves, then drops every connection.
-    pub async fn run(self, stats: Arc<DistanceStats>, shutdown: impl Future<Output = ()>) -> Result<()> {
+    pub async fn run(
+        self,
+        stats: Arc<DistanceStats>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<()> {
         let to_server = Arc::new(Bucket::new(self.config.rate_bytes_per_s));
         let to_client = Arc::new(Bucket::new(self.config.rate_bytes_per_s));
         let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -123,11 +137,14 @@ impl Distance {
         let mut connections = JoinSet::new();
         let accepting = async {
             loop {
-                let Ok(slot) = slots.clone().acquire_owned().await else { return };
+                let Ok(slot) = slots.clone().acquire_owned().await else {
+                    return;
+                };
                 let client = match self.listener.accept().await {
                     Ok((client, _)) => client,
                     Err(e) => {
-                        // Out of file descriptors, or a client gone before it was accepted: neither is the listener's end.
+                        // Out of file descriptors, or a client gone before it was accepted: neither
+                        // is the listener's end.
                         tracing::warn!(error = %e, "accept failed");
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
@@ -153,13 +170,19 @@ impl Distance {
 }
 
 /// [`Distance::bind`] and [`Distance::run`] in one.
-pub async fn run(config: Config, stats: Arc<DistanceStats>, shutdown: impl Future<Output = ()>) -> Result<()> {
+pub async fn run(
+    config: Config,
+    stats: Arc<DistanceStats>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<()> {
     Distance::bind(config).await?.run(stats, shutdown).await
 }
 
 async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.map_err(|e| {
-        Error::new(ErrorKind::Invalid, format!("cannot listen on {at}")).source(e).hint("choose another address, or port 0 for a free one")
+        Error::new(ErrorKind::Invalid, format!("cannot listen on {at}"))
+            .source(e)
+            .hint("choose another address, or port 0 for a free one")
     })
 }
 
@@ -180,19 +203,30 @@ impl Drop for Open<'_> {
 }
 
 /// One connection, from accept to the end of both directions.
-async fn connection(mut client: TcpStream, config: &Config, stats: &DistanceStats, to_server: &Bucket, to_client: &Bucket) {
-    // The handshake that loopback did for nothing: nothing reaches the server before it would have been over.
+async fn connection(
+    mut client: TcpStream,
+    config: &Config,
+    stats: &DistanceStats,
+    to_server: &Bucket,
+    to_client: &Bucket,
+) {
+    // The handshake that loopback did for nothing: nothing reaches the server before it would have
+    // been over.
     let handshake_over = Instant::now() + config.rtt;
-    let mut server = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&config.to)).await {
-        Ok(Ok(server)) => server,
-        failed => {
-            let why = failed.map_or_else(|_| "timed out".to_owned(), |r| r.map_or_else(|e| e.to_string(), |_| String::new()));
-            tracing::warn!(to = %config.to, error = %why, "cannot connect to the server");
-            stats.connect_errors.fetch_add(1, Relaxed);
-            tokio::time::sleep_until(handshake_over).await;
-            return reset(&client);
-        }
-    };
+    let mut server =
+        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&config.to)).await {
+            Ok(Ok(server)) => server,
+            failed => {
+                let why = failed.map_or_else(
+                    |_| "timed out".to_owned(),
+                    |r| r.map_or_else(|e| e.to_string(), |_| String::new()),
+                );
+                tracing::warn!(to = %config.to, error = %why, "cannot connect to the server");
+                stats.connect_errors.fetch_add(1, Relaxed);
+                tokio::time::sleep_until(handshake_over).await;
+                return reset(&client);
+            }
+        };
     for side in [&client, &server] {
         // Delays are added here on purpose; Nagle's would come on top.
         if let Err(e) = side.set_nodelay(true) {
@@ -202,8 +236,16 @@ async fn connection(mut client: TcpStream, config: &Config, stats: &DistanceStat
     let turn = Turn::default();
     let (client_read, client_write) = client.split();
     let (server_read, server_write) = server.split();
-    let up = link::Link { delay: config.rtt / 2, not_before: handshake_over, window_bytes: config.window_bytes(), bucket: to_server };
-    let down = link::Link { bucket: to_client, ..up };
+    let up = link::Link {
+        delay: config.rtt / 2,
+        not_before: handshake_over,
+        window_bytes: config.window_bytes(),
+        bucket: to_server,
+    };
+    let down = link::Link {
+        bucket: to_client,
+        ..up
+    };
     let up = up.carry(client_read, server_write, |bytes| {
         stats.bytes_to_server.fetch_add(bytes.len() as u64, Relaxed);
         if !turn.client_speaks() {
@@ -246,7 +288,8 @@ pub struct DistanceArgs {
     /// Added before each request reaches the server
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = units::parse_duration)]
     pub first_byte: Duration,
-    /// Makes --first-byte the median of a log-normal distribution; this is the deviation of its logarithm
+    /// Makes --first-byte the median of a log-normal distribution; this is the deviation of its
+    /// logarithm
     #[arg(long, value_name = "NUMBER", requires = "first_byte")]
     pub first_byte_sigma: Option<f64>,
     /// Fixes how long each request waits with --first-byte-sigma
@@ -266,14 +309,32 @@ pub struct DistanceArgs {
 impl DistanceArgs {
     pub fn config(&self) -> Result<Config> {
         if self.rate == Some(0) {
-            return Err(Error::invalid("--rate 0 lets nothing pass").hint("leave --rate out for no cap"));
+            return Err(
+                Error::invalid("--rate 0 lets nothing pass").hint("leave --rate out for no cap")
+            );
         }
-        if self.first_byte_sigma.is_some_and(|sigma| !(0.0..=SIGMA_MAX).contains(&sigma)) {
-            return Err(Error::invalid(format!("--first-byte-sigma must be from 0 to {SIGMA_MAX}")).hint("1.0 is a long tail"));
+        if self
+            .first_byte_sigma
+            .is_some_and(|sigma| !(0.0..=SIGMA_MAX).contains(&sigma))
+        {
+            return Err(Error::invalid(format!(
+                "--first-byte-sigma must be from 0 to {SIGMA_MAX}"
+            ))
+            .hint("1.0 is a long tail"));
         }
-        let tail = self.first_byte_sigma.map(|sigma| Tail { sigma, seed: self.seed });
+        let tail = self.first_byte_sigma.map(|sigma| Tail {
+            sigma,
+            seed: self.seed,
+        });
         let (rtt, first_byte, rate_bytes_per_s) = (self.rtt, self.first_byte, self.rate);
-        Ok(Config { listen: self.listen, to: self.to.clone(), rtt, first_byte, tail, rate_bytes_per_s })
+        Ok(Config {
+            listen: self.listen,
+            to: self.to.clone(),
+            rtt,
+            first_byte,
+            tail,
+            rate_bytes_per_s,
+        })
     }
 }
 
@@ -285,7 +346,9 @@ pub async fn main(args: DistanceArgs) -> Result<()> {
     let mut stats_at = String::new();
     if let Some(at) = args.stats_listen {
         let listener = listen(at).await?;
-        let at = listener.local_addr().map_err(|e| Error::internal("the listener's address").source(e))?;
+        let at = listener
+            .local_addr()
+            .map_err(|e| Error::internal("the listener's address").source(e))?;
         stats_at = format!(" · counters at http://{at}/");
         background.spawn(serve_stats(listener, stats.clone()));
     }
@@ -303,8 +366,13 @@ pub async fn main(args: DistanceArgs) -> Result<()> {
             }
         });
     }
-    let rate = args.rate.map_or("no cap".to_owned(), |r| format!("{}/s each way", units::format_bytes(r)));
-    let tail = args.first_byte_sigma.map(|sigma| format!(", log-normal with sigma {sigma}")).unwrap_or_default();
+    let rate = args.rate.map_or("no cap".to_owned(), |r| {
+        format!("{}/s each way", units::format_bytes(r))
+    });
+    let tail = args
+        .first_byte_sigma
+        .map(|sigma| format!(", log-normal with sigma {sigma}"))
+        .unwrap_or_default();
     println!(
         "distance: {} to {} · round trip {:?} · first byte +{:?}{tail} · {rate}{stats_at}",
         distance.local_addr()?,
@@ -314,7 +382,8 @@ pub async fn main(args: DistanceArgs) -> Result<()> {
     );
     distance.run(stats.clone(), stopped()).await?;
     background.shutdown().await;
-    args.stats_file.map_or(Ok(()), |path| write_stats(&path, &stats))
+    args.stats_file
+        .map_or(Ok(()), |path| write_stats(&path, &stats))
 }
 
 async fn stopped() {
@@ -342,7 +411,14 @@ fn write_stats(path: &Path, stats: &DistanceStats) -> Result<()> {
     part.push(".part");
     std::fs::write(&part, stats_json(stats) + "\n")
         .and_then(|()| std::fs::rename(&part, path))
-        .map_err(|e| Error::new(ErrorKind::Invalid, format!("cannot write {}", path.display())).source(e).hint("check --stats-file"))
+        .map_err(|e| {
+            Error::new(
+                ErrorKind::Invalid,
+                format!("cannot write {}", path.display()),
+            )
+            .source(e)
+            .hint("check --stats-file")
+        })
 }
 
 async fn serve_stats(listener: TcpListener, stats: Arc<DistanceStats>) {
@@ -355,10 +431,15 @@ async fn serve_stats(listener: TcpListener, stats: Arc<DistanceStats>) {
         clients.spawn(async move {
             let answer = service_fn(|_: Request<Incoming>| {
                 let mut response = Response::new(Full::new(Bytes::from(stats_json(&stats))));
-                response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+                response.headers_mut().insert(
+                    header::CONTENT_TYPE,
+                    header::HeaderValue::from_static("application/json"),
+                );
                 std::future::ready(Ok::<_, std::convert::Infallible>(response))
             });
-            let served = hyper::server::conn::http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(client), answer);
+            let served = hyper::server::conn::http1::Builder::new()
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(client), answer);
             // A client that says nothing may not hold one of the few places.
             if let Ok(Err(e)) = tokio::time::timeout(Duration::from_secs(5), served).await {
                 tracing::debug!(error = %e, "counters");

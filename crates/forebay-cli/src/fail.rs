@@ -1,8 +1,9 @@
 //! How a command ends badly: the exit code, and the words on stderr.
 //!
-//! An error is one line, `error: what: where`, then `hint: what to try` where there is something to try. `--verbose` adds the chain of causes.
-//! With `--json` it is one JSON object on stderr instead. Invariant: every failure that leaves this program has gone through [`report`], so stdout
-//! holds results only.
+//! An error is one line, `error: what: where`, then `hint: what to try` where there is something to
+//! try. `--verbose` adds the chain of causes. With `--json` it is one JSON object on stderr
+//! instead. Invariant: every failure that leaves this program has gone through [`report`], so
+//! stdout holds results only.
 
 use crate::style::Style;
 use forebay_core::{Error, ErrorKind};
@@ -51,9 +52,21 @@ impl Failure {
 pub fn file_error(what: &str, path: &std::path::Path, e: std::io::Error) -> Error {
     use std::io::ErrorKind as Io;
     let (kind, why, hint) = match e.kind() {
-        Io::NotFound => (ErrorKind::NotFound, "no such file or directory".to_owned(), None),
-        Io::PermissionDenied => (ErrorKind::PermissionDenied, "permission denied".to_owned(), Some("check who owns it, and its mode")),
-        Io::StorageFull => (ErrorKind::Internal, "the disk is full".to_owned(), Some("free some space, or name another directory")),
+        Io::NotFound => (
+            ErrorKind::NotFound,
+            "no such file or directory".to_owned(),
+            None,
+        ),
+        Io::PermissionDenied => (
+            ErrorKind::PermissionDenied,
+            "permission denied".to_owned(),
+            Some("check who owns it, and its mode"),
+        ),
+        Io::StorageFull => (
+            ErrorKind::Internal,
+            "the disk is full".to_owned(),
+            Some("free some space, or name another directory"),
+        ),
         _ => (ErrorKind::Internal, e.to_string(), None),
     };
     let err = Error::new(kind, format!("{what}: {}: {why}", path.display())).source(e);
@@ -73,8 +86,14 @@ pub fn stdout_failure(e: std::io::Error) -> Failure {
 
 /// Says on stderr what failed.
 pub fn report(failure: &Failure, json: bool, verbose: bool) {
-    let (Failure::Usage(e) | Failure::Failed(e)) = failure else { return };
-    let text = if json { as_json(e) } else { as_text(e, verbose, Style::stderr()) };
+    let (Failure::Usage(e) | Failure::Failed(e)) = failure else {
+        return;
+    };
+    let text = if json {
+        as_json(e)
+    } else {
+        as_text(e, verbose, Style::stderr())
+    };
     // Nothing can be done about a stderr that is gone.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
@@ -114,7 +133,10 @@ fn as_json(e: &Error) -> String {
 
 /// Messages from elsewhere may hold line breaks; a terminal must not be steered by them either.
 pub fn one_line(text: &str) -> String {
-    text.split(|c: char| c.is_control()).filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ")
+    text.split(|c: char| c.is_control())
+        .filter(|s| !s.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -123,8 +145,13 @@ mod tests {
 
     #[test]
     fn an_error_is_one_line_then_a_hint() {
-        let e = Error::invalid("bad size: \"10X\"\nin --cache").hint("as in 10GiB").source("inner");
-        assert_eq!(as_text(&e, false, Style::PLAIN), "error: bad size: \"10X\" in --cache\nhint: as in 10GiB\n");
+        let e = Error::invalid("bad size: \"10X\"\nin --cache")
+            .hint("as in 10GiB")
+            .source("inner");
+        assert_eq!(
+            as_text(&e, false, Style::PLAIN),
+            "error: bad size: \"10X\" in --cache\nhint: as in 10GiB\n"
+        );
         assert!(as_text(&e, true, Style::PLAIN).contains("\ncaused by: inner\n"));
         let v: serde_json::Value = serde_json::from_str(&as_json(&e)).unwrap();
         assert_eq!(v["error"]["code"], "invalid");

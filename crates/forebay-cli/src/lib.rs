@@ -1,8 +1,11 @@
-//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config, bench.
+//! The command line `forebay`: serve, ls, get, put, stat, warm, pin, evict, status, top, config,
+//! bench.
 //!
-//! [`main_from`] is the whole program as a function, because it is two programs: the binary of this crate, and the console script of the Python
-//! wheel. One command per file under [`commands`]; they share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on
-//! stderr and exit codes). Results are the only thing on stdout, so that every command can stand in a pipe.
+//! [`main_from`] is the whole program as a function, because it is two programs: the binary of this
+//! crate, and the console script of the Python wheel. One command per file under [`commands`]; they
+//! share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on stderr
+//! and exit codes). Results are the only thing on stdout, so that every command can stand in a
+//! pipe.
 
 mod allocator;
 mod bench;
@@ -25,12 +28,14 @@ use fail::{EXIT_OK, Failure, Outcome};
 use forebay_core::Error;
 use std::ffi::OsString;
 
-/// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2 usage, 128 + n for signal n.
+/// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2
+/// usage, 128 + n for signal n.
 pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) => {
-            // Help and version go to stdout with code 0, errors to stderr with code 2; a closed pipe is nobody's error.
+            // Help and version go to stdout with code 0, errors to stderr with code 2; a closed
+            // pipe is nobody's error.
             let _ = e.print();
             return e.exit_code();
         }
@@ -59,7 +64,10 @@ fn run(cli: Cli) -> Outcome {
     if matches!(cli.command, Command::Serve(_)) {
         allocator::tune();
     }
-    let runtime = builder.enable_all().build().map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
+    let runtime = builder
+        .enable_all()
+        .build()
+        .map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
     let outcome = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => return commands::serve::run(args, &common).await,
@@ -94,6 +102,8 @@ async fn client_command(command: Command, common: &cli::Common) -> Outcome {
         Command::Metrics(args) => commands::metrics::run(args, common).await,
         Command::ShuffleReport(args) => commands::shuffle_report::run(args, common),
         Command::Version(args) => commands::version::run(args, common),
-        Command::Serve(_) | Command::Distance(_) | Command::Bench(_) => unreachable!("these run on their own, with their own signals"),
+        Command::Serve(_) | Command::Distance(_) | Command::Bench(_) => {
+            unreachable!("these run on their own, with their own signals")
+        }
     }
 }

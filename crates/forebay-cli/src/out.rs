@@ -1,7 +1,7 @@
 //! Results go to stdout: lines for people, or JSON.
 //!
-//! One buffered writer that is flushed at the end of a command, or after each object of a stream. A reader that has left ([`Failure::BrokenPipe`])
-//! ends the command without a word.
+//! One buffered writer that is flushed at the end of a command, or after each object of a stream. A
+//! reader that has left ([`Failure::BrokenPipe`]) ends the command without a word.
 
 use crate::{
     fail::{Outcome, stdout_failure},
@@ -22,12 +22,19 @@ pub struct Out {
 
 impl Out {
     pub fn new(json: bool) -> Self {
-        Self { to: BufWriter::with_capacity(64 << 10, std::io::stdout()), json, style: Style::stdout() }
+        Self {
+            to: BufWriter::with_capacity(64 << 10, std::io::stdout()),
+            json,
+            style: Style::stdout(),
+        }
     }
 
     /// One line for a person.
     pub fn line(&mut self, text: impl AsRef<str>) -> Outcome {
-        self.to.write_all(text.as_ref().as_bytes()).and_then(|()| self.to.write_all(b"\n")).map_err(stdout_failure)
+        self.to
+            .write_all(text.as_ref().as_bytes())
+            .and_then(|()| self.to.write_all(b"\n"))
+            .map_err(stdout_failure)
     }
 
     /// The one JSON object that a command answers with.
@@ -50,13 +57,21 @@ impl Out {
 
 /// Stdin or stdout as a file that is read and written off the main thread.
 pub fn std_stream(stream: impl AsFd) -> std::io::Result<tokio::fs::File> {
-    Ok(tokio::fs::File::from_std(std::fs::File::from(stream.as_fd().try_clone_to_owned()?)))
+    Ok(tokio::fs::File::from_std(std::fs::File::from(
+        stream.as_fd().try_clone_to_owned()?,
+    )))
 }
 
 /// Lines of `name  value`, aligned.
 pub fn pairs(rows: &[(&str, String)]) -> Vec<String> {
-    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("{name:<width$}  {value}")).collect()
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.chars().count())
+        .max()
+        .unwrap_or(0);
+    rows.iter()
+        .map(|(name, value)| format!("{name:<width$}  {value}"))
+        .collect()
 }
 
 /// `1234567` → `1,234,567`.
@@ -74,12 +89,19 @@ pub fn grouped(n: u64) -> String {
 
 /// `1 object`, `1,200 objects`.
 pub fn count(n: u64, thing: &str) -> String {
-    if n == 1 { format!("1 {thing}") } else { format!("{} {thing}s", grouped(n)) }
+    if n == 1 {
+        format!("1 {thing}")
+    } else {
+        format!("{} {thing}s", grouped(n))
+    }
 }
 
 /// Milliseconds since the epoch → `2026-08-01 12:00:00Z`.
 pub fn utc(ms: i64) -> String {
-    chrono::DateTime::from_timestamp_millis(ms).map_or_else(|| ms.to_string(), |t| t.format("%Y-%m-%d %H:%M:%SZ").to_string())
+    chrono::DateTime::from_timestamp_millis(ms).map_or_else(
+        || ms.to_string(),
+        |t| t.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+    )
 }
 
 #[cfg(test)]
@@ -90,8 +112,14 @@ mod tests {
     fn people_read_it() {
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1_234_567), "1,234,567");
-        assert_eq!((count(1, "object"), count(1200, "object")), ("1 object".into(), "1,200 objects".into()));
-        assert_eq!(pairs(&[("a", "1".into()), ("long", "2".into())]), ["a     1", "long  2"]);
+        assert_eq!(
+            (count(1, "object"), count(1200, "object")),
+            ("1 object".into(), "1,200 objects".into())
+        );
+        assert_eq!(
+            pairs(&[("a", "1".into()), ("long", "2".into())]),
+            ["a     1", "long  2"]
+        );
         assert_eq!(utc(0), "1970-01-01 00:00:00Z");
         assert_eq!(utc(951_782_400_000), "2000-02-29 00:00:00Z");
         assert_eq!(utc(1_785_585_600_000), "2026-08-01 12:00:00Z");

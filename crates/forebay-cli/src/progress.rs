@@ -1,4 +1,5 @@
-//! Progress of long work: a bar on stderr, if that is a terminal and the work takes longer than a moment.
+//! Progress of long work: a bar on stderr, if that is a terminal and the work takes longer than a
+//! moment.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
@@ -9,7 +10,8 @@ use std::{
 /// Work that is done sooner than this shows no bar.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 
-const BYTES: &str = "{prefix} {wide_bar:.cyan/dim} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+const BYTES: &str = "{prefix} {wide_bar:.cyan/dim} {binary_bytes}/{binary_total_bytes} \
+    {binary_bytes_per_sec} {eta}";
 const BYTES_SO_FAR: &str = "{prefix} {spinner} {binary_bytes} {binary_bytes_per_sec} {elapsed}";
 const OBJECTS: &str = "{prefix} {wide_bar:.cyan/dim} {human_pos}/{human_len} objects  {msg}  {eta}";
 const OBJECTS_SO_FAR: &str = "{prefix} {spinner} {human_pos} objects  {msg}  {elapsed}";
@@ -28,7 +30,11 @@ pub struct Progress {
 impl Progress {
     /// For `total` bytes, or an unknown number of them.
     pub fn bytes(label: &str, total: Option<u64>) -> Self {
-        Self::new(label, total, if total.is_some() { BYTES } else { BYTES_SO_FAR })
+        Self::new(
+            label,
+            total,
+            if total.is_some() { BYTES } else { BYTES_SO_FAR },
+        )
     }
 
     /// For objects, an unknown number of them at first.
@@ -40,13 +46,18 @@ impl Progress {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
         bar.set_style(style(template));
         bar.set_prefix(label.to_owned());
-        Self { bar, began: Instant::now(), wanted: std::io::stderr().is_terminal() }
+        Self {
+            bar,
+            began: Instant::now(),
+            wanted: std::io::stderr().is_terminal(),
+        }
     }
 
     fn maybe_show(&mut self) {
         if self.wanted && self.began.elapsed() >= SHOW_AFTER {
             self.wanted = false;
-            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
+            self.bar
+                .set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
             self.bar.reset_eta();
         }
     }

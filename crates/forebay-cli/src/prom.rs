@@ -1,6 +1,8 @@
-//! The node's `/metrics` page, parsed: as much of the Prometheus and OpenMetrics text formats as the node writes.
+//! The node's `/metrics` page, parsed: as much of the Prometheus and OpenMetrics text formats as
+//! the node writes.
 //!
-//! A [`Page`] answers sums over labels and histograms; two pages some seconds apart give rates and percentiles of what happened between.
+//! A [`Page`] answers sums over labels and histograms; two pages some seconds apart give rates and
+//! percentiles of what happened between.
 
 use std::collections::BTreeMap;
 
@@ -26,16 +28,27 @@ pub struct Histogram {
 impl Page {
     /// Lines that are not understood are passed over: a newer node may say more.
     pub fn parse(text: &str) -> Self {
-        Self { samples: text.lines().filter_map(parse_line).collect() }
+        Self {
+            samples: text.lines().filter_map(parse_line).collect(),
+        }
     }
 
-    fn matching<'a>(&'a self, name: &'a str, labels: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = &'a Sample> {
-        self.samples.iter().filter(move |s| s.name == name && labels.iter().all(|(k, v)| s.label(k) == Some(v)))
+    fn matching<'a>(
+        &'a self,
+        name: &'a str,
+        labels: &'a [(&'a str, &'a str)],
+    ) -> impl Iterator<Item = &'a Sample> {
+        self.samples
+            .iter()
+            .filter(move |s| s.name == name && labels.iter().all(|(k, v)| s.label(k) == Some(v)))
     }
 
-    /// The sum over every series of `name` that carries `labels`; `None` if there is no such series.
+    /// The sum over every series of `name` that carries `labels`; `None` if there is no such
+    /// series.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        self.matching(name, labels).map(|s| s.value).reduce(|a, b| a + b)
+        self.matching(name, labels)
+            .map(|s| s.value)
+            .reduce(|a, b| a + b)
     }
 
     /// The histogram `name` (without `_bucket`), summed over the series that carry `labels`.
@@ -54,13 +67,21 @@ impl Page {
             // The bits of floats that are not negative sort as the floats do.
             *sums.entry(bound.to_bits()).or_default() += sample.value;
         }
-        Histogram { buckets: sums.into_iter().map(|(bits, n)| (f64::from_bits(bits), n)).collect() }
+        Histogram {
+            buckets: sums
+                .into_iter()
+                .map(|(bits, n)| (f64::from_bits(bits), n))
+                .collect(),
+        }
     }
 }
 
 impl Sample {
     fn label(&self, name: &str) -> Option<&str> {
-        self.labels.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str())
+        self.labels
+            .iter()
+            .find(|(k, _)| k == name)
+            .map(|(_, v)| v.as_str())
     }
 }
 
@@ -71,22 +92,30 @@ impl Histogram {
             return self.clone();
         }
         let pairs = self.buckets.iter().zip(&earlier.buckets);
-        Histogram { buckets: pairs.map(|((bound, now), (_, then))| (*bound, (now - then).max(0.0))).collect() }
+        Histogram {
+            buckets: pairs
+                .map(|((bound, now), (_, then))| (*bound, (now - then).max(0.0)))
+                .collect(),
+        }
     }
 
     pub fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |(_, n)| *n)
     }
 
-    /// The value below which the share `q` lies, linear inside its bucket; `None` without samples. Values in the last, infinite bucket are
-    /// told as its lower bound.
+    /// The value below which the share `q` lies, linear inside its bucket; `None` without samples.
+    /// Values in the last, infinite bucket are told as its lower bound.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let rank = self.count() * q;
         let (mut below, mut lower) = (0.0, 0.0);
         for (bound, upto) in &self.buckets {
             if self.count() > 0.0 && *upto >= rank && *upto > below {
                 let within = (rank - below) / (upto - below);
-                return Some(if bound.is_finite() { lower + (bound - lower) * within.clamp(0.0, 1.0) } else { lower });
+                return Some(if bound.is_finite() {
+                    lower + (bound - lower) * within.clamp(0.0, 1.0)
+                } else {
+                    lower
+                });
             }
             (below, lower) = (*upto, *bound);
         }
@@ -111,7 +140,11 @@ fn parse_line(line: &str) -> Option<Sample> {
         "-Inf" => f64::NEG_INFINITY,
         text => text.parse().ok()?,
     };
-    Some(Sample { name: name.to_owned(), labels, value })
+    Some(Sample {
+        name: name.to_owned(),
+        labels,
+        value,
+    })
 }
 
 /// Reads `a="x",b="y"}` and returns what follows it.
@@ -170,7 +203,10 @@ nonsense
         let earlier = Page::parse(PAGE).histogram("h", &[]);
         assert_eq!(earlier.quantile(0.5), Some(0.1));
         assert_eq!(earlier.quantile(0.75), Some(0.55));
-        let later = Page::parse("h_bucket{le=\"0.1\"} 10\nh_bucket{le=\"1.0\"} 24\nh_bucket{le=\"+Inf\"} 24\n").histogram("h", &[]);
+        let later = Page::parse(
+            "h_bucket{le=\"0.1\"} 10\nh_bucket{le=\"1.0\"} 24\nh_bucket{le=\"+Inf\"} 24\n",
+        )
+        .histogram("h", &[]);
         let added = later.since(&earlier);
         assert_eq!(added.count(), 4.0);
         assert_eq!(added.quantile(0.5), Some(0.55));

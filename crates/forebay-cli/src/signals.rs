@@ -1,11 +1,13 @@
-//! SIGINT and SIGTERM: a client command stops at once, and what it holds (a temporary file, a terminal) is put right as it is dropped.
+//! SIGINT and SIGTERM: a client command stops at once, and what it holds (a temporary file, a
+//! terminal) is put right as it is dropped.
 
 use forebay_core::{Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGHUP, as it comes.
 pub fn hangups() -> Result<Signal> {
-    signal(SignalKind::hangup()).map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).source(e))
+    signal(SignalKind::hangup())
+        .map_err(|e| Error::internal(format!("cannot catch SIGHUP: {e}")).source(e))
 }
 
 /// The two signals that ask a program to stop.
@@ -15,10 +17,16 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over from whoever had them (Python's interpreter, in the wheel's console script).
+    /// Takes the signals over from whoever had them (Python's interpreter, in the wheel's console
+    /// script).
     pub fn listen() -> Result<Self> {
-        let catch = |kind, name| signal(kind).map_err(|e| Error::internal(format!("cannot catch {name}: {e}")).source(e));
-        Ok(Self { int: catch(SignalKind::interrupt(), "SIGINT")?, term: catch(SignalKind::terminate(), "SIGTERM")? })
+        let catch = |kind, name| {
+            signal(kind).map_err(|e| Error::internal(format!("cannot catch {name}: {e}")).source(e))
+        };
+        Ok(Self {
+            int: catch(SignalKind::interrupt(), "SIGINT")?,
+            term: catch(SignalKind::terminate(), "SIGTERM")?,
+        })
     }
 
     /// Waits for the next one; its number.

@@ -1,4 +1,5 @@
-//! Colours, for a terminal only. `NO_COLOR` (any value but the empty one) and `TERM=dumb` turn them off.
+//! Colours, for a terminal only. `NO_COLOR` (any value but the empty one) and `TERM=dumb` turn them
+//! off.
 
 use std::io::IsTerminal;
 
@@ -13,15 +14,23 @@ impl Style {
     pub const PLAIN: Style = Style { on: false };
 
     pub fn stdout() -> Self {
-        Self { on: std::io::stdout().is_terminal() && wanted() }
+        Self {
+            on: std::io::stdout().is_terminal() && wanted(),
+        }
     }
 
     pub fn stderr() -> Self {
-        Self { on: std::io::stderr().is_terminal() && wanted() }
+        Self {
+            on: std::io::stderr().is_terminal() && wanted(),
+        }
     }
 
     fn paint(self, code: &str, text: &str) -> String {
-        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.on {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
     }
 
     pub fn bold(self, text: &str) -> String {

@@ -5,7 +5,10 @@ use forebay_core::{Error, ObjectName, name};
 
 /// Addresses as people copy them from elsewhere: the scheme says nothing here.
 fn strip_scheme(text: &str) -> &str {
-    ["s3://", "forebay://"].iter().find_map(|s| text.strip_prefix(s)).unwrap_or(text)
+    ["s3://", "forebay://"]
+        .iter()
+        .find_map(|s| text.strip_prefix(s))
+        .unwrap_or(text)
 }
 
 /// `bucket/key`.
@@ -26,15 +29,25 @@ pub struct Prefix {
 
 impl Prefix {
     pub fn parse(text: &str) -> Outcome<Self> {
-        let (bucket, prefix) = strip_scheme(text).split_once('/').unwrap_or((strip_scheme(text), ""));
-        name::validate_bucket(bucket).map_err(|e| Failure::Usage(e.hint("as in bucket or bucket/prefix")))?;
-        Ok(Self { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
+        let (bucket, prefix) = strip_scheme(text)
+            .split_once('/')
+            .unwrap_or((strip_scheme(text), ""));
+        name::validate_bucket(bucket)
+            .map_err(|e| Failure::Usage(e.hint("as in bucket or bucket/prefix")))?;
+        Ok(Self {
+            bucket: bucket.to_owned(),
+            prefix: prefix.to_owned(),
+        })
     }
 }
 
 impl std::fmt::Display for Prefix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.prefix.is_empty() { f.write_str(&self.bucket) } else { write!(f, "{}/{}", self.bucket, self.prefix) }
+        if self.prefix.is_empty() {
+            f.write_str(&self.bucket)
+        } else {
+            write!(f, "{}/{}", self.bucket, self.prefix)
+        }
     }
 }
 
@@ -48,7 +61,13 @@ mod tests {
         for bad in ["bk", "bk/", "", "/k", "bk/../x"] {
             assert_eq!(object(bad).unwrap_err().exit_code(), 2, "{bad}");
         }
-        assert_eq!(Prefix::parse("bk").unwrap(), Prefix { bucket: "bk".into(), prefix: String::new() });
+        assert_eq!(
+            Prefix::parse("bk").unwrap(),
+            Prefix {
+                bucket: "bk".into(),
+                prefix: String::new()
+            }
+        );
         assert_eq!(Prefix::parse("bk/a/").unwrap().to_string(), "bk/a/");
         assert!(Prefix::parse("").is_err());
     }

@@ -1,18 +1,24 @@
 //! One bound on the bytes that buffers may hold, for the whole process.
 //!
-//! Work reserves before it allocates and gives back by dropping its [`Reservation`]. There are two kinds, so that nothing waits in a circle:
+//! Work reserves before it allocates and gives back by dropping its [`Reservation`]. There are two
+//! kinds, so that nothing waits in a circle:
 //!
-//! - what is *passing through* ([`MemoryBudget::reserve`]): a chunk between the wire and its reader. Its holder needs no more memory to be done with it.
-//! - what is *held* ([`MemoryBudget::try_hold`], [`MemoryBudget::hold`]): the window of a batch, what look-ahead keeps, the parts of a write. Its holder may
-//!   have to wait for memory of the first kind. All that is held is at most half of the pool, so the other half is always on its way back.
+//! - what is *passing through* ([`MemoryBudget::reserve`]): a chunk between the wire and its
+//!   reader. Its holder needs no more memory to be done with it.
+//! - what is *held* ([`MemoryBudget::try_hold`], [`MemoryBudget::hold`]): the window of a batch,
+//!   what look-ahead keeps, the parts of a write. Its holder may have to wait for memory of the
+//!   first kind. All that is held is at most half of the pool, so the other half is always on its
+//!   way back.
 //!
-//! Accepting new work uses `try_hold`, which fails at once (429); work that was accepted waits, in the order of arrival.
+//! Accepting new work uses `try_hold`, which fails at once (429); work that was accepted waits, in
+//! the order of arrival.
 
 use crate::{Error, Result, limits};
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The grain of accounting: a permit is one KiB, so that 4 TiB fit a semaphore's count on every platform.
+/// The grain of accounting: a permit is one KiB, so that 4 TiB fit a semaphore's count on every
+/// platform.
 const UNIT_BYTES: u64 = 1024;
 
 /// A shared pool of bytes.
@@ -55,7 +61,11 @@ impl MemoryBudget {
     pub fn new(total_bytes: u64) -> Self {
         let total_units = (total_bytes / UNIT_BYTES).clamp(1, u32::MAX as u64) as u32;
         let holdable = total_units.div_ceil(2) as usize;
-        Self { units: Arc::new(Semaphore::new(total_units as usize)), holdable: Arc::new(Semaphore::new(holdable)), total_units }
+        Self {
+            units: Arc::new(Semaphore::new(total_units as usize)),
+            holdable: Arc::new(Semaphore::new(holdable)),
+            total_units,
+        }
     }
 
     pub fn total_bytes(&self) -> u64 {
@@ -77,7 +87,8 @@ impl MemoryBudget {
             return Err(Error::new(
                 crate::ErrorKind::TooLarge,
                 format!(
-                    "{bytes} bytes of buffer are more than the {of_bytes} that a memory budget of {} allows for it",
+                    "{bytes} bytes of buffer are more than the {of_bytes} that a memory budget \
+                     of {} allows for it",
                     self.total_bytes()
                 ),
             )
@@ -95,12 +106,25 @@ impl MemoryBudget {
         .retry_after(Duration::from_secs(1))
     }
 
-    /// Holds `bytes` now, or fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy) and a Retry-After of one second.
+    /// Holds `bytes` now, or fails with [`ErrorKind::Busy`](crate::ErrorKind::Busy) and a
+    /// Retry-After of one second.
     pub fn try_hold(&self, bytes: u64) -> Result<Reservation> {
         let units = self.units_for(bytes, self.holdable_bytes())?;
-        let held = self.holdable.clone().try_acquire_many_owned(units).map_err(|_| self.busy(bytes))?;
-        let permit = self.units.clone().try_acquire_many_owned(units).map_err(|_| self.busy(bytes))?;
-        Ok(Reservation { _permit: permit, _held: Some(held), bytes })
+        let held = self
+            .holdable
+            .clone()
+            .try_acquire_many_owned(units)
+            .map_err(|_| self.busy(bytes))?;
+        let permit = self
+            .units
+            .clone()
+            .try_acquire_many_owned(units)
+            .map_err(|_| self.busy(bytes))?;
+        Ok(Reservation {
+            _permit: permit,
+            _held: Some(held),
+            bytes,
+        })
     }
 
     /// Holds `bytes`, waiting for others to give back; first come, first served.
@@ -112,32 +136,56 @@ impl MemoryBudget {
         self.in_time(bytes, async {
             let held = acquire(&self.holdable, units).await?;
             let permit = acquire(&self.units, units).await?;
-            Ok(Reservation { _permit: permit, _held: Some(held), bytes })
+            Ok(Reservation {
+                _permit: permit,
+                _held: Some(held),
+                bytes,
+            })
         })
         .await
     }
 
-    /// Takes `bytes` for something that passes through, waiting for others to give back; first come, first served.
+    /// Takes `bytes` for something that passes through, waiting for others to give back; first
+    /// come, first served.
     ///
     /// # Errors
     /// `Busy` after [`limits::MEMORY_WAIT_MAX_SECS`].
     pub async fn reserve(&self, bytes: u64) -> Result<Reservation> {
         let units = self.units_for(bytes, self.total_bytes())?;
-        self.in_time(bytes, async { Ok(Reservation { _permit: acquire(&self.units, units).await?, _held: None, bytes }) }).await
+        self.in_time(bytes, async {
+            Ok(Reservation {
+                _permit: acquire(&self.units, units).await?,
+                _held: None,
+                bytes,
+            })
+        })
+        .await
     }
 
-    async fn in_time(&self, bytes: u64, taking: impl Future<Output = Result<Reservation>>) -> Result<Reservation> {
+    async fn in_time(
+        &self,
+        bytes: u64,
+        taking: impl Future<Output = Result<Reservation>>,
+    ) -> Result<Reservation> {
         let wait = Duration::from_secs(limits::MEMORY_WAIT_MAX_SECS);
-        tokio::time::timeout(wait, taking).await.unwrap_or_else(|_| {
-            Err(Error::busy(format!("no {bytes} bytes of the memory budget came free in {} s", wait.as_secs()))
+        tokio::time::timeout(wait, taking)
+            .await
+            .unwrap_or_else(|_| {
+                Err(Error::busy(format!(
+                    "no {bytes} bytes of the memory budget came free in {} s",
+                    wait.as_secs()
+                ))
                 .hint("readers that take nothing hold it; raise memory.budget if there are many")
                 .retry_after(Duration::from_secs(1)))
-        })
+            })
     }
 }
 
 async fn acquire(of: &Arc<Semaphore>, units: u32) -> Result<OwnedSemaphorePermit> {
-    of.clone().acquire_many_owned(units).await.map_err(|_| Error::internal("memory budget closed"))
+    of.clone()
+        .acquire_many_owned(units)
+        .await
+        .map_err(|_| Error::internal("memory budget closed"))
 }
 
 #[cfg(test)]
@@ -152,7 +200,10 @@ mod tests {
         assert_eq!(b.used_bytes(), 8 * 1024);
         assert_eq!(b.try_hold(4 * 1024).unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(b.used_bytes(), 8 * 1024, "what was refused holds nothing");
-        assert_eq!(b.reserve(11 * 1024).await.unwrap_err().kind(), ErrorKind::TooLarge);
+        assert_eq!(
+            b.reserve(11 * 1024).await.unwrap_err().kind(),
+            ErrorKind::TooLarge
+        );
         drop(r);
         assert_eq!(b.used_bytes(), 0);
         assert!(b.reserve(10 * 1024).await.is_ok());
@@ -174,7 +225,10 @@ mod tests {
     #[tokio::test]
     async fn at_most_half_is_held() {
         let b = MemoryBudget::new(10 * 1024);
-        assert_eq!(b.try_hold(6 * 1024).unwrap_err().kind(), ErrorKind::TooLarge);
+        assert_eq!(
+            b.try_hold(6 * 1024).unwrap_err().kind(),
+            ErrorKind::TooLarge
+        );
         let first = b.try_hold(3 * 1024).unwrap();
         let second = b.hold(2 * 1024).await.unwrap();
         assert_eq!(b.try_hold(1).unwrap_err().kind(), ErrorKind::Busy);

@@ -1,4 +1,5 @@
-//! CRC-32C (Castagnoli; RFC 3720, section 12.1), the checksum of records on the disk, of frames on the wire and of TFRecords.
+//! CRC-32C (Castagnoli; RFC 3720, section 12.1), the checksum of records on the disk, of frames on
+//! the wire and of TFRecords.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -23,7 +24,13 @@ mod tests {
     /// A bit at a time, with the polynomial as the RFC gives it, reflected.
     fn by_the_book(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!0u32, |crc, byte| {
-            (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+            (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+                if crc & 1 == 1 {
+                    crc >> 1 ^ 0x82f6_3b78
+                } else {
+                    crc >> 1
+                }
+            })
         })
     }
 
@@ -31,8 +38,12 @@ mod tests {
     fn examples_of_rfc_3720() {
         let ascending: Vec<u8> = (0..32).collect();
         let descending: Vec<u8> = (0..32).rev().collect();
-        for (bytes, sum) in [(&[0; 32][..], 0x8a91_36aa), (&[0xff; 32], 0x62a8_ab43), (&ascending, 0x46dd_794e), (&descending, 0x113f_db5c)]
-        {
+        for (bytes, sum) in [
+            (&[0; 32][..], 0x8a91_36aa),
+            (&[0xff; 32], 0x62a8_ab43),
+            (&ascending, 0x46dd_794e),
+            (&descending, 0x113f_db5c),
+        ] {
             assert_eq!(crc32c(bytes), sum);
         }
         assert_eq!(crc32c(b""), 0);

@@ -1,8 +1,9 @@
 //! One error type for the whole program.
 //!
-//! An [`Error`] says *what* went wrong (`message`), of which class it is ([`ErrorKind`], the only thing that callers branch on and that
-//! protocols map to a status), and *what to do* (`hint`). It is cheap to clone, because a single-flight fill hands the same
-//! failure to every reader that waited for it. It never holds a secret: constructors take text that was made for people.
+//! An [`Error`] says *what* went wrong (`message`), of which class it is ([`ErrorKind`], the only
+//! thing that callers branch on and that protocols map to a status), and *what to do* (`hint`). It
+//! is cheap to clone, because a single-flight fill hands the same failure to every reader that
+//! waited for it. It never holds a secret: constructors take text that was made for people.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -19,7 +20,8 @@ pub enum ErrorKind {
     BucketNotFound,
     /// A bucket or object is there already. HTTP 409.
     AlreadyExists,
-    /// A bucket that is to be removed still has objects, or an upload is in the wrong state. HTTP 409.
+    /// A bucket that is to be removed still has objects, or an upload is in the wrong state. HTTP
+    /// 409.
     Conflict,
     /// The byte range lies outside the object or the member. HTTP 416.
     RangeNotSatisfiable,
@@ -27,7 +29,8 @@ pub enum ErrorKind {
     PreconditionFailed,
     /// `If-None-Match` or `If-Modified-Since` did not hold. HTTP 304.
     NotModified,
-    /// The object changed at the origin while it was being read: one version or none. HTTP 503 before the first byte, a cut stream after.
+    /// The object changed at the origin while it was being read: one version or none. HTTP 503
+    /// before the first byte, a cut stream after.
     VersionChanged,
     /// No credentials, or wrong ones. HTTP 401 (S3: 403).
     Unauthenticated,
@@ -130,15 +133,26 @@ impl ErrorKind {
     /// Whether the same request may succeed if it is sent again unchanged.
     pub fn is_transient(self) -> bool {
         use ErrorKind::*;
-        matches!(self, Busy | Timeout | OriginUnavailable | VersionChanged | ShuttingDown)
+        matches!(
+            self,
+            Busy | Timeout | OriginUnavailable | VersionChanged | ShuttingDown
+        )
     }
 
-    /// Whether GetBatch counts it as soft: one entry's trouble, which `coer` turns into a placeholder.
+    /// Whether GetBatch counts it as soft: one entry's trouble, which `coer` turns into a
+    /// placeholder.
     pub fn is_soft(self) -> bool {
         use ErrorKind::*;
         matches!(
             self,
-            NotFound | RangeNotSatisfiable | VersionChanged | Timeout | OriginUnavailable | PermissionDenied | Corrupt | Unsupported
+            NotFound
+                | RangeNotSatisfiable
+                | VersionChanged
+                | Timeout
+                | OriginUnavailable
+                | PermissionDenied
+                | Corrupt
+                | Unsupported
         )
     }
 }
@@ -157,7 +171,13 @@ struct Inner {
 
 impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Error(Arc::new(Inner { kind, message: message.into(), hint: None, retry_after: None, source: None }))
+        Error(Arc::new(Inner {
+            kind,
+            message: message.into(),
+            hint: None,
+            retry_after: None,
+            source: None,
+        }))
     }
 
     /// Adds what to do about it: one sentence, shown after the message.
@@ -256,7 +276,10 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static))
+        self.0
+            .source
+            .as_ref()
+            .map(|s| &**s as &(dyn std::error::Error + 'static))
     }
 }
 
@@ -288,9 +311,14 @@ mod tests {
 
     #[test]
     fn an_error_says_what_where_and_what_to_do() {
-        let e = Error::invalid("the name is empty").context("entry 3").hint("give each entry an objname");
+        let e = Error::invalid("the name is empty")
+            .context("entry 3")
+            .hint("give each entry an objname");
         assert_eq!(e.kind(), ErrorKind::Invalid);
-        assert_eq!(e.to_string(), "entry 3: the name is empty (give each entry an objname)");
+        assert_eq!(
+            e.to_string(),
+            "entry 3: the name is empty (give each entry an objname)"
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Names, byte ranges, limits, error kinds, clock: what every layer shares. No I/O.
 //!
-//! Each other crate of the workspace depends on this one and this one on none of them. What is here is plain data and
-//! pure functions, so that parsers, caches and protocols agree on what a name is, what a version is, and what an error means.
+//! Each other crate of the workspace depends on this one and this one on none of them. What is here
+//! is plain data and pure functions, so that parsers, caches and protocols agree on what a name is,
+//! what a version is, and what an error means.
 
 pub mod budget;
 pub mod checksum;

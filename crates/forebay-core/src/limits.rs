@@ -1,5 +1,5 @@
-//! Every fixed limit of the program, with its unit in its name. What an operator may change is in the configuration; its
-//! default is here too.
+//! Every fixed limit of the program, with its unit in its name. What an operator may change is in
+//! the configuration; its default is here too.
 
 /// Longest object key. S3's limit.
 pub const OBJECT_KEY_MAX_BYTES: usize = 1024;
@@ -8,14 +8,16 @@ pub const BUCKET_NAME_MAX_BYTES: usize = 63;
 /// Longest name of an archive member.
 pub const MEMBER_NAME_MAX_BYTES: usize = 4096;
 
-/// The size of a chunk: objects up to this size are one record on disk, larger ones are kept by chunks of it.
+/// The size of a chunk: objects up to this size are one record on disk, larger ones are kept by
+/// chunks of it.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Longest run of missing chunks that one origin request fetches.
 pub const FILL_RUN_MAX_BYTES: u64 = 8 << 20;
 /// How far a sequential read is filled ahead of its reader.
 pub const READ_AHEAD_BYTES: u64 = 16 << 20;
 
-/// Default memory budget for buffers of fills, batches and uploads, if the machine has at least four times as much.
+/// Default memory budget for buffers of fills, batches and uploads, if the machine has at least
+/// four times as much.
 pub const MEMORY_BUDGET_DEFAULT_BYTES: u64 = 1 << 30;
 /// How long work that was accepted waits for its share of the memory budget.
 pub const MEMORY_WAIT_MAX_SECS: u64 = 60;
@@ -30,9 +32,11 @@ pub const BATCH_BODY_MAX_BYTES: usize = 256 << 20;
 pub const BATCH_FRAME_BYTES: usize = 512 << 10;
 /// Entries of one batch that are fetched at the same time, ahead of the cursor.
 pub const BATCH_READ_AHEAD_ENTRIES: usize = 128;
-/// What one write may have in memory at a time: of a body that goes to the origin in parts, those in flight and the one that is being read.
+/// What one write may have in memory at a time: of a body that goes to the origin in parts, those
+/// in flight and the one that is being read.
 pub const WRITE_BUFFER_MAX_BYTES: u64 = 32 << 20;
-/// Largest entry that look-ahead holds in memory where the local disk does not keep it; longer ones are streamed when it is their turn.
+/// Largest entry that look-ahead holds in memory where the local disk does not keep it; longer ones
+/// are streamed when it is their turn.
 pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
 /// Soft errors that a batch tolerates under continue-on-error.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
@@ -45,11 +49,13 @@ pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
 pub const ROWS_ANSWER_MAX_BYTES: u64 = 1 << 30;
 /// Default memory for decoded blocks of rows; never more than an eighth of the memory budget.
 pub const ROWS_BLOCK_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
-/// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow dictionaries.
+/// Memory for what is known of files whose blocks are being read: Parquet footers, Arrow
+/// dictionaries.
 pub const ROWS_OPEN_FILES_MEMORY_BYTES: u64 = 64 << 20;
 /// Blocks of rows that all requests together fetch and decode at the same time.
 pub const ROWS_BLOCKS_IN_FLIGHT: usize = 128;
-/// Blocks of which it is remembered that some rows were read lately: those that are wanted again are decoded whole.
+/// Blocks of which it is remembered that some rows were read lately: those that are wanted again
+/// are decoded whole.
 pub const ROWS_BLOCKS_REMEMBERED: usize = 65_536;
 
 /// What a compressed archive may unpack to.
@@ -95,7 +101,8 @@ pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
 /// Parts in a multipart upload. S3's limit.
 pub const UPLOAD_PARTS_MAX: usize = 10_000;
 
-/// Default freshness: how long a cached version is served before the origin is asked whether it is current.
+/// Default freshness: how long a cached version is served before the origin is asked whether it is
+/// current.
 pub const REVALIDATE_AFTER_DEFAULT_SECS: u64 = 60;
 
 /// Requests in flight to one origin.
@@ -121,7 +128,8 @@ pub const PLAN_BLOCKS_MAX: u64 = 1 << 40;
 pub const PLAN_EPOCHS_MAX: u64 = 1 << 20;
 /// Datasets that one plan mixes.
 pub const PLAN_SOURCES_MAX: usize = 256;
-/// The longest cycle of a mix, within which each source has its exact quota: shares are exact to about one part in this many.
+/// The longest cycle of a mix, within which each source has its exact quota: shares are exact to
+/// about one part in this many.
 pub const PLAN_MIX_CYCLE_ROWS_MAX: u64 = 4096;
 /// Blocks that a block shuffle mixes at a time; more is what the full shuffle is for.
 pub const PLAN_GROUP_BLOCKS_MAX: u64 = 1 << 20;
@@ -142,13 +150,15 @@ pub const PLAN_MEASURED_ROWS_MAX: u64 = 1 << 20;
 /// Rows of the shuffled array that an order is measured beside: 16 bytes each.
 pub const PLAN_BASELINE_ROWS_MAX: u64 = 1 << 22;
 
-/// What is read of the end of a Parquet or Arrow file at first; more only where its footer is longer.
+/// What is read of the end of a Parquet or Arrow file at first; more only where its footer is
+/// longer.
 pub const FOOTER_FIRST_READ_BYTES: u64 = 64 << 10;
 /// Largest footer of a Parquet or Arrow file.
 pub const FOOTER_MAX_BYTES: u64 = 64 << 20;
 /// Deepest nesting of a schema.
 pub const SCHEMA_DEPTH_MAX: usize = 64;
-/// Names on the paths to all columns of a schema together: a flat schema may have so many columns, a nested one fewer.
+/// Names on the paths to all columns of a schema together: a flat schema may have so many columns,
+/// a nested one fewer.
 pub const SCHEMA_PATH_NAMES_MAX: u64 = 1_000_000;
 /// Column chunks of one Parquet file that is opened for reading.
 pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
@@ -156,7 +166,8 @@ pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
 pub const FILE_PIECES_MAX: usize = 16_000_000;
 /// What one block may hold once it is decoded.
 pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
-/// Blocks of formats that have none of their own (TFRecord, JSONL, tar) end at the row that reaches this.
+/// Blocks of formats that have none of their own (TFRecord, JSONL, tar) end at the row that reaches
+/// this.
 pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
 /// Rows in such a block.
 pub const BLOCK_TARGET_ROWS: u32 = 16_384;
@@ -175,7 +186,8 @@ pub const SIDE_FILE_MAX_BYTES: u64 = 1 << 30;
 pub const STREAM_CONNECTIONS_AUTO_MAX: u32 = 16;
 /// Connections of one stream that its receiver may ask for.
 pub const STREAM_CONNECTIONS_MAX: u32 = 256;
-/// What a node prepares and holds for one connection of a stream, unless the receiver says otherwise.
+/// What a node prepares and holds for one connection of a stream, unless the receiver says
+/// otherwise.
 pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
 pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
 pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;

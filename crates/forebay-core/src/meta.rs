@@ -37,8 +37,9 @@ pub struct ObjectMeta {
     pub attributes: Attributes,
 }
 
-/// 64 bits that stand for one version of one object's bytes: a hash of ETag and size, or of size and modification time where there
-/// is no ETag. Cache keys hold it, so bytes of two versions never meet.
+/// 64 bits that stand for one version of one object's bytes: a hash of ETag and size, or of size
+/// and modification time where there is no ETag. Cache keys hold it, so bytes of two versions never
+/// meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VersionId(pub u64);
 
@@ -60,7 +61,8 @@ impl ObjectMeta {
     }
 }
 
-/// How an answer came to be; the value of the `X-Cache` header and the label of the cache's counters.
+/// How an answer came to be; the value of the `X-Cache` header and the label of the cache's
+/// counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum CacheStatus {
@@ -68,7 +70,8 @@ pub enum CacheStatus {
     Hit,
     /// At least one byte came from the origin.
     Miss,
-    /// The origin said that the cached version is still current; every byte came from the local disk.
+    /// The origin said that the cached version is still current; every byte came from the local
+    /// disk.
     Revalidated,
     /// The cache was not asked: caching is off, or the request said so.
     Bypass,
@@ -97,9 +100,18 @@ mod tests {
             last_modified_ms: t,
             attributes: Attributes::default(),
         };
-        assert_eq!(m(Some("\"a\""), 1, 0).version(), m(Some("\"a\""), 1, 9).version());
-        assert_ne!(m(Some("\"a\""), 1, 0).version(), m(Some("\"a\""), 2, 0).version());
-        assert_ne!(m(Some("\"a\""), 1, 0).version(), m(Some("\"b\""), 1, 0).version());
+        assert_eq!(
+            m(Some("\"a\""), 1, 0).version(),
+            m(Some("\"a\""), 1, 9).version()
+        );
+        assert_ne!(
+            m(Some("\"a\""), 1, 0).version(),
+            m(Some("\"a\""), 2, 0).version()
+        );
+        assert_ne!(
+            m(Some("\"a\""), 1, 0).version(),
+            m(Some("\"b\""), 1, 0).version()
+        );
         assert_ne!(m(None, 1, 0).version(), m(None, 1, 1).version());
     }
 }

@@ -1,7 +1,7 @@
 //! Bucket and object names: what is accepted, and how it is shown.
 //!
-//! Invariant: an [`ObjectName`] that exists has passed [`validate_bucket`] and [`validate_key`], so no layer below checks again, and none can
-//! be led out of a bucket by `..` or to a file by NUL.
+//! Invariant: an [`ObjectName`] that exists has passed [`validate_bucket`] and [`validate_key`], so
+//! no layer below checks again, and none can be led out of a bucket by `..` or to a file by NUL.
 
 use crate::{Error, Result, limits};
 use std::{fmt, sync::Arc};
@@ -65,22 +65,38 @@ impl fmt::Debug for ObjectName {
 /// A bucket name: 2 to 63 characters of `a-z A-Z 0-9 . _ -`, beginning with a letter or digit.
 /// (S3's rule widened by what AIStore, GCS and Azure allow. `v1` is taken by the API.)
 pub fn validate_bucket(bucket: &str) -> Result<()> {
-    let ok_len = (limits::BUCKET_NAME_MIN_BYTES..=limits::BUCKET_NAME_MAX_BYTES).contains(&bucket.len());
-    let ok_chars = bucket.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
-    let ok_start = bucket.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+    let ok_len =
+        (limits::BUCKET_NAME_MIN_BYTES..=limits::BUCKET_NAME_MAX_BYTES).contains(&bucket.len());
+    let ok_chars = bucket
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    let ok_start = bucket
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_alphanumeric());
     if !(ok_len && ok_chars && ok_start) || bucket.contains("..") {
-        return Err(Error::invalid(format!("{:?} is not a bucket name", shorten(bucket)))
-            .hint("2 to 63 characters of a-z A-Z 0-9 . _ -, beginning with a letter or digit"));
+        return Err(
+            Error::invalid(format!("{:?} is not a bucket name", shorten(bucket)))
+                .hint("2 to 63 characters of a-z A-Z 0-9 . _ -, beginning with a letter or digit"),
+        );
     }
     if bucket == "v1" {
-        return Err(Error::invalid("\"v1\" is not a bucket name here: /v1/ is the path of the API"));
+        return Err(Error::invalid(
+            "\"v1\" is not a bucket name here: /v1/ is the path of the API",
+        ));
     }
     Ok(())
 }
 
-/// An object key: 1 to 1,024 bytes of UTF-8 without control characters, with no segment that is empty, `.` or `..`.
+/// An object key: 1 to 1,024 bytes of UTF-8 without control characters, with no segment that is
+/// empty, `.` or `..`.
 pub fn validate_key(key: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::invalid(format!("{:?} is not an object name: {why}", shorten(key))));
+    let bad = |why: &str| {
+        Err(Error::invalid(format!(
+            "{:?} is not an object name: {why}",
+            shorten(key)
+        )))
+    };
     if key.is_empty() {
         return bad("it is empty");
     }
@@ -114,10 +130,27 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        for ok in ["a/b.jpg", "ü/日本.txt", "a b", "%41", "a..b/c", &"x".repeat(1024)] {
+        for ok in [
+            "a/b.jpg",
+            "ü/日本.txt",
+            "a b",
+            "%41",
+            "a..b/c",
+            &"x".repeat(1024),
+        ] {
             assert!(ObjectName::new("bucket-1", ok).is_ok(), "{ok}");
         }
-        for bad in ["", "/a", "a//b", "../a", "a/./b", "a/..", "a\0b", "a\nb", &"x".repeat(1025)] {
+        for bad in [
+            "",
+            "/a",
+            "a//b",
+            "../a",
+            "a/./b",
+            "a/..",
+            "a\0b",
+            "a\nb",
+            &"x".repeat(1025),
+        ] {
             assert!(ObjectName::new("bucket-1", bad).is_err(), "{bad:?}");
         }
         for bad in ["", "a", "v1", "a..b", ".a", "a/b", "ü", &"x".repeat(64)] {
@@ -127,7 +160,10 @@ mod tests {
 
     #[test]
     fn hashes_do_not_change_between_releases() {
-        assert_eq!(hash_name("bucket", "a/b"), ObjectName::new("bucket", "a/b").unwrap().hash128());
+        assert_eq!(
+            hash_name("bucket", "a/b"),
+            ObjectName::new("bucket", "a/b").unwrap().hash128()
+        );
         assert_ne!(hash_name("bucket", "a/b"), hash_name("bucketa", "/b"));
     }
 }

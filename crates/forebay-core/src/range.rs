@@ -15,21 +15,30 @@ pub enum ByteRange {
 }
 
 impl ByteRange {
-    /// Parses one `Range` header with the unit `bytes`. `Ok(None)` means: ignore the header and answer with the whole object, as
-    /// RFC 9110 asks for other units and for syntax that is not understood.
+    /// Parses one `Range` header with the unit `bytes`. `Ok(None)` means: ignore the header and
+    /// answer with the whole object, as RFC 9110 asks for other units and for syntax that is not
+    /// understood.
     ///
     /// # Errors
     /// `Unsupported` for several ranges in one request.
     pub fn parse_header(value: &str) -> Result<Option<ByteRange>> {
-        let Some((unit, spec)) = value.trim().split_once('=') else { return Ok(None) };
+        let Some((unit, spec)) = value.trim().split_once('=') else {
+            return Ok(None);
+        };
         if !unit.eq_ignore_ascii_case("bytes") {
             return Ok(None);
         }
         if spec.contains(',') {
-            return Err(Error::unsupported("several ranges in one request").hint("send one request for each range"));
+            return Err(Error::unsupported("several ranges in one request")
+                .hint("send one request for each range"));
         }
-        let Some((first, last)) = spec.trim().split_once('-') else { return Ok(None) };
-        let number = |s: &str| (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse::<u64>().unwrap_or(u64::MAX));
+        let Some((first, last)) = spec.trim().split_once('-') else {
+            return Ok(None);
+        };
+        let number = |s: &str| {
+            (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit()))
+                .then(|| s.parse::<u64>().unwrap_or(u64::MAX))
+        };
         Ok(match (first.trim(), last.trim()) {
             ("", n) => number(n).map(ByteRange::Suffix),
             (a, "") => number(a).map(ByteRange::From),
@@ -45,10 +54,15 @@ impl ByteRange {
         match length {
             -1 => Ok(ByteRange::From(start)),
             1.. => {
-                let last = start.checked_add(length as u64 - 1).ok_or_else(|| Error::invalid("start + length is past 2^64"))?;
+                let last = start
+                    .checked_add(length as u64 - 1)
+                    .ok_or_else(|| Error::invalid("start + length is past 2^64"))?;
                 Ok(ByteRange::Inclusive(start, last))
             }
-            _ => Err(Error::invalid(format!("length {length} is not a number of bytes")).hint("1 or more, or -1 for the rest")),
+            _ => Err(
+                Error::invalid(format!("length {length} is not a number of bytes"))
+                    .hint("1 or more, or -1 for the rest"),
+            ),
         }
     }
 
@@ -63,7 +77,9 @@ impl ByteRange {
             ByteRange::Suffix(n) => size.saturating_sub(n)..size,
         };
         if resolved.start >= resolved.end {
-            return Err(Error::range_not_satisfiable(format!("bytes {self} of {size} bytes")));
+            return Err(Error::range_not_satisfiable(format!(
+                "bytes {self} of {size} bytes"
+            )));
         }
         Ok(resolved)
     }
@@ -85,12 +101,19 @@ mod tests {
 
     #[test]
     fn ranges_resolve_as_rfc_9110_says() {
-        let get = |h: &str, size| ByteRange::parse_header(h).unwrap().map(|r| r.resolve(size).ok());
+        let get = |h: &str, size| {
+            ByteRange::parse_header(h)
+                .unwrap()
+                .map(|r| r.resolve(size).ok())
+        };
         assert_eq!(get("bytes=0-0", 10), Some(Some(0..1)));
         assert_eq!(get("bytes=5-", 10), Some(Some(5..10)));
         assert_eq!(get("bytes=-3", 10), Some(Some(7..10)));
         assert_eq!(get("bytes=-30", 10), Some(Some(0..10)));
-        assert_eq!(get("bytes=8-99999999999999999999999", 10), Some(Some(8..10)));
+        assert_eq!(
+            get("bytes=8-99999999999999999999999", 10),
+            Some(Some(8..10))
+        );
         assert_eq!(get("bytes=10-", 10), Some(None));
         assert_eq!(get("bytes=-0", 10), Some(None));
         assert_eq!(get("bytes=0-", 0), Some(None));

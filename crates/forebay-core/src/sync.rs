@@ -1,9 +1,11 @@
 //! Locks that survive a fork, which a library inside somebody's Python process must.
 //!
-//! The standard library's locks are words of memory that the kernel waits on. `parking_lot` keeps its waiting threads in one table for the whole process; a fork
-//! copies that table with threads in it that the child does not have, whose memory the child's new threads then reuse: an engine that a forked DataLoader worker
-//! started ended in a segmentation fault now and then. So all that is ours locks with the standard library, through these thin wrappers: a panic while a lock is
-//! held does not poison it (what it guards is consistent between statements).
+//! The standard library's locks are words of memory that the kernel waits on. `parking_lot` keeps
+//! its waiting threads in one table for the whole process; a fork copies that table with threads in
+//! it that the child does not have, whose memory the child's new threads then reuse: an engine that
+//! a forked DataLoader worker started ended in a segmentation fault now and then. So all that is
+//! ours locks with the standard library, through these thin wrappers: a panic while a lock is held
+//! does not poison it (what it guards is consistent between statements).
 
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::{
@@ -45,7 +47,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Many readers or one writer. A thread that reads and asks to read again may wait for a writer that waits for it: see [`RwLock::try_read`].
+/// Many readers or one writer. A thread that reads and asks to read again may wait for a writer
+/// that waits for it: see [`RwLock::try_read`].
 #[derive(Debug, Default)]
 pub struct RwLock<T>(sync::RwLock<T>);
 
@@ -81,9 +84,17 @@ impl Condvar {
     }
 
     /// Waits until `ready`, or `until`; says whether it is ready.
-    pub fn wait_until<T>(&self, guard: MutexGuard<'_, T>, until: Instant, ready: impl Fn(&T) -> bool) -> bool {
+    pub fn wait_until<T>(
+        &self,
+        guard: MutexGuard<'_, T>,
+        until: Instant,
+        ready: impl Fn(&T) -> bool,
+    ) -> bool {
         let patience = until.saturating_duration_since(Instant::now());
-        let (guard, _) = held(self.0.wait_timeout_while(guard, patience, |value| !ready(value)));
+        let (guard, _) = held(
+            self.0
+                .wait_timeout_while(guard, patience, |value| !ready(value)),
+        );
         ready(&guard)
     }
 }

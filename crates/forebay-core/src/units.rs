@@ -3,7 +3,8 @@
 use crate::{Error, Result};
 use std::time::Duration;
 
-/// Parses a number of bytes. A bare number is bytes; K, M, G, T and KiB… are powers of 1024; KB… are powers of 1000.
+/// Parses a number of bytes. A bare number is bytes; K, M, G, T and KiB… are powers of 1024; KB…
+/// are powers of 1000.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let (number, unit) = split(text)?;
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
@@ -16,7 +17,10 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "mb" => 1e6,
         "gb" => 1e9,
         "tb" => 1e12,
-        _ => return Err(Error::invalid(format!("{text:?} is not a size")).hint("a number and a unit, as in 512MiB, 10GB or 1TiB")),
+        _ => {
+            return Err(Error::invalid(format!("{text:?} is not a size"))
+                .hint("a number and a unit, as in 512MiB, 10GB or 1TiB"));
+        }
     };
     let bytes = (number * factor).round();
     if bytes >= u64::MAX as f64 {
@@ -35,15 +39,23 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         "m" | "min" => 60.0,
         "h" => 3600.0,
         "d" => 86400.0,
-        _ => return Err(Error::invalid(format!("{text:?} is not a duration")).hint("a number and a unit, as in 30ms, 5s, 10m or 1h")),
+        _ => {
+            return Err(Error::invalid(format!("{text:?} is not a duration"))
+                .hint("a number and a unit, as in 30ms, 5s, 10m or 1h"));
+        }
     };
-    Duration::try_from_secs_f64(number * factor).map_err(|_| Error::invalid(format!("{text:?} is too long")))
+    Duration::try_from_secs_f64(number * factor)
+        .map_err(|_| Error::invalid(format!("{text:?} is too long")))
 }
 
 fn split(text: &str) -> Result<(f64, &str)> {
     let t = text.trim();
-    let at = t.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(t.len());
-    let number: f64 = t[..at].parse().map_err(|_| Error::invalid(format!("{text:?} does not begin with a number")))?;
+    let at = t
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(t.len());
+    let number: f64 = t[..at]
+        .parse()
+        .map_err(|_| Error::invalid(format!("{text:?} does not begin with a number")))?;
     Ok((number, t[at..].trim()))
 }
 
@@ -56,7 +68,11 @@ pub fn format_bytes(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
 }
 
 #[cfg(test)]
@@ -68,8 +84,14 @@ mod tests {
         assert_eq!(parse_bytes("1.5GiB").unwrap(), 3 << 29);
         assert_eq!(parse_bytes("10 GB").unwrap(), 10_000_000_000);
         assert_eq!(parse_bytes("42").unwrap(), 42);
-        assert!(parse_bytes("-1").is_err() && parse_bytes("1x").is_err() && parse_bytes("").is_err());
-        for large in ["18446744073709551616", "99999999999999999999", "9999999999TiB"] {
+        assert!(
+            parse_bytes("-1").is_err() && parse_bytes("1x").is_err() && parse_bytes("").is_err()
+        );
+        for large in [
+            "18446744073709551616",
+            "99999999999999999999",
+            "9999999999TiB",
+        ] {
             assert!(parse_bytes(large).is_err(), "{large}");
         }
         assert_eq!(parse_duration("30ms").unwrap(), Duration::from_millis(30));

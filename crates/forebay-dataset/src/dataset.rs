@@ -1,9 +1,11 @@
 //! One version of a dataset: its files, its blocks, and from a row's number to its place.
 //!
-//! Rows are numbered file after file and block after block. [`Dataset::locate`] is a binary search over files and one over blocks. Memory grows with files
-//! and blocks, never with rows, except for datasets of whole objects, where a file is a row.
+//! Rows are numbered file after file and block after block. [`Dataset::locate`] is a binary search
+//! over files and one over blocks. Memory grows with files and blocks, never with rows, except for
+//! datasets of whole objects, where a file is a row.
 //!
-//! Invariant: a dataset never changes, and its id stands for all of it: files, versions, blocks, options. Equal ids, equal rows.
+//! Invariant: a dataset never changes, and its id stands for all of it: files, versions, blocks,
+//! options. Equal ids, equal rows.
 
 use crate::{
     Format,
@@ -27,7 +29,8 @@ pub struct Located {
     pub block: u32,
     /// The row, counted within that block. Of whole objects, 0.
     pub row_in_block: u32,
-    /// The block, counted within the dataset, as plans count them. Of whole objects, a run of objects.
+    /// The block, counted within the dataset, as plans count them. Of whole objects, a run of
+    /// objects.
     pub global_block: u64,
 }
 
@@ -73,8 +76,16 @@ enum Places {
 
 impl Dataset {
     /// Of whole objects.
-    pub(crate) fn of_objects(files: FileTable, block_rows: Option<u32>, labels: Option<Labels>, options: String) -> Result<Self> {
-        let mut fields = vec![Field::new("key", DataType::Utf8, false), Field::new("data", DataType::Binary, false)];
+    pub(crate) fn of_objects(
+        files: FileTable,
+        block_rows: Option<u32>,
+        labels: Option<Labels>,
+        options: String,
+    ) -> Result<Self> {
+        let mut fields = vec![
+            Field::new("key", DataType::Utf8, false),
+            Field::new("data", DataType::Binary, false),
+        ];
         if let Some(labels) = &labels {
             fields.push(Field::new("label", labels.data_type(), true));
         }
@@ -82,12 +93,28 @@ impl Dataset {
         let block_rows = block_rows.unwrap_or_else(|| block_rows_for(files.total_bytes(), rows));
         let shape = Some(Shape::uniform(rows, u64::from(block_rows))?);
         let schema = Arc::new(Schema::new(fields));
-        Self::of_parts(Parts { format: Format::Objects, files, indexes: Vec::new(), shape, schema, labels, options })
+        Self::of_parts(Parts {
+            format: Format::Objects,
+            files,
+            indexes: Vec::new(),
+            shape,
+            schema,
+            labels,
+            options,
+        })
     }
 
     /// Of anything.
     pub(crate) fn of_parts(parts: Parts) -> Result<Self> {
-        let Parts { format, files, indexes, shape, schema, labels, options } = parts;
+        let Parts {
+            format,
+            files,
+            indexes,
+            shape,
+            schema,
+            labels,
+            options,
+        } = parts;
         let shape = match shape {
             Some(shape) => shape,
             None => Shape::from_blocks(indexes.iter().flat_map(|i| i.blocks().each_block_rows()))?,
@@ -95,7 +122,10 @@ impl Dataset {
         let places = if format == Format::Objects {
             Places::OnePerFile
         } else {
-            let (mut rows, mut blocks) = (Vec::with_capacity(files.len() + 1), Vec::with_capacity(files.len() + 1));
+            let (mut rows, mut blocks) = (
+                Vec::with_capacity(files.len() + 1),
+                Vec::with_capacity(files.len() + 1),
+            );
             let (mut row, mut block) = (0, 0);
             for index in &indexes {
                 rows.push(row);
@@ -148,10 +178,27 @@ impl Dataset {
         };
         let of_indexes: usize = indexes.iter().map(|i| i.memory_bytes() + 24).sum();
         let of_labels = labels.as_ref().map_or(0, Labels::memory_bytes);
-        let memory_bytes = files.memory_bytes() + starts + shape.runs().count() as u64 * 24 + of_indexes as u64 + of_labels + 4096;
+        let memory_bytes = files.memory_bytes()
+            + starts
+            + shape.runs().count() as u64 * 24
+            + of_indexes as u64
+            + of_labels
+            + 4096;
         let in_common = in_common(&files);
         let shape = Arc::new(shape);
-        Ok(Self { id, format, files, indexes, places, shape, schema, labels, options, in_common, memory_bytes })
+        Ok(Self {
+            id,
+            format,
+            files,
+            indexes,
+            places,
+            shape,
+            schema,
+            labels,
+            options,
+            in_common,
+            memory_bytes,
+        })
     }
 
     /// 32 hexadecimal digits that stand for all of it.
@@ -223,12 +270,24 @@ impl Dataset {
     /// `RangeNotSatisfiable` if there is no such row.
     pub fn locate(&self, row: u64) -> Result<Located> {
         if row >= self.rows() {
-            return Err(Error::range_not_satisfiable(format!("row {row} of a dataset of {} rows", self.rows()))
-                .hint("rows are numbered from 0; another version of the dataset may have another number of them"));
+            return Err(Error::range_not_satisfiable(format!(
+                "row {row} of a dataset of {} \
+                rows",
+                self.rows()
+            ))
+            .hint(
+                "rows are numbered from 0; another version of the dataset may have another \
+                    number of them",
+            ));
         }
         let global_block = self.shape.block_of(row);
         Ok(match &self.places {
-            Places::OnePerFile => Located { file: row as u32, block: 0, row_in_block: 0, global_block },
+            Places::OnePerFile => Located {
+                file: row as u32,
+                block: 0,
+                row_in_block: 0,
+                global_block,
+            },
             Places::Starts { rows, blocks } => {
                 // Of files that begin at the same row, all but the last are empty.
                 let file = rows.partition_point(|&first| first <= row) - 1;
@@ -242,7 +301,8 @@ impl Dataset {
         })
     }
 
-    /// The label of a file, where the dataset has labels; its column says whether labels are numbers.
+    /// The label of a file, where the dataset has labels; its column says whether labels are
+    /// numbers.
     pub fn label(&self, file: usize) -> Option<&str> {
         self.labels.as_ref()?.of(&self.files, file)
     }
@@ -256,7 +316,8 @@ impl Dataset {
         &self.options
     }
 
-    /// Files that follow one another in one bucket, with the length of what their keys have in common.
+    /// Files that follow one another in one bucket, with the length of what their keys have in
+    /// common.
     pub(crate) fn in_common(&self) -> &[(Range<usize>, usize)] {
         &self.in_common
     }
@@ -281,8 +342,8 @@ impl std::fmt::Debug for Dataset {
     }
 }
 
-/// Rows that take about [`DATASET_BLOCK_BYTES`](forebay_core::limits::DATASET_BLOCK_BYTES), as a power of two, so that small changes of the average do
-/// not change the blocks.
+/// Rows that take about [`DATASET_BLOCK_BYTES`](forebay_core::limits::DATASET_BLOCK_BYTES), as a
+/// power of two, so that small changes of the average do not change the blocks.
 pub(crate) fn block_rows_for(bytes: u64, rows: u64) -> u32 {
     use forebay_core::limits::{DATASET_BLOCK_BYTES, DATASET_BLOCK_ROWS_MAX};
     let fit = DATASET_BLOCK_BYTES / (bytes / rows.max(1)).max(1);

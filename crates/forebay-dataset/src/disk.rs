@@ -1,10 +1,13 @@
 //! Indexes of datasets on the node's disk: small files that check themselves, within a bound.
 //!
-//! A file is one dataset as one spec opened it, named `<spec>-<id>-<opened>.fbds`: what a spec was last opened as, and where an id is, is told by names alone. A file is
-//! written under another name and then renamed; one that is torn or damaged fails its checksum and is removed, and the dataset is indexed anew. The
-//! modification time is that of the last use; what was not used longest goes first.
+//! A file is one dataset as one spec opened it, named `<spec>-<id>-<opened>.fbds`: what a spec was
+//! last opened as, and where an id is, is told by names alone. A file is written under another name
+//! and then renamed; one that is torn or damaged fails its checksum and is removed, and the dataset
+//! is indexed anew. The modification time is that of the last use; what was not used longest goes
+//! first.
 //!
-//! Invariant: the files take at most what they may, and are at most so many; what is read back equals what was written.
+//! Invariant: the files take at most what they may, and are at most so many; what is read back
+//! equals what was written.
 
 use crate::{
     Dataset, Format,
@@ -53,15 +56,24 @@ struct Kept {
 impl Disk {
     /// Makes the directory if need be, and removes what an earlier process left half written.
     pub(crate) fn open(dir: PathBuf, most_bytes: u64) -> Result<Self> {
-        let failed =
-            |e: std::io::Error| Error::internal(format!("the directory of datasets {} cannot be used: {e}", dir.display())).source(e);
+        let failed = |e: std::io::Error| {
+            Error::internal(format!(
+                "the directory of datasets {} cannot be used: {e}",
+                dir.display()
+            ))
+            .source(e)
+        };
         fs::create_dir_all(&dir).map_err(failed)?;
         for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(".tmp-") {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        let disk = Self { dir, most_bytes, names: AtomicU64::new(0) };
+        let disk = Self {
+            dir,
+            most_bytes,
+            names: AtomicU64::new(0),
+        };
         disk.prune(0);
         Ok(disk)
     }
@@ -69,15 +81,23 @@ impl Disk {
     /// The dataset that a spec was last opened as.
     pub(crate) fn by_spec(&self, spec: u128) -> Option<Dataset> {
         let spec = spec_name(spec);
-        let latest = self.kept().into_iter().filter(|k| k.spec == spec).max_by_key(|k| k.opened)?;
+        let latest = self
+            .kept()
+            .into_iter()
+            .filter(|k| k.spec == spec)
+            .max_by_key(|k| k.opened)?;
         self.load(&latest)
     }
 
     pub(crate) fn by_id(&self, id: &str) -> Option<Dataset> {
-        self.kept().into_iter().filter(|k| k.id == id).find_map(|k| self.load(&k))
+        self.kept()
+            .into_iter()
+            .filter(|k| k.id == id)
+            .find_map(|k| self.load(&k))
     }
 
-    /// Keeps a dataset. What the spec was opened as before goes on being found by its id, until it is the oldest.
+    /// Keeps a dataset. What the spec was opened as before goes on being found by its id, until it
+    /// is the oldest.
     ///
     /// # Errors
     /// Of the disk.
@@ -85,8 +105,14 @@ impl Disk {
         let spec = spec_name(spec);
         let kept: Vec<Kept> = self.kept().into_iter().filter(|k| k.spec == spec).collect();
         let latest = kept.iter().map(|k| k.opened).max().unwrap_or(0);
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-        let path = self.dir.join(format!("{spec}-{}-{}.{EXTENSION}", dataset.id(), now.max(latest + 1)));
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos() as u64);
+        let path = self.dir.join(format!(
+            "{spec}-{}-{}.{EXTENSION}",
+            dataset.id(),
+            now.max(latest + 1)
+        ));
         if let Some(same) = kept.iter().find(|k| k.id == dataset.id()) {
             touch(&same.path);
             if same.opened == latest || fs::rename(&same.path, &path).is_ok() {
@@ -98,7 +124,11 @@ impl Disk {
             return Ok(());
         }
         self.prune(bytes.len() as u64);
-        let temporary = self.dir.join(format!(".tmp-{}-{}", std::process::id(), self.names.fetch_add(1, Relaxed)));
+        let temporary = self.dir.join(format!(
+            ".tmp-{}-{}",
+            std::process::id(),
+            self.names.fetch_add(1, Relaxed)
+        ));
         let written = (|| {
             let mut file = fs::File::create(&temporary)?;
             file.write_all(&bytes)?;
@@ -107,7 +137,11 @@ impl Disk {
         })();
         written.map_err(|e| {
             let _ = fs::remove_file(&temporary);
-            Error::internal(format!("the index of a dataset cannot be written to {}: {e}", self.dir.display())).source(e)
+            Error::internal(format!(
+                "the index of a dataset cannot be written to {}: {e}",
+                self.dir.display()
+            ))
+            .source(e)
         })
     }
 
@@ -118,16 +152,19 @@ impl Disk {
     }
 
     fn load(&self, kept: &Kept) -> Option<Dataset> {
-        let decoded = fs::read(&kept.path).ok().and_then(|bytes| match decode(&bytes) {
-            Ok(dataset) if dataset.id() == kept.id => Some(dataset),
-            _ => None,
-        });
+        let decoded = fs::read(&kept.path)
+            .ok()
+            .and_then(|bytes| match decode(&bytes) {
+                Ok(dataset) if dataset.id() == kept.id => Some(dataset),
+                _ => None,
+            });
         match &decoded {
             Some(_) => {
                 touch(&kept.path);
             }
             None => {
-                tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, and will be made anew");
+                tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, \
+                    and will be made anew");
                 let _ = fs::remove_file(&kept.path);
             }
         }
@@ -139,7 +176,10 @@ impl Disk {
         entries
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let (spec, rest) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('-')?;
+                let (spec, rest) = name
+                    .strip_suffix(EXTENSION)?
+                    .strip_suffix('.')?
+                    .split_once('-')?;
                 let (id, opened) = rest.split_once('-')?;
                 let meta = entry.metadata().ok()?;
                 Some(Kept {
@@ -172,9 +212,13 @@ impl Disk {
     }
 }
 
-/// The time of a file tells when it was used; a disk that refuses costs the order of eviction, nothing else.
+/// The time of a file tells when it was used; a disk that refuses costs the order of eviction,
+/// nothing else.
 fn touch(path: &Path) {
-    let _ = fs::File::options().append(true).open(path).and_then(|f| f.set_modified(SystemTime::now()));
+    let _ = fs::File::options()
+        .append(true)
+        .open(path)
+        .and_then(|f| f.set_modified(SystemTime::now()));
 }
 
 fn spec_name(spec: u128) -> String {
@@ -224,7 +268,9 @@ fn decode(bytes: &[u8]) -> Result<Dataset> {
         return Err(damaged());
     }
     let body = body.strip_prefix(MAGIC).ok_or_else(damaged)?;
-    Decoder { bytes: body }.dataset().unwrap_or_else(|| Err(damaged()))
+    Decoder { bytes: body }
+        .dataset()
+        .unwrap_or_else(|| Err(damaged()))
 }
 
 /// Variable-length numbers: seven bits in each byte, the lowest first.
@@ -287,14 +333,26 @@ impl<'a> Decoder<'a> {
         if format != Format::Objects {
             indexes.reserve(files.len());
             for _ in 0..files.len() {
-                indexes.push(Arc::new(FileIndex::decode(self.take()?, schema.clone()).ok()?));
+                indexes.push(Arc::new(
+                    FileIndex::decode(self.take()?, schema.clone()).ok()?,
+                ));
             }
         }
         let labels = match self.byte()? {
             0 => None,
             _ => Some(Labels::decode(self, files.len())?),
         };
-        self.bytes.is_empty().then(|| Dataset::of_parts(Parts { format, files, indexes, shape: Some(shape), schema, labels, options }))
+        self.bytes.is_empty().then(|| {
+            Dataset::of_parts(Parts {
+                format,
+                files,
+                indexes,
+                shape: Some(shape),
+                schema,
+                labels,
+                options,
+            })
+        })
     }
 
     fn files(&mut self) -> Option<FileTable> {
@@ -310,7 +368,14 @@ impl<'a> Decoder<'a> {
                 let name = ObjectName::new(bucket.clone(), self.text()?).ok()?;
                 let size = self.number()?;
                 let (etag, last_modified_ms) = crate::table::parse_tag(self.take()?);
-                builder.push(&FileRef { name, size, etag, last_modified_ms }).ok()?;
+                builder
+                    .push(&FileRef {
+                        name,
+                        size,
+                        etag,
+                        last_modified_ms,
+                    })
+                    .ok()?;
             }
         }
         (builder.len() == count).then(|| builder.finish())
@@ -325,7 +390,14 @@ mod tests {
         let mut files = FileTableBuilder::default();
         for i in 0..100 {
             let name = ObjectName::new("bk", format!("{n}/{i}")).unwrap();
-            files.push(&FileRef { name, size: n, etag: Some(format!("\"{i}\"")), last_modified_ms: 0 }).unwrap();
+            files
+                .push(&FileRef {
+                    name,
+                    size: n,
+                    etag: Some(format!("\"{i}\"")),
+                    last_modified_ms: 0,
+                })
+                .unwrap();
         }
         Dataset::of_objects(files.finish(), Some(7), Some(Labels::Path(1)), "{}".into()).unwrap()
     }

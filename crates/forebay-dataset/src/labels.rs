@@ -21,16 +21,30 @@ pub(crate) enum Labels {
     /// A part of the key, counted from its end.
     Path(u32),
     /// For each file the number of its label, and the labels.
-    Table { of: Vec<u32>, names: Vec<Box<str>>, numbers: bool },
+    Table {
+        of: Vec<u32>,
+        names: Vec<Box<str>>,
+        numbers: bool,
+    },
 }
 
 impl Labels {
     /// What a spec asks for.
-    pub(crate) async fn of_spec(engine: &Engine, source: Option<&LabelSource>, files: &FileTable) -> Result<Option<Self>> {
+    pub(crate) async fn of_spec(
+        engine: &Engine,
+        source: Option<&LabelSource>,
+        files: &FileTable,
+    ) -> Result<Option<Self>> {
         let (name, columns) = match source {
             None => return Ok(None),
             Some(LabelSource::Path { level }) => return Ok(Some(Labels::Path(*level))),
-            Some(LabelSource::File { name, key, label }) => (object(name)?, LabelColumns { name: key.clone(), label: label.clone() }),
+            Some(LabelSource::File { name, key, label }) => (
+                object(name)?,
+                LabelColumns {
+                    name: key.clone(),
+                    label: label.clone(),
+                },
+            ),
         };
         let bytes = read_whole(engine, &name, limits::SIDE_FILE_MAX_BYTES).await?;
         let table = File::parse(name.key(), &bytes, &columns)?;
@@ -45,12 +59,22 @@ impl Labels {
             }));
         }
         if !of.is_empty() && of.iter().all(|&n| n == NONE) {
-            return Err(Error::invalid(format!("labels {name}: none of its {} names is that of a file here", table.len())).hint(format!(
-                "the files are named like {:?}; a name may be the whole key, or its end from a slash on",
+            return Err(Error::invalid(format!(
+                "labels {name}: none of its {} names is that of a \
+                file here",
+                table.len()
+            ))
+            .hint(format!(
+                "the files are named like {:?}; a name may be the whole key, or its end from a \
+                 slash on",
                 shorten(files.key(0))
             )));
         }
-        Ok(Some(Labels::Table { of, names, numbers: table.are_numbers() }))
+        Ok(Some(Labels::Table {
+            of,
+            names,
+            numbers: table.are_numbers(),
+        }))
     }
 
     pub(crate) fn of<'a>(&'a self, files: &'a FileTable, file: usize) -> Option<&'a str> {
@@ -93,7 +117,8 @@ impl Labels {
                 put(out, 1 + u64::from(*numbers));
                 put(out, names.len() as u64);
                 names.iter().for_each(|n| put_bytes(out, n.as_bytes()));
-                of.iter().for_each(|&n| put(out, u64::from(n.wrapping_add(1))));
+                of.iter()
+                    .for_each(|&n| put(out, u64::from(n.wrapping_add(1))));
             }
         }
     }
@@ -122,15 +147,18 @@ impl Labels {
     pub(crate) fn memory_bytes(&self) -> u64 {
         match self {
             Labels::Path(_) => 0,
-            Labels::Table { of, names, .. } => (of.capacity() * 4 + names.iter().map(|n| n.len() + 16).sum::<usize>()) as u64,
+            Labels::Table { of, names, .. } => {
+                (of.capacity() * 4 + names.iter().map(|n| n.len() + 16).sum::<usize>()) as u64
+            }
         }
     }
 }
 
 fn object(name: &str) -> Result<ObjectName> {
     let text = name.strip_prefix("s3://").unwrap_or(name);
-    let (bucket, key) = text
-        .split_once('/')
-        .ok_or_else(|| Error::invalid(format!("labels.name {:?} names no object", shorten(name))).hint("bucket/key"))?;
+    let (bucket, key) = text.split_once('/').ok_or_else(|| {
+        Error::invalid(format!("labels.name {:?} names no object", shorten(name)))
+            .hint("bucket/key")
+    })?;
     ObjectName::new(bucket, key)
 }

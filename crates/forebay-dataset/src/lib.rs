@@ -1,9 +1,11 @@
 //! Datasets: which rows there are, where each lies, and how they are read.
 //!
-//! A [`DatasetSpec`] names files by patterns; [`Datasets::open`] lists them, reads what each says of itself (footers, headers, directories; never the
-//! data), and answers with a [`Dataset`]: an immutable table of files and blocks in which a row number leads to its file, block and place
-//! ([`Dataset::locate`], two binary searches). A dataset's id is made of what it was built from, names and versions included, so a file that changes
-//! makes another dataset and never changes one that is in use.
+//! A [`DatasetSpec`] names files by patterns; [`Datasets::open`] lists them, reads what each says
+//! of itself (footers, headers, directories; never the data), and answers with a [`Dataset`]: an
+//! immutable table of files and blocks in which a row number leads to its file, block and place
+//! ([`Dataset::locate`], two binary searches). A dataset's id is made of what it was built from,
+//! names and versions included, so a file that changes makes another dataset and never changes one
+//! that is in use.
 //!
 //! Start reading at `registry.rs` (what opening does, in order), then `dataset.rs`.
 
@@ -32,7 +34,9 @@ pub use forebay_format::tabular::{FileIndex, Format};
 pub use manifest::ManifestLines;
 pub use progress::{Progress, ProgressNow};
 pub use registry::{Datasets, DatasetsConfig, Opened};
-pub use rows::{Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares};
+pub use rows::{
+    Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,
+};
 pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged};
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};

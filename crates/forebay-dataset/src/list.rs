@@ -1,11 +1,16 @@
-//! From what is wanted to files with sizes and versions, with few and parallel questions to the origin.
+//! From what is wanted to files with sizes and versions, with few and parallel questions to the
+//! origin.
 //!
-//! - A pattern lists its prefix. Where an earlier opening knows the names, the listing is cut at them into segments of a page each, and all are asked
-//!   for at once: a page takes a round trip, and ten thousand names take ten.
-//! - Exact names that lie close together are looked up in pages of a listing too; the others are asked for one by one.
-//! - A manifest is read. Files that it gives with size and version are taken at its word: reads are conditional on it, so a wrong word is an error then.
+//! - A pattern lists its prefix. Where an earlier opening knows the names, the listing is cut at
+//!   them into segments of a page each, and all are asked for at once: a page takes a round trip,
+//!   and ten thousand names take ten.
+//! - Exact names that lie close together are looked up in pages of a listing too; the others are
+//!   asked for one by one.
+//! - A manifest is read. Files that it gives with size and version are taken at its word: reads are
+//!   conditional on it, so a wrong word is an error then.
 //!
-//! Invariant: the answer is in the order of the sources, within a pattern by name, and holds no name twice.
+//! Invariant: the answer is in the order of the sources, within a pattern by name, and holds no
+//! name twice.
 
 use crate::{
     Format,
@@ -45,19 +50,30 @@ pub(crate) struct Unreadable {
 }
 
 /// Lists what is wanted. `known` are the files of an earlier opening of the same spec.
-pub(crate) async fn list(engine: &Engine, wanted: Vec<Wanted>, known: Option<&FileTable>, progress: &Progress) -> Result<Listed> {
+pub(crate) async fn list(
+    engine: &Engine,
+    wanted: Vec<Wanted>,
+    known: Option<&FileTable>,
+    progress: &Progress,
+) -> Result<Listed> {
     let mut out = Collected::new(wanted.len() > 1);
     let mut wanted = wanted.into_iter().peekable();
     while let Some(next) = wanted.next() {
         match next {
-            Wanted::Pattern { bucket, prefix, globs } => {
+            Wanted::Pattern {
+                bucket,
+                prefix,
+                globs,
+            } => {
                 let begin = out.files.len();
                 list_pattern(engine, &bucket, &prefix, &globs, known, progress, &mut out).await?;
                 out.by_pattern.push(begin..out.files.len());
             }
             Wanted::Exact(bucket, key) => {
                 let mut names = vec![ObjectName::new(bucket, key)?];
-                while let Some(Wanted::Exact(bucket, key)) = wanted.next_if(|w| matches!(w, Wanted::Exact(..))) {
+                while let Some(Wanted::Exact(bucket, key)) =
+                    wanted.next_if(|w| matches!(w, Wanted::Exact(..)))
+                {
                     names.push(ObjectName::new(bucket, key)?);
                 }
                 for file in look_up(engine, names, progress).await? {
@@ -79,17 +95,26 @@ pub(crate) async fn list(engine: &Engine, wanted: Vec<Wanted>, known: Option<&Fi
                         }
                     }
                 }
-                let mut found =
-                    look_up(engine, unknown, progress).await.map_err(|e| e.context(format_args!("manifest {name}")))?.into_iter();
+                let mut found = look_up(engine, unknown, progress)
+                    .await
+                    .map_err(|e| e.context(format_args!("manifest {name}")))?
+                    .into_iter();
                 for file in files {
-                    let file = file.or_else(|| found.next()).ok_or_else(|| Error::internal("a name of the manifest was lost"))?;
+                    let file = file
+                        .or_else(|| found.next())
+                        .ok_or_else(|| Error::internal("a name of the manifest was lost"))?;
                     out.push(file)?;
                 }
             }
         }
         progress.listed(out.files.len());
     }
-    Ok(Listed { files: out.files.finish(), by_pattern: out.by_pattern, unreadable: out.unreadable, format: out.format })
+    Ok(Listed {
+        files: out.files.finish(),
+        by_pattern: out.by_pattern,
+        unreadable: out.unreadable,
+        format: out.format,
+    })
 }
 
 struct Collected {
@@ -115,7 +140,11 @@ impl Collected {
     /// The first time that a name comes is its place.
     fn push(&mut self, file: FileRef) -> Result<()> {
         let seen = self.seen.get_or_insert_default();
-        if seen.insert(file.name.hash128()) { self.files.push(&file) } else { Ok(()) }
+        if seen.insert(file.name.hash128()) {
+            self.files.push(&file)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -137,7 +166,8 @@ async fn list_pattern(
     while let Some((table, unreadable)) = segments.try_next().await? {
         out.unreadable.count += unreadable.count;
         out.unreadable.first = out.unreadable.first.take().or(unreadable.first);
-        sorted &= table.is_empty() || (*table.key(0) > *last && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
+        sorted &= table.is_empty()
+            || (*table.key(0) > *last && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
         if let Some(end) = table.len().checked_sub(1) {
             last = table.key(end).to_owned();
         }
@@ -147,7 +177,11 @@ async fn list_pattern(
         let single = out.seen.is_none();
         for file in tables.iter().flat_map(FileTable::iter) {
             // One listing in order has no name twice.
-            if single { out.files.push(&file)? } else { out.push(file)? }
+            if single {
+                out.files.push(&file)?
+            } else {
+                out.push(file)?
+            }
         }
     } else {
         let mut files: Vec<FileRef> = tables.iter().flat_map(FileTable::iter).collect();
@@ -159,11 +193,20 @@ async fn list_pattern(
     Ok(())
 }
 
-/// Where pages of a listing begin and end, as far as an earlier opening tells: after one name, up to and with another.
-fn segments(bucket: &str, prefix: &str, known: Option<&FileTable>) -> Vec<(Option<String>, Option<String>)> {
+/// Where pages of a listing begin and end, as far as an earlier opening tells: after one name, up
+/// to and with another.
+fn segments(
+    bucket: &str,
+    prefix: &str,
+    known: Option<&FileTable>,
+) -> Vec<(Option<String>, Option<String>)> {
     let mut keys: Vec<&str> = known
         .into_iter()
-        .flat_map(|t| t.by_bucket().filter(|(b, _)| *b == bucket).flat_map(|(_, files)| files.map(|i| t.key(i))))
+        .flat_map(|t| {
+            t.by_bucket()
+                .filter(|(b, _)| *b == bucket)
+                .flat_map(|(_, files)| files.map(|i| t.key(i)))
+        })
         .filter(|k| k.starts_with(prefix))
         .collect();
     keys.sort_unstable();
@@ -196,12 +239,17 @@ async fn list_segment(
         ..ListRequest::default()
     };
     loop {
-        let page =
-            engine.list(bucket, request.clone()).await.map_err(|e| e.context(format_args!("listing {bucket}/{}", shorten(prefix))))?;
+        let page = engine
+            .list(bucket, request.clone())
+            .await
+            .map_err(|e| e.context(format_args!("listing {bucket}/{}", shorten(prefix))))?;
         progress.pages(1);
-        let ends = until.as_ref().is_some_and(|u| page.entries.last().is_some_and(|e| e.key >= *u));
+        let ends = until
+            .as_ref()
+            .is_some_and(|u| page.entries.last().is_some_and(|e| e.key >= *u));
         for entry in page.entries {
-            let outside = after.as_ref().is_some_and(|a| entry.key <= *a) || until.as_ref().is_some_and(|u| entry.key > *u);
+            let outside = after.as_ref().is_some_and(|a| entry.key <= *a)
+                || until.as_ref().is_some_and(|u| entry.key > *u);
             // What ends in a slash is a folder that some program marked so.
             if outside || entry.key.ends_with('/') || !globs.matches(&entry.key) {
                 continue;
@@ -210,12 +258,18 @@ async fn list_segment(
                 Ok(name) => files.push(&FileRef {
                     name,
                     size: entry.size,
-                    last_modified_ms: if entry.etag.is_some() { 0 } else { entry.last_modified_ms },
+                    last_modified_ms: if entry.etag.is_some() {
+                        0
+                    } else {
+                        entry.last_modified_ms
+                    },
                     etag: entry.etag,
                 })?,
                 Err(_) => {
                     unreadable.count += 1;
-                    unreadable.first.get_or_insert_with(|| format!("{bucket}/{}", entry.key));
+                    unreadable
+                        .first
+                        .get_or_insert_with(|| format!("{bucket}/{}", entry.key));
                 }
             }
         }
@@ -230,7 +284,11 @@ async fn list_segment(
 ///
 /// # Errors
 /// `NotFound` with those that are not there.
-async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -> Result<Vec<FileRef>> {
+async fn look_up(
+    engine: &Engine,
+    names: Vec<ObjectName>,
+    progress: &Progress,
+) -> Result<Vec<FileRef>> {
     let mut order: Vec<usize> = (0..names.len()).collect();
     order.sort_by(|&a, &b| names[a].cmp(&names[b]));
     let names = &names;
@@ -238,13 +296,20 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
     let mut chunks: Vec<Vec<usize>> = Vec::new();
     for i in order {
         match chunks.last_mut() {
-            Some(c) if c.len() < limits::LIST_PAGE_MAX_KEYS && names[c[0]].bucket() == names[i].bucket() => c.push(i),
+            Some(c)
+                if c.len() < limits::LIST_PAGE_MAX_KEYS
+                    && names[c[0]].bucket() == names[i].bucket() =>
+            {
+                c.push(i)
+            }
             _ => chunks.push(vec![i]),
         }
     }
     let mut found: Vec<Option<FileRef>> = vec![None; names.len()];
     let mut one_by_one = Vec::new();
-    let mut pages = stream::iter(chunks).map(|chunk| in_pages(engine, names, chunk)).buffer_unordered(limits::DATASET_LIST_PAGES);
+    let mut pages = stream::iter(chunks)
+        .map(|chunk| in_pages(engine, names, chunk))
+        .buffer_unordered(limits::DATASET_LIST_PAGES);
     while let Some((here, rest)) = pages.try_next().await? {
         for (i, file) in here {
             found[i] = Some(file);
@@ -252,8 +317,9 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
         one_by_one.extend(rest);
         progress.listed(found.iter().flatten().count());
     }
-    let mut heads =
-        stream::iter(one_by_one).map(|i| async move { (i, head(engine, &names[i]).await) }).buffer_unordered(limits::DATASET_OPEN_FILES);
+    let mut heads = stream::iter(one_by_one)
+        .map(|i| async move { (i, head(engine, &names[i]).await) })
+        .buffer_unordered(limits::DATASET_OPEN_FILES);
     let mut missing: Vec<(&ObjectName, Error)> = Vec::new();
     let mut missing_count = 0;
     while let Some((i, file)) = heads.next().await {
@@ -272,7 +338,11 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
         missing.sort_by(|a, b| a.0.cmp(b.0));
         let told: Vec<String> = missing.iter().map(|(n, _)| n.to_string()).collect();
         let more = missing_count - told.len();
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
         return Err(Error::not_found(format!(
             "of {} files that are named {missing_count} are not there: {}{more}",
             names.len(),
@@ -283,22 +353,49 @@ async fn look_up(engine: &Engine, names: Vec<ObjectName>, progress: &Progress) -
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Looks names of one bucket, in order, up in pages of a listing. What that does not decide is left over.
-async fn in_pages(engine: &Engine, names: &[ObjectName], chunk: Vec<usize>) -> Result<(Vec<(usize, FileRef)>, Vec<usize>)> {
+/// Looks names of one bucket, in order, up in pages of a listing. What that does not decide is left
+/// over.
+async fn in_pages(
+    engine: &Engine,
+    names: &[ObjectName],
+    chunk: Vec<usize>,
+) -> Result<(Vec<(usize, FileRef)>, Vec<usize>)> {
     let (mut found, mut rest) = (Vec::new(), chunk.as_slice());
     let key = |i: usize| names[i].key();
     while rest.len() >= EXACT_LISTED_FROM {
         let (first, last) = (key(rest[0]), key(rest[rest.len() - 1]));
-        let same = first.char_indices().zip(last.chars()).take_while(|((_, a), b)| a == b).map(|((at, a), _)| at + a.len_utf8()).last();
+        let same = first
+            .char_indices()
+            .zip(last.chars())
+            .take_while(|((_, a), b)| a == b)
+            .map(|((at, a), _)| at + a.len_utf8())
+            .last();
         let prefix = first[..same.unwrap_or(0)].to_owned();
-        // The greatest text before this name that is easily had: the name without its last character.
-        let start_after = first.char_indices().next_back().map(|(at, _)| first[..at].to_owned()).filter(|s| !s.is_empty());
-        let request = ListRequest { prefix, start_after, max_keys: limits::LIST_PAGE_MAX_KEYS, ..ListRequest::default() };
+        // The greatest text before this name that is easily had: the name without its last
+        // character.
+        let start_after = first
+            .char_indices()
+            .next_back()
+            .map(|(at, _)| first[..at].to_owned())
+            .filter(|s| !s.is_empty());
+        let request = ListRequest {
+            prefix,
+            start_after,
+            max_keys: limits::LIST_PAGE_MAX_KEYS,
+            ..ListRequest::default()
+        };
         let bucket = names[rest[0]].bucket();
         let page = match engine.list(bucket, request).await {
             Ok(page) => page,
             // Who may read and not list has to ask one by one.
-            Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => break,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::Unsupported
+                ) =>
+            {
+                break;
+            }
             Err(e) => return Err(e),
         };
         let (before, mut at) = (found.len(), 0);
@@ -320,7 +417,11 @@ async fn in_pages(engine: &Engine, names: &[ObjectName], chunk: Vec<usize>) -> R
                     FileRef {
                         name: names[i].clone(),
                         size: e.size,
-                        last_modified_ms: if e.etag.is_some() { 0 } else { e.last_modified_ms },
+                        last_modified_ms: if e.etag.is_some() {
+                            0
+                        } else {
+                            e.last_modified_ms
+                        },
                         etag: e.etag.clone(),
                     },
                 )),
@@ -340,7 +441,24 @@ async fn in_pages(engine: &Engine, names: &[ObjectName], chunk: Vec<usize>) -> R
 
 /// One file, as the origin has it now.
 pub(crate) async fn head(engine: &Engine, name: &ObjectName) -> Result<FileRef> {
-    let head = engine.head(name, &ReadOptions { bypass: true, ..ReadOptions::default() }).await?;
-    let last_modified_ms = if head.meta.etag.is_some() { 0 } else { head.meta.last_modified_ms };
-    Ok(FileRef { name: name.clone(), size: head.meta.size, etag: head.meta.etag.clone(), last_modified_ms })
+    let head = engine
+        .head(
+            name,
+            &ReadOptions {
+                bypass: true,
+                ..ReadOptions::default()
+            },
+        )
+        .await?;
+    let last_modified_ms = if head.meta.etag.is_some() {
+        0
+    } else {
+        head.meta.last_modified_ms
+    };
+    Ok(FileRef {
+        name: name.clone(),
+        size: head.meta.size,
+        etag: head.meta.etag.clone(),
+        last_modified_ms,
+    })
 }

@@ -1,7 +1,9 @@
-//! Manifests: the files of a dataset as an object of lines, written once and read instead of listing.
+//! Manifests: the files of a dataset as an object of lines, written once and read instead of
+//! listing.
 //!
-//! A line is `bucket/key`, or JSON: `{"name": "bucket/key", "size": …, "etag": …}`. With size and version nothing is asked of the origin. The first line
-//! of a manifest that is written here says what it is; lines that are empty or begin with `#` are passed over.
+//! A line is `bucket/key`, or JSON: `{"name": "bucket/key", "size": …, "etag": …}`. With size and
+//! version nothing is asked of the origin. The first line of a manifest that is written here says
+//! what it is; lines that are empty or begin with `#` are passed over.
 
 use crate::{Dataset, Format, table::FileRef};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
@@ -60,7 +62,10 @@ pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Lines> {
 pub(crate) async fn read_whole(engine: &Engine, name: &ObjectName, most: u64) -> Result<Vec<u8>> {
     let mut read = engine.read(name, None, &ReadOptions::default()).await?;
     if read.meta.size > most {
-        return Err(Error::new(ErrorKind::TooLarge, format!("{name} has {} bytes; the most are {most}", read.meta.size)));
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("{name} has {} bytes; the most are {most}", read.meta.size),
+        ));
     }
     // What is read is parsed at once; until then it is memory of this request.
     let _held = engine.budget().hold(read.meta.size.max(1)).await?;
@@ -72,7 +77,8 @@ pub(crate) async fn read_whole(engine: &Engine, name: &ObjectName, most: u64) ->
 }
 
 fn parse(bytes: &[u8]) -> Result<Lines> {
-    let text = std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is no text: {e}")))?;
+    let text =
+        std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is no text: {e}")))?;
     let (mut lines, mut format) = (Vec::new(), None);
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -81,42 +87,62 @@ fn parse(bytes: &[u8]) -> Result<Lines> {
         }
         let at = |e: Error| e.context(format_args!("line {}", number + 1));
         if lines.len() >= limits::DATASET_FILES_MAX {
-            return Err(Error::new(ErrorKind::TooLarge, format!("more than {} files", limits::DATASET_FILES_MAX)));
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("more than {} files", limits::DATASET_FILES_MAX),
+            ));
         }
         if !line.starts_with('{') {
             lines.push(Line::Name(object(line).map_err(at)?));
             continue;
         }
         if lines.is_empty() && line.contains("\"forebay_manifest\"") {
-            let head: Head = serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
+            let head: Head =
+                serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
             if head.forebay_manifest != VERSION {
-                return Err(at(
-                    Error::unsupported(format!("a manifest of version {}", head.forebay_manifest)).hint("this release reads version 1")
-                ));
+                return Err(at(Error::unsupported(format!(
+                    "a manifest of version {}",
+                    head.forebay_manifest
+                ))
+                .hint("this release reads version 1")));
             }
             format = head.format;
             continue;
         }
         let entry: Entry = serde_json::from_str(line).map_err(|e| {
-            at(Error::invalid(e.to_string()).hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#))
+            at(Error::invalid(e.to_string())
+                .hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#))
         })?;
         let name = object(&entry.name).map_err(at)?;
         lines.push(match (entry.size, entry.etag, entry.last_modified_ms) {
-            (Some(size), Some(etag), _) => Line::Known(FileRef { name, size, etag: Some(etag), last_modified_ms: 0 }),
-            (Some(size), None, Some(last_modified_ms)) => Line::Known(FileRef { name, size, etag: None, last_modified_ms }),
+            (Some(size), Some(etag), _) => Line::Known(FileRef {
+                name,
+                size,
+                etag: Some(etag),
+                last_modified_ms: 0,
+            }),
+            (Some(size), None, Some(last_modified_ms)) => Line::Known(FileRef {
+                name,
+                size,
+                etag: None,
+                last_modified_ms,
+            }),
             _ => Line::Name(name),
         });
     }
     if lines.is_empty() {
-        return Err(Error::invalid("it names no files").hint("one file on each line, as bucket/key"));
+        return Err(
+            Error::invalid("it names no files").hint("one file on each line, as bucket/key")
+        );
     }
     Ok(Lines { lines, format })
 }
 
 fn object(text: &str) -> Result<ObjectName> {
     let text = text.strip_prefix("s3://").unwrap_or(text);
-    let (bucket, key) =
-        text.split_once('/').ok_or_else(|| Error::invalid(format!("{:?} names no object", shorten(text))).hint("bucket/key"))?;
+    let (bucket, key) = text.split_once('/').ok_or_else(|| {
+        Error::invalid(format!("{:?} names no object", shorten(text))).hint("bucket/key")
+    })?;
     ObjectName::new(bucket, key)
 }
 
@@ -152,7 +178,12 @@ impl ManifestLines {
                 files: dataset.files().len() as u64,
             }),
             Some(i) => {
-                let FileRef { name, size, etag, last_modified_ms } = dataset.files().file(i);
+                let FileRef {
+                    name,
+                    size,
+                    etag,
+                    last_modified_ms,
+                } = dataset.files().file(i);
                 let last_modified_ms = etag.is_none().then_some(last_modified_ms);
                 let rows = dataset.file_rows(i);
                 serde_json::to_string(&Entry {
@@ -183,11 +214,22 @@ mod tests {
         let told: Vec<String> = lines
             .iter()
             .map(|l| match l {
-                Line::Known(f) => format!("{} {} {:?} {}", f.name, f.size, f.etag, f.last_modified_ms),
+                Line::Known(f) => {
+                    format!("{} {} {:?} {}", f.name, f.size, f.etag, f.last_modified_ms)
+                }
                 Line::Name(n) => n.to_string(),
             })
             .collect();
-        assert_eq!(told, ["bk/a b.parquet", "bk/c", "bk/d 5 Some(\"\\\"x\\\"\") 0", "bk/e", "bk/f 6 None 9"]);
+        assert_eq!(
+            told,
+            [
+                "bk/a b.parquet",
+                "bk/c",
+                "bk/d 5 Some(\"\\\"x\\\"\") 0",
+                "bk/e",
+                "bk/f 6 None 9"
+            ]
+        );
     }
 
     #[test]

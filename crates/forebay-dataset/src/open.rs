@@ -1,11 +1,14 @@
-//! Reading what files say of themselves: footers, headers and directories of many files at once, never the data.
+//! Reading what files say of themselves: footers, headers and directories of many files at once,
+//! never the data.
 //!
-//! Files whose version is known from an earlier opening are not read again. The others are dealt to a task for each core, each with its share of the
-//! requests that may be in flight. Footers are read from the end: how much is learned from the first files, so that later ones take one request of
-//! about the right size.
+//! Files whose version is known from an earlier opening are not read again. The others are dealt to
+//! a task for each core, each with its share of the requests that may be in flight. Footers are
+//! read from the end: how much is learned from the first files, so that later ones take one request
+//! of about the right size.
 //!
-//! Invariant: an index belongs to the version that the file table names beside it. A file that changes between listing and indexing is taken in its new
-//! version, a few times; one that is gone by then is an error.
+//! Invariant: an index belongs to the version that the file table names beside it. A file that
+//! changes between listing and indexing is taken in its new version, a few times; one that is gone
+//! by then is an error.
 
 use crate::{
     Dataset, Format, OnDamaged,
@@ -37,7 +40,8 @@ use tokio::task::JoinSet;
 const FRESH_STARTS: u32 = 3;
 /// The least that is read of a file's end.
 const TAIL_LEAST_BYTES: u64 = 4 << 10;
-/// Where a header is at least this far away, it is fetched alone; nearer, the bytes between are read too.
+/// Where a header is at least this far away, it is fetched alone; nearer, the bytes between are
+/// read too.
 const SKIP_FROM_BYTES: u64 = 4 * limits::CHUNK_BYTES;
 /// What is no more than a header.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
@@ -85,15 +89,27 @@ struct One {
 }
 
 /// Indexes what `known` does not know.
-pub(crate) async fn index(mut order: Order, known: Option<&Dataset>, progress: &Arc<Progress>) -> Result<Indexed> {
+pub(crate) async fn index(
+    mut order: Order,
+    known: Option<&Dataset>,
+    progress: &Arc<Progress>,
+) -> Result<Indexed> {
     let count = order.files.len();
     let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; count];
     if let Some(known) = known.filter(|k| k.format() == order.format) {
         reuse(&order.files, known, &mut indexes);
     }
-    let to_index: Vec<u32> = (0..count as u32).filter(|&i| indexes[i as usize].is_none()).collect();
+    let to_index: Vec<u32> = (0..count as u32)
+        .filter(|&i| indexes[i as usize].is_none())
+        .collect();
     // Where features are those of the first records, the first file's hold for all.
-    if order.options.example.as_ref().is_some_and(ExampleSpec::is_empty) && !to_index.is_empty() {
+    if order
+        .options
+        .example
+        .as_ref()
+        .is_some_and(ExampleSpec::is_empty)
+        && !to_index.is_empty()
+    {
         order.options.example = Some(match indexes.iter().flatten().next() {
             Some(known) => ExampleSpec::of_schema(known.schema())?,
             None => first_features(&order, &to_index).await?,
@@ -115,14 +131,17 @@ pub(crate) async fn index(mut order: Order, known: Option<&Dataset>, progress: &
         tail_bytes: AtomicU64::new(limits::FOOTER_FIRST_READ_BYTES),
         longest_footer: AtomicU64::new(0),
     });
-    let tasks = std::thread::available_parallelism().map_or(1, usize::from).min(shared.to_index.len());
+    let tasks = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(shared.to_index.len());
     let mut work = JoinSet::new();
     for _ in 0..tasks {
         work.spawn(worker(shared.clone(), at_once.div_ceil(tasks)));
     }
     let (mut changed, mut damaged, mut bytes) = (HashMap::new(), HashMap::new(), 0);
     while let Some(done) = work.join_next().await {
-        let done = done.map_err(|e| Error::internal("a task that indexes files failed").source(e))??;
+        let done =
+            done.map_err(|e| Error::internal("a task that indexes files failed").source(e))??;
         for one in done {
             match one {
                 Ok(one) => {
@@ -134,7 +153,8 @@ pub(crate) async fn index(mut order: Order, known: Option<&Dataset>, progress: &
             }
         }
     }
-    let shared = Arc::into_inner(shared).ok_or_else(|| Error::internal("a task that indexes files goes on"))?;
+    let shared = Arc::into_inner(shared)
+        .ok_or_else(|| Error::internal("a task that indexes files goes on"))?;
     let mut files = shared.order.files;
     let mut skipped = Vec::new();
     if !changed.is_empty() || !damaged.is_empty() {
@@ -151,13 +171,30 @@ pub(crate) async fn index(mut order: Order, known: Option<&Dataset>, progress: &
     }
     let indexes: Vec<Arc<FileIndex>> = indexes.into_iter().flatten().collect();
     if indexes.len() != files.len() {
-        return Err(Error::internal(format!("{} of {} files have an index", indexes.len(), files.len())));
+        return Err(Error::internal(format!(
+            "{} of {} files have an index",
+            indexes.len(),
+            files.len()
+        )));
     }
     if files.is_empty() {
-        let first = skipped.first().map(|(n, e)| format!(": {n}: {}", e.message())).unwrap_or_default();
-        return Err(Error::corrupt(format!("all {} files are damaged{first}", skipped.len())));
+        let first = skipped
+            .first()
+            .map(|(n, e)| format!(": {n}: {}", e.message()))
+            .unwrap_or_default();
+        return Err(Error::corrupt(format!(
+            "all {} files are damaged{first}",
+            skipped.len()
+        )));
     }
-    Ok(Indexed { files, indexes, indexed_files, reused_files, bytes, skipped })
+    Ok(Indexed {
+        files,
+        indexes,
+        indexed_files,
+        reused_files,
+        bytes,
+        skipped,
+    })
 }
 
 /// Takes over the indexes of files that are as they were.
@@ -167,14 +204,31 @@ fn reuse(files: &FileTable, known: &Dataset, indexes: &mut [Option<Arc<FileIndex
     let mut expected = 0;
     for (i, index) in indexes.iter_mut().enumerate() {
         // Mostly the same files in the same order.
-        let same = |at: usize| at < theirs.len() && theirs.key(at) == files.key(i) && theirs.bucket(at) == files.bucket(i);
+        let same = |at: usize| {
+            at < theirs.len()
+                && theirs.key(at) == files.key(i)
+                && theirs.bucket(at) == files.bucket(i)
+        };
         let at = if same(expected) {
             Some(expected)
         } else {
             let by_name = by_name.get_or_insert_with(|| {
-                (0..theirs.len()).map(|n| (forebay_core::name::hash_name(theirs.bucket(n), theirs.key(n)), n as u32)).collect()
+                (0..theirs.len())
+                    .map(|n| {
+                        (
+                            forebay_core::name::hash_name(theirs.bucket(n), theirs.key(n)),
+                            n as u32,
+                        )
+                    })
+                    .collect()
             });
-            by_name.get(&forebay_core::name::hash_name(files.bucket(i), files.key(i))).map(|&n| n as usize).filter(|&n| same(n))
+            by_name
+                .get(&forebay_core::name::hash_name(
+                    files.bucket(i),
+                    files.key(i),
+                ))
+                .map(|&n| n as usize)
+                .filter(|&n| same(n))
         };
         if let Some(at) = at {
             expected = at + 1;
@@ -192,7 +246,9 @@ async fn worker(shared: Arc<Shared>, at_once: usize) -> Result<Done> {
     let mut running = FuturesUnordered::new();
     loop {
         while running.len() < at_once && !shared.stop.load(Relaxed) {
-            let Some(&number) = shared.to_index.get(shared.next.fetch_add(1, Relaxed)) else { break };
+            let Some(&number) = shared.to_index.get(shared.next.fetch_add(1, Relaxed)) else {
+                break;
+            };
             running.push(one(&shared, number));
         }
         match running.next().await {
@@ -225,20 +281,43 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
     let mut starts = 0;
     loop {
         match shared.index(&file).await {
-            Ok((index, bytes)) => return Ok(One { number, changed: (file != listed).then_some(file), index, bytes }),
+            Ok((index, bytes)) => {
+                return Ok(One {
+                    number,
+                    changed: (file != listed).then_some(file),
+                    index,
+                    bytes,
+                });
+            }
             Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => {
                 starts += 1;
-                file = head(&shared.order.engine, &file.name).await.map_err(|e| match e.kind() {
-                    ErrorKind::NotFound => {
-                        let gone = format!("{} disappeared while the dataset was being opened", file.name);
-                        (number, Error::version_changed(gone).hint("open it again").source(e))
-                    }
-                    _ => (number, e.context(&file.name)),
-                })?;
+                file =
+                    head(&shared.order.engine, &file.name)
+                        .await
+                        .map_err(|e| match e.kind() {
+                            ErrorKind::NotFound => {
+                                let gone = format!(
+                                    "{} disappeared while the dataset was being opened",
+                                    file.name
+                                );
+                                (
+                                    number,
+                                    Error::version_changed(gone).hint("open it again").source(e),
+                                )
+                            }
+                            _ => (number, e.context(&file.name)),
+                        })?;
             }
             Err(e) => {
                 let name = file.name.to_string();
-                return Err((number, if e.message().contains(&name) { e } else { e.context(name) }));
+                return Err((
+                    number,
+                    if e.message().contains(&name) {
+                        e
+                    } else {
+                        e.context(name)
+                    },
+                ));
             }
         }
     }
@@ -250,40 +329,79 @@ impl Shared {
         index_one(&self.order, file, Some(self)).await
     }
 
-    /// A footer says how long it is in its last bytes: the next files are read by the longest so far and an eighth.
+    /// A footer says how long it is in its last bytes: the next files are read by the longest so
+    /// far and an eighth.
     fn learn(&self, format: Format, tail: &[u8]) {
         let magic = if format == Format::Parquet { 4 } else { 6 };
-        let Some((_, last)) = tail.split_at_checked(tail.len().saturating_sub(magic + 4)) else { return };
-        let Some((length, _)) = last.split_first_chunk::<4>() else { return };
+        let Some((_, last)) = tail.split_at_checked(tail.len().saturating_sub(magic + 4)) else {
+            return;
+        };
+        let Some((length, _)) = last.split_first_chunk::<4>() else {
+            return;
+        };
         let length = u64::from(u32::from_le_bytes(*length)).min(limits::FOOTER_FIRST_READ_BYTES);
         let longest = self.longest_footer.fetch_max(length, Relaxed).max(length) + magic as u64 + 4;
-        self.tail_bytes.store((longest + longest / 8).next_multiple_of(TAIL_LEAST_BYTES).min(limits::FOOTER_FIRST_READ_BYTES), Relaxed);
+        self.tail_bytes.store(
+            (longest + longest / 8)
+                .next_multiple_of(TAIL_LEAST_BYTES)
+                .min(limits::FOOTER_FIRST_READ_BYTES),
+            Relaxed,
+        );
     }
 }
 
 /// The index of one version of a file. `learned`: what other files taught.
-async fn index_one(order: &Order, file: &FileRef, learned: Option<&Shared>) -> Result<(FileIndex, u64)> {
-    let Order { engine, format, options, companions, .. } = order;
+async fn index_one(
+    order: &Order,
+    file: &FileRef,
+    learned: Option<&Shared>,
+) -> Result<(FileIndex, u64)> {
+    let Order {
+        engine,
+        format,
+        options,
+        companions,
+        ..
+    } = order;
     let meta = Arc::new(file.meta());
     if matches!(format, Format::Tar | Format::Zip) {
         let members = engine.members_of_version(&file.name, &meta).await?;
         return Ok((FileIndex::of_members(&members, file.size, options)?, 0));
     }
-    let mut source = Source { engine, file, meta, read_until: 0, ahead: 0..0, bytes: 0 };
+    let mut source = Source {
+        engine,
+        file,
+        meta,
+        read_until: 0,
+        ahead: 0..0,
+        bytes: 0,
+    };
     let to_be_seen = options.example.as_ref().is_some_and(ExampleSpec::is_empty);
     if *format == Format::TfRecord
         && !to_be_seen
         && let Some(beside) = companions.get(file.name.key())
     {
-        let mut source = Source { file: beside, meta: Arc::new(beside.meta()), ..source };
-        let text = source.alone(0..beside.size.min(limits::SIDE_FILE_MAX_BYTES)).await?;
-        return side_file::index(&text, file.size, options).map(|index| (index, source.bytes)).map_err(|e| e.context(&beside.name));
+        let mut source = Source {
+            file: beside,
+            meta: Arc::new(beside.meta()),
+            ..source
+        };
+        let text = source
+            .alone(0..beside.size.min(limits::SIDE_FILE_MAX_BYTES))
+            .await?;
+        return side_file::index(&text, file.size, options)
+            .map(|index| (index, source.bytes))
+            .map_err(|e| e.context(&beside.name));
     }
     let mut indexer = FileIndexer::new(*format, file.size, options)?;
     let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
     if from_end && file.size > 0 {
-        let tail_bytes = learned.map_or(limits::FOOTER_FIRST_READ_BYTES, |l| l.tail_bytes.load(Relaxed));
-        let tail = source.alone(file.size.saturating_sub(tail_bytes)..file.size).await?;
+        let tail_bytes = learned.map_or(limits::FOOTER_FIRST_READ_BYTES, |l| {
+            l.tail_bytes.load(Relaxed)
+        });
+        let tail = source
+            .alone(file.size.saturating_sub(tail_bytes)..file.size)
+            .await?;
         if let Some(learned) = learned {
             learned.learn(*format, &tail);
         }
@@ -291,7 +409,11 @@ async fn index_one(order: &Order, file: &FileRef, learned: Option<&Shared>) -> R
     }
     while let Need::Ranges(ranges) = indexer.step()? {
         for range in ranges {
-            let read = if from_end { source.alone(range.clone()).await? } else { source.on(range.clone()).await? };
+            let read = if from_end {
+                source.alone(range.clone()).await?
+            } else {
+                source.on(range.clone()).await?
+            };
             indexer.feed(range.start, read)?;
         }
     }
@@ -316,11 +438,16 @@ impl Source<'_> {
         let length = range.end - range.start;
         self.bytes += length;
         let _held = self.engine.budget().hold(length.max(1)).await?;
-        Ok(self.engine.peek_version(&self.file.name, &self.meta, range).await?.into())
+        Ok(self
+            .engine
+            .peek_version(&self.file.name, &self.meta, range)
+            .await?
+            .into())
     }
 
-    /// The next range of a file that is gone through from front to back: through the cache, so that it is read once, and the one behind it is
-    /// fetched meanwhile. What lies far ahead is a header between long records.
+    /// The next range of a file that is gone through from front to back: through the cache, so that
+    /// it is read once, and the one behind it is fetched meanwhile. What lies far ahead is a header
+    /// between long records.
     async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
         let length = range.end - range.start;
         let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
@@ -331,16 +458,24 @@ impl Source<'_> {
         }
         let (engine, name) = (self.engine, &self.file.name);
         let next = range.end..range.end.saturating_add(length).min(self.file.size);
-        if follows && length >= limits::CHUNK_BYTES && !next.is_empty() && next.end > self.ahead.end && engine.keeps(name) {
+        if follows
+            && length >= limits::CHUNK_BYTES
+            && !next.is_empty()
+            && next.end > self.ahead.end
+            && engine.keeps(name)
+        {
             self.ahead = next.clone();
             let (engine, name, meta) = (engine.clone(), name.clone(), self.meta.clone());
-            // What comes of it is in the cache, or asked for again by the parser, which is told what is wrong.
+            // What comes of it is in the cache, or asked for again by the parser, which is told
+            // what is wrong.
             tokio::spawn(async move { engine.bring_version(&name, &meta, next).await });
         }
         self.bytes += length;
         let _held = engine.budget().hold(length.max(1)).await?;
         let mut out = Vec::with_capacity(length as usize);
-        engine.read_version(name, &self.meta, range, &mut out).await?;
+        engine
+            .read_version(name, &self.meta, range, &mut out)
+            .await?;
         Ok(out.into())
     }
 }
@@ -349,11 +484,15 @@ impl Source<'_> {
 async fn first_features(order: &Order, to_index: &[u32]) -> Result<ExampleSpec> {
     for &number in to_index {
         let file = order.files.file(number as usize);
-        let (index, _) = index_one(order, &file, None).await.map_err(|e| e.context(&file.name))?;
+        let (index, _) = index_one(order, &file, None)
+            .await
+            .map_err(|e| e.context(&file.name))?;
         if index.rows() > 0 {
             return ExampleSpec::of_schema(index.schema());
         }
     }
-    Err(Error::invalid("none of these files has a record, so nothing tells which features there are")
-        .hint("name them: \"example\": {\"image\": \"bytes\"}"))
+    Err(Error::invalid(
+        "none of these files has a record, so nothing tells which features there are",
+    )
+    .hint("name them: \"example\": {\"image\": \"bytes\"}"))
 }

@@ -1,11 +1,14 @@
 //! Patterns of names: from the text of a source to what has to be listed or asked for.
 //!
-//! Braces are expanded first, as a shell does (`{000..127}`, `{0..20..5}`, `{a..f}`, `{x,y}`, nested); what is in braces and is none of these stays as
-//! it is. In what results, `*` and `?` stand for characters other than `/`, `[…]` for one of those in it, and `**` for any characters at all: `a/**`,
-//! `a/**/b.tar` and `a/**.parquet` look at every depth. A backslash takes its meaning from the character after it. A name that ends in `/`, and a
-//! bucket by itself, stand for everything below.
+//! Braces are expanded first, as a shell does (`{000..127}`, `{0..20..5}`, `{a..f}`, `{x,y}`,
+//! nested); what is in braces and is none of these stays as it is. In what results, `*` and `?`
+//! stand for characters other than `/`, `[…]` for one of those in it, and `**` for any characters
+//! at all: `a/**`, `a/**/b.tar` and `a/**.parquet` look at every depth. A backslash takes its
+//! meaning from the character after it. A name that ends in `/`, and a bucket by itself, stand for
+//! everything below.
 //!
-//! Invariant: a [`Wanted`] with a pattern matches only keys that begin with its `prefix`, which has no wildcards: a listing of that prefix sees them all.
+//! Invariant: a [`Wanted`] with a pattern matches only keys that begin with its `prefix`, which has
+//! no wildcards: a listing of that prefix sees them all.
 
 use forebay_core::{Error, Result, limits, name::shorten, name::validate_bucket};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
@@ -25,7 +28,11 @@ pub(crate) enum Wanted {
     /// An object by name: bucket and key.
     Exact(String, String),
     /// What matches below a prefix.
-    Pattern { bucket: String, prefix: String, globs: Globs },
+    Pattern {
+        bucket: String,
+        prefix: String,
+        globs: Globs,
+    },
     /// Lines that say what is wanted: bucket and key.
     Manifest(String, String),
 }
@@ -39,22 +46,41 @@ pub(crate) struct Globs {
 
 impl Globs {
     fn everything() -> Self {
-        Self { texts: Vec::new(), set: None }
+        Self {
+            texts: Vec::new(),
+            set: None,
+        }
     }
 
     fn of(texts: Vec<String>) -> Result<Self> {
         let mut set = GlobSetBuilder::new();
         for text in &texts {
             for variant in variants(text)? {
-                let glob = GlobBuilder::new(&variant).literal_separator(true).backslash_escape(true).empty_alternates(false).build();
+                let glob = GlobBuilder::new(&variant)
+                    .literal_separator(true)
+                    .backslash_escape(true)
+                    .empty_alternates(false)
+                    .build();
                 set.add(glob.map_err(|e| {
-                    Error::invalid(format!("{:?} is not a pattern: {}", shorten(text), e.kind()))
-                        .hint("put a backslash before a character that is meant as it is")
+                    Error::invalid(format!(
+                        "{:?} is not a pattern: {}",
+                        shorten(text),
+                        e.kind()
+                    ))
+                    .hint("put a backslash before a character that is meant as it is")
                 })?);
             }
         }
-        let set = set.build().map_err(|e| Error::invalid(format!("these patterns are too many or too large: {}", e.kind())))?;
-        Ok(Self { texts, set: Some(set) })
+        let set = set.build().map_err(|e| {
+            Error::invalid(format!(
+                "these patterns are too many or too large: {}",
+                e.kind()
+            ))
+        })?;
+        Ok(Self {
+            texts,
+            set: Some(set),
+        })
     }
 
     pub(crate) fn matches(&self, key: &str) -> bool {
@@ -93,7 +119,9 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
         let first_of_source = out.len();
         for one in expanded {
             let (bucket, key) = one.split_once('/').unwrap_or((&one, ""));
-            validate_bucket(bucket).map_err(|e| context(e.hint("bucket/key or s3://bucket/key; the bucket has no wildcards")))?;
+            validate_bucket(bucket).map_err(|e| {
+                context(e.hint("bucket/key or s3://bucket/key; the bucket has no wildcards"))
+            })?;
             let (bucket, key) = (bucket.to_owned(), key.to_owned());
             if manifest {
                 out.push(Wanted::Manifest(bucket, unescape(&key)));
@@ -105,7 +133,10 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
                 continue;
             }
             if prefix.split('/').any(|part| part == "." || part == "..") {
-                return Err(context(Error::invalid("a part of it is '.' or '..'").hint("names have no such parts here")));
+                return Err(context(
+                    Error::invalid("a part of it is '.' or '..'")
+                        .hint("names have no such parts here"),
+                ));
             }
             patterns += usize::from(wild);
             if patterns > PATTERNS_MAX {
@@ -118,7 +149,11 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
             // `*.{jpg,png}` is one listing, in the order of names.
             if wild
                 && out.len() > first_of_source
-                && let Some(Wanted::Pattern { bucket: b, prefix: p, globs }) = out.last_mut()
+                && let Some(Wanted::Pattern {
+                    bucket: b,
+                    prefix: p,
+                    globs,
+                }) = out.last_mut()
                 && *b == bucket
                 && *p == prefix
                 && globs.set.is_some()
@@ -126,8 +161,19 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
                 globs.texts.extend(texts);
                 continue;
             }
-            let globs = if wild { Globs { texts, set: Some(GlobSet::empty()) } } else { Globs::everything() };
-            out.push(Wanted::Pattern { bucket, prefix, globs });
+            let globs = if wild {
+                Globs {
+                    texts,
+                    set: Some(GlobSet::empty()),
+                }
+            } else {
+                Globs::everything()
+            };
+            out.push(Wanted::Pattern {
+                bucket,
+                prefix,
+                globs,
+            });
         }
         for wanted in &mut out[first_of_source..] {
             if let Wanted::Pattern { globs, .. } = wanted
@@ -158,12 +204,17 @@ fn unescape(key: &str) -> String {
     let mut out = String::new();
     let mut chars = key.chars();
     while let Some(c) = chars.next() {
-        if c == '\\' { out.extend(chars.next()) } else { out.push(c) }
+        if c == '\\' {
+            out.extend(chars.next())
+        } else {
+            out.push(c)
+        }
     }
     out
 }
 
-/// A pattern as the glob library reads it: its `**` stand alone between slashes, so `a**b` becomes `a*b` and `a*/**/*b`. Braces mean themselves here.
+/// A pattern as the glob library reads it: its `**` stand alone between slashes, so `a**b` becomes
+/// `a*b` and `a*/**/*b`. Braces mean themselves here.
 fn variants(pattern: &str) -> Result<Vec<String>> {
     let mut out = vec![String::new()];
     let (mut rest, mut doubles, mut in_class) = (pattern, 0, false);
@@ -174,15 +225,20 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
             let alone = at_start && (tail.is_empty() || tail.starts_with('/'));
             if alone {
                 // What ends in `**` has everything below: the library wants a name there.
-                out.iter_mut().for_each(|o| o.push_str(if tail.is_empty() { "**/*" } else { "**" }));
+                out.iter_mut()
+                    .for_each(|o| o.push_str(if tail.is_empty() { "**/*" } else { "**" }));
             } else {
                 doubles += 1;
                 if doubles > DOUBLE_STARS_MAX {
-                    return Err(
-                        Error::invalid(format!("more than {DOUBLE_STARS_MAX} times ** beside other characters")).hint("put / around them")
-                    );
+                    return Err(Error::invalid(format!(
+                        "more than {DOUBLE_STARS_MAX} times ** beside other characters"
+                    ))
+                    .hint("put / around them"));
                 }
-                let deep: Vec<String> = out.iter().map(|o| format!("{o}{}**/*", if at_start { "" } else { "*/" })).collect();
+                let deep: Vec<String> = out
+                    .iter()
+                    .map(|o| format!("{o}{}**/*", if at_start { "" } else { "*/" }))
+                    .collect();
                 out.iter_mut().for_each(|o| o.push('*'));
                 out.extend(deep);
             }
@@ -210,7 +266,8 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
 
 fn too_many() -> Error {
     Error::invalid(format!(
-        "its braces stand for more than {} names, or for names of more than {EXPANDED_MAX_BYTES} bytes",
+        "its braces stand for more than {} names, or for names of more than {EXPANDED_MAX_BYTES} \
+         bytes",
         limits::DATASET_SOURCES_MAX
     ))
     .hint("use a pattern with *, or a manifest object")
@@ -218,7 +275,9 @@ fn too_many() -> Error {
 
 /// Expands braces, at most to `most` names.
 fn braces(text: &str, most: usize) -> Result<Vec<String>> {
-    let Some((open, close, parts)) = first_group(text) else { return Ok(vec![text.to_owned()]) };
+    let Some((open, close, parts)) = first_group(text) else {
+        return Ok(vec![text.to_owned()]);
+    };
     let tails = braces(&text[close + 1..], most)?;
     let (mut out, mut bytes) = (Vec::new(), 0);
     for part in parts {
@@ -305,21 +364,46 @@ fn sequence(inner: &str) -> Option<Vec<String>> {
             // One more than may be: the caller refuses it.
             return Some(vec![0; limits::DATASET_SOURCES_MAX + 1]);
         }
-        let by = if from <= to { step as i64 } else { -(step as i64) };
+        let by = if from <= to {
+            step as i64
+        } else {
+            -(step as i64)
+        };
         Some((0..count as i64).map(|i| from + i * by).collect())
     };
-    let letter = |s: &str| (s.len() == 1 && s.as_bytes()[0].is_ascii_alphabetic()).then(|| i64::from(s.as_bytes()[0]));
+    let letter = |s: &str| {
+        (s.len() == 1 && s.as_bytes()[0].is_ascii_alphabetic()).then(|| i64::from(s.as_bytes()[0]))
+    };
     if let (Some(a), Some(b)) = (letter(from), letter(to)) {
-        return Some(walk(a, b)?.into_iter().map(|c| char::from(c as u8).to_string()).collect());
+        return Some(
+            walk(a, b)?
+                .into_iter()
+                .map(|c| char::from(c as u8).to_string())
+                .collect(),
+        );
     }
-    let digits = |s: &str| s.strip_prefix('-').unwrap_or(s).bytes().all(|b| b.is_ascii_digit());
+    let digits = |s: &str| {
+        s.strip_prefix('-')
+            .unwrap_or(s)
+            .bytes()
+            .all(|b| b.is_ascii_digit())
+    };
     if !digits(from) || !digits(to) {
         return None;
     }
     let (a, b): (i64, i64) = (from.parse().ok()?, to.parse().ok()?);
     let padded = |s: &str| s.len() > 1 && s.trim_start_matches('-').starts_with('0');
-    let width = if padded(from) || padded(to) { from.len().max(to.len()) } else { 0 };
-    Some(walk(a, b)?.into_iter().map(|n| format!("{n:0width$}")).collect())
+    let width = if padded(from) || padded(to) {
+        from.len().max(to.len())
+    } else {
+        0
+    };
+    Some(
+        walk(a, b)?
+            .into_iter()
+            .map(|n| format!("{n:0width$}"))
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -332,7 +416,10 @@ mod tests {
 
     #[test]
     fn braces_are_expanded_as_a_shell_does() {
-        assert_eq!(expand("a-{008..011}.tar"), ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]);
+        assert_eq!(
+            expand("a-{008..011}.tar"),
+            ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]
+        );
         assert_eq!(expand("{1..3}"), ["1", "2", "3"]);
         assert_eq!(expand("{3..1}"), ["3", "2", "1"]);
         assert_eq!(expand("{0..10..5}"), ["0", "5", "10"]);
@@ -340,7 +427,16 @@ mod tests {
         assert_eq!(expand("{a..c}x"), ["ax", "bx", "cx"]);
         assert_eq!(expand("{a,b{1,2},}.x"), ["a.x", "b1.x", "b2.x", ".x"]);
         assert_eq!(expand("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
-        for same in ["{a}", "{}", "{a..}", "a{b", "}", "{1..2..3..4}", "\\{a,b\\}", "{1..x}"] {
+        for same in [
+            "{a}",
+            "{}",
+            "{a..}",
+            "a{b",
+            "}",
+            "{1..2..3..4}",
+            "\\{a,b\\}",
+            "{1..x}",
+        ] {
             assert_eq!(expand(same), [same]);
         }
         assert_eq!(expand("{x}{1,2}"), ["{x}1", "{x}2"]);
@@ -355,27 +451,61 @@ mod tests {
     }
 
     fn matching(source: &str, keys: &[&str]) -> Vec<String> {
-        let Wanted::Pattern { prefix, globs, .. } = one(source) else { panic!("{source} is no pattern") };
+        let Wanted::Pattern { prefix, globs, .. } = one(source) else {
+            panic!("{source} is no pattern")
+        };
         for k in keys {
-            assert!(globs.set.is_none() || !globs.matches(k) || k.starts_with(&prefix), "{source}: {k} is not below {prefix:?}");
+            assert!(
+                globs.set.is_none() || !globs.matches(k) || k.starts_with(&prefix),
+                "{source}: {k} is not below {prefix:?}"
+            );
         }
-        keys.iter().filter(|k| k.starts_with(&prefix) && globs.matches(k)).map(|k| k.to_string()).collect()
+        keys.iter()
+            .filter(|k| k.starts_with(&prefix) && globs.matches(k))
+            .map(|k| k.to_string())
+            .collect()
     }
 
     #[test]
     fn stars_stop_at_slashes_and_double_stars_do_not() {
-        let keys = ["p/a.tar", "p/b.tar", "p/x/a.tar", "p/x/y/a.tar", "p/a.tar.idx", "q/a.tar", "p/c", "p/{n}.tar", "p/x/train-a/b.tar"];
-        assert_eq!(matching("bk/p/*.tar", &keys), ["p/a.tar", "p/b.tar", "p/{n}.tar"]);
+        let keys = [
+            "p/a.tar",
+            "p/b.tar",
+            "p/x/a.tar",
+            "p/x/y/a.tar",
+            "p/a.tar.idx",
+            "q/a.tar",
+            "p/c",
+            "p/{n}.tar",
+            "p/x/train-a/b.tar",
+        ];
+        assert_eq!(
+            matching("bk/p/*.tar", &keys),
+            ["p/a.tar", "p/b.tar", "p/{n}.tar"]
+        );
         assert_eq!(matching("bk/p/*/a.tar", &keys), ["p/x/a.tar"]);
-        assert_eq!(matching("bk/p/**/a.tar", &keys), ["p/a.tar", "p/x/a.tar", "p/x/y/a.tar"]);
-        let deep = ["p/a.tar", "p/b.tar", "p/x/a.tar", "p/x/y/a.tar", "p/{n}.tar", "p/x/train-a/b.tar"];
+        assert_eq!(
+            matching("bk/p/**/a.tar", &keys),
+            ["p/a.tar", "p/x/a.tar", "p/x/y/a.tar"]
+        );
+        let deep = [
+            "p/a.tar",
+            "p/b.tar",
+            "p/x/a.tar",
+            "p/x/y/a.tar",
+            "p/{n}.tar",
+            "p/x/train-a/b.tar",
+        ];
         assert_eq!(matching("bk/p/**.tar", &keys), deep);
         assert_eq!(matching("bk/p/**/*.tar", &keys), deep);
         assert_eq!(matching("bk/p/x/tr**.tar", &keys), ["p/x/train-a/b.tar"]);
         assert_eq!(matching("bk/p/[ab].tar", &keys), ["p/a.tar", "p/b.tar"]);
         assert_eq!(matching("bk/p/?", &keys), ["p/c"]);
         assert_eq!(matching("bk/p/{n}*", &keys), ["p/{n}.tar"]);
-        assert_eq!(matching("bk/p/*.{tar,idx}", &keys), ["p/a.tar", "p/b.tar", "p/a.tar.idx", "p/{n}.tar"]);
+        assert_eq!(
+            matching("bk/p/*.{tar,idx}", &keys),
+            ["p/a.tar", "p/b.tar", "p/a.tar.idx", "p/{n}.tar"]
+        );
         assert_eq!(matching("bk/p/**", &keys).len(), 8);
         assert_eq!(matching("bk/p/", &keys).len(), 8);
         assert_eq!(matching("bk", &keys).len(), 9);
@@ -386,14 +516,29 @@ mod tests {
 
     #[test]
     fn sources_that_are_no_patterns() {
-        assert!(matches!(one("s3://bk/a/b.tar"), Wanted::Exact(b, k) if b == "bk" && k == "a/b.tar"));
+        assert!(
+            matches!(one("s3://bk/a/b.tar"), Wanted::Exact(b, k) if b == "bk" && k == "a/b.tar")
+        );
         assert!(matches!(one("bk/a\\*b"), Wanted::Exact(_, k) if k == "a*b"));
-        assert!(matches!(one("manifest:s3://bk/m.jsonl"), Wanted::Manifest(b, k) if b == "bk" && k == "m.jsonl"));
+        assert!(
+            matches!(one("manifest:s3://bk/m.jsonl"), Wanted::Manifest(b, k) if b == "bk" && k == "m.jsonl")
+        );
         assert_eq!(parse(&["bk-{a,b}/x-{0..1}".to_owned()]).unwrap().len(), 4);
         let long = format!("bk/{}", "{".repeat(5000));
         let deep = format!("bk/{}", "{a,b}".repeat(100));
         let wild = "bk/{0..2000}*";
-        for bad in ["", "/x", &long, &deep, wild, "b*/x", "bk/[", "bk/a**b**c**d**e**f", "s3:///x", "bk/a/../*"] {
+        for bad in [
+            "",
+            "/x",
+            &long,
+            &deep,
+            wild,
+            "b*/x",
+            "bk/[",
+            "bk/a**b**c**d**e**f",
+            "s3:///x",
+            "bk/a/../*",
+        ] {
             let e = parse(&[bad.to_owned()]).unwrap_err();
             assert_eq!(e.kind(), forebay_core::ErrorKind::Invalid, "{bad}: {e}");
         }

@@ -1,10 +1,13 @@
 //! The datasets of a node: opened once for all who ask, kept, updated by reading only what changed.
 //!
-//! [`Datasets::open`], in order: parse the patterns (`pattern.rs`), check what the caller may do (`access.rs`), join an opening of the same spec that
-//! is under way or begin one in a task of its own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those files that
-//! are new or changed (`open.rs`), and put the dataset together (`dataset.rs`). What comes of it is kept in RAM within a bound.
+//! [`Datasets::open`], in order: parse the patterns (`pattern.rs`), check what the caller may do
+//! (`access.rs`), join an opening of the same spec that is under way or begin one in a task of its
+//! own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those
+//! files that are new or changed (`open.rs`), and put the dataset together (`dataset.rs`). What
+//! comes of it is kept in RAM within a bound.
 //!
-//! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets nothing that has a file it may not read.
+//! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets
+//! nothing that has a file it may not read.
 
 use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format,
@@ -33,7 +36,8 @@ use std::{
 /// What an operator may say about datasets.
 #[derive(Clone, Debug)]
 pub struct DatasetsConfig {
-    /// Memory for datasets, those in use included; the least recently used ones beyond it are forgotten.
+    /// Memory for datasets, those in use included; the least recently used ones beyond it are
+    /// forgotten.
     pub memory_bytes: u64,
     /// Where indexes are kept; `None`: in RAM only.
     pub dir: Option<PathBuf>,
@@ -43,7 +47,11 @@ pub struct DatasetsConfig {
 
 impl Default for DatasetsConfig {
     fn default() -> Self {
-        Self { memory_bytes: limits::DATASETS_MEMORY_DEFAULT_BYTES, dir: None, disk_bytes: limits::DATASETS_DISK_DEFAULT_BYTES }
+        Self {
+            memory_bytes: limits::DATASETS_MEMORY_DEFAULT_BYTES,
+            dir: None,
+            disk_bytes: limits::DATASETS_DISK_DEFAULT_BYTES,
+        }
     }
 }
 
@@ -105,15 +113,22 @@ impl Kept {
 
     fn keep(&mut self, spec: Option<u128>, dataset: &Arc<Dataset>, most: u64) {
         self.uses += 1;
-        self.by_id.insert(dataset.id().to_owned(), (dataset.clone(), self.uses));
+        self.by_id
+            .insert(dataset.id().to_owned(), (dataset.clone(), self.uses));
         if let Some(spec) = spec {
             self.latest.insert(spec, dataset.id().to_owned());
         }
         let mut total = self.memory_bytes();
         while total > most && self.by_id.len() > 1 {
-            let oldest =
-                self.by_id.iter().filter(|(id, _)| *id != dataset.id()).min_by_key(|(_, (_, used))| *used).map(|(id, _)| id.clone());
-            let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else { break };
+            let oldest = self
+                .by_id
+                .iter()
+                .filter(|(id, _)| *id != dataset.id())
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(id, _)| id.clone());
+            let Some((gone, _)) = oldest.and_then(|id| self.by_id.remove(&id)) else {
+                break;
+            };
             total -= gone.memory_bytes().min(total);
         }
         let by_id = &self.by_id;
@@ -128,13 +143,17 @@ impl Kept {
 impl Datasets {
     /// A directory that cannot be used is told in the log; datasets are then kept in RAM only.
     pub fn new(engine: Engine, config: DatasetsConfig) -> Self {
-        let disk = config.dir.clone().and_then(|dir| match Disk::open(dir, config.disk_bytes) {
-            Ok(disk) => Some(Arc::new(disk)),
-            Err(e) => {
-                tracing::warn!(error = %e.describe(), "indexes of datasets are kept in memory only");
-                None
-            }
-        });
+        let disk = config
+            .dir
+            .clone()
+            .and_then(|dir| match Disk::open(dir, config.disk_bytes) {
+                Ok(disk) => Some(Arc::new(disk)),
+                Err(e) => {
+                    tracing::warn!(error = %e.describe(), "indexes of datasets are kept in memory \
+                    only");
+                    None
+                }
+            });
         let inner = Inner {
             engine,
             config,
@@ -144,7 +163,9 @@ impl Datasets {
             kept: Mutex::default(),
             stats: DatasetStats::default(),
         };
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     pub fn engine(&self) -> &Engine {
@@ -161,11 +182,13 @@ impl Datasets {
         (kept.by_id.len(), kept.memory_bytes())
     }
 
-    /// Opens a dataset as its files are now. Who comes while the same spec is being opened waits for that.
+    /// Opens a dataset as its files are now. Who comes while the same spec is being opened waits
+    /// for that.
     ///
     /// # Errors
-    /// `Invalid` for a spec that makes no sense or files that do not go together, `PermissionDenied`, `NotFound` if nothing matches, `Corrupt` for a file
-    /// that cannot be read, and whatever keeps the origin from answering.
+    /// `Invalid` for a spec that makes no sense or files that do not go together,
+    /// `PermissionDenied`, `NotFound` if nothing matches, `Corrupt` for a file that cannot be read,
+    /// and whatever keeps the origin from answering.
     pub async fn open(&self, spec: &DatasetSpec, access: &dyn Access) -> Result<Opened> {
         spec.check()?;
         let sources = spec.sources.clone();
@@ -179,7 +202,10 @@ impl Datasets {
             Joined::Leader(leader) => {
                 let follower = leader.follower();
                 let progress = Arc::new(Progress::default());
-                self.inner.progress.lock().insert(spec.key(), progress.clone());
+                self.inner
+                    .progress
+                    .lock()
+                    .insert(spec.key(), progress.clone());
                 let (this, spec) = (self.clone(), spec.clone());
                 tokio::spawn(async move {
                     let began = Instant::now();
@@ -188,7 +214,10 @@ impl Datasets {
                     match &opened {
                         Ok(opened) => {
                             this.inner.stats.opened.add(1);
-                            this.inner.stats.open_us.add(began.elapsed().as_micros() as u64);
+                            this.inner
+                                .stats
+                                .open_us
+                                .add(began.elapsed().as_micros() as u64);
                             tracing::info!(dataset = ?opened.dataset, indexed = opened.indexed_files, ms = began.elapsed().as_millis() as u64, "opened");
                         }
                         Err(_) => this.inner.stats.failed.add(1),
@@ -219,8 +248,14 @@ impl Datasets {
             None => self.kept_on_disk(id).await?,
         };
         let dataset = found.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("the dataset {:?} is not known here", forebay_core::name::shorten(id)))
-                .hint("open it again: it may have been opened at another node, or long ago")
+            Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "the dataset {:?} is not known here",
+                    forebay_core::name::shorten(id)
+                ),
+            )
+            .hint("open it again: it may have been opened at another node, or long ago")
         })?;
         dataset.check_access(access)?;
         Ok(dataset)
@@ -242,20 +277,38 @@ impl Datasets {
     /// What the directory of indexes holds: bytes and files.
     pub async fn on_disk(&self) -> (u64, usize) {
         let disk = self.inner.disk.clone();
-        blocking(move || disk.map_or((0, 0), |d| d.usage())).await.unwrap_or_default()
+        blocking(move || disk.map_or((0, 0), |d| d.usage()))
+            .await
+            .unwrap_or_default()
     }
 
     /// Datasets in RAM that the caller may read, the most recently used first.
     pub fn list(&self, access: &dyn Access) -> Vec<Arc<Dataset>> {
-        let mut all: Vec<(Arc<Dataset>, u64)> = self.inner.kept.lock().by_id.values().cloned().collect();
+        let mut all: Vec<(Arc<Dataset>, u64)> =
+            self.inner.kept.lock().by_id.values().cloned().collect();
         all.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
-        all.into_iter().map(|(d, _)| d).filter(|d| d.check_access(access).is_ok()).collect()
+        all.into_iter()
+            .map(|(d, _)| d)
+            .filter(|d| d.check_access(access).is_ok())
+            .collect()
     }
 
-    async fn open_now(&self, spec: &DatasetSpec, wanted: Vec<Wanted>, progress: &Arc<Progress>, began: Instant) -> Result<Opened> {
+    async fn open_now(
+        &self,
+        spec: &DatasetSpec,
+        wanted: Vec<Wanted>,
+        progress: &Arc<Progress>,
+        began: Instant,
+    ) -> Result<Opened> {
         let engine = &self.inner.engine;
         let known = self.known(spec).await?;
-        let listed = list(engine, wanted, known.as_deref().map(Dataset::files), progress).await?;
+        let listed = list(
+            engine,
+            wanted,
+            known.as_deref().map(Dataset::files),
+            progress,
+        )
+        .await?;
         progress.listed(listed.files.len());
         let unreadable = listed.unreadable.clone();
         let mut selected = select(listed, spec.format, &spec.sources)?;
@@ -264,9 +317,13 @@ impl Datasets {
         }
         let (dataset, counts) = if selected.format == Format::Objects {
             let labels = Labels::of_spec(engine, spec.labels.as_ref(), &selected.files).await?;
-            (Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?, Counts::default())
+            (
+                Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?,
+                Counts::default(),
+            )
         } else {
-            self.of_files(spec, selected, known.as_deref(), progress).await?
+            self.of_files(spec, selected, known.as_deref(), progress)
+                .await?
         };
         let stats = &self.inner.stats;
         stats.files_indexed.add(counts.indexed);
@@ -276,9 +333,14 @@ impl Datasets {
         // One Arc for one dataset, whoever holds it.
         let found = self.inner.kept.lock().get(dataset.id());
         let dataset = found.unwrap_or_else(|| Arc::new(dataset));
-        self.inner.kept.lock().keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
+        self.inner
+            .kept
+            .lock()
+            .keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
         self.keep_on_disk(spec.key(), &dataset).await;
-        let previous = known.map(|k| k.id().to_owned()).filter(|id| id != dataset.id());
+        let previous = known
+            .map(|k| k.id().to_owned())
+            .filter(|id| id != dataset.id());
         Ok(Opened {
             dataset,
             indexed_files: counts.indexed,
@@ -300,14 +362,21 @@ impl Datasets {
         progress: &Arc<Progress>,
     ) -> Result<(Dataset, Counts)> {
         let format = selected.format;
-        let wrong = |what: &str| Err(Error::invalid(format!("{what}, and these files are {format}")));
+        let wrong = |what: &str| {
+            Err(Error::invalid(format!(
+                "{what}, and these files are {format}"
+            )))
+        };
         if spec.labels.is_some() {
             return wrong("labels are for whole objects");
         }
         if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
         }
-        let mut options = IndexOptions { example: spec.example.spec(), ..IndexOptions::default() };
+        let mut options = IndexOptions {
+            example: spec.example.spec(),
+            ..IndexOptions::default()
+        };
         if let Some(rows) = spec.block_rows {
             (options.block_rows, options.block_bytes) = (rows, u64::MAX);
         }
@@ -322,10 +391,33 @@ impl Datasets {
             options,
             on_damaged: spec.on_damaged,
         };
-        let Indexed { files, indexes, indexed_files, reused_files, bytes, skipped } = index(order, known, progress).await?;
+        let Indexed {
+            files,
+            indexes,
+            indexed_files,
+            reused_files,
+            bytes,
+            skipped,
+        } = index(order, known, progress).await?;
         let schema = common_schema(format, &files, &indexes)?;
-        let parts = Parts { format, files, indexes, shape: None, schema, labels: None, options: spec.options() };
-        Ok((Dataset::of_parts(parts)?, Counts { indexed: indexed_files, reused: reused_files, bytes, skipped }))
+        let parts = Parts {
+            format,
+            files,
+            indexes,
+            shape: None,
+            schema,
+            labels: None,
+            options: spec.options(),
+        };
+        Ok((
+            Dataset::of_parts(parts)?,
+            Counts {
+                indexed: indexed_files,
+                reused: reused_files,
+                bytes,
+                skipped,
+            },
+        ))
     }
 
     /// What this spec was last opened as.
@@ -338,16 +430,23 @@ impl Datasets {
         Ok(loaded.map(|dataset| {
             self.inner.stats.loaded.add(1);
             let dataset = Arc::new(dataset);
-            self.inner.kept.lock().keep(Some(key), &dataset, self.inner.config.memory_bytes);
+            self.inner
+                .kept
+                .lock()
+                .keep(Some(key), &dataset, self.inner.config.memory_bytes);
             dataset
         }))
     }
 
     /// A disk that refuses costs the next process the work, nothing else.
     async fn keep_on_disk(&self, key: u128, dataset: &Arc<Dataset>) {
-        let Some(disk) = self.inner.disk.clone() else { return };
+        let Some(disk) = self.inner.disk.clone() else {
+            return;
+        };
         let dataset = dataset.clone();
-        let kept = blocking(move || disk.keep(key, &dataset)).await.and_then(|kept| kept);
+        let kept = blocking(move || disk.keep(key, &dataset))
+            .await
+            .and_then(|kept| kept);
         if let Err(e) = kept {
             self.inner.stats.keep_failed.add(1);
             tracing::warn!(error = %e.describe(), "the index of a dataset was not kept on disk");
@@ -366,8 +465,16 @@ struct Counts {
 
 /// The format that the first bytes of the first file that has any tell.
 async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> Result<Format> {
-    let Some(first) = files.iter().find(|f| f.size > 0) else { return Ok(by_name) };
-    let head = engine.peek_version(&first.name, &Arc::new(first.meta()), 0..first.size.min(Format::MAGIC_BYTES as u64)).await?;
+    let Some(first) = files.iter().find(|f| f.size > 0) else {
+        return Ok(by_name);
+    };
+    let head = engine
+        .peek_version(
+            &first.name,
+            &Arc::new(first.meta()),
+            0..first.size.min(Format::MAGIC_BYTES as u64),
+        )
+        .await?;
     let told = Format::from_magic(&head);
     Ok(match (by_name, told) {
         (Format::ArrowFile, Some(arrow @ (Format::ArrowFile | Format::ArrowStream))) => arrow,
@@ -378,5 +485,7 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
 
 /// Runs what may wait for a disk, or burn CPU, on a thread made for that.
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(f).await.map_err(|e| Error::internal("a worker thread failed").source(e))
+    tokio::task::spawn_blocking(f)
+        .await
+        .map_err(|e| Error::internal("a worker thread failed").source(e))
 }

@@ -1,7 +1,8 @@
 //! One schema for all files of a dataset.
 //!
-//! Files of tables must have the same columns in the same order; what only describes them (metadata, whether nulls may be) may differ. Of tars the
-//! columns of all are taken together: a sample without a member has a null there.
+//! Files of tables must have the same columns in the same order; what only describes them
+//! (metadata, whether nulls may be) may differ. Of tars the columns of all are taken together: a
+//! sample without a member has a null there.
 
 use crate::{Format, table::FileTable};
 use arrow_schema::{Field, Schema, SchemaRef};
@@ -13,8 +14,15 @@ use std::{collections::HashSet, sync::Arc};
 ///
 /// # Errors
 /// `Invalid` with the first file that differs from the first one, and how.
-pub(crate) fn common_schema(format: Format, files: &FileTable, indexes: &[Arc<FileIndex>]) -> Result<SchemaRef> {
-    let first = indexes.first().ok_or_else(|| Error::internal("a dataset without files"))?.schema();
+pub(crate) fn common_schema(
+    format: Format,
+    files: &FileTable,
+    indexes: &[Arc<FileIndex>],
+) -> Result<SchemaRef> {
+    let first = indexes
+        .first()
+        .ok_or_else(|| Error::internal("a dataset without files"))?
+        .schema();
     if format == Format::Tar {
         return Ok(union(indexes));
     }
@@ -26,10 +34,15 @@ pub(crate) fn common_schema(format: Format, files: &FileTable, indexes: &[Arc<Fi
             continue;
         }
         if let Some(difference) = difference(first, schema) {
-            return Err(Error::invalid(format!("{} has other columns than {}: {difference}", files.name(i), files.name(0)))
-                .hint("open files of one schema together; datasets of several can be mixed"));
+            return Err(Error::invalid(format!(
+                "{} has other columns than {}: {difference}",
+                files.name(i),
+                files.name(0)
+            ))
+            .hint("open files of one schema together; datasets of several can be mixed"));
         }
-        let nullable = nullable.get_or_insert_with(|| first.fields().iter().map(|f| f.is_nullable()).collect());
+        let nullable = nullable
+            .get_or_insert_with(|| first.fields().iter().map(|f| f.is_nullable()).collect());
         for (n, field) in nullable.iter_mut().zip(schema.fields()) {
             *n |= field.is_nullable();
         }
@@ -38,7 +51,11 @@ pub(crate) fn common_schema(format: Format, files: &FileTable, indexes: &[Arc<Fi
     Ok(match nullable {
         None => first.clone(),
         Some(nullable) => {
-            let fields = first.fields().iter().zip(nullable).map(|(f, n)| f.as_ref().clone().with_nullable(n));
+            let fields = first
+                .fields()
+                .iter()
+                .zip(nullable)
+                .map(|(f, n)| f.as_ref().clone().with_nullable(n));
             Arc::new(Schema::new(fields.collect::<Vec<Field>>()))
         }
     })
@@ -51,7 +68,12 @@ fn difference(ours: &Schema, theirs: &Schema) -> Option<String> {
             return Some(format!("column {:?} in place of {:?}", b.name(), a.name()));
         }
         if !a.data_type().equals_datatype(b.data_type()) {
-            return Some(format!("column {:?} is {} and not {}", a.name(), b.data_type(), a.data_type()));
+            return Some(format!(
+                "column {:?} is {} and not {}",
+                a.name(),
+                b.data_type(),
+                a.data_type()
+            ));
         }
     }
     match (ours.fields().len(), theirs.fields().len()) {

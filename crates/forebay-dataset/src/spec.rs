@@ -1,6 +1,7 @@
 //! What a caller says of a dataset: which files, of which format, read how.
 //!
-//! Invariant: two specs with the same [`DatasetSpec::key`] ask for the same thing, so one opening serves both.
+//! Invariant: two specs with the same [`DatasetSpec::key`] ask for the same thing, so one opening
+//! serves both.
 
 use crate::Format;
 use forebay_core::{Error, Result, limits};
@@ -12,8 +13,9 @@ use xxhash_rust::xxh3::xxh3_128;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetSpec {
-    /// `bucket/key`, with or without `s3://`: an exact name, a pattern (`{000..127}`, `{a,b}`, `*`, `?`, `[a-z]`, `**`), everything under a prefix
-    /// (it ends in `/`), or `manifest:bucket/key`. Rows are numbered in the order of sources; within a pattern by name.
+    /// `bucket/key`, with or without `s3://`: an exact name, a pattern (`{000..127}`, `{a,b}`, `*`,
+    /// `?`, `[a-z]`, `**`), everything under a prefix (it ends in `/`), or `manifest:bucket/key`.
+    /// Rows are numbered in the order of sources; within a pattern by name.
     #[serde(alias = "source", deserialize_with = "one_or_many")]
     pub sources: Vec<String>,
     /// Where it is not given, the names tell.
@@ -28,8 +30,8 @@ pub struct DatasetSpec {
     /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
     #[serde(skip_serializing_if = "is_default")]
     pub example: Example,
-    /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord, JSONL. Where it is not given, a number that makes
-    /// blocks of a few MiB.
+    /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord,
+    /// JSONL. Where it is not given, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
 }
@@ -47,7 +49,8 @@ pub enum LabelSource {
     File {
         /// `bucket/key`.
         name: String,
-        /// The column or field with the object's name: its whole key, or the end of it from a `/` on. The usual names where it is not given.
+        /// The column or field with the object's name: its whole key, or the end of it from a `/`
+        /// on. The usual names where it is not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,7 +104,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// As people write it: `TFRecord`, `tf_record`, `arrow`.
 fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
-    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let Some(text) = Option::<String>::deserialize(from)? else {
+        return Ok(None);
+    };
     let name = match text.to_ascii_lowercase().replace('_', "-").as_str() {
         "tf-record" | "tfrecords" => "tfrecord".to_owned(),
         "arrow" | "feather" | "ipc" => "arrow-file".to_owned(),
@@ -110,7 +115,9 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
         other => other.to_owned(),
     };
     // The library's own message names the place; ours says what there is.
-    Format::parse(&name).map(Some).map_err(|e| serde::de::Error::custom(e.describe()))
+    Format::parse(&name)
+        .map(Some)
+        .map_err(|e| serde::de::Error::custom(e.describe()))
 }
 
 fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
@@ -129,7 +136,10 @@ fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Err
 impl DatasetSpec {
     /// One source, everything else by itself.
     pub fn of(source: impl Into<String>) -> Self {
-        Self { sources: vec![source.into()], ..Self::default() }
+        Self {
+            sources: vec![source.into()],
+            ..Self::default()
+        }
     }
 
     /// From the JSON of a request.
@@ -138,7 +148,8 @@ impl DatasetSpec {
     /// `Invalid` for anything that is not a spec, or makes no sense.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let spec: Self = serde_json::from_slice(json).map_err(|e| {
-            Error::invalid(format!("this is not the description of a dataset: {e}")).hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
+            Error::invalid(format!("this is not the description of a dataset: {e}"))
+                .hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
         })?;
         spec.check()?;
         Ok(spec)
@@ -148,21 +159,29 @@ impl DatasetSpec {
     /// `Invalid` for what makes no sense.
     pub fn check(&self) -> Result<()> {
         if self.sources.is_empty() {
-            return Err(Error::invalid("a dataset of no sources").hint(r#"give "sources": ["bucket/prefix/**.parquet"]"#));
+            return Err(Error::invalid("a dataset of no sources")
+                .hint(r#"give "sources": ["bucket/prefix/**.parquet"]"#));
         }
         if self.sources.len() > limits::DATASET_SOURCES_MAX {
-            return Err(Error::invalid(format!("{} sources; the most are {}", self.sources.len(), limits::DATASET_SOURCES_MAX))
-                .hint("write them into a manifest object: manifest:bucket/key"));
+            return Err(Error::invalid(format!(
+                "{} sources; the most are {}",
+                self.sources.len(),
+                limits::DATASET_SOURCES_MAX
+            ))
+            .hint("write them into a manifest object: manifest:bucket/key"));
         }
         let only = |what: &str, format: Format| match self.format {
-            Some(f) if f != format => Err(Error::invalid(format!("{what} is for {format}, and the format is {f}"))),
+            Some(f) if f != format => Err(Error::invalid(format!(
+                "{what} is for {format}, and the format is {f}"
+            ))),
             _ => Ok(()),
         };
         if self.labels.is_some() {
             only("labels", Format::Objects)?;
         }
         if let Some(LabelSource::Path { level: 0 }) = self.labels {
-            return Err(Error::invalid("labels.level is 0").hint("1 is the directory that the object is in, 2 the one above"));
+            return Err(Error::invalid("labels.level is 0")
+                .hint("1 is the directory that the object is in, 2 the one above"));
         }
         if self.example.spec().is_some() {
             only("example", Format::TfRecord)?;
@@ -187,7 +206,12 @@ impl DatasetSpec {
 
     /// What the id of a dataset depends on besides its files.
     pub(crate) fn options(&self) -> String {
-        let options = Self { sources: Vec::new(), format: None, on_damaged: OnDamaged::Error, ..self.clone() };
+        let options = Self {
+            sources: Vec::new(),
+            format: None,
+            on_damaged: OnDamaged::Error,
+            ..self.clone()
+        };
         serde_json::to_string(&options).unwrap_or_default()
     }
 }
@@ -198,14 +222,38 @@ mod tests {
 
     #[test]
     fn specs_are_read_and_checked() {
-        let spec = DatasetSpec::parse(br#"{"source": "s3://b1/x/**", "format": "objects", "labels": {"from": "path"}}"#).unwrap();
+        let spec = DatasetSpec::parse(
+            br#"{"source": "s3://b1/x/**", "format": "objects", "labels": {"from": "path"}}"#,
+        )
+        .unwrap();
         assert_eq!(spec.sources, ["s3://b1/x/**"]);
         assert_eq!(spec.labels, Some(LabelSource::Path { level: 1 }));
-        assert_eq!(spec.key(), DatasetSpec { sources: vec!["b1/x/**".into()], ..spec.clone() }.key());
-        assert_ne!(spec.key(), DatasetSpec { labels: None, ..spec.clone() }.key());
-        for (text, format) in [("TF_Record", Format::TfRecord), ("arrow", Format::ArrowFile), ("arrow_stream", Format::ArrowStream)] {
+        assert_eq!(
+            spec.key(),
+            DatasetSpec {
+                sources: vec!["b1/x/**".into()],
+                ..spec.clone()
+            }
+            .key()
+        );
+        assert_ne!(
+            spec.key(),
+            DatasetSpec {
+                labels: None,
+                ..spec.clone()
+            }
+            .key()
+        );
+        for (text, format) in [
+            ("TF_Record", Format::TfRecord),
+            ("arrow", Format::ArrowFile),
+            ("arrow_stream", Format::ArrowStream),
+        ] {
             let json = format!(r#"{{"source": "bk/x", "format": "{text}"}}"#);
-            assert_eq!(DatasetSpec::parse(json.as_bytes()).unwrap().format, Some(format));
+            assert_eq!(
+                DatasetSpec::parse(json.as_bytes()).unwrap().format,
+                Some(format)
+            );
         }
         for bad in [
             r#"{}"#,
@@ -221,7 +269,11 @@ mod tests {
             r#"{"sources": ["a"], "block_rows": 0}"#,
             r#"{"sources": [1]}"#,
         ] {
-            assert_eq!(DatasetSpec::parse(bad.as_bytes()).unwrap_err().kind(), forebay_core::ErrorKind::Invalid, "{bad}");
+            assert_eq!(
+                DatasetSpec::parse(bad.as_bytes()).unwrap_err().kind(),
+                forebay_core::ErrorKind::Invalid,
+                "{bad}"
+            );
         }
     }
 }

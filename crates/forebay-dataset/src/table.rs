@@ -1,8 +1,10 @@
 //! The files of a dataset: names, versions, sizes, as columns, since there may be millions.
 //!
-//! A file costs its key, 21 bytes for its ETag and 20 bytes besides. Files are numbered in the order of the dataset's rows.
+//! A file costs its key, 21 bytes for its ETag and 20 bytes besides. Files are numbered in the
+//! order of the dataset's rows.
 //!
-//! Invariant: every name in the table is valid (the builder takes [`ObjectName`]s), and keys take less than 4 GiB.
+//! Invariant: every name in the table is valid (the builder takes [`ObjectName`]s), and keys take
+//! less than 4 GiB.
 
 use forebay_core::{Attributes, Error, ObjectMeta, ObjectName, Result, VersionId, limits};
 use std::sync::Arc;
@@ -22,7 +24,12 @@ pub struct FileRef {
 impl FileRef {
     /// What the engine needs to read this version and no other.
     pub fn meta(&self) -> ObjectMeta {
-        ObjectMeta { size: self.size, etag: self.etag.clone(), last_modified_ms: self.last_modified_ms, attributes: Attributes::default() }
+        ObjectMeta {
+            size: self.size,
+            etag: self.etag.clone(),
+            last_modified_ms: self.last_modified_ms,
+            attributes: Attributes::default(),
+        }
     }
 
     pub fn version(&self) -> VersionId {
@@ -65,19 +72,29 @@ impl FileTable {
     /// If there is no such file, as an index does.
     pub fn file(&self, i: usize) -> FileRef {
         let (etag, last_modified_ms) = self.tag(i);
-        FileRef { name: self.name(i), size: self.sizes[i], etag, last_modified_ms }
+        FileRef {
+            name: self.name(i),
+            size: self.sizes[i],
+            etag,
+            last_modified_ms,
+        }
     }
 
     /// # Panics
     /// If there is no such file.
     pub fn name(&self, i: usize) -> ObjectName {
-        ObjectName::new(self.bucket_arc(i).clone(), self.key(i)).expect("the builder takes valid names only")
+        ObjectName::new(self.bucket_arc(i).clone(), self.key(i))
+            .expect("the builder takes valid names only")
     }
 
     /// # Panics
     /// If there is no such file.
     pub fn key(&self, i: usize) -> &str {
-        let start = if i == 0 { 0 } else { self.key_ends[i - 1] as usize };
+        let start = if i == 0 {
+            0
+        } else {
+            self.key_ends[i - 1] as usize
+        };
         &self.keys[start..self.key_ends[i] as usize]
     }
 
@@ -88,7 +105,9 @@ impl FileTable {
     }
 
     fn bucket_arc(&self, i: usize) -> &Arc<str> {
-        let at = self.buckets.partition_point(|&(first, _)| first as usize <= i);
+        let at = self
+            .buckets
+            .partition_point(|&(first, _)| first as usize <= i);
         &self.buckets[at - 1].1
     }
 
@@ -117,7 +136,11 @@ impl FileTable {
 
     /// What tells this version from others, in bytes: equal for equal ones.
     pub(crate) fn tag_bytes(&self, i: usize) -> &[u8] {
-        let start = if i == 0 { 0 } else { self.tag_ends[i - 1] as usize };
+        let start = if i == 0 {
+            0
+        } else {
+            self.tag_ends[i - 1] as usize
+        };
         &self.tags[start..self.tag_ends[i] as usize]
     }
 
@@ -127,11 +150,13 @@ impl FileTable {
 
     /// Whether a file has this size and version.
     pub(crate) fn is_version(&self, i: usize, file: &FileRef) -> bool {
-        self.sizes[i] == file.size && self.tag_bytes(i) == tag_of(file.etag.as_deref(), file.last_modified_ms).as_slice()
+        self.sizes[i] == file.size
+            && self.tag_bytes(i) == tag_of(file.etag.as_deref(), file.last_modified_ms).as_slice()
     }
 
     pub fn memory_bytes(&self) -> u64 {
-        let fixed = self.key_ends.capacity() * 4 + self.sizes.capacity() * 8 + self.tag_ends.capacity() * 4;
+        let fixed =
+            self.key_ends.capacity() * 4 + self.sizes.capacity() * 8 + self.tag_ends.capacity() * 4;
         (fixed + self.keys.capacity() + self.tags.capacity() + self.buckets.capacity() * 24) as u64
     }
 }
@@ -159,13 +184,18 @@ pub(crate) fn parse_tag(bytes: &[u8]) -> (Option<String>, i64) {
 
 fn tag_of(etag: Option<&str>, last_modified_ms: i64) -> Vec<u8> {
     let Some(etag) = etag else {
-        return std::iter::once(tag::TIME).chain(last_modified_ms.to_le_bytes()).collect();
+        return std::iter::once(tag::TIME)
+            .chain(last_modified_ms.to_le_bytes())
+            .collect();
     };
-    md5_of(etag)
-        .map_or_else(|| std::iter::once(tag::TEXT).chain(etag.bytes()).collect(), |md5| std::iter::once(tag::MD5).chain(md5).collect())
+    md5_of(etag).map_or_else(
+        || std::iter::once(tag::TEXT).chain(etag.bytes()).collect(),
+        |md5| std::iter::once(tag::MD5).chain(md5).collect(),
+    )
 }
 
-/// The bytes of an ETag that is a quoted MD5 in small letters, as S3 has it for objects of one part.
+/// The bytes of an ETag that is a quoted MD5 in small letters, as S3 has it for objects of one
+/// part.
 fn md5_of(etag: &str) -> Option<[u8; 16]> {
     let hex = etag.strip_prefix('"')?.strip_suffix('"')?;
     if hex.len() != 32 {
@@ -191,15 +221,24 @@ impl FileTableBuilder {
         let tag = tag_of(file.etag.as_deref(), file.last_modified_ms);
         let key_end = u32::try_from(t.keys.len() + file.name.key().len()).ok();
         let tag_end = u32::try_from(t.tags.len() + tag.len()).ok();
-        let (Some(key_end), Some(tag_end), true) = (key_end, tag_end, t.len() < limits::DATASET_FILES_MAX) else {
+        let (Some(key_end), Some(tag_end), true) =
+            (key_end, tag_end, t.len() < limits::DATASET_FILES_MAX)
+        else {
             return Err(Error::new(
                 forebay_core::ErrorKind::TooLarge,
-                format!("a dataset of more than {} files, or of names of more than 4 GiB", limits::DATASET_FILES_MAX),
+                format!(
+                    "a dataset of more than {} files, or of names of more than 4 GiB",
+                    limits::DATASET_FILES_MAX
+                ),
             )
             .hint("put small objects into tars or Parquet, or open parts of it and mix them"));
         };
-        if t.buckets.last().is_none_or(|(_, b)| **b != *file.name.bucket()) {
-            t.buckets.push((t.len() as u32, file.name.bucket_arc().clone()));
+        if t.buckets
+            .last()
+            .is_none_or(|(_, b)| **b != *file.name.bucket())
+        {
+            t.buckets
+                .push((t.len() as u32, file.name.bucket_arc().clone()));
         }
         t.keys.push_str(file.name.key());
         t.key_ends.push(key_end);
@@ -235,15 +274,26 @@ mod tests {
     #[test]
     fn files_come_back_as_they_went_in() {
         let md5 = format!("\"{}\"", "0123456789abcdef".repeat(2));
-        let etags =
-            [None, Some(md5.clone()), Some(md5.to_uppercase()), Some("\"abc-12\"".into()), Some("W/\"x\"".into()), Some(String::new())];
+        let etags = [
+            None,
+            Some(md5.clone()),
+            Some(md5.to_uppercase()),
+            Some("\"abc-12\"".into()),
+            Some("W/\"x\"".into()),
+            Some(String::new()),
+        ];
         let mut builder = FileTableBuilder::default();
         let mut files = Vec::new();
         for (i, etag) in etags.into_iter().enumerate() {
             for bucket in ["b-1", "b-1", "b-2"] {
                 let last_modified_ms = if etag.is_none() { -5 + i as i64 } else { 0 };
                 let name = ObjectName::new(bucket, format!("ü/{i}.bin")).unwrap();
-                files.push(FileRef { name, size: u64::MAX - i as u64, etag: etag.clone(), last_modified_ms });
+                files.push(FileRef {
+                    name,
+                    size: u64::MAX - i as u64,
+                    etag: etag.clone(),
+                    last_modified_ms,
+                });
                 builder.push(files.last().unwrap()).unwrap();
             }
         }
@@ -252,12 +302,27 @@ mod tests {
         assert_eq!(table.total_bytes(), u64::MAX);
         for (i, f) in files.iter().enumerate() {
             assert!(table.is_version(i, f));
-            assert!(!table.is_version(i, &FileRef { size: 1, ..f.clone() }));
-            assert!(!table.is_version(i, &FileRef { etag: Some("\"other\"".into()), ..f.clone() }));
+            assert!(!table.is_version(
+                i,
+                &FileRef {
+                    size: 1,
+                    ..f.clone()
+                }
+            ));
+            assert!(!table.is_version(
+                i,
+                &FileRef {
+                    etag: Some("\"other\"".into()),
+                    ..f.clone()
+                }
+            ));
         }
         let runs: Vec<_> = table.by_bucket().collect();
         assert_eq!(runs.len(), 12);
-        assert_eq!((runs[0].0, runs[0].1.clone(), runs[11].0), ("b-1", 0..2, "b-2"));
+        assert_eq!(
+            (runs[0].0, runs[0].1.clone(), runs[11].0),
+            ("b-1", 0..2, "b-2")
+        );
         assert!(FileTable::default().is_empty());
     }
 }

@@ -1,4 +1,5 @@
-//! A dataset whose files come, go and change: however it came to where it is, it is what a registry that knows nothing finds.
+//! A dataset whose files come, go and change: however it came to where it is, it is what a registry
+//! that knows nothing finds.
 
 mod support;
 
@@ -8,18 +9,28 @@ use support::*;
 
 /// `FOREBAY_TEST_SEED` replays one.
 fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
+    let seed = std::env::var("FOREBAY_TEST_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or_else(rand::random);
     eprintln!("FOREBAY_TEST_SEED={seed}");
     seed
 }
 
 #[tokio::test]
 async fn an_updated_dataset_equals_one_that_is_opened_anew() {
-    let factor: f64 = std::env::var("FOREBAY_TEST_CASES").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+    let factor: f64 = std::env::var("FOREBAY_TEST_CASES")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1.0);
     let mut rng = StdRng::seed_from_u64(seed());
     let mut b = Bench::new();
-    let make: [(&str, fn(usize) -> Vec<u8>); 4] =
-        [("p/*.parquet", |n| parquet(&[n, n / 2, 1])), ("a/**.arrow", |n| arrow(&[n, 2], false)), ("t/*.tar", tar), ("j/{0..99}*", jsonl)];
+    let make: [(&str, fn(usize) -> Vec<u8>); 4] = [
+        ("p/*.parquet", |n| parquet(&[n, n / 2, 1])),
+        ("a/**.arrow", |n| arrow(&[n, 2], false)),
+        ("t/*.tar", tar),
+        ("j/{0..99}*", jsonl),
+    ];
     let mut files: Vec<Vec<u32>> = vec![Vec::new(); make.len()];
     let key = |kind: usize, n: u32| match kind {
         0 => format!("p/{n:02}.parquet"),
@@ -50,7 +61,10 @@ async fn an_updated_dataset_equals_one_that_is_opened_anew() {
         let updated = b.open(&source).await;
         let anew = b.fresh().open(&DatasetSpec::of(source), &Everything).await;
         if files[kind].is_empty() {
-            assert_eq!(updated.unwrap_err().kind(), forebay_core::ErrorKind::NotFound);
+            assert_eq!(
+                updated.unwrap_err().kind(),
+                forebay_core::ErrorKind::NotFound
+            );
             continue;
         }
         let (updated, anew) = (updated.unwrap(), anew.unwrap());
@@ -58,7 +72,10 @@ async fn an_updated_dataset_equals_one_that_is_opened_anew() {
         assert_eq!(updated.dataset.files(), anew.dataset.files());
         assert_eq!(updated.dataset.shape(), anew.dataset.shape());
         assert_eq!(updated.dataset.files().len(), files[kind].len());
-        assert_eq!(updated.indexed_files + updated.reused_files, files[kind].len() as u64);
+        assert_eq!(
+            updated.indexed_files + updated.reused_files,
+            files[kind].len() as u64
+        );
         check_places(&updated.dataset);
         let id = updated.dataset.id().to_owned();
         let expected = last[kind].replace(id.clone()).filter(|l| *l != id);

@@ -1,4 +1,5 @@
-//! Plans that the cache follows: leases begin, move, end and run out; what is wanted is kept and fetched ahead; what nobody wants is let go.
+//! Plans that the cache follows: leases begin, move, end and run out; what is wanted is kept and
+//! fetched ahead; what nobody wants is let go.
 
 use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
 use forebay_dataset::{
@@ -27,7 +28,9 @@ struct World {
 }
 
 fn content(i: usize) -> Vec<u8> {
-    (0..OBJECT_BYTES).map(|at| (i * 31 + at / 7) as u8).collect()
+    (0..OBJECT_BYTES)
+        .map(|at| (i * 31 + at / 7) as u8)
+        .collect()
 }
 
 /// Objects, and a node's parts over them with a cache for `cache` of them.
@@ -40,29 +43,67 @@ async fn world(cache: usize) -> World {
     }
     let capacity_bytes = (cache * (OBJECT_BYTES + 256) + (256 << 10)) as u64;
     let config = StoreConfig {
-        dirs: vec![DirConfig { path: dir.path().join("cache"), capacity_bytes }],
+        dirs: vec![DirConfig {
+            path: dir.path().join("cache"),
+            capacity_bytes,
+        }],
         segment_bytes: Some(64 << 10),
         background: false,
         ..StoreConfig::default()
     };
     let store = Arc::new(Store::open(config, Arc::new(SystemClock)).unwrap());
     let mut buckets = FixedBuckets::default();
-    buckets.0.insert("bucket".into(), Arc::new(LocalOrigin::open(&origin).unwrap()) as Arc<dyn Origin>);
-    let rule = BucketRule { freshness: Freshness::Immutable, cache: true };
-    let config = EngineConfig { rules: BucketRules { default: rule, ..BucketRules::default() }, ..EngineConfig::default() };
-    let engine = Engine::new(config, Arc::new(buckets), Some(store), Arc::new(SystemClock), MemoryBudget::new(64 << 20));
+    buckets.0.insert(
+        "bucket".into(),
+        Arc::new(LocalOrigin::open(&origin).unwrap()) as Arc<dyn Origin>,
+    );
+    let rule = BucketRule {
+        freshness: Freshness::Immutable,
+        cache: true,
+    };
+    let config = EngineConfig {
+        rules: BucketRules {
+            default: rule,
+            ..BucketRules::default()
+        },
+        ..EngineConfig::default()
+    };
+    let engine = Engine::new(
+        config,
+        Arc::new(buckets),
+        Some(store),
+        Arc::new(SystemClock),
+        MemoryBudget::new(64 << 20),
+    );
     let datasets = Datasets::new(engine.clone(), DatasetsConfig::default());
     let plans = Plans::new(&datasets);
-    let spec =
-        DatasetSpec { sources: vec!["bucket/o/**".into()], format: Some(Format::Objects), block_rows: Some(8), ..DatasetSpec::default() };
+    let spec = DatasetSpec {
+        sources: vec!["bucket/o/**".into()],
+        format: Some(Format::Objects),
+        block_rows: Some(8),
+        ..DatasetSpec::default()
+    };
     let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
     assert_eq!(dataset.rows(), OBJECTS as u64);
-    World { _dir: dir, engine, plans, dataset }
+    World {
+        _dir: dir,
+        engine,
+        plans,
+        dataset,
+    }
 }
 
 impl World {
     fn plan(&self, seed: u64, shuffle: Shuffle) -> Arc<Plan> {
-        Arc::new(Plan::new(PlanSpec::single(self.dataset.id(), self.dataset.shape().clone(), seed, shuffle)).unwrap())
+        Arc::new(
+            Plan::new(PlanSpec::single(
+                self.dataset.id(),
+                self.dataset.shape().clone(),
+                seed,
+                shuffle,
+            ))
+            .unwrap(),
+        )
     }
 
     fn registration(&self, plan: &Plan) -> Registration {
@@ -80,7 +121,10 @@ impl World {
     async fn read(&self, row: u64) {
         let file = self.dataset.file(row as u32);
         let mut out = Vec::new();
-        self.engine.read_version(&file.name, &Arc::new(file.meta()), 0..file.size, &mut out).await.unwrap();
+        self.engine
+            .read_version(&file.name, &Arc::new(file.meta()), 0..file.size, &mut out)
+            .await
+            .unwrap();
         assert!(out == content(row as usize), "row {row}");
     }
 
@@ -89,7 +133,11 @@ impl World {
     }
 
     fn is_here(&self, row: u64) -> bool {
-        self.engine.store().unwrap().peek(&self.dataset.file(row as u32).name).is_some()
+        self.engine
+            .store()
+            .unwrap()
+            .peek(&self.dataset.file(row as u32).name)
+            .is_some()
     }
 
     /// Of each epoch, the share that was not fetched.
@@ -110,7 +158,12 @@ impl World {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(test);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(test);
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -127,13 +180,23 @@ fn the_cache_follows_a_plan() {
         for shuffle in [Shuffle::Full, Shuffle::Block { blocks: 4 }] {
             let w = world(OBJECTS / 2).await;
             let plan = w.plan(7, shuffle);
-            let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+            let lease = w
+                .plans
+                .register(&w.registration(&plan), &Everything)
+                .await
+                .unwrap();
             let found = w.epochs(&plan, Some(&lease.lease), 4).await;
-            assert!(found[1..].iter().all(|f| *f > 0.42), "{shuffle}: {found:?} of half");
+            assert!(
+                found[1..].iter().all(|f| *f > 0.42),
+                "{shuffle}: {found:?} of half"
+            );
             let w = world(OBJECTS / 2).await;
             let default = w.epochs(&plan, None, 4).await;
             let mean = |f: &[f64]| f[1..].iter().sum::<f64>() / 3.0;
-            assert!(mean(&found) > mean(&default) + 0.1, "{shuffle}: {found:?}, and by default {default:?}");
+            assert!(
+                mean(&found) > mean(&default) + 0.1,
+                "{shuffle}: {found:?}, and by default {default:?}"
+            );
         }
     });
 }
@@ -145,7 +208,13 @@ fn jobs_over_one_dataset_share_what_they_fetch() {
         let plans = [w.plan(1, Shuffle::Full), w.plan(2, Shuffle::Full)];
         let mut leases = Vec::new();
         for plan in &plans {
-            leases.push(w.plans.register(&w.registration(plan), &Everything).await.unwrap().lease);
+            leases.push(
+                w.plans
+                    .register(&w.registration(plan), &Everything)
+                    .await
+                    .unwrap()
+                    .lease,
+            );
         }
         let mut found = Vec::new();
         for epoch in 0..3 {
@@ -158,7 +227,10 @@ fn jobs_over_one_dataset_share_what_they_fetch() {
             }
             found.push(1.0 - (w.fetched() - before) as f64 / (2 * OBJECTS * OBJECT_BYTES) as f64);
         }
-        assert!(found[1..].iter().all(|f| *f > 0.5), "each alone would find less than half: {found:?}");
+        assert!(
+            found[1..].iter().all(|f| *f > 0.5),
+            "each alone would find less than half: {found:?}"
+        );
     });
 }
 
@@ -167,8 +239,16 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
     run(async {
         let w = world(OBJECTS / 2).await;
         let plan = w.plan(3, Shuffle::Full);
-        let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
-        let again = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
+        let lease = w
+            .plans
+            .register(&w.registration(&plan), &Everything)
+            .await
+            .unwrap();
+        let again = w
+            .plans
+            .register(&w.registration(&plan), &Everything)
+            .await
+            .unwrap();
         assert_eq!((lease.plan.as_str(), again.leases), (plan.identity(), 2));
         assert_eq!(w.plans.counts(), (2, 1), "equal plans are one");
         for position in 0..OBJECTS as u64 {
@@ -176,53 +256,118 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             w.plans.progress(&lease.lease, 0, position + 1).unwrap();
         }
         // The other has not read anything yet.
-        let mut places: Vec<_> = w.plans.list(&Everything).iter().map(|l| (l.epoch, l.position)).collect();
+        let mut places: Vec<_> = w
+            .plans
+            .list(&Everything)
+            .iter()
+            .map(|l| (l.epoch, l.position))
+            .collect();
         places.sort_unstable();
         assert_eq!(places, [(0, 0), (1, 0)]);
         w.plans.release(&lease.lease).unwrap();
         assert_eq!(w.plans.counts(), (1, 1));
         w.plans.release(&again.lease).unwrap();
         assert_eq!(w.plans.counts(), (0, 0));
-        assert_eq!(w.plans.release(&again.lease).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(
+            w.plans.release(&again.lease).unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
 
         // A job that registers again, in each of its epochs and workers, has one lease.
-        let named = |job: &str, epoch| Registration { job: Some(job.into()), epoch, ..w.registration(&plan) };
-        let first = w.plans.register(&named("job", 0), &Everything).await.unwrap();
-        let renewed = w.plans.register(&named("job", 2), &Everything).await.unwrap();
-        assert_eq!((&first.lease, renewed.epoch, w.plans.counts()), (&renewed.lease, 2, (1, 1)));
-        let other = w.plans.register(&named("other", 0), &Everything).await.unwrap();
-        assert_eq!((w.plans.counts(), w.plans.stats().renewed.load(Relaxed)), ((2, 1), 1));
+        let named = |job: &str, epoch| Registration {
+            job: Some(job.into()),
+            epoch,
+            ..w.registration(&plan)
+        };
+        let first = w
+            .plans
+            .register(&named("job", 0), &Everything)
+            .await
+            .unwrap();
+        let renewed = w
+            .plans
+            .register(&named("job", 2), &Everything)
+            .await
+            .unwrap();
+        assert_eq!(
+            (&first.lease, renewed.epoch, w.plans.counts()),
+            (&renewed.lease, 2, (1, 1))
+        );
+        let other = w
+            .plans
+            .register(&named("other", 0), &Everything)
+            .await
+            .unwrap();
+        assert_eq!(
+            (w.plans.counts(), w.plans.stats().renewed.load(Relaxed)),
+            ((2, 1), 1)
+        );
         for lease in [first, other] {
             w.plans.release(&lease.lease).unwrap();
         }
         for wrong in ["", &"j".repeat(129)] {
-            assert_eq!(w.plans.register(&named(wrong, 0), &Everything).await.unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(
+                w.plans
+                    .register(&named(wrong, 0), &Everything)
+                    .await
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::Invalid
+            );
         }
 
-        let short = Registration { lease_seconds: 1, ..w.registration(&plan) };
+        let short = Registration {
+            lease_seconds: 1,
+            ..w.registration(&plan)
+        };
         let short = w.plans.register(&short, &Everything).await.unwrap();
         w.plans.progress(&short.lease, 0, 5).unwrap();
-        until("a lease without a word runs out", || w.plans.counts() == (0, 0)).await;
+        until("a lease without a word runs out", || {
+            w.plans.counts() == (0, 0)
+        })
+        .await;
         assert_eq!(w.plans.stats().expired.load(Relaxed), 1);
         let gone = w.plans.progress(&short.lease, 0, 6).unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::NotFound);
-        assert!(gone.describe().contains("register the plan again"), "{}", gone.describe());
+        assert!(
+            gone.describe().contains("register the plan again"),
+            "{}",
+            gone.describe()
+        );
 
-        let following = w.plans.follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, 0).unwrap();
+        let following = w
+            .plans
+            .follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, 0)
+            .unwrap();
         following.progress(0, 9).unwrap();
-        assert_eq!((w.plans.counts(), w.plans.list(&Everything)[0].position), ((1, 1), 9));
+        assert_eq!(
+            (w.plans.counts(), w.plans.list(&Everything)[0].position),
+            ((1, 1), 9)
+        );
         drop(following);
-        assert_eq!(w.plans.counts(), (0, 0), "what is no longer kept is released");
+        assert_eq!(
+            w.plans.counts(),
+            (0, 0),
+            "what is no longer kept is released"
+        );
 
         // What the plan held is evicted as anything else: a scan takes its place.
-        let (held, missing): (Vec<u64>, Vec<u64>) = (0..OBJECTS as u64).partition(|row| w.is_here(*row));
+        let (held, missing): (Vec<u64>, Vec<u64>) =
+            (0..OBJECTS as u64).partition(|row| w.is_here(*row));
         assert!(held.len() > OBJECTS / 3 && missing.len() > OBJECTS / 3);
         for row in missing.iter().chain(&missing).chain(&missing) {
-            w.engine.store().unwrap().evict(&w.dataset.file(*row as u32).name);
+            w.engine
+                .store()
+                .unwrap()
+                .evict(&w.dataset.file(*row as u32).name);
             w.read(*row).await;
         }
         let left = held.iter().filter(|row| w.is_here(**row)).count();
-        assert!(left < held.len() / 2, "{left} of {} are left of a plan that ended", held.len());
+        assert!(
+            left < held.len() / 2,
+            "{left} of {} are left of a plan that ended",
+            held.len()
+        );
     });
 }
 
@@ -232,19 +377,37 @@ fn what_comes_next_is_fetched_ahead_within_its_budget() {
         let w = world(OBJECTS * 2).await;
         let plan = w.plan(5, Shuffle::Full);
         // A 64th part of the cache: eight objects.
-        let most = w.engine.store().unwrap().stats().dirs[0].capacity_bytes / 64 / OBJECT_BYTES as u64;
-        let registration = Registration { ahead_bytes: u64::MAX, ..w.registration(&plan) };
+        let most =
+            w.engine.store().unwrap().stats().dirs[0].capacity_bytes / 64 / OBJECT_BYTES as u64;
+        let registration = Registration {
+            ahead_bytes: u64::MAX,
+            ..w.registration(&plan)
+        };
         let lease = w.plans.register(&registration, &Everything).await.unwrap();
-        until("the first objects are there", || (0..most).all(|at| w.is_here(plan.row_at(0, at).row))).await;
+        until("the first objects are there", || {
+            (0..most).all(|at| w.is_here(plan.row_at(0, at).row))
+        })
+        .await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(w.fetched(), most * OBJECT_BYTES as u64, "no more than the budget");
+        assert_eq!(
+            w.fetched(),
+            most * OBJECT_BYTES as u64,
+            "no more than the budget"
+        );
         w.plans.progress(&lease.lease, 0, 100).unwrap();
-        until("it goes on from where the job is", || (100..100 + most).all(|at| w.is_here(plan.row_at(0, at).row))).await;
+        until("it goes on from where the job is", || {
+            (100..100 + most).all(|at| w.is_here(plan.row_at(0, at).row))
+        })
+        .await;
         w.plans.release(&lease.lease).unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         let fetched = w.fetched();
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(w.fetched(), fetched, "nothing is fetched for a plan that ended");
+        assert_eq!(
+            w.fetched(),
+            fetched,
+            "nothing is fetched for a plan that ended"
+        );
     });
 }
 
@@ -253,8 +416,14 @@ fn rows_that_are_asked_for_say_where_a_job_is() {
     run(async {
         let w = world(OBJECTS).await;
         let plan = w.plan(11, Shuffle::Full);
-        let lease = w.plans.register(&w.registration(&plan), &Everything).await.unwrap();
-        let rows = |epoch, positions: Range<u64>| -> Vec<u64> { positions.map(|p| plan.row_at(epoch, p).row).collect() };
+        let lease = w
+            .plans
+            .register(&w.registration(&plan), &Everything)
+            .await
+            .unwrap();
+        let rows = |epoch, positions: Range<u64>| -> Vec<u64> {
+            positions.map(|p| plan.row_at(epoch, p).row).collect()
+        };
         let place = || {
             let lease = w.plans.list(&Everything).remove(0);
             (lease.epoch, lease.position)
@@ -265,13 +434,17 @@ fn rows_that_are_asked_for_say_where_a_job_is() {
         assert_eq!(place(), (0, 8), "it does not go back");
         let other = w.plan(12, Shuffle::Full);
         for p in 0..16 {
-            let rows: Vec<u64> = (p * 16..p * 16 + 16).map(|p| other.row_at(0, p).row).collect();
+            let rows: Vec<u64> = (p * 16..p * 16 + 16)
+                .map(|p| other.row_at(0, p).row)
+                .collect();
             w.plans.asked(w.dataset.id(), &rows);
         }
         assert_eq!(place(), (0, 8), "what another order asks for says nothing");
         w.plans.asked("another dataset", &rows(0, 16..32));
         assert_eq!(place(), (0, 8));
-        w.plans.progress(&lease.lease, 0, OBJECTS as u64 - 1).unwrap();
+        w.plans
+            .progress(&lease.lease, 0, OBJECTS as u64 - 1)
+            .unwrap();
         w.plans.asked(w.dataset.id(), &rows(1, 0..16));
         assert_eq!(place().0, 1, "over the end of an epoch");
     });
@@ -282,25 +455,67 @@ fn a_registration_that_makes_no_sense_is_refused() {
     run(async {
         let w = world(OBJECTS).await;
         let good = w.registration(&w.plan(1, Shuffle::Full));
-        let nothing = PlanDocument { sources: vec![], ..good.plan.clone() };
+        let nothing = PlanDocument {
+            sources: vec![],
+            ..good.plan.clone()
+        };
         let cases = [
-            Registration { lease_seconds: 0, ..good.clone() },
-            Registration { lease_seconds: u64::MAX, ..good.clone() },
-            Registration { position: OBJECTS as u64 + 1, ..good.clone() },
-            Registration { epoch: u64::MAX, ..good.clone() },
-            Registration { epoch: 3, until_epoch: Some(3), ..good.clone() },
-            Registration { plan: nothing, ..good.clone() },
+            Registration {
+                lease_seconds: 0,
+                ..good.clone()
+            },
+            Registration {
+                lease_seconds: u64::MAX,
+                ..good.clone()
+            },
+            Registration {
+                position: OBJECTS as u64 + 1,
+                ..good.clone()
+            },
+            Registration {
+                epoch: u64::MAX,
+                ..good.clone()
+            },
+            Registration {
+                epoch: 3,
+                until_epoch: Some(3),
+                ..good.clone()
+            },
+            Registration {
+                plan: nothing,
+                ..good.clone()
+            },
         ];
         for registration in cases {
-            let refused = w.plans.register(&registration, &Everything).await.unwrap_err();
+            let refused = w
+                .plans
+                .register(&registration, &Everything)
+                .await
+                .unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Invalid, "{registration:?}");
         }
         let mut unknown = good.clone();
         unknown.plan.sources[0].dataset = "00".repeat(16);
-        assert_eq!(w.plans.register(&unknown, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(
+            w.plans
+                .register(&unknown, &Everything)
+                .await
+                .unwrap_err()
+                .kind(),
+            ErrorKind::NotFound
+        );
         let lease = w.plans.register(&good, &Everything).await.unwrap().lease;
-        assert_eq!(w.plans.progress(&lease, 0, OBJECTS as u64 + 1).unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(w.plans.progress("0", 0, 0).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(
+            w.plans
+                .progress(&lease, 0, OBJECTS as u64 + 1)
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Invalid
+        );
+        assert_eq!(
+            w.plans.progress("0", 0, 0).unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
         assert_eq!(w.plans.counts(), (1, 1));
     });
 }

@@ -33,13 +33,28 @@ async fn every_format_is_opened_and_each_row_is_found() {
         ("bk/zip/", Format::Zip, 8, "key data"),
         ("bk/objects/", Format::Objects, 3, "key data"),
     ] {
-        let opened = b.open(source).await.unwrap_or_else(|e| panic!("{source}: {e:?}"));
+        let opened = b
+            .open(source)
+            .await
+            .unwrap_or_else(|e| panic!("{source}: {e:?}"));
         let d = &opened.dataset;
-        assert_eq!((d.format(), d.rows(), d.files().len()), (format, rows, 3), "{source}");
-        let fields: Vec<&str> = d.schema().fields().iter().map(|f| f.name().as_str()).collect();
+        assert_eq!(
+            (d.format(), d.rows(), d.files().len()),
+            (format, rows, 3),
+            "{source}"
+        );
+        let fields: Vec<&str> = d
+            .schema()
+            .fields()
+            .iter()
+            .map(|f| f.name().as_str())
+            .collect();
         assert_eq!(fields.join(" "), columns, "{source}");
         check_places(d);
-        assert_eq!(opened.indexed_files, if format == Format::Objects { 0 } else { 3 });
+        assert_eq!(
+            opened.indexed_files,
+            if format == Format::Objects { 0 } else { 3 }
+        );
         // Kept, and the same when it is read back.
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
@@ -52,8 +67,9 @@ async fn footers_are_read_and_not_the_data() {
     let b = Bench::new();
     // Files of a MiB or two, of which a few KiB are footers.
     let wide = |first: i64, rows: usize| {
-        let texts =
-            arrow_array::StringArray::from_iter_values((0..rows).map(|i| format!("{:0>1000}", (first + i as i64).wrapping_mul(7919))));
+        let texts = arrow_array::StringArray::from_iter_values(
+            (0..rows).map(|i| format!("{:0>1000}", (first + i as i64).wrapping_mul(7919))),
+        );
         arrow_array::RecordBatch::try_from_iter([("text", Arc::new(texts) as _)]).unwrap()
     };
     let bytes = parquet_of(&[700, 700, 700], wide);
@@ -63,9 +79,17 @@ async fn footers_are_read_and_not_the_data() {
     let opened = b.open("bk/*.parquet").await.unwrap();
     assert_eq!(opened.dataset.rows(), 40 * 2100);
     assert_eq!(b.gets(), 40, "one request for each footer");
-    assert!(opened.indexed_bytes <= 40 * (64 << 10), "{} bytes", opened.indexed_bytes);
+    assert!(
+        opened.indexed_bytes <= 40 * (64 << 10),
+        "{} bytes",
+        opened.indexed_bytes
+    );
     assert!(opened.indexed_bytes * 2 < opened.dataset.files().total_bytes());
-    assert_eq!(b.engine.stats().snapshot().bytes_from_origin, opened.indexed_bytes, "no chunks are brought");
+    assert_eq!(
+        b.engine.stats().snapshot().bytes_from_origin,
+        opened.indexed_bytes,
+        "no chunks are brought"
+    );
 }
 
 #[tokio::test]
@@ -75,10 +99,24 @@ async fn opening_again_reads_only_what_changed() {
         b.put(&format!("d/{n:02}.parquet"), parquet(&[10, 20]));
     }
     let first = b.open("bk/d/*.parquet").await.unwrap();
-    assert_eq!((first.indexed_files, first.reused_files, first.previous.as_deref()), (20, 0, None));
+    assert_eq!(
+        (
+            first.indexed_files,
+            first.reused_files,
+            first.previous.as_deref()
+        ),
+        (20, 0, None)
+    );
     let gets = b.gets();
     let same = b.open("bk/d/*.parquet").await.unwrap();
-    assert_eq!((same.indexed_files, same.reused_files, same.previous.as_deref()), (0, 20, None));
+    assert_eq!(
+        (
+            same.indexed_files,
+            same.reused_files,
+            same.previous.as_deref()
+        ),
+        (0, 20, None)
+    );
     assert!(Arc::ptr_eq(&same.dataset, &first.dataset));
     assert_eq!(b.gets(), gets);
 
@@ -92,7 +130,14 @@ async fn opening_again_reads_only_what_changed() {
     assert_eq!(changed.dataset.rows(), 18 * 30 + 11 + 2);
     check_places(&changed.dataset);
     // The one in use is what it was.
-    assert_eq!(b.datasets.get(first.dataset.id(), &Everything).await.unwrap().rows(), 600);
+    assert_eq!(
+        b.datasets
+            .get(first.dataset.id(), &Everything)
+            .await
+            .unwrap()
+            .rows(),
+        600
+    );
 
     // After a restart both are there, and nothing is read again.
     b.restart();
@@ -104,7 +149,14 @@ async fn opening_again_reads_only_what_changed() {
     }
     b.restart();
     let after = b.open("bk/d/*.parquet").await.unwrap();
-    assert_eq!((after.dataset.id(), after.reused_files, after.previous.as_deref()), (changed.dataset.id(), 20, None));
+    assert_eq!(
+        (
+            after.dataset.id(),
+            after.reused_files,
+            after.previous.as_deref()
+        ),
+        (changed.dataset.id(), 20, None)
+    );
     assert_eq!(after.dataset.schema(), first.dataset.schema());
     assert_eq!(b.gets(), gets);
 }
@@ -117,8 +169,14 @@ async fn a_stored_index_that_is_damaged_is_made_anew() {
     for source in ["bk/a.parquet", "bk/b.tar"] {
         let id = b.open(source).await.unwrap().dataset.id().to_owned();
         let path = || {
-            let files: Vec<_> = std::fs::read_dir(b.kept_dir()).unwrap().map(|f| f.unwrap().path()).collect();
-            files.into_iter().find(|p| p.to_str().unwrap().contains(&id)).unwrap()
+            let files: Vec<_> = std::fs::read_dir(b.kept_dir())
+                .unwrap()
+                .map(|f| f.unwrap().path())
+                .collect();
+            files
+                .into_iter()
+                .find(|p| p.to_str().unwrap().contains(&id))
+                .unwrap()
         };
         let good = std::fs::read(path()).unwrap();
         for at in (0..good.len()).step_by(good.len() / 20 + 1) {
@@ -126,12 +184,28 @@ async fn a_stored_index_that_is_damaged_is_made_anew() {
             bad[at] ^= 0x10;
             std::fs::write(path(), &bad).unwrap();
             let restarted = b.another();
-            assert_eq!(restarted.get(&id, &Everything).await.unwrap_err().kind(), ErrorKind::NotFound, "byte {at}");
-            let opened = restarted.open(&DatasetSpec::of(source), &Everything).await.unwrap();
-            assert_eq!((opened.dataset.id(), opened.indexed_files), (id.as_str(), 1), "byte {at}");
+            assert_eq!(
+                restarted.get(&id, &Everything).await.unwrap_err().kind(),
+                ErrorKind::NotFound,
+                "byte {at}"
+            );
+            let opened = restarted
+                .open(&DatasetSpec::of(source), &Everything)
+                .await
+                .unwrap();
+            assert_eq!(
+                (opened.dataset.id(), opened.indexed_files),
+                (id.as_str(), 1),
+                "byte {at}"
+            );
         }
         std::fs::write(path(), &good[..good.len() / 2]).unwrap();
-        let open = async || b.another().open(&DatasetSpec::of(source), &Everything).await.unwrap();
+        let open = async || {
+            b.another()
+                .open(&DatasetSpec::of(source), &Everything)
+                .await
+                .unwrap()
+        };
         assert_eq!(open().await.indexed_files, 1);
         assert_eq!(open().await.indexed_files, 0, "what was written is good");
     }
@@ -143,13 +217,29 @@ async fn many_who_open_at_once_are_one_opening() {
     for n in 0..10 {
         b.put(&format!("{n}.parquet"), parquet(&[10]));
     }
-    b.faults.distance(forebay_origin::Distance { latency: std::time::Duration::from_millis(20), ..Default::default() });
+    b.faults.distance(forebay_origin::Distance {
+        latency: std::time::Duration::from_millis(20),
+        ..Default::default()
+    });
     let openings = (0..64).map(|_| {
         let datasets = b.datasets.clone();
-        tokio::spawn(async move { datasets.open(&DatasetSpec::of("bk/*.parquet"), &Everything).await.unwrap() })
+        tokio::spawn(async move {
+            datasets
+                .open(&DatasetSpec::of("bk/*.parquet"), &Everything)
+                .await
+                .unwrap()
+        })
     });
-    let opened: Vec<_> = futures::future::join_all(openings).await.into_iter().map(|o| o.unwrap()).collect();
-    assert!(opened.iter().all(|o| Arc::ptr_eq(&o.dataset, &opened[0].dataset)));
+    let opened: Vec<_> = futures::future::join_all(openings)
+        .await
+        .into_iter()
+        .map(|o| o.unwrap())
+        .collect();
+    assert!(
+        opened
+            .iter()
+            .all(|o| Arc::ptr_eq(&o.dataset, &opened[0].dataset))
+    );
     assert_eq!((b.lists(), b.gets()), (1, 10));
     assert_eq!(b.datasets.stats().joined.get(), 63);
 }
@@ -168,16 +258,28 @@ async fn a_known_listing_is_asked_for_in_segments() {
     b.remove("x/00999");
     b.remove("x/03000");
     let latency = std::time::Duration::from_millis(500);
-    b.faults.distance(forebay_origin::Distance { latency, ..Default::default() });
+    b.faults.distance(forebay_origin::Distance {
+        latency,
+        ..Default::default()
+    });
     let began = std::time::Instant::now();
     let opened = b.open("bk/x/").await.unwrap();
     // There and back three times; one after the other, the six pages would take twice as long.
     assert_eq!(b.lists(), 10);
-    assert!(began.elapsed() < latency * 5, "one page after the other: {:?}", began.elapsed());
-    let mut expected: Vec<String> = keys.into_iter().filter(|k| k != "x/00999" && k != "x/03000").collect();
+    assert!(
+        began.elapsed() < latency * 5,
+        "one page after the other: {:?}",
+        began.elapsed()
+    );
+    let mut expected: Vec<String> = keys
+        .into_iter()
+        .filter(|k| k != "x/00999" && k != "x/03000")
+        .collect();
     expected.extend(["x/00000a", "x/02500a", "x/99999"].map(str::to_owned));
     expected.sort();
-    let found: Vec<String> = (0..opened.dataset.files().len()).map(|i| opened.dataset.files().key(i).to_owned()).collect();
+    let found: Vec<String> = (0..opened.dataset.files().len())
+        .map(|i| opened.dataset.files().key(i).to_owned())
+        .collect();
     assert_eq!(found, expected);
 }
 
@@ -189,14 +291,29 @@ async fn exact_names_are_looked_up_together_and_keep_their_order() {
     }
     let opened =
         b.open_spec(r#"{"sources": ["bk/s/{250..299}.tar", "bk/s/003.tar", "bk/s/251.tar", "bk/s/{000..002}.tar"]}"#).await.unwrap();
-    let keys: Vec<String> = (0..opened.dataset.files().len()).map(|i| opened.dataset.files().key(i).to_owned()).collect();
-    let expected =
-        (250..300).map(|n| format!("s/{n:03}.tar")).chain(["s/003.tar", "s/000.tar", "s/001.tar", "s/002.tar"].map(str::to_owned));
-    assert_eq!(keys, expected.collect::<Vec<_>>(), "a name that comes twice is taken once");
-    assert!(b.lists() <= 2 && b.faults.calls(Operation::Head) < 20, "{} {}", b.lists(), b.faults.calls(Operation::Head));
+    let keys: Vec<String> = (0..opened.dataset.files().len())
+        .map(|i| opened.dataset.files().key(i).to_owned())
+        .collect();
+    let expected = (250..300)
+        .map(|n| format!("s/{n:03}.tar"))
+        .chain(["s/003.tar", "s/000.tar", "s/001.tar", "s/002.tar"].map(str::to_owned));
+    assert_eq!(
+        keys,
+        expected.collect::<Vec<_>>(),
+        "a name that comes twice is taken once"
+    );
+    assert!(
+        b.lists() <= 2 && b.faults.calls(Operation::Head) < 20,
+        "{} {}",
+        b.lists(),
+        b.faults.calls(Operation::Head)
+    );
     let e = b.open("bk/s/{295..304}.tar").await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
-    assert!(e.to_string().contains("5 are not there") && e.to_string().contains("bk/s/300.tar"), "{e}");
+    assert!(
+        e.to_string().contains("5 are not there") && e.to_string().contains("bk/s/300.tar"),
+        "{e}"
+    );
 }
 
 #[tokio::test]
@@ -215,11 +332,25 @@ async fn a_manifest_is_written_and_read_back_without_a_listing() {
     assert_eq!(again.dataset.id(), first.dataset.id());
     assert_eq!((b.lists(), b.faults.calls(Operation::Head)), (lists, heads));
     // Names alone do too.
-    b.put("names.txt", "bk/d/4.parquet\n# the other way round\ns3://bk/d/0.parquet\n");
-    assert_eq!(b.open("manifest:bk/names.txt").await.unwrap().dataset.file_rows(0), 0..5);
+    b.put(
+        "names.txt",
+        "bk/d/4.parquet\n# the other way round\ns3://bk/d/0.parquet\n",
+    );
+    assert_eq!(
+        b.open("manifest:bk/names.txt")
+            .await
+            .unwrap()
+            .dataset
+            .file_rows(0),
+        0..5
+    );
     // A manifest that tells of another version than there is: the new one is taken, and it shows.
     b.put("d/2.parquet", parquet(&[9]));
-    let fresh = b.fresh().open(&DatasetSpec::of("manifest:bk/m.jsonl"), &Everything).await.unwrap();
+    let fresh = b
+        .fresh()
+        .open(&DatasetSpec::of("manifest:bk/m.jsonl"), &Everything)
+        .await
+        .unwrap();
     assert_eq!(fresh.dataset.rows(), 15 - 3 + 9);
     assert_ne!(fresh.dataset.id(), first.dataset.id());
 }
@@ -232,19 +363,46 @@ async fn labels_come_from_paths_and_tables() {
     }
     b.put("labels.csv", "file,label\n1.jpg,7\ndog/3.jpg,9\n");
     b.put("other.csv", "file,label\nnothing.jpg,7\n");
-    let labels = |d: &forebay_dataset::Dataset| (0..3).map(|i| d.label(i).map(str::to_owned)).collect::<Vec<_>>();
-    let by_path = b.open_spec(r#"{"source": "bk/t/", "labels": {"from": "path"}}"#).await.unwrap();
-    assert_eq!(labels(&by_path.dataset), [Some("cat".into()), Some("cat".into()), Some("dog".into())]);
+    let labels = |d: &forebay_dataset::Dataset| {
+        (0..3)
+            .map(|i| d.label(i).map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    let by_path = b
+        .open_spec(r#"{"source": "bk/t/", "labels": {"from": "path"}}"#)
+        .await
+        .unwrap();
+    assert_eq!(
+        labels(&by_path.dataset),
+        [Some("cat".into()), Some("cat".into()), Some("dog".into())]
+    );
     let mut spec = DatasetSpec::of("bk/t/");
-    spec.labels = Some(LabelSource::File { name: "bk/labels.csv".into(), key: None, label: None });
+    spec.labels = Some(LabelSource::File {
+        name: "bk/labels.csv".into(),
+        key: None,
+        label: None,
+    });
     let by_table = b.datasets.open(&spec, &Everything).await.unwrap();
-    assert_eq!(labels(&by_table.dataset), [Some("7".into()), None, Some("9".into())]);
-    assert_eq!(by_table.dataset.schema().field(2).data_type(), &arrow_schema::DataType::Int64);
+    assert_eq!(
+        labels(&by_table.dataset),
+        [Some("7".into()), None, Some("9".into())]
+    );
+    assert_eq!(
+        by_table.dataset.schema().field(2).data_type(),
+        &arrow_schema::DataType::Int64
+    );
     assert_ne!(by_table.dataset.id(), by_path.dataset.id());
-    spec.labels = Some(LabelSource::File { name: "bk/other.csv".into(), key: None, label: None });
+    spec.labels = Some(LabelSource::File {
+        name: "bk/other.csv".into(),
+        key: None,
+        label: None,
+    });
     let e = b.datasets.open(&spec, &Everything).await.unwrap_err();
     assert!(e.to_string().contains("none of its 1 names"), "{e}");
-    let e = b.open_spec(r#"{"source": "bk/t/", "labels": {"from": "file", "name": "bk/nowhere.csv"}}"#).await.unwrap_err();
+    let e = b
+        .open_spec(r#"{"source": "bk/t/", "labels": {"from": "file", "name": "bk/nowhere.csv"}}"#)
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
 }
 
@@ -252,7 +410,10 @@ async fn labels_come_from_paths_and_tables() {
 async fn what_is_wrong_is_said() {
     let b = Bench::new();
     let e = b.open("bk/nothing/*.parquet").await.unwrap_err();
-    assert!(e.kind() == ErrorKind::NotFound && e.to_string().contains("bk/nothing/*.parquet"), "{e}");
+    assert!(
+        e.kind() == ErrorKind::NotFound && e.to_string().contains("bk/nothing/*.parquet"),
+        "{e}"
+    );
     b.put("mixed/a.parquet", parquet(&[1]));
     b.put("mixed/b.tar", tar(1));
     let e = b.open("bk/mixed/").await.unwrap_err();
@@ -263,18 +424,37 @@ async fn what_is_wrong_is_said() {
     let other = |first: i64, rows: usize| {
         let b = batch(first, rows);
         let id = arrow_array::StringArray::from_iter_values((0..rows).map(|i| i.to_string()));
-        arrow_array::RecordBatch::try_from_iter([("id", Arc::new(id) as _), ("text", b.column(1).clone())]).unwrap()
+        arrow_array::RecordBatch::try_from_iter([
+            ("id", Arc::new(id) as _),
+            ("text", b.column(1).clone()),
+        ])
+        .unwrap()
     };
     b.put("schemas/c.parquet", parquet_of(&[2], other));
     let e = b.open("bk/schemas/").await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
-    assert!(e.to_string().contains("bk/schemas/c.parquet") && e.to_string().contains("column \"id\" is Utf8 and not Int64"), "{e}");
+    assert!(
+        e.to_string().contains("bk/schemas/c.parquet")
+            && e.to_string()
+                .contains("column \"id\" is Utf8 and not Int64"),
+        "{e}"
+    );
 
-    let e = b.open_spec(r#"{"source": "bk/schemas/a.parquet", "example": true}"#).await.unwrap_err();
+    let e = b
+        .open_spec(r#"{"source": "bk/schemas/a.parquet", "example": true}"#)
+        .await
+        .unwrap_err();
     assert!(e.to_string().contains("TFRecord"), "{e}");
     let e = b.open("nowhere/x/").await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::BucketNotFound);
-    assert_eq!(b.datasets.get("0123", &Everything).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        b.datasets
+            .get("0123", &Everything)
+            .await
+            .unwrap_err()
+            .kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[tokio::test]
@@ -287,21 +467,40 @@ async fn damaged_files_are_named_or_left_out() {
     b.put("d/e.parquet", &good);
     let e = b.open("bk/d/").await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Corrupt);
-    assert!(e.to_string().contains("bk/d/b.parquet") || e.to_string().contains("bk/d/c.parquet"), "{e}");
-    assert!(e.hint_text().unwrap_or_default().contains("on_damaged"), "{e}");
-    let opened = b.open_spec(r#"{"source": "bk/d/", "on_damaged": "skip"}"#).await.unwrap();
-    assert_eq!((opened.dataset.rows(), opened.dataset.files().len()), (20, 2));
+    assert!(
+        e.to_string().contains("bk/d/b.parquet") || e.to_string().contains("bk/d/c.parquet"),
+        "{e}"
+    );
+    assert!(
+        e.hint_text().unwrap_or_default().contains("on_damaged"),
+        "{e}"
+    );
+    let opened = b
+        .open_spec(r#"{"source": "bk/d/", "on_damaged": "skip"}"#)
+        .await
+        .unwrap();
+    assert_eq!(
+        (opened.dataset.rows(), opened.dataset.files().len()),
+        (20, 2)
+    );
     let mut skipped: Vec<&str> = opened.skipped.iter().map(|(n, _)| n.as_str()).collect();
     skipped.sort();
     assert_eq!(skipped, ["bk/d/b.parquet", "bk/d/c.parquet"]);
     check_places(&opened.dataset);
-    let e = b.open_spec(r#"{"source": "bk/d/{b,c}.parquet", "on_damaged": "skip"}"#).await.unwrap_err();
+    let e = b
+        .open_spec(r#"{"source": "bk/d/{b,c}.parquet", "on_damaged": "skip"}"#)
+        .await
+        .unwrap_err();
     assert!(e.to_string().contains("all 2 files are damaged"), "{e}");
     // Trouble of the origin is no damage.
-    b.faults.always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));
+    b.faults
+        .always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));
     let fresh = b.fresh();
     let spec = DatasetSpec::parse(br#"{"source": "bk/d/", "on_damaged": "skip"}"#).unwrap();
-    assert_eq!(fresh.open(&spec, &Everything).await.unwrap_err().kind(), ErrorKind::OriginUnavailable);
+    assert_eq!(
+        fresh.open(&spec, &Everything).await.unwrap_err().kind(),
+        ErrorKind::OriginUnavailable
+    );
 }
 
 #[tokio::test]
@@ -323,7 +522,9 @@ async fn a_file_that_changes_or_disappears_while_it_is_opened() {
         b.faults.next(
             Operation::Get,
             hook(|b| {
-                if std::fs::metadata(b.path("d/2.parquet")).unwrap().len() == parquet(&[10]).len() as u64 {
+                if std::fs::metadata(b.path("d/2.parquet")).unwrap().len()
+                    == parquet(&[10]).len() as u64
+                {
                     b.put("d/2.parquet", parquet(&[10, 5, 5]));
                 }
             }),
@@ -331,12 +532,26 @@ async fn a_file_that_changes_or_disappears_while_it_is_opened() {
     }
     let opened = b.open("bk/d/").await.unwrap();
     assert_eq!(opened.dataset.rows(), 50, "the new version, whole");
-    assert_eq!(opened.dataset.files().size(2), parquet(&[10, 5, 5]).len() as u64);
+    assert_eq!(
+        opened.dataset.files().size(2),
+        parquet(&[10, 5, 5]).len() as u64
+    );
     b.faults.clear();
-    assert_eq!(b.open("bk/d/").await.unwrap().reused_files, 4, "it is known by the version that was indexed");
+    assert_eq!(
+        b.open("bk/d/").await.unwrap().reused_files,
+        4,
+        "it is known by the version that was indexed"
+    );
 
-    b.faults.always(Operation::Get, hook(|b| drop(std::fs::remove_file(b.path("d/2.parquet")))));
-    let e = b.fresh().open(&DatasetSpec::of("bk/d/"), &Everything).await.unwrap_err();
+    b.faults.always(
+        Operation::Get,
+        hook(|b| drop(std::fs::remove_file(b.path("d/2.parquet")))),
+    );
+    let e = b
+        .fresh()
+        .open(&DatasetSpec::of("bk/d/"), &Everything)
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::VersionChanged);
     assert!(e.to_string().contains("bk/d/2.parquet disappeared"), "{e}");
 }
@@ -346,7 +561,11 @@ struct Only(&'static str);
 
 impl Access for Only {
     fn read(&self, _: &str, name: &str) -> Result<()> {
-        if name.starts_with(self.0) { Ok(()) } else { Err(Error::permission_denied(format!("not {name}"))) }
+        if name.starts_with(self.0) {
+            Ok(())
+        } else {
+            Err(Error::permission_denied(format!("not {name}")))
+        }
     }
 
     fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
@@ -361,13 +580,30 @@ async fn nobody_opens_what_he_may_not_read() {
     b.put("ab/2.parquet", parquet(&[2]));
     b.put("m.txt", "bk/a/1.parquet\nbk/ab/2.parquet\n");
     b.put("a/m.txt", "bk/a/1.parquet\nbk/ab/2.parquet\n");
-    let open = async |source: &str, access: &dyn Access| b.datasets.open(&DatasetSpec::of(source), access).await.map(|o| o.dataset);
-    let denied = |r: Result<Arc<forebay_dataset::Dataset>>| assert_eq!(r.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    let open = async |source: &str, access: &dyn Access| {
+        b.datasets
+            .open(&DatasetSpec::of(source), access)
+            .await
+            .map(|o| o.dataset)
+    };
+    let denied = |r: Result<Arc<forebay_dataset::Dataset>>| {
+        assert_eq!(r.unwrap_err().kind(), ErrorKind::PermissionDenied)
+    };
     let lists = b.lists();
-    for source in ["bk/**.parquet", "bk/a*/*.parquet", "bk/ab/2.parquet", "bk/ab/nothing", "manifest:bk/m.txt"] {
+    for source in [
+        "bk/**.parquet",
+        "bk/a*/*.parquet",
+        "bk/ab/2.parquet",
+        "bk/ab/nothing",
+        "manifest:bk/m.txt",
+    ] {
         denied(open(source, &Only("a/")).await);
     }
-    assert_eq!((b.lists(), b.gets(), b.faults.calls(Operation::Head)), (lists, 0, 0), "nothing is looked up before");
+    assert_eq!(
+        (b.lists(), b.gets(), b.faults.calls(Operation::Head)),
+        (lists, 0, 0),
+        "nothing is looked up before"
+    );
     denied(open("manifest:bk/a/m.txt", &Only("a/")).await);
     let mine = open("bk/a/**.parquet", &Only("a/")).await.unwrap();
     let all = open("bk/**.parquet", &Everything).await.unwrap();
@@ -392,9 +628,23 @@ async fn tfrecords_have_indexes_beside_them_and_features_within() {
     }
     b.put("t/a.tfrecord.idx", &offsets);
     let opened = b.open("bk/t/").await.unwrap();
-    assert_eq!((opened.dataset.format(), opened.dataset.rows(), opened.dataset.files().len()), (Format::TfRecord, 50, 1));
+    assert_eq!(
+        (
+            opened.dataset.format(),
+            opened.dataset.rows(),
+            opened.dataset.files().len()
+        ),
+        (Format::TfRecord, 50, 1)
+    );
     assert_eq!(opened.indexed_bytes, offsets.len() as u64);
     b.put("t/a.tfrecord.idx", "0 5\n");
-    let e = b.fresh().open(&DatasetSpec::of("bk/t/"), &Everything).await.unwrap_err();
-    assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("a.tfrecord"), "{e}");
+    let e = b
+        .fresh()
+        .open(&DatasetSpec::of("bk/t/"), &Everything)
+        .await
+        .unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.to_string().contains("a.tfrecord"),
+        "{e}"
+    );
 }

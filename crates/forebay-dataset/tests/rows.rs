@@ -2,7 +2,10 @@
 
 mod support;
 
-use arrow_array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray, cast::AsArray, types::Int64Type};
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray, cast::AsArray,
+    types::Int64Type,
+};
 use arrow_schema::DataType;
 use forebay_core::{ErrorKind, MemoryBudget, SystemClock, limits};
 use forebay_dataset::{Dataset, RowBatch, Rows, RowsConfig};
@@ -17,13 +20,19 @@ use support::*;
 type Row = Vec<(String, String)>;
 
 fn seed() -> u64 {
-    let seed = std::env::var("FOREBAY_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
+    let seed = std::env::var("FOREBAY_TEST_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or_else(rand::random);
     eprintln!("FOREBAY_TEST_SEED={seed}");
     seed
 }
 
 fn cases(usual: u32) -> u32 {
-    let factor: f64 = std::env::var("FOREBAY_TEST_CASES").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+    let factor: f64 = std::env::var("FOREBAY_TEST_CASES")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1.0);
     (f64::from(usual) * factor).ceil() as u32
 }
 
@@ -45,11 +54,20 @@ fn shown(array: &ArrayRef, row: usize) -> String {
 
 fn row_of(batch: &RecordBatch, row: usize) -> Row {
     let schema = batch.schema();
-    schema.fields().iter().zip(batch.columns()).map(|(f, c)| (f.name().clone(), shown(c, row))).collect()
+    schema
+        .fields()
+        .iter()
+        .zip(batch.columns())
+        .map(|(f, c)| (f.name().clone(), shown(c, row)))
+        .collect()
 }
 
 fn bytes(rng: &mut StdRng, most: usize) -> Vec<u8> {
-    let len = if rng.random_bool(0.1) { 0 } else { rng.random_range(0..=most) };
+    let len = if rng.random_bool(0.1) {
+        0
+    } else {
+        rng.random_range(0..=most)
+    };
     (0..len).map(|_| rng.random()).collect()
 }
 
@@ -59,28 +77,52 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
     let files = rng.random_range(1..=4);
     let pair = |name: &str, value: String| (name.to_owned(), value);
     for file in 0..files {
-        let count = if file == 1 && rng.random_bool(0.2) { 0 } else { rng.random_range(1..=120usize) };
+        let count = if file == 1 && rng.random_bool(0.2) {
+            0
+        } else {
+            rng.random_range(1..=120usize)
+        };
         match what {
             "objects" => {
                 for i in 0..count.min(40) {
-                    let most = if rng.random_bool(0.05) { 1_500_000 } else { 20_000 };
+                    let most = if rng.random_bool(0.05) {
+                        1_500_000
+                    } else {
+                        20_000
+                    };
                     let (key, data) = (format!("objects/{file}/{i:03}.bin"), bytes(rng, most));
                     bench.put(&key, &data);
-                    rows.push(vec![pair("key", key), pair("data", hex(&data)), pair("label", file.to_string())]);
+                    rows.push(vec![
+                        pair("key", key),
+                        pair("data", hex(&data)),
+                        pair("label", file.to_string()),
+                    ]);
                 }
             }
             "parquet" | "parquet-pages" | "arrow" | "arrows" => {
                 // Texts of a KiB, so that row groups are worth a page index.
                 let texts: Vec<Option<String>> = (0..count * 4)
-                    .map(|i| rng.random_bool(0.9).then(|| format!("{file}/{i} {}", "x".repeat(rng.random_range(0..2000)))))
+                    .map(|i| {
+                        rng.random_bool(0.9).then(|| {
+                            format!("{file}/{i} {}", "x".repeat(rng.random_range(0..2000)))
+                        })
+                    })
                     .collect();
                 let blobs: Vec<Vec<u8>> = (0..count * 4).map(|_| bytes(rng, 300)).collect();
                 let columns: [(&str, ArrayRef); 3] = [
-                    ("id", Arc::new(Int64Array::from_iter_values((0..count * 4).map(|i| (file * 10_000 + i) as i64)))),
+                    (
+                        "id",
+                        Arc::new(Int64Array::from_iter_values(
+                            (0..count * 4).map(|i| (file * 10_000 + i) as i64),
+                        )),
+                    ),
                     ("text", Arc::new(StringArray::from_iter(texts.iter()))),
                     ("blob", Arc::new(BinaryArray::from_iter_values(&blobs))),
                 ];
-                let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(n, c)| (n, c, n == "text"))).unwrap();
+                let batch = RecordBatch::try_from_iter_with_nullable(
+                    columns.map(|(n, c)| (n, c, n == "text")),
+                )
+                .unwrap();
                 rows.extend((0..count * 4).map(|i| row_of(&batch, i)));
                 let pieces = {
                     let mut pieces = Vec::new();
@@ -94,25 +136,38 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                 };
                 let file_bytes = match what {
                     "arrow" => {
-                        let mut w = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+                        let mut w =
+                            arrow_ipc::writer::FileWriter::try_new(Vec::new(), &batch.schema())
+                                .unwrap();
                         pieces.iter().for_each(|p| w.write(p).unwrap());
                         w.finish().unwrap();
                         w.into_inner().unwrap()
                     }
                     "arrows" => {
-                        let mut w = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+                        let mut w =
+                            arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema())
+                                .unwrap();
                         pieces.iter().for_each(|p| w.write(p).unwrap());
                         w.finish().unwrap();
                         w.into_inner().unwrap()
                     }
                     _ => {
                         use parquet::file::properties::{EnabledStatistics, WriterProperties};
-                        let properties = WriterProperties::builder().set_data_page_row_count_limit(16).set_write_batch_size(16);
+                        let properties = WriterProperties::builder()
+                            .set_data_page_row_count_limit(16)
+                            .set_write_batch_size(16);
                         let properties = match what {
-                            "parquet" => properties.set_offset_index_disabled(true).set_statistics_enabled(EnabledStatistics::None),
+                            "parquet" => properties
+                                .set_offset_index_disabled(true)
+                                .set_statistics_enabled(EnabledStatistics::None),
                             _ => properties,
                         };
-                        let mut w = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties.build())).unwrap();
+                        let mut w = parquet::arrow::ArrowWriter::try_new(
+                            Vec::new(),
+                            batch.schema(),
+                            Some(properties.build()),
+                        )
+                        .unwrap();
                         for piece in &pieces {
                             w.write(piece).unwrap();
                             w.flush().unwrap();
@@ -125,9 +180,17 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
             }
             "jsonl" => {
                 let lines: Vec<String> = (0..count)
-                    .map(|i| format!("{{\"f\": {file}, \"i\": {i}, \"t\": {:?}}}", "y".repeat(rng.random_range(0..900))))
+                    .map(|i| {
+                        format!(
+                            "{{\"f\": {file}, \"i\": {i}, \"t\": {:?}}}",
+                            "y".repeat(rng.random_range(0..900))
+                        )
+                    })
                     .collect();
-                bench.put(&format!("jsonl/{file}.jsonl"), lines.join("\n") + if rng.random() { "\n" } else { "" });
+                bench.put(
+                    &format!("jsonl/{file}.jsonl"),
+                    lines.join("\n") + if rng.random() { "\n" } else { "" },
+                );
                 rows.extend(lines.into_iter().map(|line| vec![pair("json", line)]));
             }
             "tfrecord" => {
@@ -140,27 +203,44 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                 bench.put(&format!("tfrecord/{file}.tfrecord"), out);
             }
             "tar" | "tgz" | "zip" => {
-                let kind = [("tar", ArchiveKind::Tar), ("tgz", ArchiveKind::TarGz), ("zip", ArchiveKind::Zip)]
-                    .into_iter()
-                    .find(|k| k.0 == what)
-                    .unwrap()
-                    .1;
+                let kind = [
+                    ("tar", ArchiveKind::Tar),
+                    ("tgz", ArchiveKind::TarGz),
+                    ("zip", ArchiveKind::Zip),
+                ]
+                .into_iter()
+                .find(|k| k.0 == what)
+                .unwrap()
+                .1;
                 let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(kind));
                 for i in 0..count {
                     let (image, class) = (bytes(rng, 30_000), format!("{}", i % 7));
                     let key = format!("s/{file}{i:04}");
                     w.entry(&format!("{key}.jpg"), &image, 0, &mut out).unwrap();
                     if what == "zip" {
-                        rows.push(vec![pair("key", format!("{key}.jpg")), pair("data", hex(&image))]);
+                        rows.push(vec![
+                            pair("key", format!("{key}.jpg")),
+                            pair("data", hex(&image)),
+                        ]);
                         continue;
                     }
-                    // Not each sample has a class; the first has, so that all files have the column.
+                    // Not each sample has a class; the first has, so that all files have the
+                    // column.
                     let has = i == 0 || rng.random_bool(0.8);
                     if has {
-                        w.entry(&format!("{key}.cls"), class.as_bytes(), 0, &mut out).unwrap();
+                        w.entry(&format!("{key}.cls"), class.as_bytes(), 0, &mut out)
+                            .unwrap();
                     }
-                    let class = if has { hex(class.as_bytes()) } else { "null".into() };
-                    rows.push(vec![pair("__key__", key), pair("jpg", hex(&image)), pair("cls", class)]);
+                    let class = if has {
+                        hex(class.as_bytes())
+                    } else {
+                        "null".into()
+                    };
+                    rows.push(vec![
+                        pair("__key__", key),
+                        pair("jpg", hex(&image)),
+                        pair("cls", class),
+                    ]);
                 }
                 w.finish(&mut out).unwrap();
                 bench.put(&format!("{what}/{file}.{what}"), out);
@@ -170,17 +250,35 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
     }
     let source = match what {
         "objects" => {
-            format!(r#"{{"sources": ["{BUCKET}/objects/**"], "format": "objects", "labels": {{"from": "path"}}, "block_rows": 7}}"#)
+            format!(
+                r#"{{"sources": ["{BUCKET}/objects/**"], "format": "objects", "labels": {{"from": "path"}}, "block_rows": 7}}"#
+            )
         }
         _ => format!(r#"{{"sources": ["{BUCKET}/{what}/**"]}}"#),
     };
     (source, rows)
 }
 
-const FORMATS: [&str; 11] = ["objects", "parquet", "parquet-pages", "arrow", "arrows", "jsonl", "tfrecord", "tar", "tgz", "zip", "objects"];
+const FORMATS: [&str; 11] = [
+    "objects",
+    "parquet",
+    "parquet-pages",
+    "arrow",
+    "arrows",
+    "jsonl",
+    "tfrecord",
+    "tar",
+    "tgz",
+    "zip",
+    "objects",
+];
 
 fn projected(row: &Row, columns: &Projection, all: &[String]) -> Row {
-    let value = |name: &String| row.iter().find(|(n, _)| n == name).map_or_else(|| (name.clone(), "null".into()), Clone::clone);
+    let value = |name: &String| {
+        row.iter()
+            .find(|(n, _)| n == name)
+            .map_or_else(|| (name.clone(), "null".into()), Clone::clone)
+    };
     match columns {
         Projection::All => all.iter().map(value).collect(),
         Projection::Columns(names) => names.iter().map(value).collect(),
@@ -190,7 +288,11 @@ fn projected(row: &Row, columns: &Projection, all: &[String]) -> Row {
 fn check(read: &RowBatch, wanted: &[u64], rows: &[Row], columns: &Projection, all: &[String]) {
     assert_eq!(read.batch.num_rows(), wanted.len());
     for (at, &row) in wanted.iter().enumerate() {
-        assert_eq!(row_of(&read.batch, at), projected(&rows[row as usize], columns, all), "row {row}, at {at}");
+        assert_eq!(
+            row_of(&read.batch, at),
+            projected(&rows[row as usize], columns, all),
+            "row {row}, at {at}"
+        );
     }
 }
 
@@ -213,16 +315,25 @@ fn random_rows(rng: &mut StdRng, rows: usize) -> Vec<u64> {
             (from..all.min(from + rng.random_range(1..200))).collect()
         }
         2 => vec![rng.random_range(0..all); rng.random_range(1..5)],
-        _ => (0..rng.random_range(1..150)).map(|_| rng.random_range(0..all)).collect(),
+        _ => (0..rng.random_range(1..150))
+            .map(|_| rng.random_range(0..all))
+            .collect(),
     }
 }
 
 /// An engine over the same files without a cache, or with little memory.
 fn other_engine(bench: &Bench, budget_bytes: u64) -> Engine {
     let mut buckets = FixedBuckets::default();
-    let origin: Arc<dyn forebay_origin::Origin> = Arc::new(LocalOrigin::open(&bench.dir.path().join("data")).unwrap());
+    let origin: Arc<dyn forebay_origin::Origin> =
+        Arc::new(LocalOrigin::open(&bench.dir.path().join("data")).unwrap());
     buckets.0.insert(BUCKET.to_owned(), origin);
-    Engine::new(EngineConfig::default(), Arc::new(buckets), None, Arc::new(SystemClock), MemoryBudget::new(budget_bytes))
+    Engine::new(
+        EngineConfig::default(),
+        Arc::new(buckets),
+        None,
+        Arc::new(SystemClock),
+        MemoryBudget::new(budget_bytes),
+    )
 }
 
 /// Tasks that end by themselves may hold something for a moment.
@@ -233,11 +344,19 @@ async fn given_back(engine: &Engine, what: &str) {
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    panic!("{what}: {} bytes of memory that nobody gave back", engine.budget().used_bytes());
+    panic!(
+        "{what}: {} bytes of memory that nobody gave back",
+        engine.budget().used_bytes()
+    );
 }
 
 fn names(dataset: &Dataset) -> Vec<String> {
-    dataset.schema().fields().iter().map(|f| f.name().clone()).collect()
+    dataset
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| f.name().clone())
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -250,8 +369,12 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
             let dataset = bench.open_spec(&spec).await.unwrap().dataset;
             assert_eq!(dataset.rows(), rows.len() as u64, "{what}");
             let all = names(&dataset);
-            let small =
-                RowsConfig { block_cache_bytes: 64 << 10, open_files_memory_bytes: 1, blocks_in_flight: 2, ..RowsConfig::default() };
+            let small = RowsConfig {
+                block_cache_bytes: 64 << 10,
+                open_files_memory_bytes: 1,
+                blocks_in_flight: 2,
+                ..RowsConfig::default()
+            };
             let readers = [
                 Rows::new(bench.engine.clone(), RowsConfig::default()),
                 Rows::new(bench.engine.clone(), small.clone()),
@@ -259,17 +382,35 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
             ];
             for _ in 0..12 {
                 let reader = &readers[rng.random_range(0..readers.len())];
-                let (wanted, columns) = (random_rows(&mut rng, rows.len()), random_columns(&mut rng, &all));
+                let (wanted, columns) = (
+                    random_rows(&mut rng, rows.len()),
+                    random_columns(&mut rng, &all),
+                );
                 let held = match rng.random_bool(0.3) {
-                    true => Some(reader.hold(&dataset, rng.random_range(0..dataset.shape().blocks()), &columns).await.unwrap()),
+                    true => Some(
+                        reader
+                            .hold(
+                                &dataset,
+                                rng.random_range(0..dataset.shape().blocks()),
+                                &columns,
+                            )
+                            .await
+                            .unwrap(),
+                    ),
                     false => None,
                 };
-                let read = reader.read(&dataset, &wanted, &columns).await.unwrap_or_else(|e| panic!("{what}, case {case}: {e:?}"));
+                let read = reader
+                    .read(&dataset, &wanted, &columns)
+                    .await
+                    .unwrap_or_else(|e| panic!("{what}, case {case}: {e:?}"));
                 check(&read, &wanted, &rows, &columns, &all);
                 drop(held);
             }
             for reader in readers {
-                assert!(reader.engine().budget().used_bytes() >= reader.stats().cached_bytes, "{what}");
+                assert!(
+                    reader.engine().budget().used_bytes() >= reader.stats().cached_bytes,
+                    "{what}"
+                );
             }
             given_back(&bench.engine, what).await;
         }
@@ -279,16 +420,29 @@ async fn any_rows_in_any_order_are_those_that_were_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_change_or_vanish_are_named_and_never_mixed() {
     let mut rng = StdRng::seed_from_u64(seed());
-    for what in ["objects", "parquet-pages", "arrow", "jsonl", "tfrecord", "tar", "zip"] {
+    for what in [
+        "objects",
+        "parquet-pages",
+        "arrow",
+        "jsonl",
+        "tfrecord",
+        "tar",
+        "zip",
+    ] {
         let bench = Bench::new();
         let (spec, rows) = write(&bench, &mut rng, what);
         let dataset = bench.open_spec(&spec).await.unwrap().dataset;
         let all = names(&dataset);
-        let readers =
-            [Rows::new(bench.engine.clone(), RowsConfig::default()), Rows::new(other_engine(&bench, 256 << 20), RowsConfig::default())];
+        let readers = [
+            Rows::new(bench.engine.clone(), RowsConfig::default()),
+            Rows::new(other_engine(&bench, 256 << 20), RowsConfig::default()),
+        ];
         for _ in 0..3 {
             let wanted = random_rows(&mut rng, rows.len());
-            readers[0].read(&dataset, &wanted, &Projection::All).await.unwrap();
+            readers[0]
+                .read(&dataset, &wanted, &Projection::All)
+                .await
+                .unwrap();
         }
         // One file is written anew with other bytes of the same length, one is removed.
         let files = dataset.files();
@@ -304,8 +458,15 @@ async fn files_that_change_or_vanish_are_named_and_never_mixed() {
         }
         for _ in 0..20 {
             let reader = &readers[rng.random_range(0..2)];
-            let (wanted, columns) = (random_rows(&mut rng, rows.len()), random_columns(&mut rng, &all));
-            let touches = |file: usize| wanted.iter().any(|&row| dataset.locate(row).unwrap().file as usize == file);
+            let (wanted, columns) = (
+                random_rows(&mut rng, rows.len()),
+                random_columns(&mut rng, &all),
+            );
+            let touches = |file: usize| {
+                wanted
+                    .iter()
+                    .any(|&row| dataset.locate(row).unwrap().file as usize == file)
+            };
             match reader.read(&dataset, &wanted, &columns).await {
                 // What was on the disk or in memory is the old version, whole.
                 Ok(read) => check(&read, &wanted, &rows, &columns, &all),
@@ -316,14 +477,24 @@ async fn files_that_change_or_vanish_are_named_and_never_mixed() {
                         other => panic!("{what}: {other:?}: {e:?}"),
                     };
                     assert!(touches(file), "{what}: {e}");
-                    assert!(e.message().contains(files.key(file)) && e.hint_text().is_some(), "{what}: {e}");
+                    assert!(
+                        e.message().contains(files.key(file)) && e.hint_text().is_some(),
+                        "{what}: {e}"
+                    );
                 }
             }
         }
         let whole: Vec<u64> = dataset.file_rows(changed).collect();
         if !whole.is_empty() && dataset.files().size(changed) > 0 {
-            let e = readers[1].read(&dataset, &whole, &Projection::All).await.unwrap_err();
-            assert_eq!(e.kind(), ErrorKind::VersionChanged, "{what}: without a cache nothing old is left: {e:?}");
+            let e = readers[1]
+                .read(&dataset, &whole, &Projection::All)
+                .await
+                .unwrap_err();
+            assert_eq!(
+                e.kind(),
+                ErrorKind::VersionChanged,
+                "{what}: without a cache nothing old is left: {e:?}"
+            );
         }
     }
 }
@@ -334,20 +505,61 @@ async fn requests_that_make_no_sense_are_refused() {
     bench.put("p/a.parquet", parquet(&[10, 10]));
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
     let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
-    let kind = async |wanted: &[u64], columns: Projection| rows.read_now(&dataset, wanted, &columns).await.map(|_| ()).unwrap_err().kind();
-    assert_eq!(kind(&[0, 20], Projection::All).await, ErrorKind::RangeNotSatisfiable);
-    assert_eq!(kind(&[u64::MAX], Projection::All).await, ErrorKind::RangeNotSatisfiable);
-    assert_eq!(kind(&[0], Projection::Columns(vec!["nothing".into()])).await, ErrorKind::Invalid);
-    assert_eq!(kind(&[0], Projection::Columns(vec!["id".into(), "id".into()])).await, ErrorKind::Invalid);
-    assert_eq!(kind(&vec![0; limits::ROWS_PER_REQUEST_MAX + 1], Projection::All).await, ErrorKind::TooLarge);
+    let kind = async |wanted: &[u64], columns: Projection| {
+        rows.read_now(&dataset, wanted, &columns)
+            .await
+            .map(|_| ())
+            .unwrap_err()
+            .kind()
+    };
+    assert_eq!(
+        kind(&[0, 20], Projection::All).await,
+        ErrorKind::RangeNotSatisfiable
+    );
+    assert_eq!(
+        kind(&[u64::MAX], Projection::All).await,
+        ErrorKind::RangeNotSatisfiable
+    );
+    assert_eq!(
+        kind(&[0], Projection::Columns(vec!["nothing".into()])).await,
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        kind(&[0], Projection::Columns(vec!["id".into(), "id".into()])).await,
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        kind(&vec![0; limits::ROWS_PER_REQUEST_MAX + 1], Projection::All).await,
+        ErrorKind::TooLarge
+    );
     assert_eq!(rows.stats().failed, 5);
     // The most that one request may have, all the same row.
-    let read = rows.read_now(&dataset, &vec![3; limits::ROWS_PER_REQUEST_MAX], &Projection::Columns(vec!["id".into()])).await.unwrap();
-    assert!(read.batch.column(0).as_primitive::<Int64Type>().values().iter().all(|v| *v == 3));
+    let read = rows
+        .read_now(
+            &dataset,
+            &vec![3; limits::ROWS_PER_REQUEST_MAX],
+            &Projection::Columns(vec!["id".into()]),
+        )
+        .await
+        .unwrap();
+    assert!(
+        read.batch
+            .column(0)
+            .as_primitive::<Int64Type>()
+            .values()
+            .iter()
+            .all(|v| *v == 3)
+    );
     drop(read);
-    let empty = rows.read_now(&dataset, &[], &Projection::All).await.unwrap();
+    let empty = rows
+        .read_now(&dataset, &[], &Projection::All)
+        .await
+        .unwrap();
     assert_eq!((empty.batch.num_rows(), empty.batch.num_columns()), (0, 2));
-    let none = rows.read_now(&dataset, &[1, 2], &Projection::Columns(Vec::new())).await.unwrap();
+    let none = rows
+        .read_now(&dataset, &[1, 2], &Projection::Columns(Vec::new()))
+        .await
+        .unwrap();
     assert_eq!((none.batch.num_rows(), none.batch.num_columns()), (2, 0));
 }
 
@@ -362,15 +574,37 @@ async fn answers_larger_than_the_memory_are_refused_and_others_go_on() {
     // Half of 8 MiB may be held, and three eighths of that by answers.
     let rows = Rows::new(other_engine(&bench, 8 << 20), RowsConfig::default());
     let all: Vec<u64> = (0..8).collect();
-    let e = rows.read_now(&dataset, &all, &Projection::All).await.unwrap_err();
-    assert!(e.kind() == ErrorKind::TooLarge && e.to_string().contains("1572864"), "{e:?}");
-    let one = rows.read_now(&dataset, &[5], &Projection::All).await.unwrap();
-    let e = rows.read_now(&dataset, &[7], &Projection::All).await.unwrap_err();
+    let e = rows
+        .read_now(&dataset, &all, &Projection::All)
+        .await
+        .unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::TooLarge && e.to_string().contains("1572864"),
+        "{e:?}"
+    );
+    let one = rows
+        .read_now(&dataset, &[5], &Projection::All)
+        .await
+        .unwrap();
+    let e = rows
+        .read_now(&dataset, &[7], &Projection::All)
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Busy, "{e:?}");
     assert!(e.retry_after_hint().is_some());
     drop(one);
-    let read = rows.read_now(&dataset, &[7], &Projection::All).await.unwrap();
-    assert_eq!(read.batch.column_by_name("data").unwrap().as_binary::<i32>().value(0), [7; 900_000]);
+    let read = rows
+        .read_now(&dataset, &[7], &Projection::All)
+        .await
+        .unwrap();
+    assert_eq!(
+        read.batch
+            .column_by_name("data")
+            .unwrap()
+            .as_binary::<i32>()
+            .value(0),
+        [7; 900_000]
+    );
     drop(read);
     assert_eq!(rows.engine().budget().used_bytes(), 0);
 }
@@ -382,16 +616,27 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
     let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
     for row in 0..20 {
-        rows.read(&dataset, &[row * 7], &Projection::All).await.unwrap();
+        rows.read(&dataset, &[row * 7], &Projection::All)
+            .await
+            .unwrap();
     }
     let s = rows.stats();
     // How many reads of a part come first is told by what they cost.
-    assert!(s.blocks_decoded == 1 && s.blocks_read_in_part < 10 && s.blocks_read_in_part + 1 + s.blocks_reused == 20, "{s:?}");
+    assert!(
+        s.blocks_decoded == 1
+            && s.blocks_read_in_part < 10
+            && s.blocks_read_in_part + 1 + s.blocks_reused == 20,
+        "{s:?}"
+    );
     // 64 at once want two blocks that nobody has.
     let many: Vec<_> = (0..64)
         .map(|i| {
             let (rows, dataset) = (rows.clone(), dataset.clone());
-            tokio::spawn(async move { rows.hold(&dataset, 1 + i % 2, &Projection::All).await.unwrap() })
+            tokio::spawn(async move {
+                rows.hold(&dataset, 1 + i % 2, &Projection::All)
+                    .await
+                    .unwrap()
+            })
         })
         .collect();
     let mut holds = Vec::new();
@@ -401,9 +646,14 @@ async fn a_block_that_is_wanted_again_is_decoded_once_and_a_held_one_not_at_all(
     assert_eq!(rows.stats().blocks_decoded, 3, "each block once");
     let before = rows.stats();
     let wanted: Vec<u64> = (1000..3000).rev().collect();
-    rows.read(&dataset, &wanted, &Projection::All).await.unwrap();
+    rows.read(&dataset, &wanted, &Projection::All)
+        .await
+        .unwrap();
     let after = rows.stats();
-    assert_eq!(after.blocks_decoded + after.blocks_read_in_part, before.blocks_decoded + before.blocks_read_in_part);
+    assert_eq!(
+        after.blocks_decoded + after.blocks_read_in_part,
+        before.blocks_decoded + before.blocks_read_in_part
+    );
     // Rows that follow each other in a block are not copied.
     let block = holds[0].memory_bytes();
     assert!(block > 0);
@@ -417,15 +667,37 @@ async fn requests_that_want_rows_of_one_block_at_the_same_time_decode_it_once() 
     let bench = Bench::new();
     bench.put("p/a.parquet", parquet(&[1000, 1000]));
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
-    let rows = Rows::new(bench.engine.clone(), RowsConfig { block_cache_bytes: 0, ..RowsConfig::default() });
+    let rows = Rows::new(
+        bench.engine.clone(),
+        RowsConfig {
+            block_cache_bytes: 0,
+            ..RowsConfig::default()
+        },
+    );
     let wanted: Vec<[u64; 3]> = (0..20).map(|i| [1999 - i, i, 1000 + 3 * i]).collect();
-    let reads = futures::future::join_all(wanted.iter().map(|wanted| rows.read(&dataset, wanted, &Projection::All))).await;
+    let reads = futures::future::join_all(
+        wanted
+            .iter()
+            .map(|wanted| rows.read(&dataset, wanted, &Projection::All)),
+    )
+    .await;
     for (wanted, read) in wanted.iter().zip(&reads) {
-        let ids = read.as_ref().unwrap().batch.column(0).as_primitive::<Int64Type>().values().to_vec();
+        let ids = read
+            .as_ref()
+            .unwrap()
+            .batch
+            .column(0)
+            .as_primitive::<Int64Type>()
+            .values()
+            .to_vec();
         assert_eq!(ids, wanted.map(|row| row as i64));
     }
     let s = rows.stats();
-    assert_eq!((s.blocks_read_in_part, s.parts_joined, s.blocks_decoded), (2, 38, 0), "{s:?}");
+    assert_eq!(
+        (s.blocks_read_in_part, s.parts_joined, s.blocks_decoded),
+        (2, 38, 0),
+        "{s:?}"
+    );
     drop((reads, rows));
     given_back(&bench.engine, "joined reads").await;
 }
@@ -434,12 +706,19 @@ async fn requests_that_want_rows_of_one_block_at_the_same_time_decode_it_once() 
 async fn decoded_blocks_leave_memory_for_reading_others() {
     let bench = Bench::new();
     let of_group = |first: i64, rows: usize| {
-        let text: ArrayRef = Arc::new(StringArray::from_iter_values((0..rows).map(|i| format!("{:08}", first + i as i64).repeat(32))));
+        let text: ArrayRef = Arc::new(StringArray::from_iter_values(
+            (0..rows).map(|i| format!("{:08}", first + i as i64).repeat(32)),
+        ));
         RecordBatch::try_from_iter([("text", text)]).unwrap()
     };
     // Decoded blocks take from 16 to 130 KB, together 2.8 MB, and 1 MiB may be held.
     let groups: Vec<usize> = (0..48).map(|i| [500, 120, 60][i / 16]).collect();
-    let starts: Vec<u64> = groups.iter().scan(0, |at, &rows| Some(std::mem::replace(at, *at + rows as u64))).collect();
+    let starts: Vec<u64> = groups
+        .iter()
+        .scan(0, |at, &rows| {
+            Some(std::mem::replace(at, *at + rows as u64))
+        })
+        .collect();
     bench.put("p/a.parquet", parquet_of(&groups, of_group));
     let dataset = bench.open(&format!("{BUCKET}/p/**")).await.unwrap().dataset;
     let rows = Rows::new(other_engine(&bench, 2 << 20), RowsConfig::default());
@@ -452,13 +731,26 @@ async fn decoded_blocks_leave_memory_for_reading_others() {
     }
     assert!(!holds.is_empty() && holds.len() < 48);
     let reads = (0..24u64).map(|i| {
-        let (rows, dataset, groups, starts) = (rows.clone(), dataset.clone(), groups.clone(), starts.clone());
+        let (rows, dataset, groups, starts) = (
+            rows.clone(),
+            dataset.clone(),
+            groups.clone(),
+            starts.clone(),
+        );
         tokio::spawn(async move {
-            let of_block = |(block, start): (usize, &u64)| start + (i * 37 + block as u64 * 11) % groups[block] as u64;
+            let of_block = |(block, start): (usize, &u64)| {
+                start + (i * 37 + block as u64 * 11) % groups[block] as u64
+            };
             let wanted: Vec<u64> = starts.iter().enumerate().map(of_block).collect();
             let read = match i % 4 {
-                0 => rows.read_of_blocks(&dataset, &wanted, &Projection::All).await.unwrap(),
-                _ => rows.read(&dataset, &wanted, &Projection::All).await.unwrap(),
+                0 => rows
+                    .read_of_blocks(&dataset, &wanted, &Projection::All)
+                    .await
+                    .unwrap(),
+                _ => rows
+                    .read(&dataset, &wanted, &Projection::All)
+                    .await
+                    .unwrap(),
             };
             let texts = read.batch.column(0).as_string::<i32>();
             for (row, text) in wanted.iter().zip(texts) {
@@ -468,7 +760,10 @@ async fn decoded_blocks_leave_memory_for_reading_others() {
     });
     let reads: Vec<_> = reads.collect();
     for read in reads {
-        tokio::time::timeout(std::time::Duration::from_secs(30), read).await.expect("all go on").unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(30), read)
+            .await
+            .expect("all go on")
+            .unwrap();
     }
     let engine = rows.engine().clone();
     drop((holds, rows));
@@ -483,15 +778,34 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
     }
     let spec = format!(r#"{{"sources": ["{BUCKET}/o/**"], "format": "objects"}}"#);
     let dataset = bench.open_spec(&spec).await.unwrap().dataset;
-    bench.faults.always(forebay_origin::Operation::Get, forebay_origin::Fault::Delay(std::time::Duration::from_millis(50)));
+    bench.faults.always(
+        forebay_origin::Operation::Get,
+        forebay_origin::Fault::Delay(std::time::Duration::from_millis(50)),
+    );
     let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
     let wanted: Vec<u64> = (0..100).rev().collect();
     let began = std::time::Instant::now();
-    let read = rows.read(&dataset, &wanted, &Projection::All).await.unwrap();
+    let read = rows
+        .read(&dataset, &wanted, &Projection::All)
+        .await
+        .unwrap();
     // One after the other they would take 5 s.
-    assert!(began.elapsed() < std::time::Duration::from_millis(2500), "{:?}", began.elapsed());
-    assert_eq!(read.batch.column_by_name("data").unwrap().as_binary::<i32>().value(99), b"object 0");
+    assert!(
+        began.elapsed() < std::time::Duration::from_millis(2500),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(
+        read.batch
+            .column_by_name("data")
+            .unwrap()
+            .as_binary::<i32>()
+            .value(99),
+        b"object 0"
+    );
     let gets = bench.gets();
-    rows.read(&dataset, &wanted, &Projection::All).await.unwrap();
+    rows.read(&dataset, &wanted, &Projection::All)
+        .await
+        .unwrap();
     assert_eq!(bench.gets(), gets, "what was read is on the disk");
 }

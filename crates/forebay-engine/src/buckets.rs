@@ -15,7 +15,8 @@ pub trait Buckets: Send + Sync + 'static {
     /// `BucketNotFound`, with the names that there are as a hint.
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>>;
 
-    /// The names known, sorted. (An origin that serves any bucket of an endpoint knows those that were used.)
+    /// The names known, sorted. (An origin that serves any bucket of an endpoint knows those that
+    /// were used.)
     async fn list(&self) -> Result<Vec<String>>;
 
     /// Makes an empty bucket where the origin can.
@@ -32,7 +33,10 @@ pub struct FixedBuckets(pub HashMap<String, Arc<dyn Origin>>);
 #[async_trait]
 impl Buckets for FixedBuckets {
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
-        self.0.get(bucket).cloned().ok_or_else(|| Error::bucket_not_found(format!("bucket {bucket:?} is not served here")))
+        self.0
+            .get(bucket)
+            .cloned()
+            .ok_or_else(|| Error::bucket_not_found(format!("bucket {bucket:?} is not served here")))
     }
 
     async fn list(&self) -> Result<Vec<String>> {
@@ -42,10 +46,14 @@ impl Buckets for FixedBuckets {
     }
 
     async fn create(&self, bucket: &str) -> Result<()> {
-        Err(Error::unsupported(format!("bucket {bucket:?} cannot be made: the set of buckets is fixed")))
+        Err(Error::unsupported(format!(
+            "bucket {bucket:?} cannot be made: the set of buckets is fixed"
+        )))
     }
 
     async fn remove(&self, bucket: &str) -> Result<()> {
-        Err(Error::unsupported(format!("bucket {bucket:?} cannot be removed: the set of buckets is fixed")))
+        Err(Error::unsupported(format!(
+            "bucket {bucket:?} cannot be removed: the set of buckets is fixed"
+        )))
     }
 }

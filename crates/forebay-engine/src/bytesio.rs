@@ -16,8 +16,12 @@ pub(crate) fn reserved(data: Vec<u8>, reservation: Reservation) -> Bytes {
 }
 
 /// Runs what may wait for a disk or burn CPU on a thread made for that.
-pub(crate) async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(f).await.map_err(|e| Error::internal("a worker thread failed").source(e))
+pub(crate) async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(f)
+        .await
+        .map_err(|e| Error::internal("a worker thread failed").source(e))
 }
 
 /// Cuts a stream into buffers of given sizes, keeping what is left over between them.
@@ -28,7 +32,10 @@ pub(crate) struct Cutter {
 
 impl Cutter {
     pub(crate) fn new(body: forebay_origin::ByteStream) -> Self {
-        Self { body, rest: Bytes::new() }
+        Self {
+            body,
+            rest: Bytes::new(),
+        }
     }
 
     /// The next `len` bytes.
@@ -42,7 +49,10 @@ impl Cutter {
                 self.rest = match self.body.next().await {
                     Some(piece) => piece?,
                     None => {
-                        return Err(Error::origin_unavailable(format!("the body ended {} bytes early", len - out.len())));
+                        return Err(Error::origin_unavailable(format!(
+                            "the body ended {} bytes early",
+                            len - out.len()
+                        )));
                     }
                 };
                 continue;
@@ -58,8 +68,9 @@ impl Cutter {
     pub(crate) async fn skip(&mut self, mut len: u64) -> Result<()> {
         while len > 0 {
             if self.rest.is_empty() {
-                self.rest =
-                    self.body.next().await.ok_or_else(|| Error::origin_unavailable(format!("the body ended {len} bytes early")))??;
+                self.rest = self.body.next().await.ok_or_else(|| {
+                    Error::origin_unavailable(format!("the body ended {len} bytes early"))
+                })??;
                 continue;
             }
             let n = (self.rest.len() as u64).min(len);

@@ -23,7 +23,14 @@ struct Slot<V> {
 
 impl<K: Eq + Hash + Clone, V: Clone> BoundedCache<K, V> {
     pub(crate) fn new(max_cost: u64) -> Self {
-        Self { inner: Mutex::new(Inner { map: HashMap::new(), order: VecDeque::new(), cost: 0 }), max_cost }
+        Self {
+            inner: Mutex::new(Inner {
+                map: HashMap::new(),
+                order: VecDeque::new(),
+                cost: 0,
+            }),
+            max_cost,
+        }
     }
 
     pub(crate) fn get(&self, key: &K) -> Option<V> {
@@ -41,13 +48,22 @@ impl<K: Eq + Hash + Clone, V: Clone> BoundedCache<K, V> {
         }
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        match inner.map.insert(key.clone(), Slot { value, cost, visited: false }) {
+        match inner.map.insert(
+            key.clone(),
+            Slot {
+                value,
+                cost,
+                visited: false,
+            },
+        ) {
             Some(old) => inner.cost -= old.cost,
             None => inner.order.push_back(key),
         }
         inner.cost += cost;
         while inner.cost > self.max_cost {
-            let Some(victim) = inner.order.pop_front() else { break };
+            let Some(victim) = inner.order.pop_front() else {
+                break;
+            };
             match inner.map.get_mut(&victim) {
                 Some(slot) if slot.visited => {
                     slot.visited = false;

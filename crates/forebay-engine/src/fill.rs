@@ -1,10 +1,13 @@
 //! Chunks of large objects: from the store, from a fill that is under way, or by a new one.
 //!
-//! A fill fetches a *run*: the chunk that is missing and those after it that are missing too and wanted by the same reader, in one ranged GET
-//! under `If-Match`. Each chunk of the run is a flight of its own, so readers of any of them wait only for what they need, and a chunk is
-//! fetched once however many read it. Each chunk is reserved from the memory budget just before its bytes are taken off the wire.
+//! A fill fetches a *run*: the chunk that is missing and those after it that are missing too and
+//! wanted by the same reader, in one ranged GET under `If-Match`. Each chunk of the run is a flight
+//! of its own, so readers of any of them wait only for what they need, and a chunk is fetched once
+//! however many read it. Each chunk is reserved from the memory budget just before its bytes are
+//! taken off the wire.
 //!
-//! Invariant: a chunk that is published is in the store, or the store refused it and said so in a counter.
+//! Invariant: a chunk that is published is in the store, or the store refused it and said so in a
+//! counter.
 
 use crate::{
     Engine, Joined, Leader,
@@ -12,7 +15,9 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
+use forebay_core::{
+    Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
+};
 use forebay_origin::{ByteStream, GetRequest, GetResponse};
 use forebay_store::Part;
 use std::{ops::Range, sync::Arc};
@@ -49,8 +54,8 @@ pub(crate) fn chunks_of(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
 }
 
 impl Engine {
-    /// The bytes `within` chunk `index` of one version. `wanted_until` is the chunk after the last one that the caller is going to read: a
-    /// fill that starts here may run up to it.
+    /// The bytes `within` chunk `index` of one version. `wanted_until` is the chunk after the last
+    /// one that the caller is going to read: a fill that starts here may run up to it.
     ///
     /// # Errors
     /// `VersionChanged` if the origin has another version now.
@@ -66,7 +71,10 @@ impl Engine {
         let cut = |bytes: Bytes| bytes.slice(within.start as usize..within.end as usize);
         let mut followed = false;
         loop {
-            if let Some(bytes) = self.chunk_from_store(name, version, index, within.clone()).await? {
+            if let Some(bytes) = self
+                .chunk_from_store(name, version, index, within.clone())
+                .await?
+            {
                 return Ok((bytes, Source::Cache));
             }
             let leader = match self.inner.filling.join((name.hash128(), version, index)) {
@@ -85,7 +93,10 @@ impl Engine {
             };
             // Somebody may have finished between the look into the store and the join.
             let whole = chunk_range(index, meta.size);
-            if let Some(bytes) = self.chunk_from_store(name, version, index, 0..whole.end - whole.start).await? {
+            if let Some(bytes) = self
+                .chunk_from_store(name, version, index, 0..whole.end - whole.start)
+                .await?
+            {
                 leader.publish(Ok(bytes.clone()));
                 return Ok((cut(bytes), Source::Cache));
             }
@@ -98,8 +109,18 @@ impl Engine {
     }
 
     /// Begins to fetch a run of chunks for the store, without waiting for it.
-    pub(crate) fn begin_run(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, index: u32, wanted_until: u32) {
-        if let Some(leader) = self.inner.filling.try_lead((name.hash128(), meta.version(), index)) {
+    pub(crate) fn begin_run(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        index: u32,
+        wanted_until: u32,
+    ) {
+        if let Some(leader) = self
+            .inner
+            .filling
+            .try_lead((name.hash128(), meta.version(), index))
+        {
             let run = self.extend_run(name, meta, index, leader, wanted_until);
             let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
             tokio::spawn(async move { engine.fetch_run(name, meta, index, run).await });
@@ -109,8 +130,12 @@ impl Engine {
     /// Whether a chunk is in the store or on its way there. RAM only.
     pub(crate) fn has_or_fetches(&self, name: &ObjectName, meta: &ObjectMeta, index: u32) -> bool {
         let version = meta.version();
-        self.inner.filling.contains(&(name.hash128(), version, index))
-            || self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(index)))
+        self.inner
+            .filling
+            .contains(&(name.hash128(), version, index))
+            || self
+                .store_for(name)
+                .is_some_and(|s| s.has_part(name, version, Part::Chunk(index)))
     }
 
     /// Chunks in the longest run.
@@ -119,20 +144,43 @@ impl Engine {
     }
 
     /// The chunk after the last one of a run that would begin at `index` now.
-    pub(crate) fn run_end(&self, name: &ObjectName, meta: &ObjectMeta, index: u32, wanted_until: u32) -> u32 {
+    pub(crate) fn run_end(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        index: u32,
+        wanted_until: u32,
+    ) -> u32 {
         let longest = wanted_until.min(index.saturating_add(self.run_chunks()));
-        (index + 1..longest).find(|&next| self.has_or_fetches(name, meta, next)).unwrap_or(longest.max(index + 1))
+        (index + 1..longest)
+            .find(|&next| self.has_or_fetches(name, meta, next))
+            .unwrap_or(longest.max(index + 1))
     }
 
     /// Whether all chunks of `range` are in the store. RAM only.
-    pub(crate) fn has_chunks(&self, name: &ObjectName, meta: &ObjectMeta, range: &Range<u64>) -> bool {
-        let Some(store) = self.store_for(name) else { return false };
+    pub(crate) fn has_chunks(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: &Range<u64>,
+    ) -> bool {
+        let Some(store) = self.store_for(name) else {
+            return false;
+        };
         let version = meta.version();
         range.is_empty() || chunks_of(range).all(|i| store.has_part(name, version, Part::Chunk(i)))
     }
 
-    async fn chunk_from_store(&self, name: &ObjectName, version: VersionId, index: u32, within: Range<u64>) -> Result<Option<Bytes>> {
-        let Some(store) = self.store_for(name) else { return Ok(None) };
+    async fn chunk_from_store(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        index: u32,
+        within: Range<u64>,
+    ) -> Result<Option<Bytes>> {
+        let Some(store) = self.store_for(name) else {
+            return Ok(None);
+        };
         if !store.has_part(name, version, Part::Chunk(index)) {
             return Ok(None);
         }
@@ -143,7 +191,8 @@ impl Engine {
         blocking(move || store.part(&name, version, Part::Chunk(index), within)).await
     }
 
-    /// Leads the chunks after `index` too, as long as nobody has or fetches them and the run is not too long.
+    /// Leads the chunks after `index` too, as long as nobody has or fetches them and the run is not
+    /// too long.
     fn extend_run(
         &self,
         name: &ObjectName,
@@ -155,9 +204,15 @@ impl Engine {
         let (hash, version) = (name.hash128(), meta.version());
         let mut run = vec![Some(leader)];
         // Chunks that nobody waits for are of use only where they are kept.
-        let end = if self.keeps(name) { wanted_until.min(index.saturating_add(self.run_chunks())) } else { index + 1 };
+        let end = if self.keeps(name) {
+            wanted_until.min(index.saturating_add(self.run_chunks()))
+        } else {
+            index + 1
+        };
         for next in index + 1..end {
-            let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
+            let here = self
+                .store_for(name)
+                .is_some_and(|s| s.has_part(name, version, Part::Chunk(next)));
             match self.inner.filling.try_lead((hash, version, next)) {
                 Some(leader) if !here => run.push(Some(leader)),
                 _ => break,
@@ -167,7 +222,13 @@ impl Engine {
     }
 
     /// Leads the chunks that a response brings, for [`Engine::fill_from`].
-    pub(crate) fn lead_run(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, range: Range<u64>, body: ByteStream) -> Option<ChunkRun> {
+    pub(crate) fn lead_run(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+        body: ByteStream,
+    ) -> Option<ChunkRun> {
         if range.is_empty() || !range.start.is_multiple_of(CHUNK_BYTES) {
             return None;
         }
@@ -177,20 +238,47 @@ impl Engine {
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
             .take(if self.keeps(name) { usize::MAX } else { 1 })
             .map(|i| {
-                let here = self.store_for(name).is_some_and(|s| s.has_part(name, version, Part::Chunk(i)));
-                if here { None } else { self.inner.filling.try_lead((hash, version, i)) }
+                let here = self
+                    .store_for(name)
+                    .is_some_and(|s| s.has_part(name, version, Part::Chunk(i)));
+                if here {
+                    None
+                } else {
+                    self.inner.filling.try_lead((hash, version, i))
+                }
             })
             .collect();
         let first = (range.start / CHUNK_BYTES) as u32;
-        leaders.iter().any(Option::is_some).then(|| ChunkRun { name: name.clone(), meta: meta.clone(), first, leaders, body })
+        leaders.iter().any(Option::is_some).then(|| ChunkRun {
+            name: name.clone(),
+            meta: meta.clone(),
+            first,
+            leaders,
+            body,
+        })
     }
 
-    async fn fetch_run(&self, name: ObjectName, meta: Arc<ObjectMeta>, first: u32, leaders: Vec<Option<Leader<ChunkKey, Bytes>>>) {
+    async fn fetch_run(
+        &self,
+        name: ObjectName,
+        meta: Arc<ObjectMeta>,
+        first: u32,
+        leaders: Vec<Option<Leader<ChunkKey, Bytes>>>,
+    ) {
         add(&self.stats().fills, 1);
         let last = first + leaders.len() as u32 - 1;
         let range = chunk_range(first, meta.size).start..chunk_range(last, meta.size).end;
         match self.open_run(&name, &meta, range).await {
-            Ok(body) => self.fill_from(ChunkRun { name, meta, first, leaders, body }).await,
+            Ok(body) => {
+                self.fill_from(ChunkRun {
+                    name,
+                    meta,
+                    first,
+                    leaders,
+                    body,
+                })
+                .await
+            }
             Err(e) => {
                 add(&self.stats().fills_failed, 1);
                 for leader in leaders.into_iter().flatten() {
@@ -200,18 +288,35 @@ impl Engine {
         }
     }
 
-    /// Asks for bytes of one version. If the origin has another one, what is known of the name is forgotten: it is not current.
-    pub(crate) async fn open_run(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<ByteStream> {
-        self.open_version(name, meta, range).await.map(|response| response.body)
+    /// Asks for bytes of one version. If the origin has another one, what is known of the name is
+    /// forgotten: it is not current.
+    pub(crate) async fn open_run(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: Range<u64>,
+    ) -> Result<ByteStream> {
+        self.open_version(name, meta, range)
+            .await
+            .map(|response| response.body)
     }
 
     /// The same, with what the origin says of the object.
-    pub(crate) async fn open_version(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<GetResponse> {
+    pub(crate) async fn open_version(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: Range<u64>,
+    ) -> Result<GetResponse> {
         let generation = self.inner.generations.current(name.hash128());
         let opened = self.open_version_of(name, meta, range).await;
-        if opened.as_ref().is_err_and(|e| e.kind() == ErrorKind::VersionChanged) {
+        if opened
+            .as_ref()
+            .is_err_and(|e| e.kind() == ErrorKind::VersionChanged)
+        {
             add(&self.stats().version_changes, 1);
-            // A reader of an old version (`versioned.rs`) says nothing about the one that is known here.
+            // A reader of an old version (`versioned.rs`) says nothing about the one that is known
+            // here.
             let known = self.cached(name).await.ok().flatten();
             if known.is_none_or(|c| c.meta.version() == meta.version()) {
                 self.forget(name, Some(generation));
@@ -220,17 +325,33 @@ impl Engine {
         opened
     }
 
-    async fn open_version_of(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<GetResponse> {
+    async fn open_version_of(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: Range<u64>,
+    ) -> Result<GetResponse> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let request = GetRequest { range: Some(range.clone()), if_match: meta.etag.clone(), if_none_match: None };
-        let changed = || {
-            Error::version_changed(format!("{name} changed at the origin while it was being read"))
-                .hint("read it again to get the new version")
+        let request = GetRequest {
+            range: Some(range.clone()),
+            if_match: meta.etag.clone(),
+            if_none_match: None,
         };
-        let response = origin.get(name.key(), request).await.map_err(|e| match e.kind() {
-            ErrorKind::PreconditionFailed | ErrorKind::NotFound | ErrorKind::RangeNotSatisfiable => changed().source(e),
-            _ => e,
-        })?;
+        let changed = || {
+            Error::version_changed(format!(
+                "{name} changed at the origin while it was being read"
+            ))
+            .hint("read it again to get the new version")
+        };
+        let response = origin
+            .get(name.key(), request)
+            .await
+            .map_err(|e| match e.kind() {
+                ErrorKind::PreconditionFailed
+                | ErrorKind::NotFound
+                | ErrorKind::RangeNotSatisfiable => changed().source(e),
+                _ => e,
+            })?;
         if response.meta.version() != meta.version() {
             return Err(changed());
         }
@@ -245,7 +366,13 @@ impl Engine {
 
     /// Takes the bytes of a run off the wire, keeps and publishes each chunk.
     pub(crate) async fn fill_from(&self, run: ChunkRun) {
-        let ChunkRun { name, meta, first, leaders, body } = run;
+        let ChunkRun {
+            name,
+            meta,
+            first,
+            leaders,
+            body,
+        } = run;
         let version = meta.version();
         let mut body = Cutter::new(body);
         let mut leaders = leaders.into_iter().zip(first..);
@@ -264,7 +391,12 @@ impl Engine {
                     self.keep_chunk(&name, &meta, version, index, &bytes).await;
                     leader.publish(Ok(bytes));
                 }
-                Err(e) => return self.run_failed(&e, std::iter::once(leader).chain(leaders.filter_map(|(l, _)| l))),
+                Err(e) => {
+                    return self.run_failed(
+                        &e,
+                        std::iter::once(leader).chain(leaders.filter_map(|(l, _)| l)),
+                    );
+                }
             }
         }
     }
@@ -281,21 +413,41 @@ impl Engine {
         Ok(reserved(body.take(length as usize).await?, reservation))
     }
 
-    async fn keep_chunk(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, version: VersionId, index: u32, bytes: &Bytes) {
-        let Some(store) = self.store_for(name).cloned() else { return };
+    async fn keep_chunk(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        version: VersionId,
+        index: u32,
+        bytes: &Bytes,
+    ) {
+        let Some(store) = self.store_for(name).cloned() else {
+            return;
+        };
         let (engine, name, meta, bytes) = (self.clone(), name.clone(), meta.clone(), bytes.clone());
         let kept = blocking(move || {
-            // A small object whose bytes were lost is kept with its head, as small objects are; not in place of another version.
+            // A small object whose bytes were lost is kept with its head, as small objects are; not
+            // in place of another version.
             if meta.size <= CHUNK_BYTES {
                 let hash = name.hash128();
                 let generation = engine.inner.generations.current(hash);
-                let kept = engine.inner.generations.publish(hash, generation, || match store.head(&name) {
-                    Some(head) if head.meta.version() != version => Ok(()),
-                    head => store.put_head(&name, &meta, head.map_or(0, |h| h.validated_at_secs), Some(&bytes)),
+                let kept = engine.inner.generations.publish(hash, generation, || {
+                    match store.head(&name) {
+                        Some(head) if head.meta.version() != version => Ok(()),
+                        head => store.put_head(
+                            &name,
+                            &meta,
+                            head.map_or(0, |h| h.validated_at_secs),
+                            Some(&bytes),
+                        ),
+                    }
                 });
                 engine.note_write(&name, kept);
             } else {
-                engine.note_write(&name, Some(store.put_part(&name, version, Part::Chunk(index), &bytes)));
+                engine.note_write(
+                    &name,
+                    Some(store.put_part(&name, version, Part::Chunk(index), &bytes)),
+                );
             }
         })
         .await;

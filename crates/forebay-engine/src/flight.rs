@@ -1,10 +1,11 @@
 //! Single-flight: many readers that want the same thing at the same time share one fetch of it.
 //!
-//! The first to [`Flights::join`] a key becomes its leader and holds a [`Leader`]; the others get a [`Follower`] that waits for what the
-//! leader publishes. Leaders run in tasks of their own, so a reader that leaves cancels nothing for the rest.
+//! The first to [`Flights::join`] a key becomes its leader and holds a [`Leader`]; the others get a
+//! [`Follower`] that waits for what the leader publishes. Leaders run in tasks of their own, so a
+//! reader that leaves cancels nothing for the rest.
 //!
-//! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a panic, a runtime that stops) publishes
-//! an error, so no follower waits for ever.
+//! Invariant: each key in the map has a live leader. A leader that is dropped without publishing (a
+//! panic, a runtime that stops) publishes an error, so no follower waits for ever.
 
 use crate::sync::Mutex;
 use forebay_core::{Error, Result};
@@ -21,13 +22,17 @@ pub struct Flights<K: Eq + Hash + Clone, V: Clone> {
 
 impl<K: Eq + Hash + Clone, V: Clone> Clone for Flights<K, V> {
     fn clone(&self) -> Self {
-        Self { map: self.map.clone() }
+        Self {
+            map: self.map.clone(),
+        }
     }
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Default for Flights<K, V> {
     fn default() -> Self {
-        Self { map: Arc::default() }
+        Self {
+            map: Arc::default(),
+        }
     }
 }
 
@@ -48,13 +53,21 @@ impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
     /// Becomes the leader of `key`, or `None` if somebody else is.
     pub fn try_lead(&self, key: K) -> Option<Leader<K, V>> {
         let mut map = self.map.lock();
-        if map.contains_key(&key) { None } else { Some(self.lead(&mut map, key)) }
+        if map.contains_key(&key) {
+            None
+        } else {
+            Some(self.lead(&mut map, key))
+        }
     }
 
     fn lead(&self, map: &mut HashMap<K, watch::Receiver<Published<V>>>, key: K) -> Leader<K, V> {
         let (sender, receiver) = watch::channel(None);
         map.insert(key.clone(), receiver);
-        Leader { flights: self.clone(), key: Some(key), sender }
+        Leader {
+            flights: self.clone(),
+            key: Some(key),
+            sender,
+        }
     }
 
     pub fn contains(&self, key: &K) -> bool {
@@ -78,8 +91,8 @@ pub struct Leader<K: Eq + Hash + Clone, V: Clone> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Leader<K, V> {
-    /// Hands the result to every follower and ends the flight. What is published must be in the store already, if it is to be
-    /// there: whoever comes next looks there.
+    /// Hands the result to every follower and ends the flight. What is published must be in the
+    /// store already, if it is to be there: whoever comes next looks there.
     pub fn publish(mut self, result: Result<V>) {
         self.land(result);
     }
@@ -99,7 +112,11 @@ impl<K: Eq + Hash + Clone, V: Clone> Leader<K, V> {
 
 impl<K: Eq + Hash + Clone, V: Clone> Drop for Leader<K, V> {
     fn drop(&mut self) {
-        self.land(Err(Error::new(forebay_core::ErrorKind::ShuttingDown, "the fetch was abandoned").hint("try again")));
+        self.land(Err(Error::new(
+            forebay_core::ErrorKind::ShuttingDown,
+            "the fetch was abandoned",
+        )
+        .hint("try again")));
     }
 }
 
@@ -131,8 +148,12 @@ mod tests {
     fn followers_get_what_the_leader_publishes() {
         explore(100, || {
             let flights: Flights<u32, String> = Flights::default();
-            let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
-            let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
+            let Joined::Leader(leader) = flights.join(1) else {
+                panic!("the first one leads")
+            };
+            let Joined::Follower(follower) = flights.join(1) else {
+                panic!("the second one follows")
+            };
             assert!(flights.try_lead(1).is_none());
             leader.publish(Ok("done".into()));
             assert_eq!(block_on(follower.wait()).unwrap(), "done");
@@ -144,15 +165,20 @@ mod tests {
     fn a_lost_leader_does_not_leave_followers_waiting() {
         explore(100, || {
             let flights: Flights<u32, ()> = Flights::default();
-            let Joined::Leader(leader) = flights.join(1) else { panic!("the first one leads") };
-            let Joined::Follower(follower) = flights.join(1) else { panic!("the second one follows") };
+            let Joined::Leader(leader) = flights.join(1) else {
+                panic!("the first one leads")
+            };
+            let Joined::Follower(follower) = flights.join(1) else {
+                panic!("the second one follows")
+            };
             drop(leader);
             assert!(block_on(follower.wait()).is_err());
             assert!(flights.try_lead(1).is_some());
         });
     }
 
-    /// Readers as the engine's are: look into the store, join, lead in a task of its own after looking again; some leave, some leaders are lost.
+    /// Readers as the engine's are: look into the store, join, lead in a task of its own after
+    /// looking again; some leave, some leaders are lost.
     #[test]
     fn what_is_kept_is_fetched_once_in_every_schedule() {
         explore(1500, || {
@@ -161,7 +187,12 @@ mod tests {
             let (fetches, lost) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
             let readers: Vec<_> = (0..4)
                 .map(|reader| {
-                    let (flights, store, fetches, lost) = (flights.clone(), store.clone(), fetches.clone(), lost.clone());
+                    let (flights, store, fetches, lost) = (
+                        flights.clone(),
+                        store.clone(),
+                        fetches.clone(),
+                        lost.clone(),
+                    );
                     spawn(async move {
                         if let Some(found) = *store.lock() {
                             return Ok(found);
@@ -202,8 +233,13 @@ mod tests {
                     Err(e) => assert!(lost.load(SeqCst) > 0, "{e}"),
                 }
             }
-            // One that was lost fetched in vain; nobody else did. The task of a reader that left may be under way still.
-            assert!(fetches.load(SeqCst) <= 1 + lost.load(SeqCst), "fetched {} times", fetches.load(SeqCst));
+            // One that was lost fetched in vain; nobody else did. The task of a reader that left
+            // may be under way still.
+            assert!(
+                fetches.load(SeqCst) <= 1 + lost.load(SeqCst),
+                "fetched {} times",
+                fetches.load(SeqCst)
+            );
         });
     }
 }

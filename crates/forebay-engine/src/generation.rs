@@ -1,10 +1,12 @@
 //! Generations: what keeps a fill that began before a write from publishing after it.
 //!
-//! Each name belongs to one of a fixed number of stripes, each a counter under a lock. A fill notes the counter when it begins and may publish a
-//! head only while the counter is unchanged; a write steps the counter and removes the name from the store, under the same lock, before it
-//! returns. Two names in one stripe cost each other at most a fill that is not kept.
+//! Each name belongs to one of a fixed number of stripes, each a counter under a lock. A fill notes
+//! the counter when it begins and may publish a head only while the counter is unchanged; a write
+//! steps the counter and removes the name from the store, under the same lock, before it returns.
+//! Two names in one stripe cost each other at most a fill that is not kept.
 //!
-//! Invariant: after a write of a name has returned, no version that was current before the write is published under that name.
+//! Invariant: after a write of a name has returned, no version that was current before the write is
+//! published under that name.
 
 use crate::sync::Mutex;
 
@@ -16,7 +18,9 @@ pub(crate) struct Generations {
 
 impl Default for Generations {
     fn default() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect() }
+        Self {
+            stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect(),
+        }
     }
 }
 
@@ -30,7 +34,12 @@ impl Generations {
     }
 
     /// Runs `publish` if nothing was written since `generation` was noted.
-    pub(crate) fn publish<T>(&self, hash: u128, generation: u64, publish: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn publish<T>(
+        &self,
+        hash: u128,
+        generation: u64,
+        publish: impl FnOnce() -> T,
+    ) -> Option<T> {
         let current = self.stripe(hash).lock();
         (*current == generation).then(publish)
     }
@@ -58,7 +67,11 @@ mod tests {
             g.step(7, || ());
             assert_eq!(g.publish(7, before, || 1), None);
             assert_eq!(g.publish(7, g.current(7), || 1), Some(1));
-            assert_eq!(g.publish(8, 0, || 1), Some(1), "another stripe is untouched");
+            assert_eq!(
+                g.publish(8, 0, || 1),
+                Some(1),
+                "another stripe is untouched"
+            );
         });
     }
 

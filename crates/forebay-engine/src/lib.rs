@@ -1,20 +1,26 @@
-//! The read and write path: hit, miss, single-flight ranged fill, freshness. The only place where store meets origin.
+//! The read and write path: hit, miss, single-flight ranged fill, freshness. The only place where
+//! store meets origin.
 //!
 //! How a read goes ([`Engine::read`]):
-//! 1. **Resolve** (`resolve.rs`): which version of the object is current? A fresh head in the store says so without any request; otherwise one
-//!    origin request, shared by all readers of the name, asks and brings the first bytes along with the answer.
-//! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read by chunks, each from the store, from a fill
-//!    that is under way, or by a new fill of a run of missing chunks, under `If-Match` of the version that was resolved.
-//! 3. **Deliver** (`read.rs`, `sequential.rs`): a stream of buffers, the next run of chunks ahead of its reader, all of one version.
+//! 1. **Resolve** (`resolve.rs`): which version of the object is current? A fresh head in the store
+//!    says so without any request; otherwise one origin request, shared by all readers of the name,
+//!    asks and brings the first bytes along with the answer.
+//! 2. **Fetch** (`fill.rs`): objects up to one chunk came with the head; larger ones are read by
+//!    chunks, each from the store, from a fill that is under way, or by a new fill of a run of
+//!    missing chunks, under `If-Match` of the version that was resolved.
+//! 3. **Deliver** (`read.rs`, `sequential.rs`): a stream of buffers, the next run of chunks ahead
+//!    of its reader, all of one version.
 //!
-//! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept in the store. Writes (`write.rs`) go
-//! through to the origin and make the name unknown here before they return. `warm.rs` is the synchronous path that a batch takes over
-//! what is on disk already.
+//! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept
+//! in the store. Writes (`write.rs`) go through to the origin and make the name unknown here before
+//! they return. `warm.rs` is the synchronous path that a batch takes over what is on disk already.
 //!
 //! Invariants:
-//! - bytes of two versions never meet in one answer: parts are keyed by version, fills are conditional on it;
+//! - bytes of two versions never meet in one answer: parts are keyed by version, fills are
+//!   conditional on it;
 //! - what a fill that began before a write learned is never published after it (`generation.rs`);
-//! - buffers of fills and reads are reserved from the memory budget and give it back when their last slice is dropped;
+//! - buffers of fills and reads are reserved from the memory budget and give it back when their
+//!   last slice is dropped;
 //! - a store that cannot write or read makes the engine slower, never wrong.
 
 mod buckets;
@@ -38,7 +44,10 @@ mod write;
 
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
-pub use forebay_origin::{ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, UploadedPart};
+pub use forebay_origin::{
+    ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse,
+    UploadedPart,
+};
 pub use forebay_store::Wait;
 pub use members::{AUX_INDEX, MemberRead};
 pub use read::{Conditions, Head, Read, ReadOptions};
@@ -98,7 +107,8 @@ struct Inner {
     indexes: members::IndexCache,
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
     unpacking: Flights<(u128, VersionId), ()>,
-    /// Milliseconds since `began` until which the store is taken for one that does not keep what it is given.
+    /// Milliseconds since `began` until which the store is taken for one that does not keep what it
+    /// is given.
     refuses_until_ms: AtomicU64,
     began: Instant,
 }
@@ -174,13 +184,20 @@ impl Engine {
         self.inner.buckets.origin(bucket).await?.list(request).await
     }
 
-    /// Whether what is fetched of this name will be found in the store: there is one, and its disk did not refuse a write just now.
+    /// Whether what is fetched of this name will be found in the store: there is one, and its disk
+    /// did not refuse a write just now.
     pub fn keeps(&self, name: &ObjectName) -> bool {
-        self.store_for(name).is_some() && self.inner.began.elapsed().as_millis() as u64 >= self.inner.refuses_until_ms.load(Relaxed)
+        self.store_for(name).is_some()
+            && self.inner.began.elapsed().as_millis() as u64
+                >= self.inner.refuses_until_ms.load(Relaxed)
     }
 
     /// The store, for names whose bucket is cached.
     pub(crate) fn store_for(&self, name: &ObjectName) -> Option<&Arc<Store>> {
-        if self.rule(name.bucket()).cache { self.inner.store.as_ref() } else { None }
+        if self.rule(name.bucket()).cache {
+            self.inner.store.as_ref()
+        } else {
+            None
+        }
     }
 }

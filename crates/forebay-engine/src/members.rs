@@ -1,11 +1,14 @@
-//! Members of archives: found by an index that is built once per version of the archive, and read as ranges of it.
+//! Members of archives: found by an index that is built once per version of the archive, and read
+//! as ranges of it.
 //!
-//! An index comes from RAM, from the store, from the archive flowing by for another reason, or from reading the archive for it. That reading
-//! follows the indexer: tars are read chunk by chunk, and where the next header is far away, by a small request for the header alone; zips
-//! from their directory at the end. Compressed tars are unpacked into the store while they are indexed (`unpack.rs`), so that their members
-//! can be read at random afterwards.
+//! An index comes from RAM, from the store, from the archive flowing by for another reason, or from
+//! reading the archive for it. That reading follows the indexer: tars are read chunk by chunk, and
+//! where the next header is far away, by a small request for the header alone; zips from their
+//! directory at the end. Compressed tars are unpacked into the store while they are indexed
+//! (`unpack.rs`), so that their members can be read at random afterwards.
 //!
-//! Invariant: an index is kept under the version that it was built from, and used with that version only.
+//! Invariant: an index is kept under the version that it was built from, and used with that version
+//! only.
 
 use crate::{
     Engine, Joined, Read, ReadOptions,
@@ -18,8 +21,13 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use forebay_format::{ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage};
+use forebay_core::{
+    ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId,
+    limits::CHUNK_BYTES,
+};
+use forebay_format::{
+    ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage,
+};
 use forebay_origin::ByteStream;
 use forebay_store::Part;
 use futures::{StreamExt, stream};
@@ -29,8 +37,9 @@ use std::{ops::Range, sync::Arc};
 pub const AUX_INDEX: u8 = 1;
 pub(crate) const AUX_UNPACKED: u8 = 2;
 
-/// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between are read too: at a round trip of 30 ms
-/// and 100 MiB/s this is where both cost the same, and bytes that were read are in the cache.
+/// Where the next header is at least this far away, it is fetched alone; nearer, the bytes between
+/// are read too: at a round trip of 30 ms and 100 MiB/s this is where both cost the same, and bytes
+/// that were read are in the cache.
 const SKIP_FROM_BYTES: u64 = 4 * CHUNK_BYTES;
 /// What is fetched for a header alone: the header, and a long name or PAX records behind it.
 const LONE_HEADER_BYTES: u64 = 4096;
@@ -79,17 +88,24 @@ impl Engine {
     /// All members of an archive, in its order.
     ///
     /// # Errors
-    /// `Unsupported` if it is no archive by its name, `Corrupt` if it cannot be parsed, and as [`Engine::read`].
-    pub async fn members(&self, archive: &ObjectName, options: &ReadOptions) -> Result<Arc<MemberIndex>> {
+    /// `Unsupported` if it is no archive by its name, `Corrupt` if it cannot be parsed, and as
+    /// [`Engine::read`].
+    pub async fn members(
+        &self,
+        archive: &ObjectName,
+        options: &ReadOptions,
+    ) -> Result<Arc<MemberIndex>> {
         let resolved = self.resolve_archive(archive).await?;
         options.conditions.check(&resolved.meta)?;
-        self.index(archive, &resolved.meta, resolved.data.as_ref()).await
+        self.index(archive, &resolved.meta, resolved.data.as_ref())
+            .await
     }
 
     /// Reads one member, or a range of it. Conditions are those of the archive.
     ///
     /// # Errors
-    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is no archive or the member is no file, and as [`Engine::read`].
+    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is no archive or
+    /// the member is no file, and as [`Engine::read`].
     pub async fn read_member(
         &self,
         archive: &ObjectName,
@@ -122,19 +138,37 @@ impl Engine {
     ) -> Result<MemberRead> {
         let found = self.find_member(archive, member).await?;
         options.conditions.check(&found.meta)?;
-        let Found { meta, status, data, extent } = found;
-        let within = resolve_range(range, extent.size).map_err(|e| e.context(format_args!("{archive}/{member}")))?;
+        let Found {
+            meta,
+            status,
+            data,
+            extent,
+        } = found;
+        let within = resolve_range(range, extent.size)
+            .map_err(|e| e.context(format_args!("{archive}/{member}")))?;
         let of = |at: &Range<u64>| at.start + within.start..at.start + within.end;
         let open = |bytes: Range<u64>| {
-            let resolved = Resolved { meta: meta.clone(), status, data: data.clone() };
+            let resolved = Resolved {
+                meta: meta.clone(),
+                status,
+                data: data.clone(),
+            };
             async move { self.open(archive, resolved, bytes).await }
         };
-        let Read { cache, body, .. } = match extent.place().map_err(|e| e.context(format_args!("{archive}/{member}")))? {
+        let Read { cache, body, .. } = match extent
+            .place()
+            .map_err(|e| e.context(format_args!("{archive}/{member}")))?
+        {
             Place::Archive(at) => open(of(&at)).await?,
-            Place::Decompressed(at) => self.open_unpacked(archive, &meta, status, data.clone(), of(&at)).await?,
+            Place::Decompressed(at) => {
+                self.open_unpacked(archive, &meta, status, data.clone(), of(&at))
+                    .await?
+            }
             Place::ZipLocalHeader(at) => {
                 let header = self.bytes_of(archive, &meta, data.as_ref(), at).await?;
-                let at = extent.zip_data_range(&header).map_err(|e| e.context(archive))?;
+                let at = extent
+                    .zip_data_range(&header)
+                    .map_err(|e| e.context(archive))?;
                 match extent.storage {
                     Storage::Stored => open(of(&at)).await?,
                     _ => {
@@ -145,15 +179,29 @@ impl Engine {
                 }
             }
         };
-        Ok(MemberRead { archive: meta, size: extent.size, range: within, cache, body })
+        Ok(MemberRead {
+            archive: meta,
+            size: extent.size,
+            range: within,
+            cache,
+            body,
+        })
     }
 
     /// Looks a member up, building the index if need be.
     pub(crate) async fn find_member(&self, archive: &ObjectName, member: &str) -> Result<Found> {
         let Resolved { meta, status, data } = self.resolve_archive(archive).await?;
         let index = self.index(archive, &meta, data.as_ref()).await?;
-        let extent = index.readable(member).map_err(|e| e.context(archive))?.extent;
-        Ok(Found { meta, status, data, extent })
+        let extent = index
+            .readable(member)
+            .map_err(|e| e.context(archive))?
+            .extent;
+        Ok(Found {
+            meta,
+            status,
+            data,
+            extent,
+        })
     }
 
     async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
@@ -166,7 +214,12 @@ impl Engine {
     }
 
     /// The index of one version, from wherever it can be had soonest.
-    pub(crate) async fn index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<&Bytes>) -> Result<Arc<MemberIndex>> {
+    pub(crate) async fn index(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<&Bytes>,
+    ) -> Result<Arc<MemberIndex>> {
         let version = meta.version();
         if let Some(index) = self.inner.indexes.get(name, version) {
             return Ok(index);
@@ -175,11 +228,15 @@ impl Engine {
             Joined::Follower(follower) => follower.wait().await,
             Joined::Leader(leader) => {
                 let follower = leader.follower();
-                let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.cloned());
+                let (engine, name, meta, data) =
+                    (self.clone(), name.clone(), meta.clone(), data.cloned());
                 tokio::spawn(async move {
                     let index = engine.load_or_build(&name, &meta, data).await;
                     if let Ok(index) = &index {
-                        engine.inner.indexes.insert(&name, meta.version(), index.clone());
+                        engine
+                            .inner
+                            .indexes
+                            .insert(&name, meta.version(), index.clone());
                     }
                     leader.publish(index);
                 });
@@ -188,7 +245,12 @@ impl Engine {
         }
     }
 
-    async fn load_or_build(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>) -> Result<Arc<MemberIndex>> {
+    async fn load_or_build(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<Bytes>,
+    ) -> Result<Arc<MemberIndex>> {
         let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
         if let Some(index) = blocking(move || engine.index_from_store(&owned, &of)).await? {
             return Ok(index);
@@ -202,39 +264,63 @@ impl Engine {
         Ok(index)
     }
 
-    async fn build_index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>, kind: ArchiveKind) -> Result<MemberIndex> {
+    async fn build_index(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<Bytes>,
+        kind: ArchiveKind,
+    ) -> Result<MemberIndex> {
         let mut indexer = Indexer::new(kind, meta.size);
         let (mut read_until, mut runs) = (0, Runs::default());
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
-            let here = || data.is_some() || self.has_chunks(name, meta, &(range.start..range.start + 1));
-            // A zip's directory is all that is read of it now; the chunks around it are nothing to keep.
+            let here =
+                || data.is_some() || self.has_chunks(name, meta, &(range.start..range.start + 1));
+            // A zip's directory is all that is read of it now; the chunks around it are nothing to
+            // keep.
             let alone = match kind {
-                ArchiveKind::Zip => meta.size > CHUNK_BYTES && range.end - range.start <= CHUNK_BYTES && !here(),
+                ArchiveKind::Zip => {
+                    meta.size > CHUNK_BYTES && range.end - range.start <= CHUNK_BYTES && !here()
+                }
                 _ => far && kind == ArchiveKind::Tar && !here(),
             };
             let bytes = if alone && kind == ArchiveKind::Zip {
                 self.bytes_past_cache(name, meta, range.clone()).await?
             } else if alone {
-                let end = range.end.max(range.start + LONE_HEADER_BYTES).min(meta.size);
+                let end = range
+                    .end
+                    .max(range.start + LONE_HEADER_BYTES)
+                    .min(meta.size);
                 self.bytes_past_cache(name, meta, range.start..end).await?
             } else {
-                // The rest of the chunk, which was read for it anyway; a tar's next headers are in it.
+                // The rest of the chunk, which was read for it anyway; a tar's next headers are in
+                // it.
                 let end = match kind {
                     ArchiveKind::Tar => {
-                        // Members are small: the pass reads on, so the next run is fetched while this one is parsed. Only the store keeps it.
+                        // Members are small: the pass reads on, so the next run is fetched while
+                        // this one is parsed. Only the store keeps it.
                         if !far && data.is_none() && self.keeps(name) {
                             let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
-                            runs.read_ahead(self, name, meta, (range.start / CHUNK_BYTES) as u32, until);
+                            runs.read_ahead(
+                                self,
+                                name,
+                                meta,
+                                (range.start / CHUNK_BYTES) as u32,
+                                until,
+                            );
                         }
                         (range.start / CHUNK_BYTES + 1) * CHUNK_BYTES
                     }
                     _ => range.end.min(range.start + CHUNK_BYTES),
                 };
-                self.bytes_of(name, meta, data.as_ref(), range.start..end.min(meta.size)).await?
+                self.bytes_of(name, meta, data.as_ref(), range.start..end.min(meta.size))
+                    .await?
             };
             read_until = range.start + bytes.len() as u64;
-            indexer.feed(range.start, &bytes).map_err(|e| e.context(name))?;
+            indexer
+                .feed(range.start, &bytes)
+                .map_err(|e| e.context(name))?;
         }
         indexer.finish().map_err(|e| e.context(name))
     }
@@ -248,17 +334,22 @@ impl Engine {
         range: Range<u64>,
     ) -> Result<Bytes> {
         if range.is_empty() || range.end > meta.size {
-            return Err(Error::corrupt(format!("{name}: bytes {range:?} are wanted, but it has {}", meta.size)));
+            return Err(Error::corrupt(format!(
+                "{name}: bytes {range:?} are wanted, but it has {}",
+                meta.size
+            )));
         }
         if let Some(data) = data {
             return Ok(data.slice(range.start as usize..range.end as usize));
         }
         let mut out: Vec<u8> = Vec::new();
-        // A scan goes on after these bytes: let a fill that starts here run as far as one request may.
+        // A scan goes on after these bytes: let a fill that starts here run as far as one request
+        // may.
         let wanted_until = meta.size.div_ceil(CHUNK_BYTES) as u32;
         for index in chunks_of(&range) {
             let chunk = chunk_range(index, meta.size);
-            let within = range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
+            let within =
+                range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
             let (bytes, source) = self.chunk(name, meta, index, within, wanted_until).await?;
             if source == Source::Cache {
                 add(&self.stats().bytes_from_cache, bytes.len() as u64);
@@ -272,16 +363,30 @@ impl Engine {
     }
 
     /// A few bytes straight from the origin, kept nowhere.
-    async fn bytes_past_cache(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>) -> Result<Bytes> {
+    async fn bytes_past_cache(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: Range<u64>,
+    ) -> Result<Bytes> {
         let body = self.open_run(name, meta, range.clone()).await?;
-        let bytes = crate::bytesio::Cutter::new(body).take((range.end - range.start) as usize).await?;
+        let bytes = crate::bytesio::Cutter::new(body)
+            .take((range.end - range.start) as usize)
+            .await?;
         add(&self.stats().bytes_from_origin, bytes.len() as u64);
         Ok(bytes.into())
     }
 
     /// The index as far as it is on this node: from RAM, or with one disk read.
-    pub(crate) fn index_here(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Option<Arc<MemberIndex>> {
-        self.inner.indexes.get(name, meta.version()).or_else(|| self.index_from_store(name, meta))
+    pub(crate) fn index_here(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Option<Arc<MemberIndex>> {
+        self.inner
+            .indexes
+            .get(name, meta.version())
+            .or_else(|| self.index_from_store(name, meta))
     }
 
     fn index_from_store(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<Arc<MemberIndex>> {
@@ -295,7 +400,10 @@ impl Engine {
         let mut encoded = Vec::new();
         let total = length.checked_add(8)?;
         for i in 0..total.div_ceil(CHUNK_BYTES) {
-            encoded.extend_from_slice(&piece(u32::try_from(i).ok()?, CHUNK_BYTES.min(total - i * CHUNK_BYTES))?);
+            encoded.extend_from_slice(&piece(
+                u32::try_from(i).ok()?,
+                CHUNK_BYTES.min(total - i * CHUNK_BYTES),
+            )?);
         }
         let index = Arc::new(MemberIndex::decode(&encoded[8..]).ok()?);
         add(&self.stats().indexes_loaded, 1);
@@ -303,29 +411,57 @@ impl Engine {
         Some(index)
     }
 
-    async fn keep_index(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, index: Arc<MemberIndex>) -> Result<()> {
-        let Some(store) = self.store_for(name).cloned() else { return Ok(()) };
+    async fn keep_index(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        index: Arc<MemberIndex>,
+    ) -> Result<()> {
+        let Some(store) = self.store_for(name).cloned() else {
+            return Ok(());
+        };
         let (engine, name, version) = (self.clone(), name.clone(), meta.version());
         blocking(move || {
             let encoded = index.encode();
             let mut framed = (encoded.len() as u64).to_le_bytes().to_vec();
             framed.extend_from_slice(&encoded);
-            let kept = (0..).zip(framed.chunks(CHUNK_BYTES as usize)).try_for_each(|(i, piece)| {
-                // Piece 0 is what readers look for: it goes last, in a second pass, if there are more.
-                if i == 0 { Ok(()) } else { store.put_part(&name, version, Part::Aux(AUX_INDEX, i), piece) }
-            });
+            let kept = (0..)
+                .zip(framed.chunks(CHUNK_BYTES as usize))
+                .try_for_each(|(i, piece)| {
+                    // Piece 0 is what readers look for: it goes last, in a second pass, if there
+                    // are more.
+                    if i == 0 {
+                        Ok(())
+                    } else {
+                        store.put_part(&name, version, Part::Aux(AUX_INDEX, i), piece)
+                    }
+                });
             let first = &framed[..framed.len().min(CHUNK_BYTES as usize)];
-            engine.note_write(&name, Some(kept.and_then(|()| store.put_part(&name, version, Part::Aux(AUX_INDEX, 0), first))));
+            engine.note_write(
+                &name,
+                Some(
+                    kept.and_then(|()| {
+                        store.put_part(&name, version, Part::Aux(AUX_INDEX, 0), first)
+                    }),
+                ),
+            );
         })
         .await
     }
 
     /// Builds the index of a tar from a body that flows by from first to last byte.
-    pub(crate) fn index_in_passing(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, body: ByteStream) -> ByteStream {
+    pub(crate) fn index_in_passing(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        body: ByteStream,
+    ) -> ByteStream {
         let version = meta.version();
         let unknown = ArchiveKind::from_name(name.key()) == Some(ArchiveKind::Tar)
             && self.inner.indexes.get(name, version).is_none()
-            && self.store_for(name).is_some_and(|s| !s.has_part(name, version, Part::Aux(AUX_INDEX, 0)));
+            && self
+                .store_for(name)
+                .is_some_and(|s| !s.has_part(name, version, Part::Aux(AUX_INDEX, 0)));
         if !unknown {
             return body;
         }
@@ -360,7 +496,8 @@ impl Engine {
 
 fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
     ArchiveKind::from_name(archive.key()).ok_or_else(|| {
-        Error::unsupported(format!("{archive} is not an archive by its name")).hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
+        Error::unsupported(format!("{archive} is not an archive by its name"))
+            .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
     })
 }
 
@@ -372,10 +509,16 @@ struct Inflating {
     within: Range<u64>,
 }
 
-/// Inflates a member on its way, checks it, and cuts it to the range that is wanted. What lies behind the range is neither read nor checked.
+/// Inflates a member on its way, checks it, and cuts it to the range that is wanted. What lies
+/// behind the range is neither read nor checked.
 fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteStream> {
     let whole = within == (0..extent.size);
-    let state = Inflating { body, decoder: MemberDecoder::new(&extent)?, input: Bytes::new(), within };
+    let state = Inflating {
+        body,
+        decoder: MemberDecoder::new(&extent)?,
+        input: Bytes::new(),
+        within,
+    };
     Ok(stream::try_unfold(Some(state), move |state| async move {
         let Some(mut s) = state else { return Ok(None) };
         loop {
@@ -398,7 +541,10 @@ fn decoded(body: ByteStream, extent: Extent, within: Range<u64>) -> Result<ByteS
                 return Err(Error::corrupt("bytes follow the end of the member"));
             }
             let end = start + out.len() as u64;
-            let (from, to) = (s.within.start.clamp(start, end), s.within.end.clamp(start, end));
+            let (from, to) = (
+                s.within.start.clamp(start, end),
+                s.within.end.clamp(start, end),
+            );
             if from < to {
                 let piece = Bytes::from(out).slice((from - start) as usize..(to - start) as usize);
                 return Ok(Some((piece, Some(s))));

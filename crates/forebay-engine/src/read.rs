@@ -1,9 +1,12 @@
 //! Reading an object: heads, ranges, conditions, and the body as a stream.
 //!
-//! Invariant: a body yields exactly the bytes of the range it was announced with, all of one version, or ends with an error.
+//! Invariant: a body yields exactly the bytes of the range it was announced with, all of one
+//! version, or ends with an error.
 
 use crate::{Engine, fill::Source, resolve::Resolved, sequential::Sequential, stats::add};
-use forebay_core::{ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{
+    ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
+};
 use forebay_origin::{ByteStream, GetRequest};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{ops::Range, sync::Arc};
@@ -27,12 +30,20 @@ impl Conditions {
     pub fn check(&self, meta: &ObjectMeta) -> Result<()> {
         // HTTP dates have whole seconds.
         let modified = meta.last_modified_ms.div_euclid(1000);
-        let failed = |what: &str| Err(Error::new(ErrorKind::PreconditionFailed, format!("{what} does not hold")));
+        let failed = |what: &str| {
+            Err(Error::new(
+                ErrorKind::PreconditionFailed,
+                format!("{what} does not hold"),
+            ))
+        };
         if let Some(wanted) = &self.if_match {
             if !matches_etag(wanted, meta.etag.as_deref(), false) {
                 return failed("If-Match");
             }
-        } else if self.if_unmodified_since_ms.is_some_and(|t| modified > t.div_euclid(1000)) {
+        } else if self
+            .if_unmodified_since_ms
+            .is_some_and(|t| modified > t.div_euclid(1000))
+        {
             return failed("If-Unmodified-Since");
         }
         let not_modified = Error::new(ErrorKind::NotModified, "not modified");
@@ -40,14 +51,18 @@ impl Conditions {
             if matches_etag(known, meta.etag.as_deref(), true) {
                 return Err(not_modified);
             }
-        } else if self.if_modified_since_ms.is_some_and(|t| modified <= t.div_euclid(1000)) {
+        } else if self
+            .if_modified_since_ms
+            .is_some_and(|t| modified <= t.div_euclid(1000))
+        {
             return Err(not_modified);
         }
         Ok(())
     }
 }
 
-/// Whether a header's list of ETags holds this one. Quotes may be missing, as some clients send them so.
+/// Whether a header's list of ETags holds this one. Quotes may be missing, as some clients send
+/// them so.
 fn matches_etag(header: &str, etag: Option<&str>, weak: bool) -> bool {
     if header.trim() == "*" {
         return true;
@@ -63,7 +78,9 @@ fn matches_etag(header: &str, etag: Option<&str>, weak: bool) -> bool {
         Some(tag.trim_matches('"').to_owned())
     };
     let Some(etag) = bare(etag) else { return false };
-    header.split(',').any(|tag| bare(tag).is_some_and(|t| t == etag))
+    header
+        .split(',')
+        .any(|tag| bare(tag).is_some_and(|t| t == etag))
 }
 
 #[derive(Clone, Debug, Default)]
@@ -71,16 +88,20 @@ pub struct ReadOptions {
     pub conditions: Conditions,
     /// Ask the origin and keep nothing.
     pub bypass: bool,
-    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that, not as a hit.
+    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
+    /// not as a hit.
     pub brought: Option<CacheStatus>,
-    /// For a read whose bytes may never be delivered: whoever delivers them counts it, with [`crate::EngineStats::count_read`].
+    /// For a read whose bytes may never be delivered: whoever delivers them counts it, with
+    /// [`crate::EngineStats::count_read`].
     pub uncounted: bool,
 }
 
 impl ReadOptions {
     /// What a read that was answered so counts as.
     pub fn counts_as(&self, read: CacheStatus) -> CacheStatus {
-        self.brought.filter(|_| read == CacheStatus::Hit).unwrap_or(read)
+        self.brought
+            .filter(|_| read == CacheStatus::Hit)
+            .unwrap_or(read)
     }
 }
 
@@ -114,13 +135,19 @@ impl Engine {
     async fn head_unconditional(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         if options.bypass || self.store_for(name).is_none() {
-            return Ok(Head { meta: Arc::new(origin.head(name.key()).await?), cache: CacheStatus::Bypass });
+            return Ok(Head {
+                meta: Arc::new(origin.head(name.key()).await?),
+                cache: CacheStatus::Bypass,
+            });
         }
         let cached = self.cached(name).await?;
         if let Some(c) = &cached
             && self.is_fresh(name, c.validated_at_secs)
         {
-            return Ok(Head { meta: c.meta.clone(), cache: CacheStatus::Hit });
+            return Ok(Head {
+                meta: c.meta.clone(),
+                cache: CacheStatus::Hit,
+            });
         }
         let asked = self.asks(name);
         if cached.is_some() {
@@ -138,7 +165,10 @@ impl Engine {
         match cached {
             Some(c) if c.meta.version() == meta.version() => {
                 self.revalidated(name, asked, &c.meta);
-                Ok(Head { meta: c.meta, cache: CacheStatus::Revalidated })
+                Ok(Head {
+                    meta: c.meta,
+                    cache: CacheStatus::Revalidated,
+                })
             }
             old => {
                 if old.is_some() {
@@ -149,17 +179,26 @@ impl Engine {
                 } else if old.is_some() {
                     self.forget(name, Some(asked.generation));
                 }
-                Ok(Head { meta, cache: CacheStatus::Miss })
+                Ok(Head {
+                    meta,
+                    cache: CacheStatus::Miss,
+                })
             }
         }
     }
 
-    /// Reads an object or a range of it. Returns when the first bytes are there, so that whatever goes wrong before them is an error here
-    /// and not a cut body.
+    /// Reads an object or a range of it. Returns when the first bytes are there, so that whatever
+    /// goes wrong before them is an error here and not a cut body.
     ///
     /// # Errors
-    /// `NotFound`, `RangeNotSatisfiable`, `PreconditionFailed`, `NotModified`, `PermissionDenied`, or what kept the origin from answering.
-    pub async fn read(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+    /// `NotFound`, `RangeNotSatisfiable`, `PreconditionFailed`, `NotModified`, `PermissionDenied`,
+    /// or what kept the origin from answering.
+    pub async fn read(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<Read> {
         let read = self.read_uncounted(name, range, options).await;
         match &read {
             _ if options.uncounted => {}
@@ -170,7 +209,12 @@ impl Engine {
         read
     }
 
-    async fn read_uncounted(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+    async fn read_uncounted(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<Read> {
         if options.bypass || self.store_for(name).is_none() {
             return self.read_through(name, range, options).await;
         }
@@ -180,23 +224,36 @@ impl Engine {
             options.conditions.check(&resolved.meta)?;
             let bytes = resolve_range(range, resolved.meta.size).map_err(|e| e.context(name))?;
             match self.open(name, resolved, bytes).await {
-                Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => starts += 1,
+                Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => {
+                    starts += 1
+                }
                 opened => return opened,
             }
         }
     }
 
     /// Resolves with a hint of what the range will need.
-    pub(crate) async fn resolve_for(&self, name: &ObjectName, range: Option<ByteRange>) -> Result<Resolved> {
+    pub(crate) async fn resolve_for(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+    ) -> Result<Resolved> {
         let want = match range {
             None => 0..u64::MAX,
             Some(ByteRange::From(a)) => a..u64::MAX,
             Some(ByteRange::Inclusive(a, b)) => a..b.saturating_add(1),
-            // The end is only known with the size: a head first, and then the bytes, instead of a first chunk that nobody wants.
+            // The end is only known with the size: a head first, and then the bytes, instead of a
+            // first chunk that nobody wants.
             Some(ByteRange::Suffix(_)) => {
-                let head = self.head_unconditional(name, &ReadOptions::default()).await?;
+                let head = self
+                    .head_unconditional(name, &ReadOptions::default())
+                    .await?;
                 if head.meta.size > CHUNK_BYTES {
-                    return Ok(Resolved { meta: head.meta, status: head.cache, data: None });
+                    return Ok(Resolved {
+                        meta: head.meta,
+                        status: head.cache,
+                        data: None,
+                    });
                 }
                 0..head.meta.size
             }
@@ -205,7 +262,12 @@ impl Engine {
     }
 
     /// Opens `range` of a version that was resolved.
-    pub(crate) async fn open(&self, name: &ObjectName, resolved: Resolved, range: Range<u64>) -> Result<Read> {
+    pub(crate) async fn open(
+        &self,
+        name: &ObjectName,
+        resolved: Resolved,
+        range: Range<u64>,
+    ) -> Result<Read> {
         let Resolved { meta, status, data } = resolved;
         let length = range.end - range.start;
         if let Some(data) = data {
@@ -214,26 +276,61 @@ impl Engine {
             }
             let piece = data.slice(range.start as usize..range.end as usize);
             let body = stream::iter((!piece.is_empty()).then_some(Ok(piece))).boxed();
-            return Ok(Read { meta, range, cache: status, body });
+            return Ok(Read {
+                meta,
+                range,
+                cache: status,
+                body,
+            });
         }
         if range.is_empty() {
-            return Ok(Read { meta, range, cache: status, body: stream::empty().boxed() });
+            return Ok(Read {
+                meta,
+                range,
+                cache: status,
+                body: stream::empty().boxed(),
+            });
         }
-        // What the answer says of itself must hold for all its bytes, the ones that are read later too.
+        // What the answer says of itself must hold for all its bytes, the ones that are read later
+        // too.
         let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
         let mut pieces = Sequential::new(self.clone(), name.clone(), meta.clone(), range.clone());
         let (first, source) = match pieces.next().await? {
             Some(piece) => piece,
-            None => return Err(Error::internal(format!("{name}: nothing came of {range:?}"))),
+            None => {
+                return Err(Error::internal(format!(
+                    "{name}: nothing came of {range:?}"
+                )));
+            }
         };
-        let cache = if here && source == Source::Cache { status } else { CacheStatus::Miss };
-        let body = stream::iter([Ok(first)]).chain(pieces.into_stream()).boxed();
-        let body = if range == (0..meta.size) { self.index_in_passing(name, &meta, body) } else { body };
-        Ok(Read { meta, range, cache, body })
+        let cache = if here && source == Source::Cache {
+            status
+        } else {
+            CacheStatus::Miss
+        };
+        let body = stream::iter([Ok(first)])
+            .chain(pieces.into_stream())
+            .boxed();
+        let body = if range == (0..meta.size) {
+            self.index_in_passing(name, &meta, body)
+        } else {
+            body
+        };
+        Ok(Read {
+            meta,
+            range,
+            cache,
+            body,
+        })
     }
 
     /// Past the cache: one request, nothing kept.
-    async fn read_through(&self, name: &ObjectName, range: Option<ByteRange>, options: &ReadOptions) -> Result<Read> {
+    async fn read_through(
+        &self,
+        name: &ObjectName,
+        range: Option<ByteRange>,
+        options: &ReadOptions,
+    ) -> Result<Read> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let mut request = GetRequest::default();
         if let Some(range) = range {
@@ -248,8 +345,12 @@ impl Engine {
             });
         }
         let response = match origin.get(name.key(), request).await {
-            // Conditions come before ranges (RFC 9110, section 13.2.1), but the origin was not told of them.
-            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && options.conditions != Conditions::default() => {
+            // Conditions come before ranges (RFC 9110, section 13.2.1), but the origin was not told
+            // of them.
+            Err(e)
+                if e.kind() == ErrorKind::RangeNotSatisfiable
+                    && options.conditions != Conditions::default() =>
+            {
                 options.conditions.check(&origin.head(name.key()).await?)?;
                 return Err(e);
             }
@@ -264,12 +365,21 @@ impl Engine {
             )));
         }
         let engine = self.clone();
-        let body = response.body.inspect_ok(move |b| add(&engine.stats().bytes_from_origin, b.len() as u64)).boxed();
-        Ok(Read { meta: Arc::new(response.meta), range: bytes, cache: CacheStatus::Bypass, body })
+        let body = response
+            .body
+            .inspect_ok(move |b| add(&engine.stats().bytes_from_origin, b.len() as u64))
+            .boxed();
+        Ok(Read {
+            meta: Arc::new(response.meta),
+            range: bytes,
+            cache: CacheStatus::Bypass,
+            body,
+        })
     }
 }
 
-/// The bytes that a request names: of an empty object, a request without a range names none, which is no error.
+/// The bytes that a request names: of an empty object, a request without a range names none, which
+/// is no error.
 pub(crate) fn resolve_range(range: Option<ByteRange>, size: u64) -> Result<Range<u64>> {
     match range {
         None => Ok(0..size),
@@ -283,17 +393,68 @@ mod tests {
 
     #[test]
     fn conditions_follow_rfc_9110() {
-        let meta = ObjectMeta { size: 1, etag: Some("\"a\"".into()), last_modified_ms: 10_500, attributes: Default::default() };
+        let meta = ObjectMeta {
+            size: 1,
+            etag: Some("\"a\"".into()),
+            last_modified_ms: 10_500,
+            attributes: Default::default(),
+        };
         let kind = |c: Conditions| c.check(&meta).err().map(|e| e.kind());
         let c = Conditions::default;
-        assert_eq!(kind(Conditions { if_match: Some("\"b\", \"a\"".into()), ..c() }), None);
-        assert_eq!(kind(Conditions { if_match: Some("a".into()), ..c() }), None);
-        assert_eq!(kind(Conditions { if_match: Some("W/\"a\"".into()), ..c() }), Some(ErrorKind::PreconditionFailed));
-        assert_eq!(kind(Conditions { if_none_match: Some("W/\"a\"".into()), ..c() }), Some(ErrorKind::NotModified));
-        assert_eq!(kind(Conditions { if_none_match: Some("*".into()), ..c() }), Some(ErrorKind::NotModified));
-        assert_eq!(kind(Conditions { if_modified_since_ms: Some(10_000), ..c() }), Some(ErrorKind::NotModified));
-        assert_eq!(kind(Conditions { if_unmodified_since_ms: Some(9_000), ..c() }), Some(ErrorKind::PreconditionFailed));
-        let both = Conditions { if_match: Some("*".into()), if_unmodified_since_ms: Some(0), ..c() };
+        assert_eq!(
+            kind(Conditions {
+                if_match: Some("\"b\", \"a\"".into()),
+                ..c()
+            }),
+            None
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_match: Some("a".into()),
+                ..c()
+            }),
+            None
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_match: Some("W/\"a\"".into()),
+                ..c()
+            }),
+            Some(ErrorKind::PreconditionFailed)
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_none_match: Some("W/\"a\"".into()),
+                ..c()
+            }),
+            Some(ErrorKind::NotModified)
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_none_match: Some("*".into()),
+                ..c()
+            }),
+            Some(ErrorKind::NotModified)
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_modified_since_ms: Some(10_000),
+                ..c()
+            }),
+            Some(ErrorKind::NotModified)
+        );
+        assert_eq!(
+            kind(Conditions {
+                if_unmodified_since_ms: Some(9_000),
+                ..c()
+            }),
+            Some(ErrorKind::PreconditionFailed)
+        );
+        let both = Conditions {
+            if_match: Some("*".into()),
+            if_unmodified_since_ms: Some(0),
+            ..c()
+        };
         assert_eq!(kind(both), None, "If-Match outranks If-Unmodified-Since");
     }
 }

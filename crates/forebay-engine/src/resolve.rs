@@ -1,13 +1,18 @@
 //! Which version of an object is current, and what is known of it.
 //!
-//! A fresh head in the store answers at once. Otherwise one request goes to the origin for all readers of the name: a ranged GET that asks and
-//! at the same time brings the first bytes wanted, so that a cold small object costs one round trip; `If-None-Match` makes it a
-//! revalidation where an older version is here.
+//! A fresh head in the store answers at once. Otherwise one request goes to the origin for all
+//! readers of the name: a ranged GET that asks and at the same time brings the first bytes wanted,
+//! so that a cold small object costs one round trip; `If-None-Match` makes it a revalidation where
+//! an older version is here.
 //!
-//! Invariant: what is returned was current at the origin at some moment not before the bucket's freshness rule allows. What an answer says holds
-//! for the moment of the question: that is the time that is kept with it.
+//! Invariant: what is returned was current at the origin at some moment not before the bucket's
+//! freshness rule allows. What an answer says holds for the moment of the question: that is the
+//! time that is kept with it.
 
-use crate::{Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache, fill::ChunkRun, stats::add};
+use crate::{
+    Engine, Freshness, Joined, bytesio::blocking, bytesio::reserved, cache::BoundedCache,
+    fill::ChunkRun, stats::add,
+};
 use bytes::Bytes;
 use forebay_core::{CacheStatus, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_origin::{GetRequest, GetResponse};
@@ -40,7 +45,8 @@ pub(crate) struct Cached {
     pub data: Option<Bytes>,
 }
 
-/// Heads of large objects, so that each range read of a shard does not read its head from disk again.
+/// Heads of large objects, so that each range read of a shard does not read its head from disk
+/// again.
 pub(crate) struct HeadCache(BoundedCache<u128, (ObjectName, Arc<ObjectMeta>, u32)>);
 
 impl Default for HeadCache {
@@ -56,7 +62,8 @@ impl HeadCache {
     }
 
     pub(crate) fn insert(&self, name: &ObjectName, meta: Arc<ObjectMeta>, validated_at_secs: u32) {
-        self.0.insert(name.hash128(), (name.clone(), meta, validated_at_secs), 1);
+        self.0
+            .insert(name.hash128(), (name.clone(), meta, validated_at_secs), 1);
     }
 
     pub(crate) fn remove(&self, hash: u128) {
@@ -64,7 +71,8 @@ impl HeadCache {
     }
 }
 
-/// When a question to the origin was asked: what it learns is as old as that, however long the answer takes.
+/// When a question to the origin was asked: what it learns is as old as that, however long the
+/// answer takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub generation: u64,
@@ -77,23 +85,34 @@ static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 impl Engine {
     /// To be called before the origin is asked about `name`.
     pub(crate) fn asks(&self, name: &ObjectName) -> Asked {
-        Asked { generation: self.inner.generations.current(name.hash128()), at_secs: self.inner.clock.now_secs() }
+        Asked {
+            generation: self.inner.generations.current(name.hash128()),
+            at_secs: self.inner.clock.now_secs(),
+        }
     }
 
     /// What is here of `name`, of any age. One disk read at most.
     pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
-        // Small objects are in the head cache only as archives whose members are read; their bytes are on disk.
+        // Small objects are in the head cache only as archives whose members are read; their bytes
+        // are on disk.
         if let Some((meta, validated_at_secs)) = self.inner.heads.get(name)
             && meta.size > CHUNK_BYTES
         {
-            return Ok(Some(Cached { meta, validated_at_secs, data: None }));
+            return Ok(Some(Cached {
+                meta,
+                validated_at_secs,
+                data: None,
+            }));
         }
-        let Some(store) = self.store_for(name) else { return Ok(None) };
+        let Some(store) = self.store_for(name) else {
+            return Ok(None);
+        };
         if store.peek(name).is_none() {
             return Ok(None);
         }
         let generation = self.inner.generations.current(name.hash128());
-        // Mostly in the page cache: to hand that to another thread would take longer than to read it.
+        // Mostly in the page cache: to hand that to another thread would take longer than to read
+        // it.
         let head = match store.head_now(name) {
             Ok(head) => head,
             Err(WouldWait) => {
@@ -107,29 +126,54 @@ impl Engine {
         } else if head.data.is_none() {
             return Ok(None);
         }
-        Ok(Some(Cached { meta: head.meta, validated_at_secs: head.validated_at_secs, data: head.data }))
+        Ok(Some(Cached {
+            meta: head.meta,
+            validated_at_secs: head.validated_at_secs,
+            data: head.data,
+        }))
     }
 
-    /// Keeps a head that was read from the store in RAM, unless the name was written since `generation` was noted.
-    pub(crate) fn remember_head(&self, name: &ObjectName, generation: u64, meta: &Arc<ObjectMeta>, validated_at_secs: u32) {
-        let insert = || self.inner.heads.insert(name, meta.clone(), validated_at_secs);
-        self.inner.generations.publish(name.hash128(), generation, insert);
+    /// Keeps a head that was read from the store in RAM, unless the name was written since
+    /// `generation` was noted.
+    pub(crate) fn remember_head(
+        &self,
+        name: &ObjectName,
+        generation: u64,
+        meta: &Arc<ObjectMeta>,
+        validated_at_secs: u32,
+    ) {
+        let insert = || {
+            self.inner
+                .heads
+                .insert(name, meta.clone(), validated_at_secs)
+        };
+        self.inner
+            .generations
+            .publish(name.hash128(), generation, insert);
     }
 
     pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
-        self.rule(name.bucket()).freshness.is_fresh(validated_at_secs, self.inner.clock.now_secs())
+        self.rule(name.bucket())
+            .freshness
+            .is_fresh(validated_at_secs, self.inner.clock.now_secs())
     }
 
-    /// The current version of `name`. `want` says which bytes the caller will read, so that they come along with the answer.
+    /// The current version of `name`. `want` says which bytes the caller will read, so that they
+    /// come along with the answer.
     pub(crate) async fn resolve(&self, name: &ObjectName, want: Range<u64>) -> Result<Resolved> {
         let cached = self.cached(name).await?;
         if let Some(c) = &cached
             && self.is_fresh(name, c.validated_at_secs)
         {
-            return Ok(Resolved { meta: c.meta.clone(), status: CacheStatus::Hit, data: c.data.clone() });
+            return Ok(Resolved {
+                meta: c.meta.clone(),
+                status: CacheStatus::Hit,
+                data: c.data.clone(),
+            });
         }
         let hash = name.hash128();
-        // Under `Always` an answer must be asked for after the read began, so nobody joins a request that is under way.
+        // Under `Always` an answer must be asked for after the read began, so nobody joins a
+        // request that is under way.
         let asked = self.asks(name);
         let key = match self.rule(name.bucket()).freshness {
             Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
@@ -146,7 +190,11 @@ impl Engine {
                 if let Some(c) = &cached
                     && self.is_fresh(name, c.validated_at_secs)
                 {
-                    let found = Resolved { meta: c.meta.clone(), status: CacheStatus::Hit, data: c.data.clone() };
+                    let found = Resolved {
+                        meta: c.meta.clone(),
+                        status: CacheStatus::Hit,
+                        data: c.data.clone(),
+                    };
                     leader.publish(Ok(found.clone()));
                     return Ok(found);
                 }
@@ -168,7 +216,8 @@ impl Engine {
         }
     }
 
-    /// One request to the origin. Returns what is current and, for a large object, the run of chunks whose bytes are on their way.
+    /// One request to the origin. Returns what is current and, for a large object, the run of
+    /// chunks whose bytes are on their way.
     async fn ask_origin(
         &self,
         name: &ObjectName,
@@ -182,17 +231,34 @@ impl Engine {
         {
             // Without ETags there is no If-None-Match: ask for the head and compare.
             add(&self.stats().revalidations, 1);
-            let meta = origin.head(name.key()).await.inspect_err(|e| self.forget_missing(name, asked.generation, e))?;
+            let meta = origin
+                .head(name.key())
+                .await
+                .inspect_err(|e| self.forget_missing(name, asked.generation, e))?;
             if meta.version() == c.meta.version() {
                 self.revalidated(name, asked, &c.meta);
-                return Ok((Resolved { meta: c.meta.clone(), status: CacheStatus::Revalidated, data: c.data.clone() }, None));
+                return Ok((
+                    Resolved {
+                        meta: c.meta.clone(),
+                        status: CacheStatus::Revalidated,
+                        data: c.data.clone(),
+                    },
+                    None,
+                ));
             }
             add(&self.stats().revalidations_changed, 1);
         }
         let first_chunk = want.start / CHUNK_BYTES;
         let start = first_chunk * CHUNK_BYTES;
-        let length = want.end.saturating_sub(start).div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
-        let length = length.clamp(CHUNK_BYTES, self.inner.config.fill_run_bytes.max(CHUNK_BYTES));
+        let length = want
+            .end
+            .saturating_sub(start)
+            .div_ceil(CHUNK_BYTES)
+            .saturating_mul(CHUNK_BYTES);
+        let length = length.clamp(
+            CHUNK_BYTES,
+            self.inner.config.fill_run_bytes.max(CHUNK_BYTES),
+        );
         let if_none_match = cached.as_ref().and_then(|c| c.meta.etag.clone());
         let asked_for_change = if_none_match.is_some();
         if asked_for_change {
@@ -201,7 +267,17 @@ impl Engine {
             add(&self.stats().fills, 1);
         }
         let range = Some(start..start.saturating_add(length));
-        match origin.get(name.key(), GetRequest { range, if_match: None, if_none_match }).await {
+        match origin
+            .get(
+                name.key(),
+                GetRequest {
+                    range,
+                    if_match: None,
+                    if_none_match,
+                },
+            )
+            .await
+        {
             Ok(response) => {
                 if asked_for_change {
                     add(&self.stats().revalidations_changed, 1);
@@ -211,19 +287,36 @@ impl Engine {
             Err(e) if e.kind() == ErrorKind::NotModified && cached.is_some() => {
                 let Some(c) = cached else { return Err(e) };
                 self.revalidated(name, asked, &c.meta);
-                Ok((Resolved { meta: c.meta, status: CacheStatus::Revalidated, data: c.data }, None))
+                Ok((
+                    Resolved {
+                        meta: c.meta,
+                        status: CacheStatus::Revalidated,
+                        data: c.data,
+                    },
+                    None,
+                ))
             }
             Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && start > 0 => {
-                // The object is shorter than the range that is wanted: say its size, the caller will say that.
+                // The object is shorter than the range that is wanted: say its size, the caller
+                // will say that.
                 let meta = Arc::new(origin.head(name.key()).await?);
-                Ok((Resolved { meta, status: CacheStatus::Miss, data: None }, None))
+                Ok((
+                    Resolved {
+                        meta,
+                        status: CacheStatus::Miss,
+                        data: None,
+                    },
+                    None,
+                ))
             }
             Err(e) => {
                 if !e.kind().is_transient() {
                     self.forget_missing(name, asked.generation, &e);
                 }
                 if asked_for_change && e.kind() != ErrorKind::NotFound {
-                    return Err(e.context(format!("{name}: the cached version could not be revalidated")));
+                    return Err(e.context(format!(
+                        "{name}: the cached version could not be revalidated"
+                    )));
                 }
                 add(&self.stats().fills_failed, 1);
                 Err(e)
@@ -231,48 +324,98 @@ impl Engine {
         }
     }
 
-    async fn take_response(&self, name: &ObjectName, asked: Asked, response: GetResponse) -> Result<(Resolved, Option<ChunkRun>)> {
+    async fn take_response(
+        &self,
+        name: &ObjectName,
+        asked: Asked,
+        response: GetResponse,
+    ) -> Result<(Resolved, Option<ChunkRun>)> {
         let meta = Arc::new(response.meta);
         if meta.size <= CHUNK_BYTES {
             let reservation = self.inner.budget.reserve(meta.size).await?;
-            let data = crate::bytesio::Cutter::new(response.body).take(meta.size as usize).await.inspect_err(|_| {
-                add(&self.stats().fills_failed, 1);
-            })?;
+            let data = crate::bytesio::Cutter::new(response.body)
+                .take(meta.size as usize)
+                .await
+                .inspect_err(|_| {
+                    add(&self.stats().fills_failed, 1);
+                })?;
             add(&self.stats().bytes_from_origin, meta.size);
             let data = reserved(data, reservation);
             self.keep_whole(name, asked, &meta, &data).await?;
-            return Ok((Resolved { meta, status: CacheStatus::Miss, data: Some(data) }, None));
+            return Ok((
+                Resolved {
+                    meta,
+                    status: CacheStatus::Miss,
+                    data: Some(data),
+                },
+                None,
+            ));
         }
         self.keep_head(name, asked, &meta).await?;
         let run = self.lead_run(name, &meta, response.range, response.body);
-        Ok((Resolved { meta, status: CacheStatus::Miss, data: None }, run))
+        Ok((
+            Resolved {
+                meta,
+                status: CacheStatus::Miss,
+                data: None,
+            },
+            run,
+        ))
     }
 
-    /// Keeps a small object, unless it was written meanwhile. A disk that refuses is counted, and no error.
-    pub(crate) async fn keep_whole(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>, data: &Bytes) -> Result<()> {
-        let Some(store) = self.store_for(name).cloned() else { return Ok(()) };
+    /// Keeps a small object, unless it was written meanwhile. A disk that refuses is counted, and
+    /// no error.
+    pub(crate) async fn keep_whole(
+        &self,
+        name: &ObjectName,
+        asked: Asked,
+        meta: &Arc<ObjectMeta>,
+        data: &Bytes,
+    ) -> Result<()> {
+        let Some(store) = self.store_for(name).cloned() else {
+            return Ok(());
+        };
         let (engine, name, meta, data) = (self.clone(), name.clone(), meta.clone(), data.clone());
         blocking(move || {
-            let kept = engine.inner.generations.publish(name.hash128(), asked.generation, || {
-                engine.inner.heads.remove(name.hash128());
-                store.put_head(&name, &meta, asked.at_secs, Some(&data))
-            });
+            let kept = engine
+                .inner
+                .generations
+                .publish(name.hash128(), asked.generation, || {
+                    engine.inner.heads.remove(name.hash128());
+                    store.put_head(&name, &meta, asked.at_secs, Some(&data))
+                });
             engine.note_write(&name, kept);
         })
         .await
     }
 
     /// Keeps the head of a large object, unless it was written meanwhile.
-    pub(crate) async fn keep_head(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>) -> Result<()> {
+    pub(crate) async fn keep_head(
+        &self,
+        name: &ObjectName,
+        asked: Asked,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<()> {
         if !self.rule(name.bucket()).cache {
             return Ok(());
         }
-        let (engine, name, meta, store) = (self.clone(), name.clone(), meta.clone(), self.store_for(name).cloned());
+        let (engine, name, meta, store) = (
+            self.clone(),
+            name.clone(),
+            meta.clone(),
+            self.store_for(name).cloned(),
+        );
         blocking(move || {
-            let kept = engine.inner.generations.publish(name.hash128(), asked.generation, || {
-                engine.inner.heads.insert(&name, meta.clone(), asked.at_secs);
-                store.map_or(Ok(()), |s| s.put_head(&name, &meta, asked.at_secs, None))
-            });
+            let kept = engine
+                .inner
+                .generations
+                .publish(name.hash128(), asked.generation, || {
+                    engine
+                        .inner
+                        .heads
+                        .insert(&name, meta.clone(), asked.at_secs);
+                    store.map_or(Ok(()), |s| s.put_head(&name, &meta, asked.at_secs, None))
+                });
             engine.note_write(&name, kept);
         })
         .await
@@ -283,19 +426,22 @@ impl Engine {
             let until = self.inner.began.elapsed().as_millis() as u64 + REFUSAL_LASTS_MS;
             self.inner.refuses_until_ms.store(until, Relaxed);
             add(&self.stats().store_writes_failed, 1);
-            tracing::debug!(object = %name, error = %e.describe(), "passed through without being kept");
+            tracing::debug!(object = %name, error = %e.describe(), "passed through without being \
+                kept");
         }
     }
 
     pub(crate) fn revalidated(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>) {
-        self.inner.generations.publish(name.hash128(), asked.generation, || {
-            if meta.size > CHUNK_BYTES || self.inner.heads.get(name).is_some() {
-                self.inner.heads.insert(name, meta.clone(), asked.at_secs);
-            }
-            if let Some(store) = self.store_for(name) {
-                store.touch(name, meta.version(), asked.at_secs);
-            }
-        });
+        self.inner
+            .generations
+            .publish(name.hash128(), asked.generation, || {
+                if meta.size > CHUNK_BYTES || self.inner.heads.get(name).is_some() {
+                    self.inner.heads.insert(name, meta.clone(), asked.at_secs);
+                }
+                if let Some(store) = self.store_for(name) {
+                    store.touch(name, meta.version(), asked.at_secs);
+                }
+            });
     }
 
     fn forget_missing(&self, name: &ObjectName, generation: u64, error: &forebay_core::Error) {

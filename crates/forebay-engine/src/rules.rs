@@ -22,8 +22,9 @@ impl Default for Freshness {
 }
 
 impl Freshness {
-    /// Whether what was validated at `validated_at_secs` may be served at `now_secs` as it is. A clock that went backwards makes nothing fresh:
-    /// a validation from the future is no validation. Zero means: never validated since the machine came up.
+    /// Whether what was validated at `validated_at_secs` may be served at `now_secs` as it is. A
+    /// clock that went backwards makes nothing fresh: a validation from the future is no
+    /// validation. Zero means: never validated since the machine came up.
     pub fn is_fresh(self, validated_at_secs: u32, now_secs: u32) -> bool {
         if validated_at_secs == 0 {
             return false;
@@ -32,7 +33,9 @@ impl Freshness {
             Freshness::Immutable => true,
             Freshness::Always => false,
             Freshness::RevalidateAfter(ttl) => {
-                validated_at_secs <= now_secs && u64::from(now_secs - validated_at_secs) < ttl.as_secs().max(u64::from(!ttl.is_zero()))
+                validated_at_secs <= now_secs
+                    && u64::from(now_secs - validated_at_secs)
+                        < ttl.as_secs().max(u64::from(!ttl.is_zero()))
             }
         }
     }
@@ -48,7 +51,10 @@ pub struct BucketRule {
 
 impl Default for BucketRule {
     fn default() -> Self {
-        Self { freshness: Freshness::default(), cache: true }
+        Self {
+            freshness: Freshness::default(),
+            cache: true,
+        }
     }
 }
 
@@ -72,8 +78,15 @@ mod tests {
     #[test]
     fn freshness_is_a_matter_of_rule_and_clock() {
         let minute = Freshness::RevalidateAfter(Duration::from_secs(60));
-        assert!(minute.is_fresh(1000, 1000) && minute.is_fresh(1000, 1059) && !minute.is_fresh(1000, 1060));
-        assert!(!minute.is_fresh(1000, 999), "validated in the future: the clock went back");
+        assert!(
+            minute.is_fresh(1000, 1000)
+                && minute.is_fresh(1000, 1059)
+                && !minute.is_fresh(1000, 1060)
+        );
+        assert!(
+            !minute.is_fresh(1000, 999),
+            "validated in the future: the clock went back"
+        );
         assert!(Freshness::Immutable.is_fresh(1, u32::MAX) && !Freshness::Immutable.is_fresh(0, 5));
         assert!(!Freshness::Always.is_fresh(1000, 1000));
         assert!(!Freshness::RevalidateAfter(Duration::ZERO).is_fresh(1000, 1000));

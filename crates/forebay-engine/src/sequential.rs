@@ -1,8 +1,11 @@
-//! Reading on through a large object: chunk after chunk, with the next run fetched while this one is read.
+//! Reading on through a large object: chunk after chunk, with the next run fetched while this one
+//! is read.
 //!
-//! A reader waits for one chunk at a time and holds one at a time. What a run brings ahead of it goes to the store, not to memory, so that
-//! readers that are slow, or wait for memory themselves, never hold what others need. Where the store does not keep what was fetched (the
-//! disk is full, or fails), reading on chunk by chunk would fetch runs in vain: the rest is then passed through in one request.
+//! A reader waits for one chunk at a time and holds one at a time. What a run brings ahead of it
+//! goes to the store, not to memory, so that readers that are slow, or wait for memory themselves,
+//! never hold what others need. Where the store does not keep what was fetched (the disk is full,
+//! or fails), reading on chunk by chunk would fetch runs in vain: the rest is then passed through
+//! in one request.
 //!
 //! Invariant: the pieces follow each other without a gap, all of one version.
 
@@ -25,8 +28,16 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Chunk `index` is read now (by [`Engine::chunk`], up to `until`): begins the next run when half of a run is left of this one, if it is missing.
-    pub(crate) fn read_ahead(&mut self, engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>, index: u32, until: u32) {
+    /// Chunk `index` is read now (by [`Engine::chunk`], up to `until`): begins the next run when
+    /// half of a run is left of this one, if it is missing.
+    pub(crate) fn read_ahead(
+        &mut self,
+        engine: &Engine,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        index: u32,
+        until: u32,
+    ) {
         if !engine.has_or_fetches(name, meta, index) {
             self.begun_until = engine.run_end(name, meta, index, until);
         } else if index >= self.begun_until {
@@ -53,8 +64,20 @@ pub(crate) struct Sequential {
 }
 
 impl Sequential {
-    pub(crate) fn new(engine: Engine, name: ObjectName, meta: Arc<ObjectMeta>, left: Range<u64>) -> Self {
-        Self { engine, name, meta, left, runs: Runs::default(), past_cache: None }
+    pub(crate) fn new(
+        engine: Engine,
+        name: ObjectName,
+        meta: Arc<ObjectMeta>,
+        left: Range<u64>,
+    ) -> Self {
+        Self {
+            engine,
+            name,
+            meta,
+            left,
+            runs: Runs::default(),
+            past_cache: None,
+        }
     }
 
     /// The next piece, or `None` at the end.
@@ -65,7 +88,12 @@ impl Sequential {
         if let Some(body) = &mut self.past_cache {
             let bytes = match body.next().await {
                 Some(piece) => piece?,
-                None => return Err(forebay_core::Error::origin_unavailable(format!("{}: the body ended early", self.name))),
+                None => {
+                    return Err(forebay_core::Error::origin_unavailable(format!(
+                        "{}: the body ended early",
+                        self.name
+                    )));
+                }
             };
             add(&self.engine.stats().bytes_from_origin, bytes.len() as u64);
             self.left.start += bytes.len() as u64;
@@ -75,13 +103,21 @@ impl Sequential {
         let until = self.left.end.div_ceil(CHUNK_BYTES) as u32;
         let here = self.engine.has_or_fetches(&self.name, &self.meta, index);
         if !here && (index < self.runs.begun_until || !self.engine.keeps(&self.name)) {
-            self.past_cache = Some(self.engine.open_run(&self.name, &self.meta, self.left.clone()).await?);
+            self.past_cache = Some(
+                self.engine
+                    .open_run(&self.name, &self.meta, self.left.clone())
+                    .await?,
+            );
             return Box::pin(self.next()).await;
         }
-        self.runs.read_ahead(&self.engine, &self.name, &self.meta, index, until);
+        self.runs
+            .read_ahead(&self.engine, &self.name, &self.meta, index, until);
         let chunk = chunk_range(index, self.meta.size);
         let within = self.left.start - chunk.start..self.left.end.min(chunk.end) - chunk.start;
-        let (bytes, source) = self.engine.chunk(&self.name, &self.meta, index, within, until).await?;
+        let (bytes, source) = self
+            .engine
+            .chunk(&self.name, &self.meta, index, within, until)
+            .await?;
         if source == Source::Cache {
             add(&self.engine.stats().bytes_from_cache, bytes.len() as u64);
         }
@@ -91,6 +127,9 @@ impl Sequential {
 
     /// The rest as a stream.
     pub(crate) fn into_stream(self) -> ByteStream {
-        stream::try_unfold(self, |mut s| async move { Ok(s.next().await?.map(|(bytes, _)| (bytes, s))) }).boxed()
+        stream::try_unfold(self, |mut s| async move {
+            Ok(s.next().await?.map(|(bytes, _)| (bytes, s)))
+        })
+        .boxed()
     }
 }

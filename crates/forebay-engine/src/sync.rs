@@ -1,5 +1,5 @@
-//! The lock of the code whose schedules are explored: the machine's; in the unit tests of this crate shuttle's, which runs their threads in one order
-//! after another.
+//! The lock of the code whose schedules are explored: the machine's; in the unit tests of this
+//! crate shuttle's, which runs their threads in one order after another.
 
 #[cfg(not(test))]
 pub(crate) use forebay_core::sync::Mutex;
@@ -24,11 +24,16 @@ mod explored {
         }
     }
 
-    /// Runs `test` in many schedules; one that fails is printed with what replays it. `FOREBAY_TEST_CASES=<factor>`: that many times as many.
+    /// Runs `test` in many schedules; one that fails is printed with what replays it.
+    /// `FOREBAY_TEST_CASES=<factor>`: that many times as many.
     pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
-        let factor: usize = std::env::var("FOREBAY_TEST_CASES").map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"));
+        let factor: usize = std::env::var("FOREBAY_TEST_CASES")
+            .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"));
         let scheduler = match std::env::var("FOREBAY_TEST_SEED") {
-            Ok(seed) => RandomScheduler::new_from_seed(seed.parse().expect("FOREBAY_TEST_SEED is a number"), schedules * factor),
+            Ok(seed) => RandomScheduler::new_from_seed(
+                seed.parse().expect("FOREBAY_TEST_SEED is a number"),
+                schedules * factor,
+            ),
             Err(_) => RandomScheduler::new(schedules * factor),
         };
         let mut config = Config::new();

@@ -1,12 +1,17 @@
 //! Compressed tars: unpacked into the store, so that their members can be read at random.
 //!
-//! Neither gzip nor lz4 streams can be entered in the middle. The first reader of a version pays for one pass over it, which builds the
-//! index and leaves what came out in the store, as derived chunks of that version. A chunk that the store lost since costs one more
-//! pass, shared by all who wait; where the store keeps nothing at all, each reader takes its bytes from a pass of its own.
+//! Neither gzip nor lz4 streams can be entered in the middle. The first reader of a version pays
+//! for one pass over it, which builds the index and leaves what came out in the store, as derived
+//! chunks of that version. A chunk that the store lost since costs one more pass, shared by all who
+//! wait; where the store keeps nothing at all, each reader takes its bytes from a pass of its own.
 //!
-//! Invariant: a derived chunk is whole and of the version that it is keyed by, whichever pass made it.
+//! Invariant: a derived chunk is whole and of the version that it is keyed by, whichever pass made
+//! it.
 
-use crate::{Engine, Joined, Read, bytesio::blocking, fill::chunks_of, members::AUX_UNPACKED, resolve::Resolved, stats::add};
+use crate::{
+    Engine, Joined, Read, bytesio::blocking, fill::chunks_of, members::AUX_UNPACKED,
+    resolve::Resolved, stats::add,
+};
 use bytes::Bytes;
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
@@ -50,8 +55,14 @@ impl Engine {
     ) -> Result<MemberIndex> {
         add(&self.stats().archives_unpacked, 1);
         let kind = ArchiveKind::from_name(name.key()).unwrap_or(ArchiveKind::TarGz);
-        let codec = kind.codec().ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;
-        let resolved = Resolved { meta: meta.clone(), status: CacheStatus::Miss, data };
+        let codec = kind
+            .codec()
+            .ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;
+        let resolved = Resolved {
+            meta: meta.clone(),
+            status: CacheStatus::Miss,
+            data,
+        };
         let mut body = self.open(name, resolved, 0..meta.size).await?.body;
         let mut pass = Pass {
             engine: self.clone(),
@@ -69,7 +80,8 @@ impl Engine {
         while let Some(piece) = body.next().await {
             let mut input = piece?;
             while !input.is_empty() {
-                // One slice at a time, so that what comes out of it stays bounded, whatever the ratio.
+                // One slice at a time, so that what comes out of it stays bounded, whatever the
+                // ratio.
                 let slice = input.split_to(input.len().min(SLICE_BYTES));
                 let (done, result) = blocking(move || {
                     let result = pass.push(&slice);
@@ -87,7 +99,9 @@ impl Engine {
                 }
             }
         }
-        let index = blocking(move || pass.finish()).await?.map_err(|e| e.context(name))?;
+        let index = blocking(move || pass.finish())
+            .await?
+            .map_err(|e| e.context(name))?;
         Ok(index)
     }
 
@@ -101,53 +115,90 @@ impl Engine {
         range: Range<u64>,
     ) -> Result<Read> {
         if range.is_empty() {
-            return Ok(Read { meta: meta.clone(), range, cache: status, body: stream::empty().boxed() });
+            return Ok(Read {
+                meta: meta.clone(),
+                range,
+                cache: status,
+                body: stream::empty().boxed(),
+            });
         }
         let here = self.has_unpacked(name, meta, &range);
         if !here {
             self.unpack_again(name, meta, data.clone()).await?;
         }
         let cache = if here { status } else { CacheStatus::Miss };
-        let state = (self.clone(), name.clone(), meta.clone(), data, range.clone(), None::<mpsc::Receiver<Result<Bytes>>>);
-        let body = stream::try_unfold(state, |(engine, name, meta, data, left, mut captured)| async move {
-            if left.is_empty() {
-                return Ok(None);
-            }
-            if captured.is_none() {
-                let index = (left.start / CHUNK_BYTES) as u32;
-                let start = u64::from(index) * CHUNK_BYTES;
-                let within = left.start - start..(left.end - start).min(CHUNK_BYTES);
-                if let Some(bytes) = engine.unpacked_part(&name, &meta, index, within).await? {
-                    add(&engine.stats().bytes_from_cache, bytes.len() as u64);
-                    let next = left.start + bytes.len() as u64..left.end;
-                    return Ok(Some((bytes, (engine, name, meta, data, next, None))));
+        let state = (
+            self.clone(),
+            name.clone(),
+            meta.clone(),
+            data,
+            range.clone(),
+            None::<mpsc::Receiver<Result<Bytes>>>,
+        );
+        let body = stream::try_unfold(
+            state,
+            |(engine, name, meta, data, left, mut captured)| async move {
+                if left.is_empty() {
+                    return Ok(None);
                 }
-                captured = Some(engine.capture(&name, &meta, data.clone(), left.clone()));
-            }
-            let piece = match &mut captured {
-                Some(receiver) => receiver.recv().await,
-                None => None,
-            };
-            let bytes = piece.ok_or_else(|| Error::corrupt(format!("{name}: the archive ended early")))??;
-            let next = left.start + bytes.len() as u64..left.end;
-            Ok(Some((bytes, (engine, name, meta, data, next, captured))))
-        });
-        Ok(Read { meta: meta.clone(), range, cache, body: body.boxed() })
+                if captured.is_none() {
+                    let index = (left.start / CHUNK_BYTES) as u32;
+                    let start = u64::from(index) * CHUNK_BYTES;
+                    let within = left.start - start..(left.end - start).min(CHUNK_BYTES);
+                    if let Some(bytes) = engine.unpacked_part(&name, &meta, index, within).await? {
+                        add(&engine.stats().bytes_from_cache, bytes.len() as u64);
+                        let next = left.start + bytes.len() as u64..left.end;
+                        return Ok(Some((bytes, (engine, name, meta, data, next, None))));
+                    }
+                    captured = Some(engine.capture(&name, &meta, data.clone(), left.clone()));
+                }
+                let piece = match &mut captured {
+                    Some(receiver) => receiver.recv().await,
+                    None => None,
+                };
+                let bytes = piece
+                    .ok_or_else(|| Error::corrupt(format!("{name}: the archive ended early")))??;
+                let next = left.start + bytes.len() as u64..left.end;
+                Ok(Some((bytes, (engine, name, meta, data, next, captured))))
+            },
+        );
+        Ok(Read {
+            meta: meta.clone(),
+            range,
+            cache,
+            body: body.boxed(),
+        })
     }
 
     fn has_unpacked(&self, name: &ObjectName, meta: &ObjectMeta, range: &Range<u64>) -> bool {
         let version = meta.version();
-        self.store_for(name).is_some_and(|s| chunks_of(range).all(|i| s.has_part(name, version, Part::Aux(AUX_UNPACKED, i))))
+        self.store_for(name).is_some_and(|s| {
+            chunks_of(range).all(|i| s.has_part(name, version, Part::Aux(AUX_UNPACKED, i)))
+        })
     }
 
-    async fn unpacked_part(&self, name: &ObjectName, meta: &ObjectMeta, index: u32, within: Range<u64>) -> Result<Option<Bytes>> {
-        let Some(store) = self.store_for(name).cloned() else { return Ok(None) };
+    async fn unpacked_part(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        index: u32,
+        within: Range<u64>,
+    ) -> Result<Option<Bytes>> {
+        let Some(store) = self.store_for(name).cloned() else {
+            return Ok(None);
+        };
         let (name, version) = (name.clone(), meta.version());
         blocking(move || store.part(&name, version, Part::Aux(AUX_UNPACKED, index), within)).await
     }
 
-    /// One more pass for all who miss derived chunks of this version at the same time. Where there is no store, nothing is gained.
-    async fn unpack_again(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>) -> Result<()> {
+    /// One more pass for all who miss derived chunks of this version at the same time. Where there
+    /// is no store, nothing is gained.
+    async fn unpack_again(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<Bytes>,
+    ) -> Result<()> {
         if self.store_for(name).is_none() {
             return Ok(());
         }
@@ -166,11 +217,20 @@ impl Engine {
     }
 
     /// The bytes of a range, from a pass that is made for them.
-    fn capture(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, data: Option<Bytes>, range: Range<u64>) -> mpsc::Receiver<Result<Bytes>> {
+    fn capture(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<Bytes>,
+        range: Range<u64>,
+    ) -> mpsc::Receiver<Result<Bytes>> {
         let (sender, receiver) = mpsc::channel(2);
         let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
         tokio::spawn(async move {
-            let capture = Capture { range, sender: sender.clone() };
+            let capture = Capture {
+                range,
+                sender: sender.clone(),
+            };
             if let Err(e) = engine.unpack(&name, &meta, data, Some(capture)).await {
                 let _ = sender.send(Err(e)).await;
             }
@@ -185,7 +245,10 @@ const SLICE_BYTES: usize = 64 << 10;
 impl Pass {
     fn push(&mut self, input: &[u8]) -> Result<()> {
         // Out of its place while it calls back into the rest of the pass.
-        let mut decompressor = self.decompressor.take().ok_or_else(|| Error::internal("a pass went on after it failed"))?;
+        let mut decompressor = self
+            .decompressor
+            .take()
+            .ok_or_else(|| Error::internal("a pass went on after it failed"))?;
         decompressor.push_each(input, |piece| self.take(piece))?;
         self.decompressor = Some(decompressor);
         Ok(())
@@ -197,7 +260,9 @@ impl Pass {
             let (start, end) = (self.at, self.at + piece.len() as u64);
             let (from, to) = (wanted.start.clamp(start, end), wanted.end.clamp(start, end));
             if from < to {
-                self.captured.push(Bytes::copy_from_slice(&piece[(from - start) as usize..(to - start) as usize]));
+                self.captured.push(Bytes::copy_from_slice(
+                    &piece[(from - start) as usize..(to - start) as usize],
+                ));
             }
         }
         self.at += piece.len() as u64;
@@ -217,7 +282,12 @@ impl Pass {
         if let Some(store) = &self.store {
             let version = self.meta.version();
             if !store.has_part(&self.name, version, Part::Aux(AUX_UNPACKED, self.index)) {
-                let kept = store.put_part(&self.name, version, Part::Aux(AUX_UNPACKED, self.index), &self.chunk);
+                let kept = store.put_part(
+                    &self.name,
+                    version,
+                    Part::Aux(AUX_UNPACKED, self.index),
+                    &self.chunk,
+                );
                 self.engine.note_write(&self.name, Some(kept));
             }
         }
@@ -226,7 +296,10 @@ impl Pass {
     }
 
     fn finish(mut self) -> Result<MemberIndex> {
-        self.decompressor.as_ref().ok_or_else(|| Error::internal("a pass went on after it failed"))?.finish()?;
+        self.decompressor
+            .as_ref()
+            .ok_or_else(|| Error::internal("a pass went on after it failed"))?
+            .finish()?;
         if !self.chunk.is_empty() {
             self.keep();
         }

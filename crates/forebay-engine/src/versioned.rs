@@ -1,11 +1,13 @@
-//! Reading a version that the caller names: what was indexed under a version is read under it, or not at all.
+//! Reading a version that the caller names: what was indexed under a version is read under it, or
+//! not at all.
 //!
-//! A dataset is built from versions of files. Freshness is no question here: bytes that are on the disk under this version are the right ones,
-//! however old, and a request under `If-Match` brings them or says that the object has changed. Fills are those of all other readers
-//! (`fill.rs`): shared, kept, within the memory budget.
+//! A dataset is built from versions of files. Freshness is no question here: bytes that are on the
+//! disk under this version are the right ones, however old, and a request under `If-Match` brings
+//! them or says that the object has changed. Fills are those of all other readers (`fill.rs`):
+//! shared, kept, within the memory budget.
 //!
-//! Invariant: what is appended is of the named version to the last byte; a call that fails, or says that it has nothing, leaves the caller's
-//! buffer as it was.
+//! Invariant: what is appended is of the named version to the last byte; a call that fails, or says
+//! that it has nothing, leaves the caller's buffer as it was.
 
 use crate::{
     Engine, Joined,
@@ -15,19 +17,30 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{
+    ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
+};
 use forebay_format::MemberIndex;
 use forebay_store::Part;
 use futures::TryStreamExt;
 use std::{ops::Range, sync::Arc};
 
 impl Engine {
-    /// Appends a range of one version, if it is on the local disk. `false`: it is not, or not all of it.
-    pub fn append_version(&self, name: &ObjectName, meta: &ObjectMeta, range: Range<u64>, out: &mut Vec<u8>) -> bool {
+    /// Appends a range of one version, if it is on the local disk. `false`: it is not, or not all
+    /// of it.
+    pub fn append_version(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         if range.is_empty() {
             return true;
         }
-        let Some(store) = self.store_for(name) else { return false };
+        let Some(store) = self.store_for(name) else {
+            return false;
+        };
         let (begin, version) = (out.len(), meta.version());
         let length = range.end - range.start;
         let appended = if range.end > meta.size {
@@ -35,11 +48,17 @@ impl Engine {
         } else if meta.size <= CHUNK_BYTES {
             let mut same = false;
             let within = ByteRange::Inclusive(range.start, range.end - 1);
-            store.append_inline(name, Some(within), out, &mut |now, _, _| same = now.version() == version).is_some() && same
+            store
+                .append_inline(name, Some(within), out, &mut |now, _, _| {
+                    same = now.version() == version
+                })
+                .is_some()
+                && same
         } else {
             chunks_of(&range).all(|index| {
                 let chunk = chunk_range(index, meta.size);
-                let within = range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
+                let within = range.start.max(chunk.start) - chunk.start
+                    ..range.end.min(chunk.end) - chunk.start;
                 store.append_part(name, version, Part::Chunk(index), within, out)
             })
         };
@@ -51,11 +70,19 @@ impl Engine {
         appended
     }
 
-    /// Whether [`Engine::append_version`] is worth a try. RAM only; of small objects it does not know the version.
-    pub fn may_have_version(&self, name: &ObjectName, meta: &ObjectMeta, range: &Range<u64>) -> bool {
+    /// Whether [`Engine::append_version`] is worth a try. RAM only; of small objects it does not
+    /// know the version.
+    pub fn may_have_version(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: &Range<u64>,
+    ) -> bool {
         match range.is_empty() {
             true => true,
-            false if meta.size <= CHUNK_BYTES => self.store_for(name).is_some_and(|s| s.peek(name).is_some_and(|p| p.inline)),
+            false if meta.size <= CHUNK_BYTES => self
+                .store_for(name)
+                .is_some_and(|s| s.peek(name).is_some_and(|p| p.inline)),
             false => self.has_chunks(name, meta, range),
         }
     }
@@ -64,14 +91,20 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::read_version`].
-    pub async fn bring_version(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, range: Range<u64>) -> Result<CacheStatus> {
+    pub async fn bring_version(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> Result<CacheStatus> {
         self.each_piece(name, meta, range, |_| ()).await
     }
 
     /// Appends a range of one version, from wherever it is.
     ///
     /// # Errors
-    /// `VersionChanged` if the origin has another version now, or none (then its source is a `NotFound`); `Corrupt` for a range past the end.
+    /// `VersionChanged` if the origin has another version now, or none (then its source is a
+    /// `NotFound`); `Corrupt` for a range past the end.
     pub async fn read_version(
         &self,
         name: &ObjectName,
@@ -80,7 +113,9 @@ impl Engine {
         out: &mut Vec<u8>,
     ) -> Result<CacheStatus> {
         let begin = out.len();
-        self.each_piece(name, meta, range, |piece| out.extend_from_slice(piece)).await.inspect_err(|_| out.truncate(begin))
+        self.each_piece(name, meta, range, |piece| out.extend_from_slice(piece))
+            .await
+            .inspect_err(|_| out.truncate(begin))
     }
 
     /// Appends a range of what a compressed archive unpacks to.
@@ -96,25 +131,35 @@ impl Engine {
     ) -> Result<CacheStatus> {
         let (begin, length) = (out.len(), range.end - range.start);
         let data = self.small_data(name, meta).await?;
-        let mut read = self.open_unpacked(name, meta, CacheStatus::Hit, data, range).await?;
+        let mut read = self
+            .open_unpacked(name, meta, CacheStatus::Hit, data, range)
+            .await?;
         let filled: Result<()> = async {
             while let Some(piece) = read.body.try_next().await? {
                 out.extend_from_slice(&piece);
             }
             match (out.len() - begin) as u64 {
                 n if n == length => Ok(()),
-                n => Err(Error::corrupt(format!("{name}: {n} bytes came of the {length} that its index tells of"))),
+                n => Err(Error::corrupt(format!(
+                    "{name}: {n} bytes came of the {length} that its index tells of"
+                ))),
             }
         }
         .await;
-        filled.map(|()| read.cache).inspect_err(|_| out.truncate(begin))
+        filled
+            .map(|()| read.cache)
+            .inspect_err(|_| out.truncate(begin))
     }
 
     /// The members of one version of an archive.
     ///
     /// # Errors
     /// As [`Engine::read_version`]; `Corrupt` if it cannot be parsed.
-    pub async fn members_of_version(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Arc<MemberIndex>> {
+    pub async fn members_of_version(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<Arc<MemberIndex>> {
         if let Some(index) = self.index_here(name, meta) {
             return Ok(index);
         }
@@ -137,7 +182,10 @@ impl Engine {
         mut take: impl FnMut(&[u8]),
     ) -> Result<CacheStatus> {
         if range.end > meta.size || range.start > range.end {
-            return Err(Error::corrupt(format!("{name}: bytes {range:?} are wanted of a version that has {}", meta.size)));
+            return Err(Error::corrupt(format!(
+                "{name}: bytes {range:?} are wanted of a version that has {}",
+                meta.size
+            )));
         }
         if range.is_empty() {
             return Ok(CacheStatus::Hit);
@@ -159,9 +207,16 @@ impl Engine {
     }
 
     /// A small object whole, of this version.
-    async fn small_version(&self, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<(Bytes, CacheStatus)> {
+    async fn small_version(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+    ) -> Result<(Bytes, CacheStatus)> {
         let here = async || -> Result<Option<Bytes>> {
-            let cached = self.cached(name).await?.filter(|c| c.meta.version() == meta.version());
+            let cached = self
+                .cached(name)
+                .await?
+                .filter(|c| c.meta.version() == meta.version());
             Ok(cached.and_then(|c| c.data))
         };
         if let Some(data) = here().await? {
@@ -197,28 +252,41 @@ impl Engine {
             let data = Cutter::new(response.body).take(meta.size as usize).await?;
             Ok((reserved(data, reservation), Arc::new(response.meta)))
         };
-        let (data, current) = fetched.await.inspect_err(|_| add(&self.stats().fills_failed, 1))?;
+        let (data, current) = fetched
+            .await
+            .inspect_err(|_| add(&self.stats().fills_failed, 1))?;
         add(&self.stats().bytes_from_origin, meta.size);
         // That it is current is known now, as after any other answer.
         self.keep_whole(name, asked, &current, &data).await?;
         Ok(data)
     }
 
-    /// A few bytes of one version straight from the origin, or the disk if they are there; what comes is not kept. For footers and headers, which
-    /// are read once.
+    /// A few bytes of one version straight from the origin, or the disk if they are there; what
+    /// comes is not kept. For footers and headers, which are read once.
     ///
     /// # Errors
     /// As [`Engine::read_version`].
-    pub async fn peek_version(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, range: Range<u64>) -> Result<Vec<u8>> {
+    pub async fn peek_version(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         if range.end > meta.size || range.start > range.end {
-            return Err(Error::corrupt(format!("{name}: bytes {range:?} are wanted of a version that has {}", meta.size)));
+            return Err(Error::corrupt(format!(
+                "{name}: bytes {range:?} are wanted of a version that has {}",
+                meta.size
+            )));
         }
         if self.may_have_version(name, meta, &range) {
-            let (engine, owned, of, within) = (self.clone(), name.clone(), meta.clone(), range.clone());
+            let (engine, owned, of, within) =
+                (self.clone(), name.clone(), meta.clone(), range.clone());
             let found = crate::bytesio::blocking(move || {
                 let mut out = Vec::new();
-                engine.append_version(&owned, &of, within, &mut out).then_some(out)
+                engine
+                    .append_version(&owned, &of, within, &mut out)
+                    .then_some(out)
             });
             if let Some(found) = found.await? {
                 return Ok(found);

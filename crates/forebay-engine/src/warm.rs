@@ -1,10 +1,12 @@
 //! The synchronous path over what is on the local disk: the batch's fast lane.
 //!
-//! [`Engine::append_warm`] appends an object, a range, or an archive member to the caller's buffer if everything about it is here and fresh, with no
-//! task switch, no request and no intermediate copy. Whatever is not so is `Cold`, and the caller takes the asynchronous path, which
-//! is the one that knows about origins and errors.
+//! [`Engine::append_warm`] appends an object, a range, or an archive member to the caller's buffer
+//! if everything about it is here and fresh, with no task switch, no request and no intermediate
+//! copy. Whatever is not so is `Cold`, and the caller takes the asynchronous path, which is the one
+//! that knows about origins and errors.
 //!
-//! Invariant: on `Cold` the caller's buffer may have grown and must be cut back; on `Done` it holds exactly the entry, of one version.
+//! Invariant: on `Cold` the caller's buffer may have grown and must be cut back; on `Done` it holds
+//! exactly the entry, of one version.
 
 use crate::{
     Engine,
@@ -13,12 +15,15 @@ use crate::{
     read::resolve_range,
     stats::add,
 };
-use forebay_core::{ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{
+    ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
+};
 use forebay_format::{ArchiveKind, Place, Storage};
 use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{ops::Range, sync::Arc};
 
-/// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when it is its turn.
+/// How much of one entry is brought to the disk ahead of its turn. What is longer is streamed when
+/// it is its turn.
 const BRING_MAX_BYTES: u64 = 32 << 20;
 
 /// An object, an archive member, or a range of either.
@@ -27,7 +32,8 @@ pub struct WarmEntry<'a> {
     pub name: &'a ObjectName,
     pub member: Option<&'a str>,
     pub range: Option<ByteRange>,
-    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that, not as a hit.
+    /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
+    /// not as a hit.
     pub brought: CacheStatus,
 }
 
@@ -42,7 +48,14 @@ pub struct EntryHeader {
 
 impl EntryHeader {
     pub fn of_object(meta: &ObjectMeta, bytes: &Range<u64>, is_range: bool) -> Self {
-        Self { size: bytes.end - bytes.start, mtime_secs: if is_range { 0 } else { meta.last_modified_ms.div_euclid(1000) } }
+        Self {
+            size: bytes.end - bytes.start,
+            mtime_secs: if is_range {
+                0
+            } else {
+                meta.last_modified_ms.div_euclid(1000)
+            },
+        }
     }
 }
 
@@ -102,7 +115,8 @@ impl Parts {
 }
 
 impl Engine {
-    /// Appends the entry, after letting `before` append what goes in front of it. `Wait::May` is for threads that may stand still.
+    /// Appends the entry, after letting `before` append what goes in front of it. `Wait::May` is
+    /// for threads that may stand still.
     pub fn append_warm(
         &self,
         entry: &WarmEntry<'_>,
@@ -113,7 +127,9 @@ impl Engine {
     ) -> Appended {
         let done = match entry.member {
             None => self.append_object(entry, max_bytes, wait, out, before),
-            Some(_) => self.locate(entry, wait).and_then(|l| self.append_located(entry.name, &l, max_bytes, wait, out, before)),
+            Some(_) => self
+                .locate(entry, wait)
+                .and_then(|l| self.append_located(entry.name, &l, max_bytes, wait, out, before)),
         };
         match done {
             Ok(header) => {
@@ -128,47 +144,70 @@ impl Engine {
         }
     }
 
-    /// Whether [`Engine::append_warm`] or a read without any request will do. At most one disk read, mostly none.
+    /// Whether [`Engine::append_warm`] or a read without any request will do. At most one disk
+    /// read, mostly none.
     pub fn is_warm(&self, entry: &WarmEntry<'_>) -> bool {
-        let Some(store) = self.store_for(entry.name) else { return false };
+        let Some(store) = self.store_for(entry.name) else {
+            return false;
+        };
         if entry.member.is_none()
             && let Some(peek) = store.peek(entry.name)
             && peek.inline
         {
             return self.is_fresh(entry.name, peek.validated_at_secs);
         }
-        self.locate(entry, Wait::May).is_ok_and(|l| self.has_parts(entry.name, &l))
+        self.locate(entry, Wait::May)
+            .is_ok_and(|l| self.has_parts(entry.name, &l))
     }
 
-    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of its errors. The status is that of a read
-    /// that would have done the same.
+    /// Brings what the entry needs to the local disk (of a long one its beginning), and tells of
+    /// its errors. The status is that of a read that would have done the same.
     pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<CacheStatus> {
         let Some(member) = entry.member else {
             let resolved = self.resolve_for(entry.name, entry.range).await?;
-            let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
-            if resolved.data.is_none() && self.bring_chunks(entry.name, &resolved.meta, bytes).await? {
+            let bytes = resolve_range(entry.range, resolved.meta.size)
+                .map_err(|e| e.context(entry.name))?;
+            if resolved.data.is_none()
+                && self.bring_chunks(entry.name, &resolved.meta, bytes).await?
+            {
                 return Ok(CacheStatus::Miss);
             }
             return Ok(resolved.status);
         };
         let found = self.find_member(entry.name, member).await?;
-        let within = resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
+        let within = resolve_range(entry.range, found.extent.size)
+            .map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
         let fetched = match found.extent.place()? {
             Place::Archive(at) if found.data.is_none() => {
-                self.bring_chunks(entry.name, &found.meta, at.start + within.start..at.start + within.end).await?
+                self.bring_chunks(
+                    entry.name,
+                    &found.meta,
+                    at.start + within.start..at.start + within.end,
+                )
+                .await?
             }
             Place::ZipLocalHeader(header) if found.data.is_none() => {
                 // The header's own length is in the header; data follow it closely.
                 let end = (header.end + found.extent.stored_size + 1024).min(found.extent.bound);
-                self.bring_chunks(entry.name, &found.meta, header.start..end).await?
+                self.bring_chunks(entry.name, &found.meta, header.start..end)
+                    .await?
             }
             _ => false,
         };
-        Ok(if fetched { CacheStatus::Miss } else { found.status })
+        Ok(if fetched {
+            CacheStatus::Miss
+        } else {
+            found.status
+        })
     }
 
     /// Whether any of them was missing.
-    async fn bring_chunks(&self, name: &ObjectName, meta: &Arc<ObjectMeta>, bytes: Range<u64>) -> Result<bool> {
+    async fn bring_chunks(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        bytes: Range<u64>,
+    ) -> Result<bool> {
         if !self.keeps(name) || bytes.is_empty() {
             return Ok(false);
         }
@@ -183,13 +222,15 @@ impl Engine {
                     return Ok(fetched);
                 }
                 fetched = true;
-                self.chunk(name, meta, index, 0..one.end - one.start, until).await?;
+                self.chunk(name, meta, index, 0..one.end - one.start, until)
+                    .await?;
             }
         }
         Ok(fetched)
     }
 
-    /// The entry's size and time, without its bytes; what it needs is brought along, and told as by [`Engine::bring`].
+    /// The entry's size and time, without its bytes; what it needs is brought along, and told as by
+    /// [`Engine::bring`].
     pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<(EntryHeader, CacheStatus)> {
         if let Ok(located) = self.locate(&entry, Wait::May) {
             return Ok((located.header, CacheStatus::Hit));
@@ -197,19 +238,40 @@ impl Engine {
         match entry.member {
             None => {
                 let resolved = self.resolve_for(entry.name, entry.range).await?;
-                let bytes = resolve_range(entry.range, resolved.meta.size).map_err(|e| e.context(entry.name))?;
-                let fetched = resolved.data.is_none() && self.bring_chunks(entry.name, &resolved.meta, bytes.clone()).await?;
-                let status = if fetched { CacheStatus::Miss } else { resolved.status };
-                Ok((EntryHeader::of_object(&resolved.meta, &bytes, entry.range.is_some()), status))
+                let bytes = resolve_range(entry.range, resolved.meta.size)
+                    .map_err(|e| e.context(entry.name))?;
+                let fetched = resolved.data.is_none()
+                    && self
+                        .bring_chunks(entry.name, &resolved.meta, bytes.clone())
+                        .await?;
+                let status = if fetched {
+                    CacheStatus::Miss
+                } else {
+                    resolved.status
+                };
+                Ok((
+                    EntryHeader::of_object(&resolved.meta, &bytes, entry.range.is_some()),
+                    status,
+                ))
             }
             Some(member) => {
                 let found = self.find_member(entry.name, member).await?;
                 found.extent.place()?;
-                let within =
-                    resolve_range(entry.range, found.extent.size).map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
+                let within = resolve_range(entry.range, found.extent.size)
+                    .map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
                 let brought = self.bring(entry).await?;
-                let status = if found.status == CacheStatus::Hit { brought } else { found.status };
-                Ok((EntryHeader { size: within.end - within.start, mtime_secs: 0 }, status))
+                let status = if found.status == CacheStatus::Hit {
+                    brought
+                } else {
+                    found.status
+                };
+                Ok((
+                    EntryHeader {
+                        size: within.end - within.start,
+                        mtime_secs: 0,
+                    },
+                    status,
+                ))
             }
         }
     }
@@ -235,10 +297,19 @@ impl Engine {
                 before(&h, out);
                 header = Some(h);
             };
-            store.append_inline_waiting(entry.name, entry.range, out, &mut begin, wait)?.ok_or(Not::Here)?;
+            store
+                .append_inline_waiting(entry.name, entry.range, out, &mut begin, wait)?
+                .ok_or(Not::Here)?;
             return header.ok_or(Not::Here);
         }
-        self.append_located(entry.name, &self.locate(entry, wait)?, max_bytes, wait, out, before)
+        self.append_located(
+            entry.name,
+            &self.locate(entry, wait)?,
+            max_bytes,
+            wait,
+            out,
+            before,
+        )
     }
 
     fn append_located(
@@ -250,7 +321,12 @@ impl Engine {
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&EntryHeader, &mut Vec<u8>),
     ) -> Result<EntryHeader, Not> {
-        let Located { meta, header, bytes, of } = located;
+        let Located {
+            meta,
+            header,
+            bytes,
+            of,
+        } = located;
         if header.size > max_bytes || !self.has_parts(name, located) {
             return Err(Not::Here);
         }
@@ -267,11 +343,17 @@ impl Engine {
                 before(header, out);
                 empty_at = out.len();
             };
-            store.append_inline_waiting(name, Some(range), out, &mut begin, wait)?.ok_or(Not::Here)?;
+            store
+                .append_inline_waiting(name, Some(range), out, &mut begin, wait)?
+                .ok_or(Not::Here)?;
             if bytes.is_empty() {
                 out.truncate(empty_at);
             }
-            return if same_version { Ok(*header) } else { Err(Not::Here) };
+            return if same_version {
+                Ok(*header)
+            } else {
+                Err(Not::Here)
+            };
         }
         before(header, out);
         self.append_parts(name, meta, *of, bytes, wait, out)?;
@@ -307,17 +389,21 @@ impl Engine {
     }
 
     fn has_parts(&self, name: &ObjectName, located: &Located) -> bool {
-        let Some(store) = self.store_for(name) else { return false };
+        let Some(store) = self.store_for(name) else {
+            return false;
+        };
         match located.of {
             Parts::Inline => store.peek(name).is_some_and(|p| p.inline),
             of => {
                 let version = located.meta.version();
-                located.bytes.is_empty() || chunks_of(&located.bytes).all(|i| store.has_part(name, version, of.part(i)))
+                located.bytes.is_empty()
+                    || chunks_of(&located.bytes).all(|i| store.has_part(name, version, of.part(i)))
             }
         }
     }
 
-    /// Where the entry's bytes are, as far as is known here and fresh: from RAM, or with one disk read for a head or an index.
+    /// Where the entry's bytes are, as far as is known here and fresh: from RAM, or with one disk
+    /// read for a head or an index.
     fn locate(&self, entry: &WarmEntry<'_>, wait: Wait) -> Result<Located, Not> {
         let store = self.store_here(entry.name)?;
         let (meta, validated_at_secs) = match self.inner.heads.get(entry.name) {
@@ -332,15 +418,28 @@ impl Engine {
         if !self.is_fresh(entry.name, validated_at_secs) {
             return Err(Not::Here);
         }
-        let whole = if meta.size > CHUNK_BYTES { Parts::Chunks } else { Parts::Inline };
+        let whole = if meta.size > CHUNK_BYTES {
+            Parts::Chunks
+        } else {
+            Parts::Inline
+        };
         let Some(member) = entry.member else {
             let bytes = resolve_range(entry.range, meta.size)?;
             let header = EntryHeader::of_object(&meta, &bytes, entry.range.is_some());
-            return Ok(Located { meta, header, bytes, of: whole });
+            return Ok(Located {
+                meta,
+                header,
+                bytes,
+                of: whole,
+            });
         };
         let index = match wait {
             Wait::May => self.index_here(entry.name, &meta).ok_or(Not::Here)?,
-            Wait::MustNot => self.inner.indexes.get(entry.name, meta.version()).ok_or(Not::WithoutWaiting)?,
+            Wait::MustNot => self
+                .inner
+                .indexes
+                .get(entry.name, meta.version())
+                .ok_or(Not::WithoutWaiting)?,
         };
         let extent = index.readable(member)?.extent;
         let within = resolve_range(entry.range, extent.size)?;
@@ -351,23 +450,51 @@ impl Engine {
                 if extent.storage != Storage::Stored || extent.kind != ArchiveKind::Zip {
                     return Err(Not::Here);
                 }
-                (extent.zip_data_range(&self.bytes_here(entry.name, &meta, at, wait)?)?.start, whole)
+                (
+                    extent
+                        .zip_data_range(&self.bytes_here(entry.name, &meta, at, wait)?)?
+                        .start,
+                    whole,
+                )
             }
         };
-        let header = EntryHeader { size: within.end - within.start, mtime_secs: 0 };
-        Ok(Located { meta, header, bytes: base + within.start..base + within.end, of })
+        let header = EntryHeader {
+            size: within.end - within.start,
+            mtime_secs: 0,
+        };
+        Ok(Located {
+            meta,
+            header,
+            bytes: base + within.start..base + within.end,
+            of,
+        })
     }
 
     /// A few bytes of an object, if they are on the local disk.
-    fn bytes_here(&self, name: &ObjectName, meta: &ObjectMeta, bytes: Range<u64>, wait: Wait) -> Result<Vec<u8>, Not> {
+    fn bytes_here(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        bytes: Range<u64>,
+        wait: Wait,
+    ) -> Result<Vec<u8>, Not> {
         let mut out = Vec::new();
         if meta.size > CHUNK_BYTES {
             self.append_parts(name, meta, Parts::Chunks, &bytes, wait, &mut out)?;
             return Ok(out);
         }
-        let head = self.store_here(name)?.head_waiting(name, wait)?.ok_or(Not::Here)?;
-        let data = head.data.filter(|_| head.meta.version() == meta.version()).ok_or(Not::Here)?;
-        out.extend_from_slice(data.get(bytes.start as usize..bytes.end as usize).ok_or(Not::Here)?);
+        let head = self
+            .store_here(name)?
+            .head_waiting(name, wait)?
+            .ok_or(Not::Here)?;
+        let data = head
+            .data
+            .filter(|_| head.meta.version() == meta.version())
+            .ok_or(Not::Here)?;
+        out.extend_from_slice(
+            data.get(bytes.start as usize..bytes.end as usize)
+                .ok_or(Not::Here)?,
+        );
         Ok(out)
     }
 }

@@ -58,8 +58,9 @@ impl WarmReport {
 }
 
 impl Engine {
-    /// Brings one whole object to the local disk, and makes sure that it is there: what the disk refused is a failure. A dry run asks the
-    /// origin for the head only and says what would be done.
+    /// Brings one whole object to the local disk, and makes sure that it is there: what the disk
+    /// refused is a failure. A dry run asks the origin for the head only and says what would be
+    /// done.
     pub async fn warm(&self, name: &ObjectName, dry_run: bool) -> WarmOutcome {
         match self.warm_inner(name, dry_run).await {
             Ok(outcome) => outcome,
@@ -73,30 +74,45 @@ impl Engine {
 
     async fn warm_inner(&self, name: &ObjectName, dry_run: bool) -> Result<WarmOutcome> {
         let Some(store) = self.store_for(name).cloned() else {
-            return Err(Error::unsupported(format!("bucket {} is not cached on this node", name.bucket()))
-                .hint("give the node a cache directory, or set cache = true for the bucket"));
+            return Err(Error::unsupported(format!(
+                "bucket {} is not cached on this node",
+                name.bucket()
+            ))
+            .hint("give the node a cache directory, or set cache = true for the bucket"));
         };
-        // What is not known here is fetched at once: a small object then costs one request, not two.
+        // What is not known here is fetched at once: a small object then costs one request, not
+        // two.
         let unknown = !dry_run && self.cached(name).await?.is_none();
         if unknown {
             let resolved = self.resolve_for(name, None).await?;
             if resolved.data.is_some() && store.peek(name).is_some_and(|p| p.inline) {
-                return Ok(WarmOutcome::Warmed { bytes: resolved.meta.size });
+                return Ok(WarmOutcome::Warmed {
+                    bytes: resolved.meta.size,
+                });
             }
         }
         let head = self.head(name, &ReadOptions::default()).await?;
         let size = head.meta.size;
         let is_here = |meta: &forebay_core::ObjectMeta| match size <= CHUNK_BYTES {
-            true => store.peek(name).is_some_and(|p| p.inline) && store.coverage(name, meta) == size,
+            true => {
+                store.peek(name).is_some_and(|p| p.inline) && store.coverage(name, meta) == size
+            }
             false => self.has_chunks(name, meta, &(0..size)),
         };
         if is_here(&head.meta) {
-            return Ok(if unknown { WarmOutcome::Warmed { bytes: size } } else { WarmOutcome::AlreadyThere { bytes: size } });
+            return Ok(if unknown {
+                WarmOutcome::Warmed { bytes: size }
+            } else {
+                WarmOutcome::AlreadyThere { bytes: size }
+            });
         }
         if dry_run {
-            return Ok(WarmOutcome::Warmed { bytes: size - store.coverage(name, &head.meta).min(size) });
+            return Ok(WarmOutcome::Warmed {
+                bytes: size - store.coverage(name, &head.meta).min(size),
+            });
         }
-        // Counted before anything is fetched: a run brings chunks ahead of the question whether they are missing.
+        // Counted before anything is fetched: a run brings chunks ahead of the question whether
+        // they are missing.
         let missing = |i: &u32| !self.has_chunks(name, &head.meta, &chunk_range(*i, size));
         let (brought, meta) = if size <= CHUNK_BYTES {
             let resolved = self.resolve_for(name, None).await?;
@@ -104,12 +120,21 @@ impl Engine {
         } else {
             let chunks = 0..size.div_ceil(CHUNK_BYTES) as u32;
             let until = chunks.end;
-            let bytes = chunks.clone().filter(missing).map(|i| chunk_range(i, size)).map(|r| r.end - r.start).sum();
+            let bytes = chunks
+                .clone()
+                .filter(missing)
+                .map(|i| chunk_range(i, size))
+                .map(|r| r.end - r.start)
+                .sum();
             let mut work = futures::stream::iter(chunks.filter(missing))
                 .map(|i| {
                     let range = chunk_range(i, size);
                     let (engine, name, meta) = (self.clone(), name.clone(), head.meta.clone());
-                    async move { engine.chunk(&name, &meta, i, 0..range.end - range.start, until).await }
+                    async move {
+                        engine
+                            .chunk(&name, &meta, i, 0..range.end - range.start, until)
+                            .await
+                    }
                 })
                 .buffered(8);
             while let Some(chunk) = work.next().await {
@@ -123,10 +148,18 @@ impl Engine {
             false => self.has_chunks(name, &meta, &(0..meta.size)),
         };
         if !here {
-            return Err(Error::internal(format!("{name} was fetched but the cache did not keep it"))
-                .hint("is the cache large enough for what is warmed, and its disk writable? See `forebay status`"));
+            return Err(Error::internal(format!(
+                "{name} was fetched but the cache did not keep it"
+            ))
+            .hint(
+                "is the cache large enough for what is warmed, and its disk writable? See \
+                    `forebay status`",
+            ));
         }
-        // Of an object that was not known, all came now: some of it with the answer to the first question.
-        Ok(WarmOutcome::Warmed { bytes: if unknown { meta.size } else { brought } })
+        // Of an object that was not known, all came now: some of it with the answer to the first
+        // question.
+        Ok(WarmOutcome::Warmed {
+            bytes: if unknown { meta.size } else { brought },
+        })
     }
 }

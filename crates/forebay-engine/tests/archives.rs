@@ -26,16 +26,26 @@ fn archive(extension: &str, members: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 fn members(count: usize, size: usize) -> Vec<(String, Vec<u8>)> {
-    (0..count).map(|i| (format!("dir/{i:05}.bin"), noise(size + i, i as u64))).collect()
+    (0..count)
+        .map(|i| (format!("dir/{i:05}.bin"), noise(size + i, i as u64)))
+        .collect()
 }
 
-/// The entry from the disk. Whoever must not wait gets the same, or hears that there is something to wait for.
+/// The entry from the disk. Whoever must not wait gets the same, or hears that there is something
+/// to wait for.
 fn warm(b: &Bench, key: &str, member: &str, range: Option<ByteRange>) -> Option<Vec<u8>> {
     let n = name(key);
-    let entry = WarmEntry { name: &n, member: Some(member), range, brought: CacheStatus::Hit };
+    let entry = WarmEntry {
+        name: &n,
+        member: Some(member),
+        range,
+        brought: CacheStatus::Hit,
+    };
     let append = |wait| {
         let (mut out, mut before) = (Vec::new(), 0);
-        let appended = b.engine.append_warm(&entry, 4 << 20, wait, &mut out, &mut |_, _| before += 1);
+        let appended = b
+            .engine
+            .append_warm(&entry, 4 << 20, wait, &mut out, &mut |_, _| before += 1);
         if let Appended::Done(h) = appended {
             assert_eq!((h.size, before), (out.len() as u64, 1));
         }
@@ -61,19 +71,43 @@ async fn members_of_small_and_large_archives_of_every_kind() {
             b.origin.set(&key, archive(extension, &all));
             for round in 0..2 {
                 for (member, data) in all.iter().rev() {
-                    assert_eq!(&b.member(&key, member).await.unwrap().0, data, "{key} {member} {round}");
+                    assert_eq!(
+                        &b.member(&key, member).await.unwrap().0,
+                        data,
+                        "{key} {member} {round}"
+                    );
                 }
             }
             let (member, data) = &all[count / 2];
             assert_eq!(b.member(&key, member).await.unwrap().1, "HIT", "{key}");
             assert_eq!(warm(&b, &key, member, None).as_ref(), Some(data), "{key}");
             let range = ByteRange::Inclusive(3, 20);
-            assert_eq!(warm(&b, &key, member, Some(range)).as_deref(), Some(&data[3..21]), "{key}");
-            let read = b.engine.read_member(&name(&key), member, Some(ByteRange::Suffix(5)), &ReadOptions::default()).await.unwrap();
-            assert_eq!(collect(read.body).await.unwrap(), data[data.len() - 5..], "{key}");
+            assert_eq!(
+                warm(&b, &key, member, Some(range)).as_deref(),
+                Some(&data[3..21]),
+                "{key}"
+            );
+            let read = b
+                .engine
+                .read_member(
+                    &name(&key),
+                    member,
+                    Some(ByteRange::Suffix(5)),
+                    &ReadOptions::default(),
+                )
+                .await
+                .unwrap();
+            assert_eq!(
+                collect(read.body).await.unwrap(),
+                data[data.len() - 5..],
+                "{key}"
+            );
             let e = b.member(&key, "nothing").await.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::NotFound);
-            assert!(e.to_string().contains(&key) && e.to_string().contains("nothing"), "{e}");
+            assert!(
+                e.to_string().contains(&key) && e.to_string().contains("nothing"),
+                "{e}"
+            );
             assert_eq!(b.engine.stats().snapshot().indexes_built, 1, "{key}");
             settled(&b.engine).await;
         }
@@ -86,7 +120,14 @@ async fn deflated_members_are_inflated_and_checked() {
     let script = "import zipfile,sys\nz=zipfile.ZipFile(sys.argv[1],'w',zipfile.ZIP_DEFLATED)\n\
                   [z.writestr(f'{i}.txt', (f'line {i}\\n'*200000)) for i in range(4)]\nz.close()";
     let path = dir.path().join("z.zip");
-    assert!(Command::new("python3").args(["-c", script]).arg(&path).status().unwrap().success());
+    assert!(
+        Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .status()
+            .unwrap()
+            .success()
+    );
     let b = Bench::new(MINUTE);
     b.origin.set("z.zip", std::fs::read(&path).unwrap());
     let text = "line 2\n".repeat(200_000).into_bytes();
@@ -94,8 +135,15 @@ async fn deflated_members_are_inflated_and_checked() {
         assert_eq!(b.member("z.zip", "2.txt").await.unwrap().0, text);
     }
     let range = Some(ByteRange::Inclusive(1_000_000, 1_000_099));
-    let read = b.engine.read_member(&name("z.zip"), "2.txt", range, &ReadOptions::default()).await.unwrap();
-    assert_eq!(collect(read.body).await.unwrap(), text[1_000_000..1_000_100]);
+    let read = b
+        .engine
+        .read_member(&name("z.zip"), "2.txt", range, &ReadOptions::default())
+        .await
+        .unwrap();
+    assert_eq!(
+        collect(read.body).await.unwrap(),
+        text[1_000_000..1_000_100]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,9 +164,18 @@ async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fe
     // A run of 8 MiB comes to its end only if the one after it was asked for.
     *b.origin.stall_bodies_after.lock() = Some(7 * MIB);
     let read = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[299].0)).await;
-    assert_eq!(read.expect("no request waits for the end of the one before").unwrap().0, all[299].1);
+    assert_eq!(
+        read.expect("no request waits for the end of the one before")
+            .unwrap()
+            .0,
+        all[299].1
+    );
     let fetched = b.origin.bytes_out.load(SeqCst) as usize;
-    assert_eq!(fetched, archive(".tar", &all).len(), "nothing was fetched twice");
+    assert_eq!(
+        fetched,
+        archive(".tar", &all).len(),
+        "nothing was fetched twice"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,34 +185,73 @@ async fn an_index_is_built_for_free_when_a_shard_flows_by_and_kept_over_a_restar
     b.origin.set("s.tar", archive(".tar", &all));
     b.get("s.tar").await.unwrap();
     let requests = b.origin.requests();
-    assert_eq!(b.member("s.tar", &all[7].0).await.unwrap(), (all[7].1.clone(), "HIT"));
+    assert_eq!(
+        b.member("s.tar", &all[7].0).await.unwrap(),
+        (all[7].1.clone(), "HIT")
+    );
     let s = b.engine.stats().snapshot();
-    assert_eq!((s.indexes_built, s.indexes_built_in_passing, b.origin.requests()), (0, 1, requests));
+    assert_eq!(
+        (
+            s.indexes_built,
+            s.indexes_built_in_passing,
+            b.origin.requests()
+        ),
+        (0, 1, requests)
+    );
 
-    let Bench { origin, engine, clock, dir } = b;
+    let Bench {
+        origin,
+        engine,
+        clock,
+        dir,
+    } = b;
     let dir = dir.unwrap();
     engine.store().unwrap().close().unwrap();
     drop(engine);
     let config = forebay_store::StoreConfig {
-        dirs: vec![forebay_store::DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }],
+        dirs: vec![forebay_store::DirConfig {
+            path: dir.path().to_owned(),
+            capacity_bytes: 256 << 20,
+        }],
         ..Default::default()
     };
     let store = forebay_store::Store::open(config, std::sync::Arc::new(clock.clone())).unwrap();
-    let b = Bench::over(origin, MINUTE, Some(store.into()), Some(dir), clock, 64 << 20);
-    assert_eq!(warm(&b, "s.tar", &all[9].0, None).as_ref(), Some(&all[9].1), "no request, no warm-up");
+    let b = Bench::over(
+        origin,
+        MINUTE,
+        Some(store.into()),
+        Some(dir),
+        clock,
+        64 << 20,
+    );
+    assert_eq!(
+        warm(&b, "s.tar", &all[9].0, None).as_ref(),
+        Some(&all[9].1),
+        "no request, no warm-up"
+    );
     assert_eq!(b.engine.stats().snapshot().indexes_loaded, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_version_of_a_shard_has_a_new_index() {
     let b = Bench::new(MINUTE);
-    b.origin.set("s.tar", archive(".tar", &[("a".into(), noise(2 * MIB, 1)), ("b".into(), noise(10, 2))]));
+    b.origin.set(
+        "s.tar",
+        archive(
+            ".tar",
+            &[("a".into(), noise(2 * MIB, 1)), ("b".into(), noise(10, 2))],
+        ),
+    );
     assert_eq!(b.member("s.tar", "b").await.unwrap().0, noise(10, 2));
-    b.origin.set("s.tar", archive(".tar", &[("b".into(), noise(3 * MIB, 3))]));
+    b.origin
+        .set("s.tar", archive(".tar", &[("b".into(), noise(3 * MIB, 3))]));
     b.clock.advance(Duration::from_secs(61));
     assert_eq!(warm(&b, "s.tar", "b", None), None, "stale");
     assert_eq!(b.member("s.tar", "b").await.unwrap().0, noise(3 * MIB, 3));
-    assert_eq!(b.member("s.tar", "a").await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        b.member("s.tar", "a").await.unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,5 +277,8 @@ async fn damaged_archives_say_so() {
         assert!(e.to_string().contains(&key), "{e}");
     }
     b.origin.set("text.txt", "no archive");
-    assert_eq!(b.member("text.txt", "a").await.unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        b.member("text.txt", "a").await.unwrap_err().kind(),
+        ErrorKind::Unsupported
+    );
 }

@@ -21,11 +21,27 @@ fn bench() -> (Bench, Faults) {
     let dir = tempfile::tempdir().unwrap();
     let clock = forebay_core::ManualClock::at(NOW);
     let (disk, faults) = FaultyDisk::new(RealDisk);
-    let config = StoreConfig { dirs: vec![DirConfig { path: dir.path().to_owned(), capacity_bytes: 256 << 20 }], ..Default::default() };
+    let config = StoreConfig {
+        dirs: vec![DirConfig {
+            path: dir.path().to_owned(),
+            capacity_bytes: 256 << 20,
+        }],
+        ..Default::default()
+    };
     let store = Store::open_on(Arc::new(disk), config, Arc::new(clock.clone())).unwrap();
     let origin = Arc::new(MemoryOrigin::default());
     let minute = Freshness::RevalidateAfter(Duration::from_secs(60));
-    (Bench::over(origin, minute, Some(Arc::new(store)), Some(dir), clock, 64 << 20), faults)
+    (
+        Bench::over(
+            origin,
+            minute,
+            Some(Arc::new(store)),
+            Some(dir),
+            clock,
+            64 << 20,
+        ),
+        faults,
+    )
 }
 
 async fn read_all(b: &Bench) {
@@ -55,7 +71,11 @@ async fn a_disk_that_refuses_writes_is_passed_by_without_fetching_twice() {
         b.clock.advance(Duration::from_secs(31));
         tokio::time::sleep(Duration::from_millis(5100)).await;
         read_all(&b).await;
-        assert_eq!(b.get("big").await.unwrap().1, "HIT", "the disk is well again");
+        assert_eq!(
+            b.get("big").await.unwrap().1,
+            "HIT",
+            "the disk is well again"
+        );
     }
 }
 
@@ -73,17 +93,23 @@ async fn damaged_bytes_are_a_miss_and_never_an_answer() {
     assert!(faults.happened() >= 20);
 }
 
-/// The head is on disk, the chunks are not, the disk is full by now, and the object has changed: the next read must learn that.
+/// The head is on disk, the chunks are not, the disk is full by now, and the object has changed:
+/// the next read must learn that.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_changes_while_the_disk_is_full_is_read_anew() {
     let (b, faults) = bench();
     b.origin.set("big", noise(3 * MIB, 1));
-    b.get_range("big", Some(forebay_core::ByteRange::Inclusive(0, 9))).await.unwrap();
+    b.get_range("big", Some(forebay_core::ByteRange::Inclusive(0, 9)))
+        .await
+        .unwrap();
     support::settled(&b.engine).await;
     faults.full("seg-");
     b.origin.set("small", noise(10, 2));
     b.get("small").await.unwrap();
     b.origin.set("big", noise(3 * MIB, 3));
     let tail = Some(forebay_core::ByteRange::From(2 * MIB as u64));
-    assert_eq!(b.get_range("big", tail).await.unwrap().0, noise(3 * MIB, 3)[2 * MIB..]);
+    assert_eq!(
+        b.get_range("big", tail).await.unwrap().0,
+        noise(3 * MIB, 3)[2 * MIB..]
+    );
 }

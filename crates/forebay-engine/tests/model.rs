@@ -1,8 +1,11 @@
-//! Random operations against a model: every read returns one version that the freshness rule allows, whole, or an error.
+//! Random operations against a model: every read returns one version that the freshness rule
+//! allows, whole, or an error.
 //!
-//! The model is the origin's own history (`support/history.rs`): it knows every version that an object had, when it was current, and what the
-//! node's clock said then. Reads, writes through the node, changes behind its back, evictions, faults of the origin and of the disk run
-//! one by one and several at a time; between them the clock jumps and the node restarts. Each operation has a deadline: a hang is a failure.
+//! The model is the origin's own history (`support/history.rs`): it knows every version that an
+//! object had, when it was current, and what the node's clock said then. Reads, writes through the
+//! node, changes behind its back, evictions, faults of the origin and of the disk run one by one
+//! and several at a time; between them the clock jumps and the node restarts. Each operation has a
+//! deadline: a hang is a failure.
 
 #[path = "support/history.rs"]
 mod history;
@@ -12,10 +15,18 @@ mod seeded;
 mod support;
 
 use bytes::Bytes;
-use forebay_core::{ByteRange, Clock, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex};
-use forebay_engine::{BucketRule, BucketRules, ByteStream, Conditions, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions};
+use forebay_core::{
+    ByteRange, Clock, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result,
+    sync::Mutex,
+};
+use forebay_engine::{
+    BucketRule, BucketRules, ByteStream, Conditions, Engine, EngineConfig, FixedBuckets, Freshness,
+    ReadOptions,
+};
 use forebay_format::{ArchiveKind, ArchiveWriter};
-use forebay_origin::{Counters, Fault, Faults as OriginFaults, Faulty, Operation, PutRequest, Resilient, RetryPolicy};
+use forebay_origin::{
+    Counters, Fault, Faults as OriginFaults, Faulty, Operation, PutRequest, Resilient, RetryPolicy,
+};
 use forebay_store::{
     DirConfig, Store, StoreConfig,
     disk::RealDisk,
@@ -38,8 +49,11 @@ const MIB: usize = 1 << 20;
 /// Longer than any fault may delay an operation.
 const DEADLINE: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_secs(60);
-const BUCKETS: [(&str, Freshness); 3] =
-    [("always", Freshness::Always), ("minute", Freshness::RevalidateAfter(TTL)), ("immutable", Freshness::Immutable)];
+const BUCKETS: [(&str, Freshness); 3] = [
+    ("always", Freshness::Always),
+    ("minute", Freshness::RevalidateAfter(TTL)),
+    ("immutable", Freshness::Immutable),
+];
 const PLAIN: [&str; 4] = ["a", "b", "c/d", "e"];
 const ARCHIVES: [&str; 4] = ["s.tar", "s.tgz", "s.tar.lz4", "s.zip"];
 
@@ -51,36 +65,104 @@ struct Given(Conditions);
 
 impl std::fmt::Debug for Given {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0 == Conditions::default() { f.write_str("none") } else { self.0.fmt(f) }
+        if self.0 == Conditions::default() {
+            f.write_str("none")
+        } else {
+            self.0.fmt(f)
+        }
     }
 }
 
 #[derive(Clone, Debug)]
 enum Action {
-    Read { bucket: usize, key: &'static str, range: Option<ByteRange>, conditions: Given, bypass: bool, leave: bool },
-    Head { bucket: usize, key: &'static str, conditions: Given },
-    Member { bucket: usize, key: &'static str, member: usize, range: Option<ByteRange> },
-    Put { bucket: usize, key: &'static str, content: u64 },
-    Multipart { bucket: usize, key: &'static str, content: u64 },
-    Copy { bucket: usize, from: &'static str, to: &'static str },
-    Delete { bucket: usize, key: &'static str },
-    Behind { bucket: usize, key: &'static str, content: Option<u64> },
-    Evict { bucket: usize, key: &'static str },
-    Clock { by: Duration },
+    Read {
+        bucket: usize,
+        key: &'static str,
+        range: Option<ByteRange>,
+        conditions: Given,
+        bypass: bool,
+        leave: bool,
+    },
+    Head {
+        bucket: usize,
+        key: &'static str,
+        conditions: Given,
+    },
+    Member {
+        bucket: usize,
+        key: &'static str,
+        member: usize,
+        range: Option<ByteRange>,
+    },
+    Put {
+        bucket: usize,
+        key: &'static str,
+        content: u64,
+    },
+    Multipart {
+        bucket: usize,
+        key: &'static str,
+        content: u64,
+    },
+    Copy {
+        bucket: usize,
+        from: &'static str,
+        to: &'static str,
+    },
+    Delete {
+        bucket: usize,
+        key: &'static str,
+    },
+    Behind {
+        bucket: usize,
+        key: &'static str,
+        content: Option<u64>,
+    },
+    Evict {
+        bucket: usize,
+        key: &'static str,
+    },
+    Clock {
+        by: Duration,
+    },
 }
 
 /// What an object holds: a function of its name and a number.
 fn content(key: &str, number: u64, known: &Mutex<HashMap<u64, Members>>) -> Bytes {
     let kind = ArchiveKind::from_name(key);
     let (Some(kind), true) = (kind, !number.is_multiple_of(11)) else {
-        let sizes = [0, 1, 1000, 60_000, 300_000, MIB, MIB + 1, 5 * MIB / 2, 1000, 60_000, 9 * MIB + 77];
+        let sizes = [
+            0,
+            1,
+            1000,
+            60_000,
+            300_000,
+            MIB,
+            MIB + 1,
+            5 * MIB / 2,
+            1000,
+            60_000,
+            9 * MIB + 77,
+        ];
         // Something that is no archive, under an archive's name, is short.
-        let size = if kind.is_some() { 5000 } else { sizes[number as usize % sizes.len()] };
+        let size = if kind.is_some() {
+            5000
+        } else {
+            sizes[number as usize % sizes.len()]
+        };
         return noise(size, number).into();
     };
     let sizes = [0, 10, 512, 5000, 70_000, 400_000, MIB + 9];
     let members: Vec<(String, Vec<u8>)> = (0..1 + number % 5)
-        .map(|i| (format!("m/{i}.bin"), noise(sizes[(number / 5 + i * 3) as usize % sizes.len()], number * 100 + i)))
+        .map(|i| {
+            (
+                format!("m/{i}.bin"),
+                noise(
+                    sizes[(number / 5 + i * 3) as usize % sizes.len()],
+                    number * 100 + i,
+                ),
+            )
+        })
         .collect();
     let mut writer = ArchiveWriter::new(kind);
     let mut out = Vec::new();
@@ -118,11 +200,20 @@ impl World {
     fn new(seed: u64, dir: PathBuf, log: Log) -> Self {
         let clock = ManualClock::at(NOW);
         let with_etags = !seed.is_multiple_of(4);
-        let capacity = [Some(24 << 20), Some(8 << 20), Some(256 << 20), Some(24 << 20), None][seed as usize % 5];
+        let capacity = [
+            Some(24 << 20),
+            Some(8 << 20),
+            Some(256 << 20),
+            Some(24 << 20),
+            None,
+        ][seed as usize % 5];
         let mut world = Self {
             seed,
             log,
-            histories: BUCKETS.iter().map(|_| History::new(clock.clone(), with_etags)).collect(),
+            histories: BUCKETS
+                .iter()
+                .map(|_| History::new(clock.clone(), with_etags))
+                .collect(),
             clock,
             origin_faults: OriginFaults::new(),
             disk_faults: DiskFaults::default(),
@@ -142,8 +233,15 @@ impl World {
         faults.add(Rule::new(Op::Sync, DiskFault::Skip));
         self.disk_faults = faults;
         let store = self.capacity.map(|capacity_bytes| {
-            let dirs = vec![DirConfig { path: self.dir.clone(), capacity_bytes }];
-            let config = StoreConfig { dirs, retry_after: Duration::ZERO, ..Default::default() };
+            let dirs = vec![DirConfig {
+                path: self.dir.clone(),
+                capacity_bytes,
+            }];
+            let config = StoreConfig {
+                dirs,
+                retry_after: Duration::ZERO,
+                ..Default::default()
+            };
             Arc::new(Store::open_on(Arc::new(disk), config, Arc::new(self.clock.clone())).unwrap())
         });
         let policy = RetryPolicy {
@@ -155,12 +253,37 @@ impl World {
         };
         let (mut buckets, mut rules) = (FixedBuckets::default(), BucketRules::default());
         for ((bucket, freshness), history) in BUCKETS.iter().zip(&self.histories) {
-            let faulty = Arc::new(Faulty::new(Arc::new(history.clone()), self.origin_faults.clone()));
-            buckets.0.insert((*bucket).into(), Arc::new(Resilient::new(faulty, policy.clone(), Arc::new(Counters::default()))));
-            rules.buckets.insert((*bucket).into(), BucketRule { freshness: *freshness, cache: true });
+            let faulty = Arc::new(Faulty::new(
+                Arc::new(history.clone()),
+                self.origin_faults.clone(),
+            ));
+            buckets.0.insert(
+                (*bucket).into(),
+                Arc::new(Resilient::new(
+                    faulty,
+                    policy.clone(),
+                    Arc::new(Counters::default()),
+                )),
+            );
+            rules.buckets.insert(
+                (*bucket).into(),
+                BucketRule {
+                    freshness: *freshness,
+                    cache: true,
+                },
+            );
         }
-        let config = EngineConfig { rules, ..Default::default() };
-        self.engine = Some(Engine::new(config, Arc::new(buckets), store, Arc::new(self.clock.clone()), MemoryBudget::new(self.budget)));
+        let config = EngineConfig {
+            rules,
+            ..Default::default()
+        };
+        self.engine = Some(Engine::new(
+            config,
+            Arc::new(buckets),
+            store,
+            Arc::new(self.clock.clone()),
+            MemoryBudget::new(self.budget),
+        ));
     }
 
     fn engine(&self) -> &Engine {
@@ -174,9 +297,19 @@ impl World {
     /// Waits until nothing goes on in the background.
     async fn quiesce(&self) {
         let began = Instant::now();
-        let busy = || tokio::runtime::Handle::current().metrics().num_alive_tasks() > 0 || self.engine().budget().used_bytes() > 0;
+        let busy = || {
+            tokio::runtime::Handle::current()
+                .metrics()
+                .num_alive_tasks()
+                > 0
+                || self.engine().budget().used_bytes() > 0
+        };
         while busy() {
-            assert!(began.elapsed() < DEADLINE, "work goes on for ever: {} bytes are held", self.engine().budget().used_bytes());
+            assert!(
+                began.elapsed() < DEADLINE,
+                "work goes on for ever: {} bytes are held",
+                self.engine().budget().used_bytes()
+            );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -190,19 +323,23 @@ impl World {
                 self.act(&action, false).await;
             }
             48..78 => {
-                let actions: Vec<_> = (0..rng.random_range(2..7)).map(|_| self.action(&mut rng)).collect();
+                let actions: Vec<_> = (0..rng.random_range(2..7))
+                    .map(|_| self.action(&mut rng))
+                    .collect();
                 self.log.note(format!("{step}: at a time {actions:?}"));
                 join_all(actions.iter().map(|a| self.act(a, true))).await;
             }
             78..86 => {
                 let by = Duration::from_secs([1, 20, 59, 60, 61, 1000][rng.random_range(0..6)]);
-                self.log.note(format!("{step}: the clock goes on by {by:?}"));
+                self.log
+                    .note(format!("{step}: the clock goes on by {by:?}"));
                 History::move_clock(&self.histories, self.clock.now() + by);
             }
             86..88 => {
                 self.quiesce().await;
                 let by = Duration::from_secs([1, 30, 90, 5000][rng.random_range(0..4)]);
-                self.log.note(format!("{step}: the clock goes back by {by:?}"));
+                self.log
+                    .note(format!("{step}: the clock goes back by {by:?}"));
                 History::move_clock(&self.histories, self.clock.now() - by);
             }
             88..92 => self.restart(step, &mut rng).await,
@@ -238,21 +375,35 @@ impl World {
         });
         let mut faults = vec![(Get, Fault::Hook(change))];
         for operation in [Get, Head, Put, Delete, CompleteUpload, UploadPart, Copy] {
-            for kind in
-                [ErrorKind::OriginUnavailable, ErrorKind::Busy, ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::Timeout]
-            {
+            for kind in [
+                ErrorKind::OriginUnavailable,
+                ErrorKind::Busy,
+                ErrorKind::NotFound,
+                ErrorKind::PermissionDenied,
+                ErrorKind::Timeout,
+            ] {
                 faults.push((operation, Fault::Error(kind)));
             }
             faults.push((operation, Fault::LoseAnswer(ErrorKind::OriginUnavailable)));
             faults.push((operation, Fault::Delay(Duration::from_millis(30))));
         }
         for _ in 0..3 {
-            faults.extend([Fault::Truncate { at }, Fault::Break { at }, Fault::Extra { bytes: 10 }, Fault::WrongRange].map(|f| (Get, f)));
+            faults.extend(
+                [
+                    Fault::Truncate { at },
+                    Fault::Break { at },
+                    Fault::Extra { bytes: 10 },
+                    Fault::WrongRange,
+                ]
+                .map(|f| (Get, f)),
+            );
         }
         faults.extend([Fault::StallBody { at }, Fault::Stall].map(|f| (Get, f)));
         faults.push((Head, Fault::Stall));
         let p = [0.1, 0.4, 1.0][rng.random_range(0..3)];
-        self.log.note(format!("{step}: the origin fails in {p} of all requests, bodies after {at} bytes"));
+        self.log.note(format!(
+            "{step}: the origin fails in {p} of all requests, bodies after {at} bytes"
+        ));
         self.origin_faults.random(p, Some(rng.random()), faults);
         self.faulty = true;
     }
@@ -262,13 +413,19 @@ impl World {
             0 => (Op::Read, DiskFault::Error(libc::EIO)),
             1 => (Op::Read, DiskFault::FlipBit(rng.random_range(0..100_000))),
             2 => (Op::Write, DiskFault::Error(libc::ENOSPC)),
-            3 => (Op::Write, DiskFault::Short(rng.random_range(0..3000), libc::EIO)),
+            3 => (
+                Op::Write,
+                DiskFault::Short(rng.random_range(0..3000), libc::EIO),
+            ),
             4 => (Op::Write, DiskFault::FlipBit(rng.random_range(0..100_000))),
             _ => (Op::Create, DiskFault::Error(libc::EROFS)),
         };
         let (after, times) = (rng.random_range(0..5), rng.random_range(1..20));
-        self.log.note(format!("{step}: the disk fails: {op:?} {fault:?} after {after}, {times} times"));
-        self.disk_faults.add(Rule::new(op, fault).on("seg-").after(after).times(times));
+        self.log.note(format!(
+            "{step}: the disk fails: {op:?} {fault:?} after {after}, {times} times"
+        ));
+        self.disk_faults
+            .add(Rule::new(op, fault).on("seg-").after(after).times(times));
     }
 
     /// The node stops, in one of three ways, and comes back.
@@ -283,16 +440,33 @@ impl World {
         drop(engine);
         if let Some(store) = store {
             // A removal that a failing disk could not note is noted now that it is well.
-            let meta = ObjectMeta { size: 1, etag: None, last_modified_ms: 1, attributes: Default::default() };
-            store.put_head(&ObjectName::new("probe", "p").unwrap(), &meta, 5, Some(b"p")).unwrap();
+            let meta = ObjectMeta {
+                size: 1,
+                etag: None,
+                last_modified_ms: 1,
+                attributes: Default::default(),
+            };
+            store
+                .put_head(
+                    &ObjectName::new("probe", "p").unwrap(),
+                    &meta,
+                    5,
+                    Some(b"p"),
+                )
+                .unwrap();
             if how == "a clean stop" {
                 store.close().unwrap();
             }
-            assert_eq!(Arc::strong_count(&store), 1, "somebody still works with the store");
+            assert_eq!(
+                Arc::strong_count(&store),
+                1,
+                "somebody still works with the store"
+            );
             drop(store);
             if how == "the machine goes down" {
                 let file = self.dir.join("identity.json");
-                let mut identity: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+                let mut identity: serde_json::Value =
+                    serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
                 identity["boot_id"] = "another".into();
                 std::fs::write(file, identity.to_string()).unwrap();
                 self.histories.iter().for_each(History::machine_down);
@@ -302,8 +476,12 @@ impl World {
     }
 
     fn check_space(&self) {
-        let Some(capacity) = self.capacity else { return };
-        let files = std::fs::read_dir(&self.dir).unwrap().filter_map(|f| f.unwrap().metadata().ok());
+        let Some(capacity) = self.capacity else {
+            return;
+        };
+        let files = std::fs::read_dir(&self.dir)
+            .unwrap()
+            .filter_map(|f| f.unwrap().metadata().ok());
         let used: u64 = files.map(|m| m.len()).sum();
         assert!(used <= capacity, "{used} bytes on a disk of {capacity}");
     }
@@ -311,28 +489,73 @@ impl World {
     fn action(&self, rng: &mut StdRng) -> Action {
         let bucket = rng.random_range(0..BUCKETS.len());
         let archive = rng.random_bool(0.35);
-        let key = if archive { ARCHIVES[rng.random_range(0..4)] } else { PLAIN[rng.random_range(0..4)] };
+        let key = if archive {
+            ARCHIVES[rng.random_range(0..4)]
+        } else {
+            PLAIN[rng.random_range(0..4)]
+        };
         let number = rng.random_range(1..1_000_000);
         match rng.random_range(0..100) {
             0..20 if archive => Action::Member {
                 bucket,
                 key,
                 member: rng.random_range(0..5),
-                range: if rng.random_bool(0.3) { some_range(rng, 8000) } else { None },
+                range: if rng.random_bool(0.3) {
+                    some_range(rng, 8000)
+                } else {
+                    None
+                },
             },
             0..50 => {
                 let scale = [100, 70_000, 2 << 20, 12 << 20][rng.random_range(0..4)];
-                let range = if rng.random_bool(0.5) { some_range(rng, scale) } else { None };
+                let range = if rng.random_bool(0.5) {
+                    some_range(rng, scale)
+                } else {
+                    None
+                };
                 let conditions = some_conditions(rng, self.histories[bucket].event());
-                Action::Read { bucket, key, range, conditions, bypass: rng.random_bool(0.03), leave: rng.random_bool(0.1) }
+                Action::Read {
+                    bucket,
+                    key,
+                    range,
+                    conditions,
+                    bypass: rng.random_bool(0.03),
+                    leave: rng.random_bool(0.1),
+                }
             }
-            50..58 => Action::Head { bucket, key, conditions: some_conditions(rng, self.histories[bucket].event()) },
-            58..68 => Action::Put { bucket, key, content: number },
-            68..70 => Action::Multipart { bucket, key, content: number },
-            70..73 => Action::Copy { bucket, from: key, to: if archive { key } else { PLAIN[rng.random_range(0..4)] } },
+            50..58 => Action::Head {
+                bucket,
+                key,
+                conditions: some_conditions(rng, self.histories[bucket].event()),
+            },
+            58..68 => Action::Put {
+                bucket,
+                key,
+                content: number,
+            },
+            68..70 => Action::Multipart {
+                bucket,
+                key,
+                content: number,
+            },
+            70..73 => Action::Copy {
+                bucket,
+                from: key,
+                to: if archive {
+                    key
+                } else {
+                    PLAIN[rng.random_range(0..4)]
+                },
+            },
             73..77 => Action::Delete { bucket, key },
-            77..95 => Action::Behind { bucket, key, content: rng.random_bool(0.9).then_some(number) },
-            95..98 => Action::Clock { by: Duration::from_secs(rng.random_range(1..90)) },
+            77..95 => Action::Behind {
+                bucket,
+                key,
+                content: rng.random_bool(0.9).then_some(number),
+            },
+            95..98 => Action::Clock {
+                by: Duration::from_secs(rng.random_range(1..90)),
+            },
             _ => Action::Evict { bucket, key },
         }
     }
@@ -349,9 +572,20 @@ impl World {
         let name = |bucket: usize, key: &str| ObjectName::new(BUCKETS[bucket].0, key).unwrap();
         let engine = self.engine();
         match action {
-            Action::Read { bucket, key, range, conditions, bypass, leave } => {
+            Action::Read {
+                bucket,
+                key,
+                range,
+                conditions,
+                bypass,
+                leave,
+            } => {
                 let began = self.histories[*bucket].event();
-                let options = ReadOptions { conditions: conditions.0.clone(), bypass: *bypass, ..Default::default() };
+                let options = ReadOptions {
+                    conditions: conditions.0.clone(),
+                    bypass: *bypass,
+                    ..Default::default()
+                };
                 let read = engine.read(&name(*bucket, key), *range, &options).await;
                 let got = match read {
                     Ok(read) if *leave => {
@@ -365,55 +599,133 @@ impl World {
                 let (allowed, ended) = self.allowed(*bucket, key, *bypass, began);
                 let expected = |v: &Version| -> Expected {
                     let data = v.data.clone().ok_or(ErrorKind::NotFound)?;
-                    conditions.0.check(&self.histories[*bucket].meta_of(v)).map_err(|e| e.kind())?;
-                    let bytes = range.map_or(Ok(0..data.len() as u64), |r| r.resolve(data.len() as u64)).map_err(|e| e.kind())?;
+                    conditions
+                        .0
+                        .check(&self.histories[*bucket].meta_of(v))
+                        .map_err(|e| e.kind())?;
+                    let bytes = range
+                        .map_or(Ok(0..data.len() as u64), |r| r.resolve(data.len() as u64))
+                        .map_err(|e| e.kind())?;
                     Ok((data, bytes))
                 };
                 let what = format!("{action:?} from event {began} to {ended}");
                 let meta = got.as_ref().ok().map(|g| g.0.clone());
-                self.compare(&what, *bucket, got.map(|g| (g.1, g.2)), meta, &allowed, expected, together);
+                self.compare(
+                    &what,
+                    *bucket,
+                    got.map(|g| (g.1, g.2)),
+                    meta,
+                    &allowed,
+                    expected,
+                    together,
+                );
             }
-            Action::Head { bucket, key, conditions } => {
+            Action::Head {
+                bucket,
+                key,
+                conditions,
+            } => {
                 let began = self.histories[*bucket].event();
-                let options = ReadOptions { conditions: conditions.0.clone(), ..Default::default() };
+                let options = ReadOptions {
+                    conditions: conditions.0.clone(),
+                    ..Default::default()
+                };
                 let got = engine.head(&name(*bucket, key), &options).await;
                 let (allowed, ended) = self.allowed(*bucket, key, false, began);
                 let expected = |v: &Version| -> Expected {
                     v.data.as_ref().ok_or(ErrorKind::NotFound)?;
-                    conditions.0.check(&self.histories[*bucket].meta_of(v)).map_err(|e| e.kind())?;
+                    conditions
+                        .0
+                        .check(&self.histories[*bucket].meta_of(v))
+                        .map_err(|e| e.kind())?;
                     Ok((Bytes::new(), 0..0))
                 };
                 let meta = got.as_ref().ok().map(|h| h.meta.clone());
                 let what = format!("{action:?} from event {began} to {ended}");
-                self.compare(&what, *bucket, got.map(|_| (0..0, Ok(Vec::new()))), meta, &allowed, expected, together);
+                self.compare(
+                    &what,
+                    *bucket,
+                    got.map(|_| (0..0, Ok(Vec::new()))),
+                    meta,
+                    &allowed,
+                    expected,
+                    together,
+                );
             }
-            Action::Member { bucket, key, member, range } => {
+            Action::Member {
+                bucket,
+                key,
+                member,
+                range,
+            } => {
                 let began = self.histories[*bucket].event();
                 let member = format!("m/{member}.bin");
-                let got = match engine.read_member(&name(*bucket, key), &member, *range, &ReadOptions::default()).await {
+                let got = match engine
+                    .read_member(
+                        &name(*bucket, key),
+                        &member,
+                        *range,
+                        &ReadOptions::default(),
+                    )
+                    .await
+                {
                     Ok(read) => Ok((read.archive, read.range, drain(read.body).await)),
                     Err(e) => Err(e),
                 };
                 let (allowed, ended) = self.allowed(*bucket, key, false, began);
                 let expected = |v: &Version| -> Expected {
                     let archive = v.data.clone().ok_or(ErrorKind::NotFound)?;
-                    let members = self.members.lock().get(&fingerprint(&archive)).cloned().ok_or(ErrorKind::Corrupt)?;
-                    let data = &members.iter().find(|m| m.0 == member).ok_or(ErrorKind::NotFound)?.1;
-                    let bytes = range.map_or(Ok(0..data.len() as u64), |r| r.resolve(data.len() as u64)).map_err(|e| e.kind())?;
+                    let members = self
+                        .members
+                        .lock()
+                        .get(&fingerprint(&archive))
+                        .cloned()
+                        .ok_or(ErrorKind::Corrupt)?;
+                    let data = &members
+                        .iter()
+                        .find(|m| m.0 == member)
+                        .ok_or(ErrorKind::NotFound)?
+                        .1;
+                    let bytes = range
+                        .map_or(Ok(0..data.len() as u64), |r| r.resolve(data.len() as u64))
+                        .map_err(|e| e.kind())?;
                     Ok((data.clone().into(), bytes))
                 };
                 let meta = got.as_ref().ok().map(|g| g.0.clone());
                 let what = format!("{action:?} from event {began} to {ended}");
-                self.compare(&what, *bucket, got.map(|g| (g.1, g.2)), meta, &allowed, expected, together);
+                self.compare(
+                    &what,
+                    *bucket,
+                    got.map(|g| (g.1, g.2)),
+                    meta,
+                    &allowed,
+                    expected,
+                    together,
+                );
             }
-            Action::Put { bucket, key, content } => {
+            Action::Put {
+                bucket,
+                key,
+                content,
+            } => {
                 let data = self.content(key, *content);
                 let began = self.histories[*bucket].event();
                 let body = stream::iter([Ok(data.clone())]).boxed();
-                let put = engine.put(&name(*bucket, key), PutRequest::default(), Some(data.len() as u64), body).await;
+                let put = engine
+                    .put(
+                        &name(*bucket, key),
+                        PutRequest::default(),
+                        Some(data.len() as u64),
+                        body,
+                    )
+                    .await;
                 self.wrote(*bucket, key, began, put.map(|p| p.etag));
             }
-            Action::Multipart { bucket, key, content } => {
+            Action::Multipart {
+                bucket,
+                key,
+                content,
+            } => {
                 let data = self.content(key, *content);
                 let (name, began) = (name(*bucket, key), self.histories[*bucket].event());
                 let done = async {
@@ -422,7 +734,17 @@ impl World {
                     let mut parts = Vec::new();
                     for (number, piece) in [(1, data.slice(..half)), (2, data.slice(half..))] {
                         let size = piece.len() as u64;
-                        parts.push(engine.upload_part(&name, &upload, number, size, stream::iter([Ok(piece)]).boxed()).await?);
+                        parts.push(
+                            engine
+                                .upload_part(
+                                    &name,
+                                    &upload,
+                                    number,
+                                    size,
+                                    stream::iter([Ok(piece)]).boxed(),
+                                )
+                                .await?,
+                        );
                     }
                     engine.complete_upload(&name, &upload, parts).await
                 };
@@ -430,8 +752,17 @@ impl World {
             }
             Action::Copy { bucket, from, to } => {
                 let began = self.histories[*bucket].event();
-                let copied = engine.copy(&name(*bucket, from), &name(*bucket, to), PutRequest::default()).await;
-                if !copied.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+                let copied = engine
+                    .copy(
+                        &name(*bucket, from),
+                        &name(*bucket, to),
+                        PutRequest::default(),
+                    )
+                    .await;
+                if !copied
+                    .as_ref()
+                    .is_err_and(|e| e.kind() == ErrorKind::NotFound)
+                {
                     self.wrote(*bucket, to, began, copied.map(|p| p.etag));
                 }
             }
@@ -440,7 +771,11 @@ impl World {
                 let deleted = engine.delete(&name(*bucket, key)).await;
                 self.wrote(*bucket, key, began, deleted.map(|()| None));
             }
-            Action::Behind { bucket, key, content } => {
+            Action::Behind {
+                bucket,
+                key,
+                content,
+            } => {
                 let data = content.map(|c| self.content(key, c));
                 self.histories[*bucket].change(key, data);
             }
@@ -455,9 +790,16 @@ impl World {
 
     /// The versions that a read which ends now may return, and the number of this moment.
     fn allowed(&self, bucket: usize, key: &str, bypass: bool, began: u64) -> (Vec<Version>, u64) {
-        let rule = if bypass || self.capacity.is_none() { Freshness::Always } else { BUCKETS[bucket].1 };
+        let rule = if bypass || self.capacity.is_none() {
+            Freshness::Always
+        } else {
+            BUCKETS[bucket].1
+        };
         let ended = self.histories[bucket].event();
-        (self.histories[bucket].admissible(key, rule, began, ended), ended)
+        (
+            self.histories[bucket].admissible(key, rule, began, ended),
+            ended,
+        )
     }
 
     /// A write through the node returned.
@@ -487,30 +829,61 @@ impl World {
         let (range, body) = match got {
             Ok(got) => got,
             Err(e) => {
-                let fits = allowed.iter().any(|v| expected(v).is_err_and(|kind| kind == e.kind()));
+                let fits = allowed
+                    .iter()
+                    .any(|v| expected(v).is_err_and(|kind| kind == e.kind()));
                 let excused = self.faulty || (together && e.kind() == ErrorKind::VersionChanged);
-                assert!(fits || excused, "{what}: {}; versions {numbers:?} may be read", e.describe());
+                assert!(
+                    fits || excused,
+                    "{what}: {}; versions {numbers:?} may be read",
+                    e.describe()
+                );
                 return;
             }
         };
         let meta = meta.expect("with an answer");
-        let version = allowed.iter().find(|v| self.histories[bucket].meta_of(v) == *meta);
-        let Some(version) = version else { panic!("{what}: got {meta:?}, but only versions {numbers:?} may be read") };
+        let version = allowed
+            .iter()
+            .find(|v| self.histories[bucket].meta_of(v) == *meta);
+        let Some(version) = version else {
+            panic!("{what}: got {meta:?}, but only versions {numbers:?} may be read")
+        };
         match expected(version) {
-            Err(kind) => panic!("{what}: got an answer of version {}, where {kind:?} was due", version.number),
+            Err(kind) => panic!(
+                "{what}: got an answer of version {}, where {kind:?} was due",
+                version.number
+            ),
             Ok((data, bytes)) => {
                 assert_eq!(range, bytes, "{what}: version {}", version.number);
                 let right = &data[bytes.start as usize..bytes.end as usize];
                 match body {
                     Ok(body) => {
-                        assert!(body == right, "{what}: version {}: {} bytes are not what they must be", version.number, body.len())
+                        assert!(
+                            body == right,
+                            "{what}: version {}: {} bytes are not what they must be",
+                            version.number,
+                            body.len()
+                        )
                     }
                     Err((begun, kind)) => {
-                        assert!(right.starts_with(&begun), "{what}: version {}: wrong bytes, then {kind:?}", version.number);
-                        assert!(begun.len() < right.len() || self.faulty, "{what}: an error after the last byte: {kind:?}");
-                        // Behind the node's back, and chunks of the old version are gone: the body can only end so.
+                        assert!(
+                            right.starts_with(&begun),
+                            "{what}: version {}: wrong bytes, then {kind:?}",
+                            version.number
+                        );
+                        assert!(
+                            begun.len() < right.len() || self.faulty,
+                            "{what}: an error after the last byte: {kind:?}"
+                        );
+                        // Behind the node's back, and chunks of the old version are gone: the body
+                        // can only end so.
                         let changed = kind == ErrorKind::VersionChanged;
-                        assert!(may_fail || changed, "{what}: version {}: {kind:?} after {} bytes", version.number, begun.len());
+                        assert!(
+                            may_fail || changed,
+                            "{what}: version {}: {kind:?} after {} bytes",
+                            version.number,
+                            begun.len()
+                        );
                     }
                 }
             }
@@ -560,7 +933,11 @@ fn some_conditions(rng: &mut StdRng, event: u64) -> Given {
 }
 
 fn case(seed: u64, steps: &[u64], log: &Log) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let dir = tempfile::tempdir().unwrap();
     runtime.block_on(async {
         let mut world = World::new(seed, dir.path().join("cache"), log.clone());

@@ -24,7 +24,11 @@ async fn a_small_object_costs_one_request_and_then_none_and_then_a_revalidation(
     assert_eq!(b.get("a").await.unwrap().1, "HIT");
     assert_eq!(b.origin.requests(), 2);
     b.origin.set("a", noise(500, 2));
-    assert_eq!(b.get("a").await.unwrap().0, noise(10_000, 1), "fresh by the rule");
+    assert_eq!(
+        b.get("a").await.unwrap().0,
+        noise(10_000, 1),
+        "fresh by the rule"
+    );
     b.clock.advance(Duration::from_secs(61));
     assert_eq!(b.get("a").await.unwrap(), (noise(500, 2), "MISS"));
     let s = b.engine.stats().snapshot();
@@ -55,7 +59,10 @@ async fn an_origin_without_etags_is_revalidated_by_its_head() {
     b.origin.set("a", noise(3 * MIB, 1));
     b.get("a").await.unwrap();
     b.clock.advance(Duration::from_secs(61));
-    assert_eq!(b.get("a").await.unwrap(), (noise(3 * MIB, 1), "REVALIDATED"));
+    assert_eq!(
+        b.get("a").await.unwrap(),
+        (noise(3 * MIB, 1), "REVALIDATED")
+    );
     b.origin.set("a", noise(3 * MIB, 2));
     b.clock.advance(Duration::from_secs(61));
     assert_eq!(b.get("a").await.unwrap(), (noise(3 * MIB, 2), "MISS"));
@@ -68,12 +75,29 @@ async fn a_range_of_a_large_object_fetches_only_the_chunks_it_touches() {
     b.origin.set("big", data.clone());
     let (from, to) = (20 * MIB + 5, 22 * MIB + 9);
     let range = Some(ByteRange::Inclusive(from as u64, to as u64 - 1));
-    assert_eq!(b.get_range("big", range).await.unwrap(), (data[from..to].to_vec(), "MISS"));
+    assert_eq!(
+        b.get_range("big", range).await.unwrap(),
+        (data[from..to].to_vec(), "MISS")
+    );
     assert_eq!(b.origin.bytes_out.load(SeqCst), 3 * MIB as u64);
     assert_eq!(b.origin.requests(), 1, "one run for the whole range");
-    assert_eq!(b.get_range("big", range).await.unwrap(), (data[from..to].to_vec(), "HIT"));
-    assert_eq!(b.get_range("big", Some(ByteRange::Suffix(10))).await.unwrap().0, data[data.len() - 10..]);
-    assert_eq!(b.get_range("big", Some(ByteRange::From(50 * MIB as u64))).await.unwrap(), (data[50 * MIB..].to_vec(), "HIT"));
+    assert_eq!(
+        b.get_range("big", range).await.unwrap(),
+        (data[from..to].to_vec(), "HIT")
+    );
+    assert_eq!(
+        b.get_range("big", Some(ByteRange::Suffix(10)))
+            .await
+            .unwrap()
+            .0,
+        data[data.len() - 10..]
+    );
+    assert_eq!(
+        b.get_range("big", Some(ByteRange::From(50 * MIB as u64)))
+            .await
+            .unwrap(),
+        (data[50 * MIB..].to_vec(), "HIT")
+    );
     assert_eq!(b.get("big").await.unwrap(), (data.clone(), "MISS"));
     assert_eq!(b.get("big").await.unwrap(), (data, "HIT"));
     let fetched = b.origin.bytes_out.load(SeqCst);
@@ -93,7 +117,10 @@ async fn sizes_and_ranges_at_every_edge() {
         for (range, expect) in [
             (ByteRange::From(0), 0..size),
             (ByteRange::Inclusive(0, 0), 0..1.min(size)),
-            (ByteRange::From(size.saturating_sub(1) as u64), size.saturating_sub(1)..size),
+            (
+                ByteRange::From(size.saturating_sub(1) as u64),
+                size.saturating_sub(1)..size,
+            ),
             (ByteRange::Suffix(u64::MAX), 0..size),
             (ByteRange::Inclusive(0, u64::MAX), 0..size),
             (ByteRange::From(size as u64), 0..0),
@@ -101,7 +128,10 @@ async fn sizes_and_ranges_at_every_edge() {
         ] {
             match b.get_range(&key, Some(range)).await {
                 Ok((bytes, _)) => assert_eq!(bytes, data[expect.clone()], "{size} {range}"),
-                Err(e) => assert!(e.kind() == ErrorKind::RangeNotSatisfiable && expect.is_empty(), "{size} {range}: {e}"),
+                Err(e) => assert!(
+                    e.kind() == ErrorKind::RangeNotSatisfiable && expect.is_empty(),
+                    "{size} {range}: {e}"
+                ),
             }
         }
     }
@@ -116,15 +146,31 @@ async fn many_readers_share_one_fill_and_those_who_leave_cancel_nothing() {
     b.origin.set("small", noise(1000, 6));
     let leaver = tokio::spawn({
         let engine = b.engine.clone();
-        async move { engine.read(&name("big"), None, &ReadOptions::default()).await.map(drop) }
+        async move {
+            engine
+                .read(&name("big"), None, &ReadOptions::default())
+                .await
+                .map(drop)
+        }
     });
     tokio::time::sleep(Duration::from_millis(10)).await;
     leaver.abort();
     let reads = join_all((0..50).map(|i| b.get(if i % 2 == 0 { "big" } else { "small" }))).await;
     for (i, read) in reads.into_iter().enumerate() {
-        assert_eq!(read.unwrap().0, if i % 2 == 0 { data.clone() } else { noise(1000, 6) });
+        assert_eq!(
+            read.unwrap().0,
+            if i % 2 == 0 {
+                data.clone()
+            } else {
+                noise(1000, 6)
+            }
+        );
     }
-    assert_eq!(b.origin.bytes_out.load(SeqCst), 12 * MIB as u64 + 1000, "every byte once");
+    assert_eq!(
+        b.origin.bytes_out.load(SeqCst),
+        12 * MIB as u64 + 1000,
+        "every byte once"
+    );
     assert_eq!(b.engine.fills_in_flight(), 0);
     settled(&b.engine).await;
 }
@@ -133,7 +179,11 @@ async fn many_readers_share_one_fill_and_those_who_leave_cancel_nothing() {
 async fn an_object_that_changes_in_mid_read_is_never_mixed() {
     let b = Bench::new(MINUTE);
     b.origin.set("big", noise(40 * MIB, 1));
-    let read = b.engine.read(&name("big"), None, &ReadOptions::default()).await.unwrap();
+    let read = b
+        .engine
+        .read(&name("big"), None, &ReadOptions::default())
+        .await
+        .unwrap();
     let mut body = read.body;
     let mut got = body.next().await.unwrap().unwrap().to_vec();
     b.origin.set("big", noise(40 * MIB, 2));
@@ -145,8 +195,16 @@ async fn an_object_that_changes_in_mid_read_is_never_mixed() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::VersionChanged);
-    assert_eq!(got, noise(40 * MIB, 1)[..got.len()], "what came is of one version");
-    assert_eq!(b.get("big").await.unwrap().0, noise(40 * MIB, 2), "and the next read has the new one, within the minute");
+    assert_eq!(
+        got,
+        noise(40 * MIB, 1)[..got.len()],
+        "what came is of one version"
+    );
+    assert_eq!(
+        b.get("big").await.unwrap().0,
+        noise(40 * MIB, 2),
+        "and the next read has the new one, within the minute"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +213,10 @@ async fn a_cut_body_is_an_error_and_nothing_of_it_is_kept() {
     b.origin.set("a", noise(300_000, 1));
     b.origin.set("big", noise(5 * MIB, 2));
     *b.origin.cut_bodies_after.lock() = Some(100_000);
-    assert_eq!(b.get("a").await.unwrap_err().kind(), ErrorKind::OriginUnavailable);
+    assert_eq!(
+        b.get("a").await.unwrap_err().kind(),
+        ErrorKind::OriginUnavailable
+    );
     assert!(b.get("big").await.is_err());
     *b.origin.cut_bodies_after.lock() = None;
     assert_eq!(b.get("a").await.unwrap(), (noise(300_000, 1), "MISS"));
@@ -169,22 +230,43 @@ async fn a_warm_up_fetches_each_byte_once_and_reports_exactly() {
     b.origin.set("big", noise(20 * MIB + 3, 2));
     for (key, size) in [("small", 1000), ("big", 20 * MIB as u64 + 3)] {
         let dry = b.engine.warm(&name(key), true).await;
-        assert!(matches!(dry, WarmOutcome::Warmed { bytes } if bytes == size), "{key}: {dry:?}");
+        assert!(
+            matches!(dry, WarmOutcome::Warmed { bytes } if bytes == size),
+            "{key}: {dry:?}"
+        );
     }
-    assert_eq!(b.origin.bytes_out.load(SeqCst), 0, "a dry run fetches nothing");
+    assert_eq!(
+        b.origin.bytes_out.load(SeqCst),
+        0,
+        "a dry run fetches nothing"
+    );
     for (key, size) in [("small", 1000), ("big", 20 * MIB as u64 + 3)] {
         let warmed = b.engine.warm(&name(key), false).await;
-        assert!(matches!(warmed, WarmOutcome::Warmed { bytes } if bytes == size), "{key}: {warmed:?}");
+        assert!(
+            matches!(warmed, WarmOutcome::Warmed { bytes } if bytes == size),
+            "{key}: {warmed:?}"
+        );
         let again = b.engine.warm(&name(key), false).await;
-        assert!(matches!(again, WarmOutcome::AlreadyThere { bytes } if bytes == size), "{key}: {again:?}");
+        assert!(
+            matches!(again, WarmOutcome::AlreadyThere { bytes } if bytes == size),
+            "{key}: {again:?}"
+        );
         assert_eq!(b.get(key).await.unwrap().1, "HIT");
     }
     assert_eq!(b.origin.bytes_out.load(SeqCst), 1000 + 20 * MIB as u64 + 3);
-    assert!(matches!(b.engine.warm(&name("gone"), false).await, WarmOutcome::Missing));
+    assert!(matches!(
+        b.engine.warm(&name("gone"), false).await,
+        WarmOutcome::Missing
+    ));
     b.origin.set("part", noise(9 * MIB, 3));
-    b.get_range("part", Some(ByteRange::Inclusive(0, 0))).await.unwrap();
+    b.get_range("part", Some(ByteRange::Inclusive(0, 0)))
+        .await
+        .unwrap();
     let rest = b.engine.warm(&name("part"), false).await;
-    assert!(matches!(rest, WarmOutcome::Warmed { bytes } if bytes == 8 * MIB as u64), "{rest:?}");
+    assert!(
+        matches!(rest, WarmOutcome::Warmed { bytes } if bytes == 8 * MIB as u64),
+        "{rest:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,15 +275,32 @@ async fn what_was_written_is_read_at_once() {
     let body = |d: &'static str| stream::iter([Ok(bytes::Bytes::from(d))]).boxed();
     b.origin.set("a", "old");
     assert_eq!(b.get("a").await.unwrap().0, b"old");
-    b.engine.put(&name("a"), PutRequest::default(), Some(3), body("new")).await.unwrap();
+    b.engine
+        .put(&name("a"), PutRequest::default(), Some(3), body("new"))
+        .await
+        .unwrap();
     assert_eq!(b.get("a").await.unwrap(), (b"new".to_vec(), "MISS"));
-    b.engine.copy(&name("a"), &name("b"), PutRequest::default()).await.unwrap();
+    b.engine
+        .copy(&name("a"), &name("b"), PutRequest::default())
+        .await
+        .unwrap();
     assert_eq!(b.get("b").await.unwrap().0, b"new");
     b.engine.delete(&name("a")).await.unwrap();
     assert_eq!(b.get("a").await.unwrap_err().kind(), ErrorKind::NotFound);
-    let id = b.engine.create_upload(&name("b"), PutRequest::default()).await.unwrap();
-    let part = b.engine.upload_part(&name("b"), &id, 1, 4, body("part")).await.unwrap();
-    b.engine.complete_upload(&name("b"), &id, vec![part]).await.unwrap();
+    let id = b
+        .engine
+        .create_upload(&name("b"), PutRequest::default())
+        .await
+        .unwrap();
+    let part = b
+        .engine
+        .upload_part(&name("b"), &id, 1, 4, body("part"))
+        .await
+        .unwrap();
+    b.engine
+        .complete_upload(&name("b"), &id, vec![part])
+        .await
+        .unwrap();
     assert_eq!(b.get("b").await.unwrap().0, b"part");
 }
 
@@ -214,23 +313,48 @@ async fn a_fill_that_began_before_a_write_does_not_bring_the_old_version_back() 
         b.origin.set(&key, format!("old {round}"));
         *b.origin.latency.lock() = Duration::from_millis(3);
         let (engine, n) = (b.engine.clone(), name(&key));
-        let reader = tokio::spawn(async move { engine.read(&n, None, &ReadOptions::default()).await.map(drop) });
+        let reader = tokio::spawn(async move {
+            engine
+                .read(&n, None, &ReadOptions::default())
+                .await
+                .map(drop)
+        });
         tokio::time::sleep(Duration::from_micros(round * 200)).await;
         let body = stream::iter([Ok(bytes::Bytes::from(format!("new {round}")))]).boxed();
-        b.engine.put(&name(&key), PutRequest::default(), None, body).await.unwrap();
+        b.engine
+            .put(&name(&key), PutRequest::default(), None, body)
+            .await
+            .unwrap();
         let _ = reader.await;
-        assert_eq!(b.get(&key).await.unwrap().0, format!("new {round}").into_bytes());
+        assert_eq!(
+            b.get(&key).await.unwrap().0,
+            format!("new {round}").into_bytes()
+        );
     }
 }
 
-/// The object changes, and time passes, while the node waits for memory to take the body of the old version into.
+/// The object changes, and time passes, while the node waits for memory to take the body of the old
+/// version into.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_as_old_as_its_question() {
     let b = Bench::with(MINUTE, Some(64 << 20), 8 << 20);
     b.origin.set("a", "one");
-    let memory = b.engine.budget().reserve(b.engine.budget().total_bytes()).await.unwrap();
+    let memory = b
+        .engine
+        .budget()
+        .reserve(b.engine.budget().total_bytes())
+        .await
+        .unwrap();
     let engine = b.engine.clone();
-    let reader = tokio::spawn(async move { collect(engine.read(&name("a"), None, &ReadOptions::default()).await?.body).await });
+    let reader = tokio::spawn(async move {
+        collect(
+            engine
+                .read(&name("a"), None, &ReadOptions::default())
+                .await?
+                .body,
+        )
+        .await
+    });
     while b.origin.requests() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -240,7 +364,11 @@ async fn an_answer_is_as_old_as_its_question() {
     assert_eq!(reader.await.unwrap().unwrap(), b"one");
     assert_eq!(b.get("a").await.unwrap(), (b"one".to_vec(), "HIT"));
     b.clock.advance(Duration::from_secs(10));
-    assert_eq!(b.get("a").await.unwrap().0, b"two", "the origin spoke of the old version a minute ago");
+    assert_eq!(
+        b.get("a").await.unwrap().0,
+        b"two",
+        "the origin spoke of the old version a minute ago"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -248,14 +376,38 @@ async fn conditions_come_before_ranges() {
     for cache in [Some(64 << 20), None] {
         let b = Bench::with(MINUTE, cache, 64 << 20);
         b.origin.set("a", noise(1000, 1));
-        let same = Conditions { if_none_match: Some("\"v1\"".into()), ..Default::default() };
-        let options = ReadOptions { conditions: same, ..Default::default() };
+        let same = Conditions {
+            if_none_match: Some("\"v1\"".into()),
+            ..Default::default()
+        };
+        let options = ReadOptions {
+            conditions: same,
+            ..Default::default()
+        };
         for start in [5000, 3 << 20] {
             let outside = Some(forebay_core::ByteRange::From(start));
-            let e = b.engine.read(&name("a"), outside, &options).await.err().unwrap();
-            assert_eq!(e.kind(), ErrorKind::NotModified, "cache {cache:?}, from {start}: {e}");
-            let e = b.engine.read(&name("a"), outside, &ReadOptions::default()).await.err().unwrap();
-            assert_eq!(e.kind(), ErrorKind::RangeNotSatisfiable, "cache {cache:?}, from {start}: {e}");
+            let e = b
+                .engine
+                .read(&name("a"), outside, &options)
+                .await
+                .err()
+                .unwrap();
+            assert_eq!(
+                e.kind(),
+                ErrorKind::NotModified,
+                "cache {cache:?}, from {start}: {e}"
+            );
+            let e = b
+                .engine
+                .read(&name("a"), outside, &ReadOptions::default())
+                .await
+                .err()
+                .unwrap();
+            assert_eq!(
+                e.kind(),
+                ErrorKind::RangeNotSatisfiable,
+                "cache {cache:?}, from {start}: {e}"
+            );
         }
     }
 }
@@ -265,11 +417,36 @@ async fn conditions_are_checked_on_hits_and_misses() {
     let b = Bench::new(MINUTE);
     b.origin.set("a", "one");
     for _ in 0..2 {
-        let with = |c: Conditions| ReadOptions { conditions: c, ..Default::default() };
-        let e = b.engine.read(&name("a"), None, &with(Conditions { if_none_match: Some("\"v1\"".into()), ..Default::default() })).await;
+        let with = |c: Conditions| ReadOptions {
+            conditions: c,
+            ..Default::default()
+        };
+        let e = b
+            .engine
+            .read(
+                &name("a"),
+                None,
+                &with(Conditions {
+                    if_none_match: Some("\"v1\"".into()),
+                    ..Default::default()
+                }),
+            )
+            .await;
         assert_eq!(e.err().map(|e| e.kind()), Some(ErrorKind::NotModified));
-        let e = b.engine.head(&name("a"), &with(Conditions { if_match: Some("\"v2\"".into()), ..Default::default() })).await;
-        assert_eq!(e.err().map(|e| e.kind()), Some(ErrorKind::PreconditionFailed));
+        let e = b
+            .engine
+            .head(
+                &name("a"),
+                &with(Conditions {
+                    if_match: Some("\"v2\"".into()),
+                    ..Default::default()
+                }),
+            )
+            .await;
+        assert_eq!(
+            e.err().map(|e| e.kind()),
+            Some(ErrorKind::PreconditionFailed)
+        );
     }
     assert_eq!(b.origin.requests(), 1);
 }
@@ -286,10 +463,20 @@ async fn without_a_store_and_past_it_reads_still_work() {
     let b = Bench::new(MINUTE);
     b.origin.set("big", noise(7 * MIB, 2));
     b.get("big").await.unwrap();
-    let past = ReadOptions { bypass: true, ..Default::default() };
-    let read = b.engine.read(&name("big"), Some(ByteRange::Suffix(5)), &past).await.unwrap();
+    let past = ReadOptions {
+        bypass: true,
+        ..Default::default()
+    };
+    let read = b
+        .engine
+        .read(&name("big"), Some(ByteRange::Suffix(5)), &past)
+        .await
+        .unwrap();
     assert_eq!(read.cache.as_str(), "BYPASS");
-    assert_eq!(collect(read.body).await.unwrap(), noise(7 * MIB, 2)[7 * MIB - 5..]);
+    assert_eq!(
+        collect(read.body).await.unwrap(),
+        noise(7 * MIB, 2)[7 * MIB - 5..]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -302,14 +489,17 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
         let b = &b;
         async move { b.get(&format!("big{i}")).await }
     }));
-    let reads = tokio::time::timeout(Duration::from_secs(30), reads).await.expect("no deadlock");
+    let reads = tokio::time::timeout(Duration::from_secs(30), reads)
+        .await
+        .expect("no deadlock");
     for (i, read) in reads.into_iter().enumerate() {
         assert_eq!(read.unwrap().0, noise(10 * MIB, i as u64));
     }
     settled(&b.engine).await;
 }
 
-/// Writes wait for the memory that they may need, together at most half of the budget; copies, which read too, as well.
+/// Writes wait for the memory that they may need, together at most half of the budget; copies,
+/// which read too, as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
     let b = Bench::with(MINUTE, Some(256 << 20), 40 << 20);
@@ -320,19 +510,37 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
         let b = &b;
         async move {
             let data = noise(8 * MIB, i);
-            let body = stream::iter(data.chunks(MIB).map(|c| Ok(bytes::Bytes::copy_from_slice(c))).collect::<Vec<_>>()).boxed();
-            b.engine.put(&name(&format!("w{i}")), PutRequest::default(), Some(8 * MIB as u64), body).await.unwrap();
+            let body = stream::iter(
+                data.chunks(MIB)
+                    .map(|c| Ok(bytes::Bytes::copy_from_slice(c)))
+                    .collect::<Vec<_>>(),
+            )
+            .boxed();
+            b.engine
+                .put(
+                    &name(&format!("w{i}")),
+                    PutRequest::default(),
+                    Some(8 * MIB as u64),
+                    body,
+                )
+                .await
+                .unwrap();
             // Other attributes than the source's: by reading and writing.
             let mut other = PutRequest::default();
             other.attributes.content_type = Some("text/x-copy".into());
-            b.engine.copy(&name("from"), &name(&format!("c{i}")), other).await.unwrap();
+            b.engine
+                .copy(&name("from"), &name(&format!("c{i}")), other)
+                .await
+                .unwrap();
         }
     }));
     let watching = async {
         let mut most = 0;
         loop {
             most = most.max(budget.used_bytes());
-            if tokio::time::timeout(Duration::from_millis(1), std::future::pending::<()>()).await.is_err()
+            if tokio::time::timeout(Duration::from_millis(1), std::future::pending::<()>())
+                .await
+                .is_err()
                 && budget.used_bytes() == 0
                 && most > 0
             {
@@ -340,12 +548,19 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
             }
         }
     };
-    let (_, most) = tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(writing, watching) }).await.expect("no standstill");
+    let (_, most) = tokio::time::timeout(Duration::from_secs(30), async {
+        tokio::join!(writing, watching)
+    })
+    .await
+    .expect("no standstill");
     assert!(most >= 16 << 20, "two writes at a time at least: {most}");
     assert!(most <= 40 << 20);
     for i in 0..10 {
         assert_eq!(b.get(&format!("w{i}")).await.unwrap().0, noise(8 * MIB, i));
-        assert_eq!(b.get(&format!("c{i}")).await.unwrap().0, noise(12 * MIB, 99));
+        assert_eq!(
+            b.get(&format!("c{i}")).await.unwrap().0,
+            noise(12 * MIB, 99)
+        );
     }
 }
 

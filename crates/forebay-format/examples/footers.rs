@@ -1,4 +1,5 @@
-//! What it costs to index a Parquet file by its footer, beside building the footer whole. `cargo run --release -p forebay-format --example footers`.
+//! What it costs to index a Parquet file by its footer, beside building the footer whole.
+//! `cargo run --release -p forebay-format --example footers`.
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use bytes::Bytes;
@@ -14,36 +15,59 @@ use std::{
 
 fn main() {
     for (groups, columns) in [(1, 4), (40, 2), (40, 20), (400, 4)] {
-        let strings = Arc::new(StringArray::from_iter_values((0..groups).map(|i| format!("row {i}")))) as ArrayRef;
+        let strings = Arc::new(StringArray::from_iter_values(
+            (0..groups).map(|i| format!("row {i}")),
+        )) as ArrayRef;
         let numbers = Arc::new(Int64Array::from_iter_values(0..groups as i64)) as ArrayRef;
-        let fields = (0..columns).map(|c| (format!("column_{c}"), if c % 2 == 0 { strings.clone() } else { numbers.clone() }));
+        let fields = (0..columns).map(|c| {
+            (
+                format!("column_{c}"),
+                if c % 2 == 0 {
+                    strings.clone()
+                } else {
+                    numbers.clone()
+                },
+            )
+        });
         let batch = RecordBatch::try_from_iter(fields).expect("columns are of one length");
-        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(1)).build();
-        let mut w = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).expect("a writer");
+        let properties = WriterProperties::builder()
+            .set_max_row_group_row_count(Some(1))
+            .build();
+        let mut w =
+            ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).expect("a writer");
         w.write(&batch).expect("a batch is written");
         let file = Bytes::from(w.into_inner().expect("a file"));
         let options = IndexOptions::default();
         let (mut asked, mut held) = (0, 0);
         let ours = quickest(|| {
             asked = 0;
-            let mut indexer = FileIndexer::new(Format::Parquet, file.len() as u64, &options).expect("Parquet is indexed");
+            let mut indexer = FileIndexer::new(Format::Parquet, file.len() as u64, &options)
+                .expect("Parquet is indexed");
             while let Need::Ranges(ranges) = indexer.step().expect("a good file") {
                 for r in ranges {
                     asked += r.end - r.start;
-                    indexer.feed(r.start, file.slice(r.start as usize..r.end as usize)).expect("a good file");
+                    indexer
+                        .feed(r.start, file.slice(r.start as usize..r.end as usize))
+                        .expect("a good file");
                 }
             }
             held = indexer.finish().expect("a good file").memory_bytes();
         });
-        let footer = u32::from_le_bytes(file[file.len() - 8..file.len() - 4].try_into().expect("four bytes")) as usize;
+        let footer = u32::from_le_bytes(
+            file[file.len() - 8..file.len() - 4]
+                .try_into()
+                .expect("four bytes"),
+        ) as usize;
         let footer = file.slice(file.len() - 8 - footer..file.len() - 8);
         let whole = quickest(|| {
             let metadata = ParquetMetaDataReader::decode_metadata(&footer).expect("a good footer");
             let file = metadata.file_metadata();
-            parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata()).expect("a good schema");
+            parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata())
+                .expect("a good schema");
         });
         println!(
-            "{groups:4} row groups of {columns:2} columns, a footer of {:6} bytes: {ours:?} to index ({asked} bytes read, {held} kept); built whole: {whole:?}",
+            "{groups:4} row groups of {columns:2} columns, a footer of {:6} bytes: {ours:?} to \
+             index ({asked} bytes read, {held} kept); built whole: {whole:?}",
             footer.len(),
         );
     }

@@ -1,4 +1,5 @@
-//! Prints what an index of a million members takes: in memory, in the store, and how long look-ups and decoding take.
+//! Prints what an index of a million members takes: in memory, in the store, and how long look-ups
+//! and decoding take.
 //!
 //! `cargo run --release -p forebay-format --example index_memory`
 
@@ -24,7 +25,9 @@ fn main() {
                 bound: u64::MAX,
             };
             names += name.len();
-            builder.push(&name, 1_700_000_000 + i as i64 % 1000, &extent).expect("within the limits");
+            builder
+                .push(&name, 1_700_000_000 + i as i64 % 1000, &extent)
+                .expect("within the limits");
             offset += size.next_multiple_of(512) + 512;
         }
         let start = Instant::now();
@@ -35,10 +38,15 @@ fn main() {
         let again = MemberIndex::decode(&encoded).expect("it was just encoded");
         let decode = start.elapsed();
         assert_eq!(index, again);
-        let wanted: Vec<String> =
-            (0..200_000).map(|i| i * 7919 % MEMBERS).map(|i| format!("./train/n{:08}/{i:012}.jpg", i % 1000)).collect();
+        let wanted: Vec<String> = (0..200_000)
+            .map(|i| i * 7919 % MEMBERS)
+            .map(|i| format!("./train/n{:08}/{i:012}.jpg", i % 1000))
+            .collect();
         let start = Instant::now();
-        let found = wanted.iter().filter(|name| index.find(name).is_some()).count();
+        let found = wanted
+            .iter()
+            .filter(|name| index.find(name).is_some())
+            .count();
         let lookups = start.elapsed();
         assert_eq!(found, wanted.len());
         let per_member = |bytes: usize| bytes as f64 / MEMBERS as f64;

@@ -1,14 +1,22 @@
-//! Archives as this crate sees them, for tests that compare it with other programs (`tests/python/test_archives.py`).
+//! Archives as this crate sees them, for tests that compare it with other programs
+//! (`tests/python/test_archives.py`).
 //!
-//! - `members list FILE…` prints, for each archive, a line `archive <path> <members>` or `archive <path> error <message>`, and under it a line for
-//!   each member, in order: `<name> <storage> <offset> <size> <mtime> <number> <bytes>`. `number` is that of the member which a look-up of the name
-//!   finds; `bytes` is `-` for what cannot be read, or `!` and the message where reading failed.
-//! - `members write KIND` reads lines `<name> <mtime> <bytes>` and writes that archive to standard output.
+//! - `members list FILE…` prints, for each archive, a line `archive <path> <members>` or
+//!   `archive <path> error <message>`, and under it a line for each member, in order:
+//!   `<name> <storage> <offset> <size> <mtime> <number> <bytes>`. `number` is that of the member
+//!   which a look-up of the name finds; `bytes` is `-` for what cannot be read, or `!` and the
+//!   message where reading failed.
+//! - `members write KIND` reads lines `<name> <mtime> <bytes>` and writes that archive to standard
+//!   output.
 //!
-//! Names, paths, messages and bytes are in hexadecimal. Every archive is indexed by range and, where its kind streams, as a stream too; the two must agree.
+//! Names, paths, messages and bytes are in hexadecimal. Every archive is indexed by range and,
+//! where its kind streams, as a stream too; the two must agree.
 
 use forebay_core::{Error, Result};
-use forebay_format::{ArchiveKind, ArchiveWriter, Decompressor, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep};
+use forebay_format::{
+    ArchiveKind, ArchiveWriter, Decompressor, Extent, Indexer, MemberDecoder, MemberIndex, Place,
+    ScanStep,
+};
 use std::{
     io::{BufRead, Write},
     ops::Range,
@@ -39,12 +47,21 @@ fn list(path: &str) {
                     Some(Err(e)) => format!("!{}", hex(e.to_string().as_bytes())),
                 };
                 let (name, e) = (hex(m.name.as_bytes()), &m.extent);
-                let found = index.find(m.name).expect("a member is found by its own name");
-                text += &format!("{name} {:?} {} {} {} {found} {bytes}\n", e.storage, e.offset, e.size, m.mtime_secs);
+                let found = index
+                    .find(m.name)
+                    .expect("a member is found by its own name");
+                text += &format!(
+                    "{name} {:?} {} {} {} {found} {bytes}\n",
+                    e.storage, e.offset, e.size, m.mtime_secs
+                );
             }
             text
         }
-        Err(e) => format!("archive {} error {}\n", hex(path.as_bytes()), hex(e.to_string().as_bytes())),
+        Err(e) => format!(
+            "archive {} error {}\n",
+            hex(path.as_bytes()),
+            hex(e.to_string().as_bytes())
+        ),
     };
     out.write_all(told.as_bytes()).expect("standard output");
 }
@@ -61,7 +78,10 @@ fn index(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
     };
     if kind != ArchiveKind::Zip {
         let mut indexer = Indexer::new(kind, archive.len() as u64);
-        let by_stream = archive.chunks(1000).try_for_each(|piece| indexer.push(piece)).and_then(|()| indexer.finish());
+        let by_stream = archive
+            .chunks(1000)
+            .try_for_each(|piece| indexer.push(piece))
+            .and_then(|()| indexer.finish());
         let same = match (&by_range, &by_stream) {
             (Ok(a), Ok(b)) => a == b,
             (a, b) => a.is_err() && b.is_err(),
@@ -69,7 +89,10 @@ fn index(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
         assert!(same, "by range {by_range:?}, by stream {by_stream:?}");
     }
     let index = by_range?;
-    assert!(MemberIndex::decode(&index.encode())? == index, "the index is another one after encoding");
+    assert!(
+        MemberIndex::decode(&index.encode())? == index,
+        "the index is another one after encoding"
+    );
     Ok(index)
 }
 
@@ -104,11 +127,20 @@ fn write(kind: ArchiveKind) {
     let (mut out, mut writer) = (Vec::new(), ArchiveWriter::new(kind));
     let written = std::io::stdin().lock().lines().try_for_each(|line| {
         let line = line.map_err(|e| Error::internal(e.to_string()))?;
-        let [name, mtime, bytes] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?} is no entry") };
+        let [name, mtime, bytes] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line:?} is no entry")
+        };
         let name = String::from_utf8(unhex(name)).expect("a name in UTF-8");
-        writer.entry(&name, &unhex(bytes), mtime.parse().expect("a number of seconds"), &mut out)
+        writer.entry(
+            &name,
+            &unhex(bytes),
+            mtime.parse().expect("a number of seconds"),
+            &mut out,
+        )
     });
-    written.and_then(|()| writer.finish(&mut out)).expect("the archive can be written");
+    written
+        .and_then(|()| writer.finish(&mut out))
+        .expect("the archive can be written");
     std::io::stdout().write_all(&out).expect("standard output");
 }
 
@@ -119,10 +151,14 @@ fn slice(bytes: &[u8], range: Range<u64>) -> &[u8] {
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(2 * bytes.len());
-    bytes.iter().for_each(|b| write!(text, "{b:02x}").expect("writing to a String cannot fail"));
+    bytes
+        .iter()
+        .for_each(|b| write!(text, "{b:02x}").expect("writing to a String cannot fail"));
     text
 }
 
 fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal digits")).collect()
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hexadecimal digits"))
+        .collect()
 }

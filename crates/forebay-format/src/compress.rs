@@ -1,10 +1,12 @@
 //! Gzip and lz4 output whose bytes do not depend on how the input was cut into calls.
 //!
-//! Input is gathered into blocks of a fixed size, and each block is compressed by itself; a block that does not shrink is stored. Images and
-//! audio are compressed already, and storing them is twenty times faster than finding out by deflate.
+//! Input is gathered into blocks of a fixed size, and each block is compressed by itself; a block
+//! that does not shrink is stored. Images and audio are compressed already, and storing them is
+//! twenty times faster than finding out by deflate.
 //!
-//! Gzip: one member, no name, time 0; each block is a run of deflate blocks that ends at a byte and refers to nothing before it.
-//! Lz4: one frame of independent blocks with a checksum of the content.
+//! Gzip: one member, no name, time 0; each block is a run of deflate blocks that ends at a byte and
+//! refers to nothing before it. Lz4: one frame of independent blocks with a checksum of the
+//! content.
 
 use crate::decompress::{LZ4_MAGIC, xxh32};
 use bytes::BufMut;
@@ -37,23 +39,41 @@ pub(crate) struct Compressor {
 }
 
 enum Format {
-    Gzip { deflate: Compress, crc: crc32fast::Hasher, len: u32 },
-    Lz4 { hash: XxHash32 },
+    Gzip {
+        deflate: Compress,
+        crc: crc32fast::Hasher,
+        len: u32,
+    },
+    Lz4 {
+        hash: XxHash32,
+    },
 }
 
 impl Compressor {
     pub fn gzip() -> Self {
         let deflate = Compress::new(Compression::new(GZIP_LEVEL), false);
-        Self::new(Format::Gzip { deflate, crc: crc32fast::Hasher::new(), len: 0 })
+        Self::new(Format::Gzip {
+            deflate,
+            crc: crc32fast::Hasher::new(),
+            len: 0,
+        })
     }
 
     pub fn lz4() -> Self {
-        Self::new(Format::Lz4 { hash: XxHash32::with_seed(0) })
+        Self::new(Format::Lz4 {
+            hash: XxHash32::with_seed(0),
+        })
     }
 
     fn new(format: Format) -> Self {
-        let scratch = vec![0; lz4_flex::block::get_maximum_output_size(BLOCK_BYTES)].into_boxed_slice();
-        Self { gathered: Vec::with_capacity(BLOCK_BYTES), scratch, started: false, format }
+        let scratch =
+            vec![0; lz4_flex::block::get_maximum_output_size(BLOCK_BYTES)].into_boxed_slice();
+        Self {
+            gathered: Vec::with_capacity(BLOCK_BYTES),
+            scratch,
+            started: false,
+            format,
+        }
     }
 
     pub fn push(&mut self, mut input: &[u8], out: &mut impl BufMut) -> Result<()> {
@@ -132,7 +152,11 @@ impl Compressor {
             Format::Lz4 { hash } => {
                 hash.write(block);
                 let len = lz4_into(block, &mut self.scratch)?;
-                let (data, mark) = if len < block.len() { (&self.scratch[..len], 0) } else { (block, LZ4_STORED) };
+                let (data, mark) = if len < block.len() {
+                    (&self.scratch[..len], 0)
+                } else {
+                    (block, LZ4_STORED)
+                };
                 out.put_u32_le(data.len() as u32 | mark);
                 out.put_slice(data);
                 Ok(())
@@ -142,11 +166,13 @@ impl Compressor {
 }
 
 fn lz4_into(block: &[u8], scratch: &mut [u8]) -> Result<usize> {
-    lz4_flex::block::compress_into(block, scratch).map_err(|e| Error::internal("an lz4 block could not be compressed").source(e))
+    lz4_flex::block::compress_into(block, scratch)
+        .map_err(|e| Error::internal("an lz4 block could not be compressed").source(e))
 }
 
-/// Whether all bytes are about equally frequent, so that no code can be shorter than the bytes: the chance that two of them are equal is
-/// within a quarter of 1 in 256. (Whether they repeat each other is another question.) In whole numbers, so that every machine agrees.
+/// Whether all bytes are about equally frequent, so that no code can be shorter than the bytes: the
+/// chance that two of them are equal is within a quarter of 1 in 256. (Whether they repeat each
+/// other is another question.) In whole numbers, so that every machine agrees.
 fn is_noise(block: &[u8]) -> bool {
     let mut counts = [0u64; 256];
     for &b in block {
@@ -169,18 +195,29 @@ fn stored_into(block: &[u8], out: &mut impl BufMut) {
 }
 
 /// The block as deflate blocks that refer to nothing before it and end at a byte.
-fn deflate_into(deflate: &mut Compress, scratch: &mut [u8], mut input: &[u8], out: &mut impl BufMut) -> Result<()> {
+fn deflate_into(
+    deflate: &mut Compress,
+    scratch: &mut [u8],
+    mut input: &[u8],
+    out: &mut impl BufMut,
+) -> Result<()> {
     deflate.reset();
     loop {
         let (in_before, out_before) = (deflate.total_in(), deflate.total_out());
-        let status = deflate.compress(input, scratch, FlushCompress::Sync).map_err(|e| Error::internal("deflate failed").source(e))?;
+        let status = deflate
+            .compress(input, scratch, FlushCompress::Sync)
+            .map_err(|e| Error::internal("deflate failed").source(e))?;
         input = &input[(deflate.total_in() - in_before) as usize..];
         let produced = (deflate.total_out() - out_before) as usize;
         out.put_slice(&scratch[..produced]);
         // The flush is complete when there was room to spare.
         if produced < scratch.len() {
             let complete = input.is_empty() && status != Status::StreamEnd;
-            return if complete { Ok(()) } else { Err(Error::internal("deflate stopped in the middle of a block")) };
+            return if complete {
+                Ok(())
+            } else {
+                Err(Error::internal("deflate stopped in the middle of a block"))
+            };
         }
     }
 }

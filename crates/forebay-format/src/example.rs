@@ -1,16 +1,20 @@
 //! `tf.train.Example` as columns.
 //!
-//! A small reader of the three kinds of Protocol Buffers messages that an example is made of. Unknown fields are passed over, lists may be
-//! packed or not, and of repeated features of one name the last one counts, as in every reader of the format.
+//! A small reader of the three kinds of Protocol Buffers messages that an example is made of.
+//! Unknown fields are passed over, lists may be packed or not, and of repeated features of one name
+//! the last one counts, as in every reader of the format.
 //!
-//! Without being told, features become columns of lists by the type that they have in the first records, for a list's length is not known from
-//! a few. Told ([`ExampleSpec`]), a feature is a single value, a list, or text. A feature that a record lacks, or has without values, is null;
+//! Without being told, features become columns of lists by the type that they have in the first
+//! records, for a list's length is not known from a few. Told ([`ExampleSpec`]), a feature is a
+//! single value, a list, or text. A feature that a record lacks, or has without values, is null;
 //! one of another type, or of several values where one is expected, is an error that names it.
 
 use crate::tabular::arrow_error;
 use arrow_array::{
     ArrayRef, RecordBatch,
-    builder::{ArrayBuilder, BinaryBuilder, Float32Builder, Int64Builder, ListBuilder, StringBuilder},
+    builder::{
+        ArrayBuilder, BinaryBuilder, Float32Builder, Int64Builder, ListBuilder, StringBuilder,
+    },
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use forebay_core::{Error, ErrorKind, Result, limits, name::shorten};
@@ -78,7 +82,12 @@ impl ExampleSpec {
     }
 
     pub fn schema(&self) -> SchemaRef {
-        Arc::new(Schema::new(self.features.iter().map(|(name, ty)| Field::new(name, ty.data_type(), true)).collect::<Vec<_>>()))
+        Arc::new(Schema::new(
+            self.features
+                .iter()
+                .map(|(name, ty)| Field::new(name, ty.data_type(), true))
+                .collect::<Vec<_>>(),
+        ))
     }
 
     /// The features whose columns these are.
@@ -86,8 +95,13 @@ impl ExampleSpec {
     /// # Errors
     /// `Corrupt` for a column that cannot be a feature.
     pub fn of_schema(schema: &Schema) -> Result<Self> {
-        let features = schema.fields().iter().map(|f| Ok((f.name().clone(), feature_type(f.data_type())?)));
-        Ok(Self { features: features.collect::<Result<_>>()? })
+        let features = schema
+            .fields()
+            .iter()
+            .map(|f| Ok((f.name().clone(), feature_type(f.data_type())?)));
+        Ok(Self {
+            features: features.collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -95,7 +109,11 @@ fn feature_type(ty: &DataType) -> Result<FeatureType> {
     FeatureType::ALL
         .into_iter()
         .find(|f| f.data_type() == *ty)
-        .ok_or_else(|| Error::corrupt(format!("a column of type {ty} cannot be a feature of tf.train.Example")))
+        .ok_or_else(|| {
+            Error::corrupt(format!(
+                "a column of type {ty} cannot be a feature of tf.train.Example"
+            ))
+        })
 }
 
 /// The three kinds of lists, by their field numbers.
@@ -154,7 +172,9 @@ impl<'a> Message<'a> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        self.field().map(Some).ok_or_else(|| Error::corrupt("it is no tf.train.Example, or damaged"))
+        self.field()
+            .map(Some)
+            .ok_or_else(|| Error::corrupt("it is no tf.train.Example, or damaged"))
     }
 
     fn field(&mut self) -> Option<(u64, Wire<'a>)> {
@@ -174,13 +194,20 @@ impl<'a> Message<'a> {
 }
 
 /// Each feature of an example: its name, and its message.
-fn each_feature<'a>(example: &'a [u8], mut f: impl FnMut(&'a [u8], &'a [u8]) -> Result<()>) -> Result<()> {
+fn each_feature<'a>(
+    example: &'a [u8],
+    mut f: impl FnMut(&'a [u8], &'a [u8]) -> Result<()>,
+) -> Result<()> {
     let mut example = Message { rest: example };
     while let Some((number, value)) = example.next()? {
-        let (1, Wire::Bytes(features)) = (number, value) else { continue };
+        let (1, Wire::Bytes(features)) = (number, value) else {
+            continue;
+        };
         let mut features = Message { rest: features };
         while let Some((number, value)) = features.next()? {
-            let (1, Wire::Bytes(entry)) = (number, value) else { continue };
+            let (1, Wire::Bytes(entry)) = (number, value) else {
+                continue;
+            };
             let (mut name, mut feature): (&[u8], &[u8]) = (b"", b"");
             let mut entry = Message { rest: entry };
             while let Some((number, value)) = entry.next()? {
@@ -250,7 +277,10 @@ fn each_int(list: &[u8], mut f: impl FnMut(i64)) -> Result<()> {
             (1, Wire::Bytes(packed)) => {
                 let mut packed = Message { rest: packed };
                 while !packed.rest.is_empty() {
-                    f(packed.varint().ok_or_else(|| Error::corrupt("a list of integers is cut off"))? as i64);
+                    f(packed
+                        .varint()
+                        .ok_or_else(|| Error::corrupt("a list of integers is cut off"))?
+                        as i64);
                 }
             }
             _ => {}
@@ -268,7 +298,9 @@ pub(crate) struct Seen {
 impl Seen {
     pub fn see(&mut self, example: &[u8]) -> Result<()> {
         each_feature(example, |name, feature| {
-            let Some((kind, _)) = list_of(feature)? else { return Ok(()) };
+            let Some((kind, _)) = list_of(feature)? else {
+                return Ok(());
+            };
             let name = String::from_utf8_lossy(name);
             match self.kinds.get(&*name) {
                 Some(&before) if before != kind => Err(Error::corrupt(format!(
@@ -279,8 +311,11 @@ impl Seen {
                 ))),
                 Some(_) => Ok(()),
                 None if self.kinds.len() >= limits::EXAMPLE_FEATURES_MAX => {
-                    Err(Error::unsupported(format!("the records have more than {} features", limits::EXAMPLE_FEATURES_MAX))
-                        .hint("name those that are wanted"))
+                    Err(Error::unsupported(format!(
+                        "the records have more than {} features",
+                        limits::EXAMPLE_FEATURES_MAX
+                    ))
+                    .hint("name those that are wanted"))
                 }
                 None => {
                     self.kinds.insert(name.into_owned(), kind);
@@ -299,7 +334,10 @@ impl Seen {
             };
             (name.clone(), ty)
         });
-        ExampleSpec { features: features.collect() }.schema()
+        ExampleSpec {
+            features: features.collect(),
+        }
+        .schema()
     }
 }
 
@@ -308,7 +346,8 @@ pub(crate) struct Builder {
     schema: SchemaRef,
     columns: Vec<Column>,
     by_name: BTreeMap<Vec<u8>, usize>,
-    /// Of all records. No column can have more values or bytes than this, so that no offset passes 2 GiB if this does not.
+    /// Of all records. No column can have more values or bytes than this, so that no offset passes
+    /// 2 GiB if this does not.
     bytes: u64,
     rows: usize,
 }
@@ -338,23 +377,48 @@ impl Builder {
                 FeatureType::Text => AnyBuilder::Text(StringBuilder::new()),
                 FeatureType::Float => AnyBuilder::Float(Float32Builder::new()),
                 FeatureType::Int64 => AnyBuilder::Int64(Int64Builder::new()),
-                FeatureType::BytesList => AnyBuilder::BytesList(ListBuilder::new(BinaryBuilder::new())),
-                FeatureType::TextList => AnyBuilder::TextList(ListBuilder::new(StringBuilder::new())),
-                FeatureType::FloatList => AnyBuilder::FloatList(ListBuilder::new(Float32Builder::new())),
-                FeatureType::Int64List => AnyBuilder::Int64List(ListBuilder::new(Int64Builder::new())),
+                FeatureType::BytesList => {
+                    AnyBuilder::BytesList(ListBuilder::new(BinaryBuilder::new()))
+                }
+                FeatureType::TextList => {
+                    AnyBuilder::TextList(ListBuilder::new(StringBuilder::new()))
+                }
+                FeatureType::FloatList => {
+                    AnyBuilder::FloatList(ListBuilder::new(Float32Builder::new()))
+                }
+                FeatureType::Int64List => {
+                    AnyBuilder::Int64List(ListBuilder::new(Int64Builder::new()))
+                }
             },
         };
-        let columns = schema.fields().iter().map(|f| feature_type(f.data_type()).map(column)).collect::<Result<_>>()?;
-        let by_name = schema.fields().iter().enumerate().map(|(i, f)| (f.name().as_bytes().to_vec(), i)).collect();
-        Ok(Self { schema, columns, by_name, bytes: 0, rows: 0 })
+        let columns = schema
+            .fields()
+            .iter()
+            .map(|f| feature_type(f.data_type()).map(column))
+            .collect::<Result<_>>()?;
+        let by_name = schema
+            .fields()
+            .iter()
+            .enumerate()
+            .map(|(i, f)| (f.name().as_bytes().to_vec(), i))
+            .collect();
+        Ok(Self {
+            schema,
+            columns,
+            by_name,
+            bytes: 0,
+            rows: 0,
+        })
     }
 
     pub fn push(&mut self, example: &[u8]) -> Result<()> {
         self.bytes += example.len() as u64;
         if self.bytes > i32::MAX as u64 {
-            return Err(
-                Error::new(ErrorKind::TooLarge, "the records that are asked for hold more than 2 GiB").hint("ask for fewer rows at a time")
-            );
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                "the records that are asked for hold more than 2 GiB",
+            )
+            .hint("ask for fewer rows at a time"));
         }
         let mut features: Vec<&[u8]> = vec![b""; self.columns.len()];
         each_feature(example, |name, feature| {
@@ -365,28 +429,39 @@ impl Builder {
         })?;
         for (at, (column, feature)) in self.columns.iter_mut().zip(features).enumerate() {
             let name = || format!("the feature {:?}", shorten(self.schema.field(at).name()));
-            column.push(list_of(feature)?).map_err(|e| e.context(name()))?;
+            column
+                .push(list_of(feature)?)
+                .map_err(|e| e.context(name()))?;
         }
         self.rows += 1;
         Ok(())
     }
 
     pub fn finish(self) -> Result<RecordBatch> {
-        let columns = self.columns.into_iter().map(|c| c.builder.finish()).collect();
+        let columns = self
+            .columns
+            .into_iter()
+            .map(|c| c.builder.finish())
+            .collect();
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(self.rows));
         RecordBatch::try_new_with_options(self.schema, columns, &options).map_err(arrow_error)
     }
 }
 
 fn text(v: &[u8]) -> Result<&str> {
-    std::str::from_utf8(v).map_err(|_| Error::corrupt("it is said to be text and is not UTF-8").hint("read it as bytes"))
+    std::str::from_utf8(v).map_err(|_| {
+        Error::corrupt("it is said to be text and is not UTF-8").hint("read it as bytes")
+    })
 }
 
 impl Column {
     fn push(&mut self, list: Option<(Kind, &[u8])>) -> Result<()> {
         use AnyBuilder as B;
         let other = |have: Kind, want: &str| {
-            Err(Error::corrupt(format!("it is a list of {}, not of {want}", have.name())).hint("name the features with their types"))
+            Err(
+                Error::corrupt(format!("it is a list of {}, not of {want}", have.name()))
+                    .hint("name the features with their types"),
+            )
         };
         match (&mut self.builder, list) {
             (B::Bytes(b), None) => b.append_null(),
@@ -397,10 +472,18 @@ impl Column {
             (B::TextList(b), None) => b.append_null(),
             (B::FloatList(b), None) => b.append_null(),
             (B::Int64List(b), None) => b.append_null(),
-            (B::Bytes(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, f))?),
-            (B::Text(b), Some((Kind::Bytes, list))) => b.append_option(one(|f| each_bytes(list, f))?.map(text).transpose()?),
-            (B::Float(b), Some((Kind::Float, list))) => b.append_option(one(|f| each_float(list, f))?),
-            (B::Int64(b), Some((Kind::Int64, list))) => b.append_option(one(|f| each_int(list, f))?),
+            (B::Bytes(b), Some((Kind::Bytes, list))) => {
+                b.append_option(one(|f| each_bytes(list, f))?)
+            }
+            (B::Text(b), Some((Kind::Bytes, list))) => {
+                b.append_option(one(|f| each_bytes(list, f))?.map(text).transpose()?)
+            }
+            (B::Float(b), Some((Kind::Float, list))) => {
+                b.append_option(one(|f| each_float(list, f))?)
+            }
+            (B::Int64(b), Some((Kind::Int64, list))) => {
+                b.append_option(one(|f| each_int(list, f))?)
+            }
             (B::BytesList(b), Some((Kind::Bytes, list))) => {
                 each_bytes(list, |v| b.values().append_value(v))?;
                 b.append(true);
@@ -424,7 +507,10 @@ impl Column {
             }
             (_, Some((have, _))) => {
                 let want = match self.ty {
-                    FeatureType::Bytes | FeatureType::Text | FeatureType::BytesList | FeatureType::TextList => "bytes",
+                    FeatureType::Bytes
+                    | FeatureType::Text
+                    | FeatureType::BytesList
+                    | FeatureType::TextList => "bytes",
                     FeatureType::Float | FeatureType::FloatList => "float",
                     FeatureType::Int64 | FeatureType::Int64List => "int64",
                 };
@@ -444,7 +530,10 @@ fn one<T>(each: impl FnOnce(&mut dyn FnMut(T)) -> Result<()>) -> Result<Option<T
     })?;
     match count {
         0 | 1 => Ok(found),
-        n => Err(Error::corrupt(format!("it has {n} values where one is expected")).hint("declare it as a list")),
+        n => Err(
+            Error::corrupt(format!("it has {n} values where one is expected"))
+                .hint("declare it as a list"),
+        ),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Frames: how rows travel from a node to a client, in one answer or in an endless stream.
 //!
-//! A frame is a header of 64 bytes and a payload that is padded to a multiple of 64. Both are little endian and carry a CRC32C.
+//! A frame is a header of 64 bytes and a payload that is padded to a multiple of 64. Both are
+//! little endian and carry a CRC32C.
 //!
 //! ```text
 //!  0  magic "FBF1"     4  kind u16        6  flags u16 (0)
@@ -8,12 +9,14 @@
 //! 32  payload u64     40  next u64       48  payload CRC    52  zero u64      60  CRC of bytes 0..60
 //! ```
 //!
-//! The payload of [`FrameKind::Rows`] is an Arrow IPC stream of one record batch whose buffers are aligned to 64 bytes from the payload's start. A
-//! sender puts the batch's own buffers on the wire ([`Frame::into_pieces`]); a receiver that reads the payload into memory that is aligned to 64
+//! The payload of [`FrameKind::Rows`] is an Arrow IPC stream of one record batch whose buffers are
+//! aligned to 64 bytes from the payload's start. A sender puts the batch's own buffers on the wire
+//! ([`Frame::into_pieces`]); a receiver that reads the payload into memory that is aligned to 64
 //! has the batch without another copy ([`decode_rows`]).
 //!
-//! Invariant: whatever the bytes are, decoding gives a batch all of whose buffers lie inside the payload, or an error of kind `Corrupt`.
-//! No length that is read is believed before it is compared with what is there.
+//! Invariant: whatever the bytes are, decoding gives a batch all of whose buffers lie inside the
+//! payload, or an error of kind `Corrupt`. No length that is read is believed before it is compared
+//! with what is there.
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
@@ -24,7 +27,9 @@ use arrow_ipc::{
 };
 use arrow_schema::ArrowError;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, Result, crc32c, crc32c_append, limits::FRAME_PAYLOAD_MAX_BYTES};
+use forebay_core::{
+    Error, ErrorKind, Result, crc32c, crc32c_append, limits::FRAME_PAYLOAD_MAX_BYTES,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub const FRAME_HEADER_BYTES: usize = 64;
@@ -60,7 +65,14 @@ impl FrameKind {
     }
 
     fn from_code(code: u16) -> Option<Self> {
-        [FrameKind::Rows, FrameKind::Error, FrameKind::End, FrameKind::KeepAlive].into_iter().find(|k| k.code() == code)
+        [
+            FrameKind::Rows,
+            FrameKind::Error,
+            FrameKind::End,
+            FrameKind::KeepAlive,
+        ]
+        .into_iter()
+        .find(|k| k.code() == code)
     }
 }
 
@@ -69,7 +81,8 @@ impl FrameKind {
 pub struct FrameTag {
     pub epoch: u64,
     pub step: u64,
-    /// The position, within the epoch, of the first row after these of all ranks; 0: the next epoch begins.
+    /// The position, within the epoch, of the first row after these of all ranks; 0: the next epoch
+    /// begins.
     pub next: u64,
     /// How many rows at the end only fill the step up and do not count.
     pub padding: u32,
@@ -88,7 +101,8 @@ pub struct FrameHeader {
 }
 
 fn corrupt(message: impl Into<String>) -> Error {
-    Error::corrupt(message).hint("is the node of the same release, and is there a proxy that changes bodies?")
+    Error::corrupt(message)
+        .hint("is the node of the same release, and is there a proxy that changes bodies?")
 }
 
 impl FrameHeader {
@@ -110,34 +124,61 @@ impl FrameHeader {
     }
 
     /// # Errors
-    /// `Corrupt` if these are not the 64 bytes of a header, or it announces more than a frame may have.
+    /// `Corrupt` if these are not the 64 bytes of a header, or it announces more than a frame may
+    /// have.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Ok(bytes): Result<&[u8; FRAME_HEADER_BYTES], _> = bytes.try_into() else {
-            return Err(corrupt(format!("a frame's header has {FRAME_HEADER_BYTES} bytes, not {}", bytes.len())));
+            return Err(corrupt(format!(
+                "a frame's header has {FRAME_HEADER_BYTES} bytes, not {}",
+                bytes.len()
+            )));
         };
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if &bytes[..4] != MAGIC {
-            return Err(corrupt(format!("not a frame: it begins with {:02x?}", &bytes[..4])));
+            return Err(corrupt(format!(
+                "not a frame: it begins with {:02x?}",
+                &bytes[..4]
+            )));
         }
         if u32_at(60) != crc32c(&bytes[..60]) {
             return Err(corrupt("a frame's header does not match its checksum"));
         }
         let Some(kind) = FrameKind::from_code(u16_at(4)) else {
-            return Err(corrupt(format!("frames of kind {} are not known here", u16_at(4))));
+            return Err(corrupt(format!(
+                "frames of kind {} are not known here",
+                u16_at(4)
+            )));
         };
         if u16_at(6) != 0 || u64_at(52) != 0 {
-            return Err(corrupt("a frame's header uses fields that are not known here"));
+            return Err(corrupt(
+                "a frame's header uses fields that are not known here",
+            ));
         }
         let payload_bytes = u64_at(32);
         if payload_bytes > FRAME_PAYLOAD_MAX_BYTES {
             return Err(corrupt(format!(
-                "a frame announces {payload_bytes} bytes, more than the {FRAME_PAYLOAD_MAX_BYTES} that one may have"
+                "a frame announces {payload_bytes} bytes, more than the \
+                 {FRAME_PAYLOAD_MAX_BYTES} that one may have"
             )));
         }
-        let tag = FrameTag { epoch: u64_at(8), step: u64_at(16), next: u64_at(40), padding: u32_at(28) };
-        Ok(FrameHeader { kind, flags: 0, tag, rows: u32_at(24), payload_bytes, payload_crc: u32_at(48) })
+        let tag = FrameTag {
+            epoch: u64_at(8),
+            step: u64_at(16),
+            next: u64_at(40),
+            padding: u32_at(28),
+        };
+        Ok(FrameHeader {
+            kind,
+            flags: 0,
+            tag,
+            rows: u32_at(24),
+            payload_bytes,
+            payload_crc: u32_at(48),
+        })
     }
 
     /// Bytes that follow the header: the payload with its padding.
@@ -149,10 +190,17 @@ impl FrameHeader {
     /// `Corrupt` if the payload (without padding) is not the one that was sent.
     pub fn check_payload(&self, payload: &[u8]) -> Result<()> {
         if payload.len() as u64 != self.payload_bytes {
-            return Err(corrupt(format!("{} bytes of payload where the frame announced {}", payload.len(), self.payload_bytes)));
+            return Err(corrupt(format!(
+                "{} bytes of payload where the frame announced {}",
+                payload.len(),
+                self.payload_bytes
+            )));
         }
         if crc32c(payload) != self.payload_crc {
-            return Err(corrupt(format!("the {} bytes of a frame's payload do not match their checksum", payload.len())));
+            return Err(corrupt(format!(
+                "the {} bytes of a frame's payload do not match their checksum",
+                payload.len()
+            )));
         }
         Ok(())
     }
@@ -167,16 +215,20 @@ pub struct Frame {
 
 impl Frame {
     /// # Errors
-    /// `TooLarge` if the batch does not fit a frame, `Unsupported` if it holds a type that Arrow IPC does not know.
+    /// `TooLarge` if the batch does not fit a frame, `Unsupported` if it holds a type that Arrow
+    /// IPC does not know.
     pub fn rows(tag: FrameTag, batch: &RecordBatch) -> Result<Frame> {
         let encoded = || -> Result<Vec<Buffer>, ArrowError> {
-            let mut encoder = StreamEncoder::try_new_with_options(&batch.schema(), write_options()?)?;
+            let mut encoder =
+                StreamEncoder::try_new_with_options(&batch.schema(), write_options()?)?;
             let mut buffers = encoder.encode(batch)?;
             buffers.extend(encoder.finish()?);
             Ok(buffers)
         };
-        let payload = encoded().map_err(|e| Error::unsupported("these rows cannot be put into a frame").source(e))?;
-        let rows = u32::try_from(batch.num_rows()).map_err(|_| too_large(format!("{} rows", batch.num_rows())))?;
+        let payload = encoded()
+            .map_err(|e| Error::unsupported("these rows cannot be put into a frame").source(e))?;
+        let rows = u32::try_from(batch.num_rows())
+            .map_err(|_| too_large(format!("{} rows", batch.num_rows())))?;
         Self::of(FrameKind::Rows, tag, rows, payload)
     }
 
@@ -197,7 +249,17 @@ impl Frame {
 
     fn short(kind: FrameKind, tag: FrameTag, payload: Vec<u8>) -> Frame {
         let (payload_bytes, payload_crc) = (payload.len() as u64, crc32c(&payload));
-        Frame { header: FrameHeader { kind, flags: 0, tag, rows: 0, payload_bytes, payload_crc }, payload: vec![Buffer::from_vec(payload)] }
+        Frame {
+            header: FrameHeader {
+                kind,
+                flags: 0,
+                tag,
+                rows: 0,
+                payload_bytes,
+                payload_crc,
+            },
+            payload: vec![Buffer::from_vec(payload)],
+        }
     }
 
     fn of(kind: FrameKind, tag: FrameTag, rows: u32, payload: Vec<Buffer>) -> Result<Frame> {
@@ -206,7 +268,17 @@ impl Frame {
             return Err(too_large(format!("{payload_bytes} bytes")));
         }
         let payload_crc = payload.iter().fold(0, |crc, b| crc32c_append(crc, b));
-        Ok(Frame { header: FrameHeader { kind, flags: 0, tag, rows, payload_bytes, payload_crc }, payload })
+        Ok(Frame {
+            header: FrameHeader {
+                kind,
+                flags: 0,
+                tag,
+                rows,
+                payload_bytes,
+                payload_crc,
+            },
+            payload,
+        })
     }
 
     /// Bytes on the wire.
@@ -214,7 +286,8 @@ impl Frame {
         FRAME_HEADER_BYTES as u64 + self.header.wire_payload_bytes()
     }
 
-    /// The frame as buffers to be sent one after the other. Large ones are the batch's own; `memory` is dropped with the last of them.
+    /// The frame as buffers to be sent one after the other. Large ones are the batch's own;
+    /// `memory` is dropped with the last of them.
     pub fn into_pieces(self, memory: impl Send + Sync + 'static) -> Vec<Bytes> {
         struct Piece(Buffer, #[allow(dead_code)] std::sync::Arc<dyn Send + Sync>);
         impl AsRef<[u8]> for Piece {
@@ -246,29 +319,38 @@ fn write_options() -> Result<IpcWriteOptions, ArrowError> {
 }
 
 fn too_large(what: String) -> Error {
-    Error::new(ErrorKind::TooLarge, format!("{what} are more than a frame may have ({FRAME_PAYLOAD_MAX_BYTES} bytes)"))
-        .hint("ask for fewer rows or fewer columns at a time")
+    Error::new(
+        ErrorKind::TooLarge,
+        format!("{what} are more than a frame may have ({FRAME_PAYLOAD_MAX_BYTES} bytes)"),
+    )
+    .hint("ask for fewer rows or fewer columns at a time")
 }
 
-/// The batch of a frame of rows. Its buffers are slices of `payload` (without the padding), if that is aligned to 64 bytes.
+/// The batch of a frame of rows. Its buffers are slices of `payload` (without the padding), if that
+/// is aligned to 64 bytes.
 ///
 /// # Errors
 /// `Corrupt`, whatever the bytes are.
 pub fn decode_rows(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch> {
     if header.kind != FrameKind::Rows {
-        return Err(corrupt(format!("a frame of kind {:?} where rows were expected", header.kind)));
+        return Err(corrupt(format!(
+            "a frame of kind {:?} where rows were expected",
+            header.kind
+        )));
     }
     header.check_payload(payload)?;
     decode_checked(header, payload)
 }
 
-/// As [`decode_rows`], of a payload that [`FrameHeader::check_payload`] has been satisfied with already.
+/// As [`decode_rows`], of a payload that [`FrameHeader::check_payload`] has been satisfied with
+/// already.
 ///
 /// # Errors
 /// `Corrupt`, whatever the bytes are.
 pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBatch> {
     check_messages(payload)?;
-    // What is known to make the decoder panic is refused above; a payload that finds another way is no reason to take the process down.
+    // What is known to make the decoder panic is refused above; a payload that finds another way is
+    // no reason to take the process down.
     let decoded = catch_unwind(AssertUnwindSafe(|| {
         let mut decoder = StreamDecoder::new();
         let mut rest = payload.clone();
@@ -286,7 +368,11 @@ pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBa
         Err(_) => return Err(corrupt("a frame's rows cannot be decoded")),
     };
     if batch.num_rows() as u64 != u64::from(header.rows) {
-        return Err(corrupt(format!("{} rows in a frame that announced {}", batch.num_rows(), header.rows)));
+        return Err(corrupt(format!(
+            "{} rows in a frame that announced {}",
+            batch.num_rows(),
+            header.rows
+        )));
     }
     Ok(batch)
 }
@@ -296,9 +382,13 @@ pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     if let Err(e) = header.check_payload(payload) {
         return e;
     }
-    let Ok(json) = serde_json::from_slice::<serde_json::Value>(payload) else { return corrupt("an error frame that is no JSON") };
+    let Ok(json) = serde_json::from_slice::<serde_json::Value>(payload) else {
+        return corrupt("an error frame that is no JSON");
+    };
     let text = |key: &str| json.get(key).and_then(|v| v.as_str());
-    let kind = text("kind").and_then(ErrorKind::from_code).unwrap_or(ErrorKind::Internal);
+    let kind = text("kind")
+        .and_then(ErrorKind::from_code)
+        .unwrap_or(ErrorKind::Internal);
     let error = Error::new(kind, text("message").unwrap_or("the node said no more"));
     match text("hint") {
         Some(hint) => error.hint(hint),
@@ -306,33 +396,50 @@ pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     }
 }
 
-/// Goes over the messages of the payload and refuses what the decoder would believe: buffers outside of a message, compressed bodies (they may
-/// unpack to any size), negative lengths.
+/// Goes over the messages of the payload and refuses what the decoder would believe: buffers
+/// outside of a message, compressed bodies (they may unpack to any size), negative lengths.
 fn check_messages(payload: &[u8]) -> Result<()> {
     let bad = |what: &str| Err(corrupt(format!("a frame's rows: {what}")));
     let mut at = 0;
     loop {
-        let Some(prefix) = payload.get(at..at + MESSAGE_PREFIX_BYTES) else { return bad("they end without an end mark") };
+        let Some(prefix) = payload.get(at..at + MESSAGE_PREFIX_BYTES) else {
+            return bad("they end without an end mark");
+        };
         if prefix[..4] != [0xff; 4] {
             return bad("a message without its mark");
         }
         let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
         at += MESSAGE_PREFIX_BYTES;
         if length == 0 {
-            return if at == payload.len() { Ok(()) } else { bad("bytes after the end mark") };
+            return if at == payload.len() {
+                Ok(())
+            } else {
+                bad("bytes after the end mark")
+            };
         }
-        let Some(metadata) = at.checked_add(length).and_then(|end| payload.get(at..end)) else { return bad("a message past the end") };
+        let Some(metadata) = at.checked_add(length).and_then(|end| payload.get(at..end)) else {
+            return bad("a message past the end");
+        };
         let message = match arrow_ipc::root_as_message(metadata) {
             Ok(message) => message,
-            Err(e) => return Err(corrupt("a frame's rows: a message that is no flatbuffer").source(e.to_string())),
+            Err(e) => {
+                return Err(corrupt("a frame's rows: a message that is no flatbuffer")
+                    .source(e.to_string()));
+            }
         };
         at += length;
-        let body = usize::try_from(message.bodyLength()).ok().filter(|body| *body <= payload.len() - at);
-        let Some(body) = body else { return bad("a body past the end") };
+        let body = usize::try_from(message.bodyLength())
+            .ok()
+            .filter(|body| *body <= payload.len() - at);
+        let Some(body) = body else {
+            return bad("a body past the end");
+        };
         let batch = match message.header_type() {
             MessageHeader::Schema if body == 0 => None,
             MessageHeader::RecordBatch => message.header_as_record_batch(),
-            MessageHeader::DictionaryBatch => message.header_as_dictionary_batch().and_then(|d| d.data()),
+            MessageHeader::DictionaryBatch => {
+                message.header_as_dictionary_batch().and_then(|d| d.data())
+            }
             other => return bad(&format!("a message of type {other:?}")),
         };
         match batch {
@@ -354,8 +461,10 @@ fn check_batch(batch: &arrow_ipc::RecordBatch<'_>, body: usize) -> Result<()> {
         return bad("a length out of range");
     }
     for node in batch.nodes().iter().flatten() {
-        // Lists may have more items than the batch has rows; items take up room in the body, except where they are nothing.
-        if !(0..=most).contains(&node.length()) || !(0..=node.length()).contains(&node.null_count()) {
+        // Lists may have more items than the batch has rows; items take up room in the body, except
+        // where they are nothing.
+        if !(0..=most).contains(&node.length()) || !(0..=node.length()).contains(&node.null_count())
+        {
             return bad("a length out of range");
         }
     }

@@ -14,9 +14,11 @@ const STREAM_PIECE_BYTES: u64 = limits::CHUNK_BYTES;
 
 /// Builds the [`MemberIndex`] of an archive of known kind and size.
 ///
-/// - **By range**: read what [`Indexer::step`] needs, hand it to [`Indexer::feed`], until `Done`; then [`Indexer::finish`]. For a tar these
-///   are its headers, for a zip its end and its directory, for a compressed tar all of it, in pieces.
-/// - **As a stream**, where [`Indexer::streams`]: [`Indexer::push`] every byte in order, then [`Indexer::finish`].
+/// - **By range**: read what [`Indexer::step`] needs, hand it to [`Indexer::feed`], until `Done`;
+///   then [`Indexer::finish`]. For a tar these are its headers, for a zip its end and its
+///   directory, for a compressed tar all of it, in pieces.
+/// - **As a stream**, where [`Indexer::streams`]: [`Indexer::push`] every byte in order, then
+///   [`Indexer::finish`].
 #[derive(Debug)]
 pub struct Indexer {
     kind: ArchiveKind,
@@ -73,13 +75,16 @@ impl Indexer {
             Inner::Compressed(c) => match (&c.failed, c.stream.total_in()) {
                 (Some(e), _) => Err(e.clone()),
                 (None, at) if at >= self.size => Ok(ScanStep::Done),
-                (None, at) => Ok(ScanStep::Need(at..at.saturating_add(STREAM_PIECE_BYTES).min(self.size))),
+                (None, at) => Ok(ScanStep::Need(
+                    at..at.saturating_add(STREAM_PIECE_BYTES).min(self.size),
+                )),
             },
         }
     }
 
-    /// Takes bytes that begin at `offset` of the archive, uses what is of use in them, and says what is wanted next. Bytes before the
-    /// wanted ones are passed over; bytes beyond a gap are not used.
+    /// Takes bytes that begin at `offset` of the archive, uses what is of use in them, and says
+    /// what is wanted next. Bytes before the wanted ones are passed over; bytes beyond a gap are
+    /// not used.
     ///
     /// # Errors
     /// `Corrupt` with the offset; `Unsupported` past a limit or for what is not offered.
@@ -88,11 +93,20 @@ impl Indexer {
             Inner::Tar(tar) => tar.feed(offset, bytes),
             Inner::Zip(zip) => zip.feed(offset, bytes),
             Inner::Compressed(c) => {
-                let Compressed { stream, tar, failed } = &mut **c;
+                let Compressed {
+                    stream,
+                    tar,
+                    failed,
+                } = &mut **c;
                 let wanted = stream.total_in();
-                let skip = wanted.checked_sub(offset).and_then(|s| usize::try_from(s).ok()).filter(|&s| s <= bytes.len());
+                let skip = wanted
+                    .checked_sub(offset)
+                    .and_then(|s| usize::try_from(s).ok())
+                    .filter(|&s| s <= bytes.len());
                 if let (None, Some(skip)) = (&failed, skip) {
-                    *failed = stream.push_each(&bytes[skip..], |piece| tar.push(piece)).err();
+                    *failed = stream
+                        .push_each(&bytes[skip..], |piece| tar.push(piece))
+                        .err();
                 }
                 self.step()
             }
@@ -106,7 +120,9 @@ impl Indexer {
     pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.inner {
             Inner::Tar(tar) => tar.push(bytes),
-            Inner::Zip(_) => Err(Error::unsupported("a zip has its directory at its end and cannot be indexed as a stream")),
+            Inner::Zip(_) => Err(Error::unsupported(
+                "a zip has its directory at its end and cannot be indexed as a stream",
+            )),
             Inner::Compressed(c) => {
                 let offset = c.stream.total_in();
                 self.feed(offset, bytes).map(drop)
@@ -123,7 +139,11 @@ impl Indexer {
             Inner::Tar(tar) => tar.finish(),
             Inner::Zip(zip) => zip.finish(),
             Inner::Compressed(c) => {
-                let Compressed { stream, tar, failed } = *c;
+                let Compressed {
+                    stream,
+                    tar,
+                    failed,
+                } = *c;
                 failed.map_or(Ok(()), Err)?;
                 stream.finish()?;
                 tar.finish()
@@ -140,7 +160,8 @@ impl Indexer {
         }
     }
 
-    /// Memory that the index holds so far, to be watched while feeding archives that may be of any size.
+    /// Memory that the index holds so far, to be watched while feeding archives that may be of any
+    /// size.
     pub fn memory_bytes(&self) -> usize {
         match &self.inner {
             Inner::Tar(tar) => tar.memory_bytes(),

@@ -1,4 +1,5 @@
-//! The four kinds of archive, told apart by name, by first bytes, and by the names that GetBatch requests use for them.
+//! The four kinds of archive, told apart by name, by first bytes, and by the names that GetBatch
+//! requests use for them.
 
 use crate::decompress::Codec;
 use forebay_core::{Error, Result, name::shorten};
@@ -18,12 +19,18 @@ pub enum ArchiveKind {
 }
 
 impl ArchiveKind {
-    pub const ALL: [ArchiveKind; 4] = [ArchiveKind::Tar, ArchiveKind::TarGz, ArchiveKind::TarLz4, ArchiveKind::Zip];
+    pub const ALL: [ArchiveKind; 4] = [
+        ArchiveKind::Tar,
+        ArchiveKind::TarGz,
+        ArchiveKind::TarLz4,
+        ArchiveKind::Zip,
+    ];
 
     /// How many of an archive's first bytes [`ArchiveKind::from_magic`] wants to see.
     pub const MAGIC_BYTES: usize = 512;
 
-    /// By the extension of an object's name, in any case: `.tar`, `.tgz`, `.tar.gz`, `.tar.lz4`, `.zip`.
+    /// By the extension of an object's name, in any case: `.tar`, `.tgz`, `.tar.gz`, `.tar.lz4`,
+    /// `.zip`.
     pub fn from_name(name: &str) -> Option<Self> {
         const EXTENSIONS: [(&[u8], ArchiveKind); 5] = [
             (b".tar", ArchiveKind::Tar),
@@ -33,12 +40,17 @@ impl ArchiveKind {
             (b".zip", ArchiveKind::Zip),
         ];
         let name = name.as_bytes();
-        let ends = |ext: &[u8]| name.len() > ext.len() && name[name.len() - ext.len()..].eq_ignore_ascii_case(ext);
-        EXTENSIONS.iter().find(|(ext, _)| ends(ext)).map(|&(_, kind)| kind)
+        let ends = |ext: &[u8]| {
+            name.len() > ext.len() && name[name.len() - ext.len()..].eq_ignore_ascii_case(ext)
+        };
+        EXTENSIONS
+            .iter()
+            .find(|(ext, _)| ends(ext))
+            .map(|&(_, kind)| kind)
     }
 
-    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter archive). `None` where nothing is recognised; what is
-    /// inside a gzip or lz4 stream is taken to be a tar.
+    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter archive). `None`
+    /// where nothing is recognised; what is inside a gzip or lz4 stream is taken to be a tar.
     pub fn from_magic(head: &[u8]) -> Option<Self> {
         if head.starts_with(&[0x1f, 0x8b]) {
             return Some(ArchiveKind::TarGz);
@@ -63,9 +75,10 @@ impl ArchiveKind {
             "tgz" | ".tgz" | ".tar.gz" | "application/gzip" => Ok(ArchiveKind::TarGz),
             "zip" | ".zip" | "application/zip" => Ok(ArchiveKind::Zip),
             ".tar.lz4" => Ok(ArchiveKind::TarLz4),
-            other => {
-                Err(Error::invalid(format!("{:?} is not an archive format", shorten(other))).hint("one of .tar, .tgz, .tar.lz4, .zip"))
-            }
+            other => Err(
+                Error::invalid(format!("{:?} is not an archive format", shorten(other)))
+                    .hint("one of .tar, .tgz, .tar.lz4, .zip"),
+            ),
         }
     }
 
@@ -89,7 +102,8 @@ impl ArchiveKind {
         }
     }
 
-    /// How the archive as a whole is compressed: members of such an archive lie at offsets of the decompressed stream.
+    /// How the archive as a whole is compressed: members of such an archive lie at offsets of the
+    /// decompressed stream.
     pub fn codec(self) -> Option<Codec> {
         match self {
             ArchiveKind::Tar | ArchiveKind::Zip => None,
@@ -125,9 +139,15 @@ mod tests {
     #[test]
     fn kinds_by_name_and_mime() {
         assert_eq!(ArchiveKind::from_name("a/b.tar"), Some(ArchiveKind::Tar));
-        assert_eq!(ArchiveKind::from_name("a/b.TAR.GZ"), Some(ArchiveKind::TarGz));
+        assert_eq!(
+            ArchiveKind::from_name("a/b.TAR.GZ"),
+            Some(ArchiveKind::TarGz)
+        );
         assert_eq!(ArchiveKind::from_name("b.tgz"), Some(ArchiveKind::TarGz));
-        assert_eq!(ArchiveKind::from_name("b.tar.lz4"), Some(ArchiveKind::TarLz4));
+        assert_eq!(
+            ArchiveKind::from_name("b.tar.lz4"),
+            Some(ArchiveKind::TarLz4)
+        );
         assert_eq!(ArchiveKind::from_name("ü.zip"), Some(ArchiveKind::Zip));
         for no in ["tar", ".tar", "a.gz", "a.tar.bz2", "", "é"] {
             assert_eq!(ArchiveKind::from_name(no), None, "{no}");
@@ -156,9 +176,18 @@ mod tests {
         crate::tar::tar_header_into(&mut tar, "a", 0, 0).unwrap();
         assert_eq!(ArchiveKind::from_magic(&tar), Some(ArchiveKind::Tar));
         assert_eq!(ArchiveKind::from_magic(&[0; 512]), None);
-        assert_eq!(ArchiveKind::from_magic(&[0x1f, 0x8b, 8]), Some(ArchiveKind::TarGz));
-        assert_eq!(ArchiveKind::from_magic(b"\x04\x22\x4d\x18"), Some(ArchiveKind::TarLz4));
-        assert_eq!(ArchiveKind::from_magic(b"PK\x05\x06"), Some(ArchiveKind::Zip));
+        assert_eq!(
+            ArchiveKind::from_magic(&[0x1f, 0x8b, 8]),
+            Some(ArchiveKind::TarGz)
+        );
+        assert_eq!(
+            ArchiveKind::from_magic(b"\x04\x22\x4d\x18"),
+            Some(ArchiveKind::TarLz4)
+        );
+        assert_eq!(
+            ArchiveKind::from_magic(b"PK\x05\x06"),
+            Some(ArchiveKind::Zip)
+        );
         assert_eq!(ArchiveKind::from_magic(b""), None);
     }
 }

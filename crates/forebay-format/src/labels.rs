@@ -1,10 +1,12 @@
 //! Files of labels: CSV or JSONL, a name and a label per line.
 //!
-//! **CSV**, as RFC 4180 has it: comma (or tab, or semicolon: the first of them in the first line), fields in double quotes where they have
-//! one of these, quotes doubled inside. With a header line the columns are found by their names; without one they are the first and the second.
-//! **JSONL**: an object per line, whose fields they are.
+//! **CSV**, as RFC 4180 has it: comma (or tab, or semicolon: the first of them in the first line),
+//! fields in double quotes where they have one of these, quotes doubled inside. With a header line
+//! the columns are found by their names; without one they are the first and the second. **JSONL**:
+//! an object per line, whose fields they are.
 //!
-//! Labels are kept as text, or as numbers where all of them are whole numbers. Memory grows with the file, whose size has a limit.
+//! Labels are kept as text, or as numbers where all of them are whole numbers. Memory grows with
+//! the file, whose size has a limit.
 
 use crate::jsonl;
 use arrow_array::{ArrayRef, Int64Array, StringArray};
@@ -13,7 +15,18 @@ use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 /// Names that a column of names may have, where none is told; and of labels.
-const NAME_COLUMNS: [&str; 10] = ["file_name", "filename", "file", "path", "key", "name", "object", "objname", "image", "id"];
+const NAME_COLUMNS: [&str; 10] = [
+    "file_name",
+    "filename",
+    "file",
+    "path",
+    "key",
+    "name",
+    "object",
+    "objname",
+    "image",
+    "id",
+];
 const LABEL_COLUMNS: [&str; 5] = ["label", "labels", "class", "target", "category"];
 
 /// Which columns have the names and the labels; the usual ones where it is not told.
@@ -35,19 +48,30 @@ impl Labels {
     /// From the bytes of a file; `name` tells CSV (`.csv`, `.tsv`, `.txt`) from JSONL.
     ///
     /// # Errors
-    /// `Invalid` for a file of another extension, or columns that are not there. `Corrupt` with the line. `Unsupported` past the limit.
+    /// `Invalid` for a file of another extension, or columns that are not there. `Corrupt` with the
+    /// line. `Unsupported` past the limit.
     pub fn parse(name: &str, bytes: &[u8], columns: &LabelColumns) -> Result<Self> {
         if bytes.len() as u64 > limits::SIDE_FILE_MAX_BYTES {
             let max = limits::SIDE_FILE_MAX_BYTES;
-            return Err(Error::unsupported(format!("the file of labels {name:?} is {} bytes long; the limit is {max}", bytes.len())));
+            return Err(Error::unsupported(format!(
+                "the file of labels {name:?} is {} bytes long; the limit is {max}",
+                bytes.len()
+            )));
         }
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-        let extension = name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+        let extension = name
+            .rsplit('.')
+            .next()
+            .unwrap_or_default()
+            .to_ascii_lowercase();
         let mut labels = Builder::default();
         match extension.as_str() {
             "csv" | "tsv" | "txt" => csv(bytes, columns, &mut labels),
             "jsonl" | "ndjson" | "jsonlines" => json_lines(bytes, columns, &mut labels),
-            _ => Err(Error::invalid("its name ends neither in .csv nor in .jsonl").hint("name it .csv, .tsv, .jsonl or .ndjson")),
+            _ => Err(
+                Error::invalid("its name ends neither in .csv nor in .jsonl")
+                    .hint("name it .csv, .tsv, .jsonl or .ndjson"),
+            ),
         }
         .map_err(|e| e.context(format!("the file of labels {name:?}")))?;
         Ok(labels.finish())
@@ -66,9 +90,12 @@ impl Labels {
         self.by_name.get(name).map(|&n| &*self.labels[n as usize])
     }
 
-    /// The label of an object: by its key, or by any end of it that begins after a slash, the longest first.
+    /// The label of an object: by its key, or by any end of it that begins after a slash, the
+    /// longest first.
     pub fn of_key(&self, key: &str) -> Option<&str> {
-        std::iter::once(0).chain(key.match_indices('/').map(|(i, _)| i + 1)).find_map(|at| self.get(&key[at..]))
+        std::iter::once(0)
+            .chain(key.match_indices('/').map(|(i, _)| i + 1))
+            .find_map(|at| self.get(&key[at..]))
     }
 
     /// Whether all labels are whole numbers.
@@ -76,11 +103,16 @@ impl Labels {
         self.numbers
     }
 
-    /// The labels of some keys as a column: `int64` where all labels are whole numbers, text otherwise; null for keys without one.
+    /// The labels of some keys as a column: `int64` where all labels are whole numbers, text
+    /// otherwise; null for keys without one.
     pub fn column<'k>(&self, keys: impl IntoIterator<Item = &'k str>) -> ArrayRef {
         let labels = keys.into_iter().map(|k| self.of_key(k));
         if self.numbers {
-            return Arc::new(labels.map(|l| l.and_then(|l| l.parse::<i64>().ok())).collect::<Int64Array>());
+            return Arc::new(
+                labels
+                    .map(|l| l.and_then(|l| l.parse::<i64>().ok()))
+                    .collect::<Int64Array>(),
+            );
         }
         Arc::new(labels.collect::<StringArray>())
     }
@@ -125,20 +157,31 @@ impl Builder {
         // Only what is written back the same is a number: 007 is text.
         let number = |l: &str| l.parse::<i64>().is_ok_and(|n| n.to_string() == l);
         let numbers = !self.labels.is_empty() && self.labels.iter().all(|l| number(l));
-        Labels { by_name: self.by_name, labels: self.labels, numbers }
+        Labels {
+            by_name: self.by_name,
+            labels: self.labels,
+            numbers,
+        }
     }
 }
 
 fn csv(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result<()> {
-    let text = std::str::from_utf8(bytes).map_err(|e| Error::corrupt(format!("it is not UTF-8 at offset {}", e.valid_up_to())))?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| Error::corrupt(format!("it is not UTF-8 at offset {}", e.valid_up_to())))?;
     let first = text.lines().next().unwrap_or_default();
-    let separator = first.bytes().find(|b| matches!(b, b',' | b'\t' | b';')).unwrap_or(b',');
+    let separator = first
+        .bytes()
+        .find(|b| matches!(b, b',' | b'\t' | b';'))
+        .unwrap_or(b',');
     let (mut rest, mut line, mut places) = (text, 1, None);
     let mut fields = Vec::new();
     while !rest.is_empty() {
         fields.clear();
-        let lines = record(&mut rest, separator, &mut fields)
-            .ok_or_else(|| Error::corrupt(format!("line {line} has a quote that does not end, or something after its end")))?;
+        let lines = record(&mut rest, separator, &mut fields).ok_or_else(|| {
+            Error::corrupt(format!(
+                "line {line} has a quote that does not end, or something after its end"
+            ))
+        })?;
         let here = line;
         line += lines;
         if fields.iter().all(|f| f.is_empty()) {
@@ -157,7 +200,10 @@ fn csv(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result<()> {
             }
         };
         let (Some(name), Some(label)) = (fields.get(name), fields.get(label)) else {
-            return Err(Error::corrupt(format!("line {here} has {} fields, too few for a name and a label", fields.len())));
+            return Err(Error::corrupt(format!(
+                "line {here} has {} fields, too few for a name and a label",
+                fields.len()
+            )));
         };
         out.push(name, label, here)?;
     }
@@ -171,9 +217,16 @@ fn record<'t>(rest: &mut &'t str, separator: u8, fields: &mut Vec<Cow<'t, str>>)
         let text = *rest;
         let (field, after) = match text.strip_prefix('"') {
             None => {
-                let end = text.bytes().position(|b| b == separator || b == b'\n').unwrap_or(text.len());
+                let end = text
+                    .bytes()
+                    .position(|b| b == separator || b == b'\n')
+                    .unwrap_or(text.len());
                 let (field, after) = text.split_at(end);
-                let field = if after.starts_with('\n') || after.is_empty() { field.strip_suffix('\r').unwrap_or(field) } else { field };
+                let field = if after.starts_with('\n') || after.is_empty() {
+                    field.strip_suffix('\r').unwrap_or(field)
+                } else {
+                    field
+                };
                 (Cow::Borrowed(field.trim()), after)
             }
             Some(quoted) => {
@@ -187,9 +240,19 @@ fn record<'t>(rest: &mut &'t str, separator: u8, fields: &mut Vec<Cow<'t, str>>)
                 };
                 lines += quoted[..end].matches('\n').count();
                 let after = &quoted[end + 1..];
-                let after = after.strip_prefix('\r').filter(|a| a.starts_with('\n') || a.is_empty()).unwrap_or(after);
+                let after = after
+                    .strip_prefix('\r')
+                    .filter(|a| a.starts_with('\n') || a.is_empty())
+                    .unwrap_or(after);
                 let field = &quoted[..end];
-                (if field.contains('"') { Cow::Owned(field.replace("\"\"", "\"")) } else { Cow::Borrowed(field) }, after)
+                (
+                    if field.contains('"') {
+                        Cow::Owned(field.replace("\"\"", "\""))
+                    } else {
+                        Cow::Borrowed(field)
+                    },
+                    after,
+                )
             }
         };
         fields.push(field);
@@ -212,20 +275,32 @@ fn record<'t>(rest: &mut &'t str, separator: u8, fields: &mut Vec<Cow<'t, str>>)
 fn header(fields: &[Cow<'_, str>], columns: &LabelColumns) -> Result<Option<(usize, usize)>> {
     let find = |told: &Option<String>, usual: &[&str]| match told {
         Some(told) => fields.iter().position(|f| f == told),
-        None => usual.iter().find_map(|u| fields.iter().position(|f| f.eq_ignore_ascii_case(u))),
+        None => usual
+            .iter()
+            .find_map(|u| fields.iter().position(|f| f.eq_ignore_ascii_case(u))),
     };
-    let (name, label) = (find(&columns.name, &NAME_COLUMNS), find(&columns.label, &LABEL_COLUMNS));
+    let (name, label) = (
+        find(&columns.name, &NAME_COLUMNS),
+        find(&columns.label, &LABEL_COLUMNS),
+    );
     let told = columns.name.is_some() || columns.label.is_some();
     match (name, label) {
         (Some(name), Some(label)) => Ok(Some((name, label))),
         // One of them told or known, and there are only two.
-        (Some(name), None) if fields.len() == 2 && columns.label.is_none() => Ok(Some((name, 1 - name))),
-        (None, Some(label)) if fields.len() == 2 && columns.name.is_none() => Ok(Some((1 - label, label))),
+        (Some(name), None) if fields.len() == 2 && columns.label.is_none() => {
+            Ok(Some((name, 1 - name)))
+        }
+        (None, Some(label)) if fields.len() == 2 && columns.name.is_none() => {
+            Ok(Some((1 - label, label)))
+        }
         (None, None) if !told && fields.len() >= 2 => Ok(None),
         _ => {
             let have: Vec<_> = fields.iter().take(20).map(AsRef::as_ref).collect();
-            Err(Error::invalid(format!("it has no columns of names and of labels among: {}", have.join(", ")))
-                .hint("tell which columns have the names and the labels"))
+            Err(Error::invalid(format!(
+                "it has no columns of names and of labels among: {}",
+                have.join(", ")
+            ))
+            .hint("tell which columns have the names and the labels"))
         }
     }
 }
@@ -237,8 +312,8 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
         at += len;
         line += 1;
         let Some(text) = text else { continue };
-        let object: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_slice(text).map_err(|e| Error::corrupt(format!("line {line} is no JSON object: {e}")))?;
+        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(text)
+            .map_err(|e| Error::corrupt(format!("line {line} is no JSON object: {e}")))?;
         let find = |told: &Option<String>, usual: &[&str], what: &str| {
             let value = match told {
                 Some(told) => object.get(told),
@@ -246,9 +321,13 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
             };
             match value {
                 Some(serde_json::Value::String(s)) => Ok(s.clone()),
-                Some(v @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => Ok(v.to_string()),
-                _ => Err(Error::corrupt(format!("line {line} has no {what} that is text or a number"))
-                    .hint("tell which fields have the names and the labels")),
+                Some(v @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => {
+                    Ok(v.to_string())
+                }
+                _ => Err(Error::corrupt(format!(
+                    "line {line} has no {what} that is text or a number"
+                ))
+                .hint("tell which fields have the names and the labels")),
             }
         };
         let name = find(&columns.name, &NAME_COLUMNS, "name")?;
@@ -258,7 +337,8 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
     Ok(())
 }
 
-/// A label from a path: the name of the directory that is `depth` levels above the object, 1 being the one that it lies in.
+/// A label from a path: the name of the directory that is `depth` levels above the object, 1 being
+/// the one that it lies in.
 pub fn label_of_path(key: &str, depth: usize) -> Option<&str> {
     key.rsplit('/').nth(depth.max(1)).filter(|d| !d.is_empty())
 }
@@ -282,22 +362,45 @@ mod tests {
         ] {
             let labels = parse("x.csv", text).unwrap();
             assert_eq!(labels.len(), 2, "{text}");
-            assert_eq!((labels.get("a.jpg"), labels.get("d/b.jpg")), (Some("cat"), Some("dog")), "{text}");
+            assert_eq!(
+                (labels.get("a.jpg"), labels.get("d/b.jpg")),
+                (Some("cat"), Some("dog")),
+                "{text}"
+            );
             assert_eq!(labels.of_key("train/d/b.jpg"), Some("dog"));
             assert_eq!(labels.of_key("b.jpg"), None);
         }
         let quoted = parse("x.csv", "name,label\n\"a,\"\"b\"\"\nc\",\"x\ny\"\nd,e").unwrap();
-        assert_eq!((quoted.get("a,\"b\"\nc"), quoted.get("d")), (Some("x\ny"), Some("e")));
-        let told = LabelColumns { name: Some("x".into()), label: Some("y".into()) };
+        assert_eq!(
+            (quoted.get("a,\"b\"\nc"), quoted.get("d")),
+            (Some("x\ny"), Some("e"))
+        );
+        let told = LabelColumns {
+            name: Some("x".into()),
+            label: Some("y".into()),
+        };
         let labels = Labels::parse("l.csv", b"y,z,x\n1,2,a\n3,4,b\n", &told).unwrap();
-        assert_eq!(labels.column(["b", "c", "a"]).as_primitive::<arrow_array::types::Int64Type>().values()[0], 3);
+        assert_eq!(
+            labels
+                .column(["b", "c", "a"])
+                .as_primitive::<arrow_array::types::Int64Type>()
+                .values()[0],
+            3
+        );
         assert!(labels.are_numbers() && labels.column(["c"]).is_null(0));
     }
 
     #[test]
     fn json_lines_and_their_fields() {
-        let labels = parse("l.jsonl", "{\"file\": \"a\", \"label\": 3}\n\n{\"file\": \"b\", \"label\": \"x\"}").unwrap();
-        assert_eq!((labels.get("a"), labels.get("b"), labels.are_numbers()), (Some("3"), Some("x"), false));
+        let labels = parse(
+            "l.jsonl",
+            "{\"file\": \"a\", \"label\": 3}\n\n{\"file\": \"b\", \"label\": \"x\"}",
+        )
+        .unwrap();
+        assert_eq!(
+            (labels.get("a"), labels.get("b"), labels.are_numbers()),
+            (Some("3"), Some("x"), false)
+        );
     }
 
     #[test]
@@ -309,14 +412,21 @@ mod tests {
             ("x.csv", "name,label\na,1\na,2\n", "line 3"),
             ("x.csv", "only\n", "no columns"),
             ("x.jsonl", "{}\n", "line 1"),
-            ("x.jsonl", "{\"name\": \"a\", \"label\": 1}\n[1]\n", "line 2"),
+            (
+                "x.jsonl",
+                "{\"name\": \"a\", \"label\": 1}\n[1]\n",
+                "line 2",
+            ),
             ("x.bin", "", "neither"),
         ] {
             let e = parse(name, text).unwrap_err();
             assert!(e.message().contains(says), "{text:?}: {e}");
         }
         assert!(Labels::parse("x.csv", b"a,\xff", &LabelColumns::default()).is_err());
-        let told = LabelColumns { name: Some("nope".into()), label: None };
+        let told = LabelColumns {
+            name: Some("nope".into()),
+            label: None,
+        };
         assert!(Labels::parse("x.csv", b"name,label\na,1\n", &told).is_err());
     }
 

@@ -1,11 +1,12 @@
-//! Archives from bytes to member indexes, archives written as streams, and files of rows as Arrow record batches. Parsers do no I/O.
+//! Archives from bytes to member indexes, archives written as streams, and files of rows as Arrow
+//! record batches. Parsers do no I/O.
 //!
 //! # Rows
 //! Parquet, Arrow IPC, TFRecord, JSONL, and the samples of tars: see [`tabular`].
 //!
 //! # Reading archives
-//! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which bytes it needs next and is fed them, or all
-//! bytes flow through it on their way elsewhere.
+//! An [`Indexer`] turns an archive of any [`ArchiveKind`] into a [`MemberIndex`]: it says which
+//! bytes it needs next and is fed them, or all bytes flow through it on their way elsewhere.
 //!
 //! ```
 //! # use forebay_format::*;
@@ -26,17 +27,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where a member's bytes are is told by [`Extent::place`]. Members of zips go through a [`MemberDecoder`], which inflates and checks them;
-//! members of compressed tars lie in what a [`Decompressor`] puts out.
+//! Where a member's bytes are is told by [`Extent::place`]. Members of zips go through a
+//! [`MemberDecoder`], which inflates and checks them; members of compressed tars lie in what a
+//! [`Decompressor`] puts out.
 //!
 //! # Writing
-//! An [`ArchiveWriter`] makes an archive of entries whose sizes are known, appended to the caller's buffer. For plain tar the pieces can be
-//! had by themselves ([`tar_header_into`], [`tar_padding_into`], [`tar_trailer_into`]), so that file bytes are read straight into the
+//! An [`ArchiveWriter`] makes an archive of entries whose sizes are known, appended to the caller's
+//! buffer. For plain tar the pieces can be had by themselves ([`tar_header_into`],
+//! [`tar_padding_into`], [`tar_trailer_into`]), so that file bytes are read straight into the
 //! outgoing buffer.
 //!
 //! # What holds everywhere
-//! Input is hostile: sizes lie, streams stop, bytes flip. Every parser answers with an [`Error`](forebay_core::Error) of kind `Corrupt` (the
-//! bytes break the format; the message has the offset) or `Unsupported` (they are past a limit, or of a kind not offered here), never with
+//! Input is hostile: sizes lie, streams stop, bytes flip. Every parser answers with an
+//! [`Error`](forebay_core::Error) of kind `Corrupt` (the bytes break the format; the message has
+//! the offset) or `Unsupported` (they are past a limit, or of a kind not offered here), never with
 //! a panic, and keeps no more memory than it says.
 
 mod compress;
@@ -65,8 +69,8 @@ pub use indexer::Indexer;
 pub use kind::ArchiveKind;
 pub use member_decoder::MemberDecoder;
 pub use tar::{
-    ScanStep, TAR_TRAILER_BYTES, TarScanner, tar_entry_bytes, tar_exact_size, tar_header_bytes, tar_header_into, tar_header_with_pax,
-    tar_padding, tar_padding_into, tar_trailer_into,
+    ScanStep, TAR_TRAILER_BYTES, TarScanner, tar_entry_bytes, tar_exact_size, tar_header_bytes,
+    tar_header_into, tar_header_with_pax, tar_padding, tar_padding_into, tar_trailer_into,
 };
 pub use writer::ArchiveWriter;
 pub use zip::{ZipScanner, ZipWriter};

@@ -1,7 +1,8 @@
-//! From the bytes that a member takes in the archive to the member: inflated where it is deflated, counted, and checked against its CRC32
-//! where the archive has one.
+//! From the bytes that a member takes in the archive to the member: inflated where it is deflated,
+//! counted, and checked against its CRC32 where the archive has one.
 //!
-//! Invariant: never more than the declared size comes out, so a deflate bomb is refused where it passes its own word.
+//! Invariant: never more than the declared size comes out, so a deflate bomb is refused where it
+//! passes its own word.
 
 use crate::{
     decompress::{LastByte, PIECE_BYTES, Progress},
@@ -11,8 +12,9 @@ use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
 use forebay_core::{Error, Result};
 
-/// Reads one member from its first byte to its last; for stored members and for deflated ones. A range of a stored member needs no decoder; one
-/// of a deflated member is what comes out between its ends.
+/// Reads one member from its first byte to its last; for stored members and for deflated ones. A
+/// range of a stored member needs no decoder; one of a deflated member is what comes out between
+/// its ends.
 #[derive(Debug)]
 pub struct MemberDecoder {
     extent: Extent,
@@ -38,12 +40,13 @@ impl MemberDecoder {
     pub fn new(extent: &Extent) -> Result<Self> {
         extent.place()?;
         // Some programs write no compressed data at all for an empty file.
-        let inflate = (extent.storage == Storage::Deflated && extent.stored_size > 0).then(|| Inflate {
-            state: Decompress::new(false),
-            scratch: vec![0; PIECE_BYTES].into_boxed_slice(),
-            ended: false,
-            full: false,
-        });
+        let inflate =
+            (extent.storage == Storage::Deflated && extent.stored_size > 0).then(|| Inflate {
+                state: Decompress::new(false),
+                scratch: vec![0; PIECE_BYTES].into_boxed_slice(),
+                ended: false,
+                full: false,
+            });
         Ok(Self {
             extent: *extent,
             taken: 0,
@@ -55,12 +58,18 @@ impl MemberDecoder {
         })
     }
 
-    /// Takes the next of the member's stored bytes and appends at most `max_out` (1 or more) bytes of the member to `out`, which must grow
-    /// as it is appended to.
+    /// Takes the next of the member's stored bytes and appends at most `max_out` (1 or more) bytes
+    /// of the member to `out`, which must grow as it is appended to.
     ///
     /// # Errors
-    /// `Corrupt` for damaged bytes, more than the declared size, a wrong checksum. The same error again on each later call.
-    pub fn push(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
+    /// `Corrupt` for damaged bytes, more than the declared size, a wrong checksum. The same error
+    /// again on each later call.
+    pub fn push(
+        &mut self,
+        input: &[u8],
+        out: &mut impl BufMut,
+        max_out: usize,
+    ) -> Result<Progress> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
@@ -70,7 +79,13 @@ impl MemberDecoder {
             Some(_) => self.inflate(fresh, out, max_out),
         };
         let pushed = pushed.map(|done| self.last_byte.report(input, fresh, done));
-        let pushed = pushed.and_then(|p| if self.is_complete() { self.check().map(|()| p) } else { Ok(p) });
+        let pushed = pushed.and_then(|p| {
+            if self.is_complete() {
+                self.check().map(|()| p)
+            } else {
+                Ok(p)
+            }
+        });
         if let Err(e) = &pushed {
             self.failed = Some(e.clone());
         }
@@ -100,7 +115,10 @@ impl MemberDecoder {
         match &self.failed {
             Some(e) => Err(e.clone()),
             None if self.is_complete() => self.check(),
-            None => Err(self.corrupt(&format!("it is cut off after {} of {} bytes", self.given, self.extent.size))),
+            None => Err(self.corrupt(&format!(
+                "it is cut off after {} of {} bytes",
+                self.given, self.extent.size
+            ))),
         }
     }
 
@@ -115,16 +133,26 @@ impl MemberDecoder {
 
     fn check(&self) -> Result<()> {
         if self.given != self.extent.size {
-            return Err(self.corrupt(&format!("it has {} bytes instead of {}", self.given, self.extent.size)));
+            return Err(self.corrupt(&format!(
+                "it has {} bytes instead of {}",
+                self.given, self.extent.size
+            )));
         }
-        if self.extent.crc32.is_some_and(|crc| crc != self.crc.clone().finalize()) {
+        if self
+            .extent
+            .crc32
+            .is_some_and(|crc| crc != self.crc.clone().finalize())
+        {
             return Err(self.corrupt("its checksum does not match"));
         }
         Ok(())
     }
 
     fn corrupt(&self, what: &str) -> Error {
-        Error::corrupt(format!("the archive's member at offset {} is damaged: {what}", self.extent.offset))
+        Error::corrupt(format!(
+            "the archive's member at offset {} is damaged: {what}",
+            self.extent.offset
+        ))
     }
 
     fn copy(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
@@ -138,14 +166,22 @@ impl MemberDecoder {
             self.crc.update(piece);
         }
         out.put_slice(piece);
-        Ok(Progress { consumed: piece.len(), produced: piece.len(), more: false })
+        Ok(Progress {
+            consumed: piece.len(),
+            produced: piece.len(),
+            more: false,
+        })
     }
 
     fn inflate(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
         if input.len() as u64 > self.extent.stored_size - self.taken {
             return Err(self.corrupt("more bytes than it has were handed in"));
         }
-        let mut done = Progress { consumed: 0, produced: 0, more: false };
+        let mut done = Progress {
+            consumed: 0,
+            produced: 0,
+            more: false,
+        };
         while let Some(i) = self.inflate.as_mut() {
             let fresh = &input[done.consumed..];
             if i.ended {
@@ -156,14 +192,21 @@ impl MemberDecoder {
             }
             // One byte more than declared tells an exact fit from an excess.
             let left = (self.extent.size - self.given).saturating_add(1);
-            let room = (max_out - done.produced).min(i.scratch.len()).min(usize::try_from(left).unwrap_or(usize::MAX));
+            let room = (max_out - done.produced)
+                .min(i.scratch.len())
+                .min(usize::try_from(left).unwrap_or(usize::MAX));
             if room == 0 {
                 done.more = i.full;
                 break;
             }
             let (in_before, out_before) = (i.state.total_in(), i.state.total_out());
-            let status = i.state.decompress(fresh, &mut i.scratch[..room], FlushDecompress::None);
-            let (consumed, produced) = ((i.state.total_in() - in_before) as usize, (i.state.total_out() - out_before) as usize);
+            let status = i
+                .state
+                .decompress(fresh, &mut i.scratch[..room], FlushDecompress::None);
+            let (consumed, produced) = (
+                (i.state.total_in() - in_before) as usize,
+                (i.state.total_out() - out_before) as usize,
+            );
             i.full = produced == room;
             let status = match status {
                 Ok(status) => status,
@@ -177,7 +220,10 @@ impl MemberDecoder {
             self.taken += consumed as u64;
             self.given += produced as u64;
             if self.given > self.extent.size {
-                return Err(self.corrupt(&format!("it inflates to more than its {} bytes", self.extent.size)));
+                return Err(self.corrupt(&format!(
+                    "it inflates to more than its {} bytes",
+                    self.extent.size
+                )));
             }
             if consumed == 0 && produced == 0 && !self.inflate.as_ref().is_some_and(|i| i.ended) {
                 break;

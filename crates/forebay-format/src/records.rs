@@ -24,15 +24,35 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    pub fn new(index: Arc<FileIndex>, block: usize, rows: Rows, projection: &Projection) -> Result<Self> {
+    pub fn new(
+        index: Arc<FileIndex>,
+        block: usize,
+        rows: Rows,
+        projection: &Projection,
+    ) -> Result<Self> {
         let schema = projection.schema(index.schema())?;
-        let ranges = if schema.fields().is_empty() { Vec::new() } else { index.blocks().bytes_of_rows(block, rows.slice()) };
-        Ok(Self { index, block, rows, schema, ranges, held: Held::default() })
+        let ranges = if schema.fields().is_empty() {
+            Vec::new()
+        } else {
+            index.blocks().bytes_of_rows(block, rows.slice())
+        };
+        Ok(Self {
+            index,
+            block,
+            rows,
+            schema,
+            ranges,
+            held: Held::default(),
+        })
     }
 
     pub fn step(&mut self) -> Result<Need> {
         let missing = self.held.missing(&self.ranges);
-        Ok(if missing.is_empty() { Need::Done } else { Need::Ranges(missing) })
+        Ok(if missing.is_empty() {
+            Need::Done
+        } else {
+            Need::Ranges(missing)
+        })
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -44,18 +64,29 @@ impl Read {
         let count = self.rows.count(self.index.blocks().block_rows(self.block));
         if self.schema.fields().is_empty() {
             let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(count));
-            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options).map_err(crate::tabular::arrow_error);
+            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options)
+                .map_err(crate::tabular::arrow_error);
         }
         if matches!(self.index.detail, Detail::TfRecord { example: true }) {
             let mut builder = example::Builder::new(self.schema.clone())?;
-            self.each(|record, at| builder.push(record).map_err(|e| e.context(format!("the record at offset {at}"))))?;
+            self.each(|record, at| {
+                builder
+                    .push(record)
+                    .map_err(|e| e.context(format!("the record at offset {at}")))
+            })?;
             return builder.finish();
         }
         let bytes = self.ranges.iter().map(|r| (r.end - r.start) as usize).sum();
-        let mut column = BinaryRows::with_capacity(count, if self.rows == Rows::All { bytes } else { 0 });
+        let mut column =
+            BinaryRows::with_capacity(count, if self.rows == Rows::All { bytes } else { 0 });
         self.each(|record, _| column.push(record))?;
         match self.index.format {
-            Format::Jsonl => text_rows(self.schema, column.finish_text().map_err(|e| e.context("a line of JSONL"))?),
+            Format::Jsonl => text_rows(
+                self.schema,
+                column
+                    .finish_text()
+                    .map_err(|e| e.context("a line of JSONL"))?,
+            ),
             _ => text_rows(self.schema, column.finish()),
         }
     }
@@ -65,9 +96,16 @@ impl Read {
         let blocks = self.index.blocks();
         let wanted = self.rows.slice();
         for piece in blocks.pieces_of_rows(self.block, wanted) {
-            let bytes = self.held.get(&piece.bytes).ok_or_else(|| Error::internal("bytes of a piece were not fed"))?;
+            let bytes = self
+                .held
+                .get(&piece.bytes)
+                .ok_or_else(|| Error::internal("bytes of a piece were not fed"))?;
             let (mut row, mut at) = (piece.rows.start, 0usize);
-            let mut next = wanted.map(|w| w[w.partition_point(|&r| r < piece.rows.start)..].iter().copied());
+            let mut next = wanted.map(|w| {
+                w[w.partition_point(|&r| r < piece.rows.start)..]
+                    .iter()
+                    .copied()
+            });
             let mut target = next.as_mut().map_or(Some(row), Iterator::next);
             while let Some(wanted_row) = target.filter(|&r| r < piece.rows.end) {
                 let here = piece.bytes.start + at as u64;

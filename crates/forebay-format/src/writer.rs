@@ -1,8 +1,9 @@
 //! Archives of any kind, written as streams into the caller's buffer.
 //!
-//! The bytes are a function of the entries alone: no clock, fixed compression settings, and no trace of how the data was cut into calls.
-//! Invariant: an entry has exactly the size that it was announced with, or the writer fails and stays failed, so no archive with a wrong
-//! size in it is ever completed.
+//! The bytes are a function of the entries alone: no clock, fixed compression settings, and no
+//! trace of how the data was cut into calls. Invariant: an entry has exactly the size that it was
+//! announced with, or the writer fails and stays failed, so no archive with a wrong size in it is
+//! ever completed.
 
 use crate::{
     ArchiveKind,
@@ -13,10 +14,12 @@ use crate::{
 use bytes::BufMut;
 use forebay_core::{Error, Result, name::shorten};
 
-/// Writes entry after entry: [`begin_entry`](Self::begin_entry), [`data`](Self::data) in any pieces, [`end_entry`](Self::end_entry); at last
-/// [`finish`](Self::finish). Each call appends to `out` what is ready, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
+/// Writes entry after entry: [`begin_entry`](Self::begin_entry), [`data`](Self::data) in any
+/// pieces, [`end_entry`](Self::end_entry); at last [`finish`](Self::finish). Each call appends to
+/// `out` what is ready, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
 ///
-/// What may be kept back: with `tar.gz` and `tar.lz4` up to 256 KiB of input, with zip an entry of up to 1 MiB and the directory.
+/// What may be kept back: with `tar.gz` and `tar.lz4` up to 256 KiB of input, with zip an entry of
+/// up to 1 MiB and the directory.
 #[derive(Debug)]
 pub struct ArchiveWriter {
     kind: ArchiveKind,
@@ -48,22 +51,36 @@ impl ArchiveWriter {
             ArchiveKind::TarLz4 => Format::Compressed(Box::new(Compressor::lz4())),
             ArchiveKind::Zip => Format::Zip(Box::default()),
         };
-        Self { kind, format, open: None, state: State::Good }
+        Self {
+            kind,
+            format,
+            open: None,
+            state: State::Good,
+        }
     }
 
     pub fn kind(&self) -> ArchiveKind {
         self.kind
     }
 
-    /// Begins a file of exactly `size` bytes. `mtime_secs`: seconds since the Unix epoch, 0 for none.
+    /// Begins a file of exactly `size` bytes. `mtime_secs`: seconds since the Unix epoch, 0 for
+    /// none.
     ///
     /// # Errors
-    /// `Invalid` for a name that the format cannot have (nothing was written, other entries may follow); `Internal` inside another entry.
-    pub fn begin_entry(&mut self, name: &str, size: u64, mtime_secs: i64, out: &mut impl BufMut) -> Result<()> {
+    /// `Invalid` for a name that the format cannot have (nothing was written, other entries may
+    /// follow); `Internal` inside another entry.
+    pub fn begin_entry(
+        &mut self,
+        name: &str,
+        size: u64,
+        mtime_secs: i64,
+        out: &mut impl BufMut,
+    ) -> Result<()> {
         self.begin_entry_with_pax(name, size, mtime_secs, &[], out)
     }
 
-    /// [`begin_entry`](Self::begin_entry) with further PAX records; in a zip they become the entry's comment, a line `key=value` each.
+    /// [`begin_entry`](Self::begin_entry) with further PAX records; in a zip they become the
+    /// entry's comment, a line `key=value` each.
     ///
     /// # Errors
     /// As [`begin_entry`](Self::begin_entry), and `Invalid` for a keyword that PAX cannot have.
@@ -110,19 +127,26 @@ impl ArchiveWriter {
         self.or_fail(done)
     }
 
-    /// For a plain tar: tells the writer that the caller has itself appended the next `len` bytes of the entry to `out`.
+    /// For a plain tar: tells the writer that the caller has itself appended the next `len` bytes
+    /// of the entry to `out`.
     ///
     /// # Errors
     /// As [`data`](Self::data); `Internal` for any other kind.
     pub fn data_appended(&mut self, len: u64) -> Result<()> {
-        self.check(matches!(self.format, Format::Tar), "data was appended beside the writer")?;
+        self.check(
+            matches!(self.format, Format::Tar),
+            "data was appended beside the writer",
+        )?;
         self.advance(len)
     }
 
     /// # Errors
     /// `Internal` if bytes of the entry are missing: the archive cannot be completed any more.
     pub fn end_entry(&mut self, out: &mut impl BufMut) -> Result<()> {
-        self.check(self.open.is_some_and(|(size, seen)| size == seen), "an entry ends before its last byte")?;
+        self.check(
+            self.open.is_some_and(|(size, seen)| size == seen),
+            "an entry ends before its last byte",
+        )?;
         let size = self.open.take().map_or(0, |(size, _)| size);
         let done = match &mut self.format {
             Format::Tar => {
@@ -143,7 +167,13 @@ impl ArchiveWriter {
     ///
     /// # Errors
     /// As [`begin_entry`](Self::begin_entry).
-    pub fn entry(&mut self, name: &str, bytes: &[u8], mtime_secs: i64, out: &mut impl BufMut) -> Result<()> {
+    pub fn entry(
+        &mut self,
+        name: &str,
+        bytes: &[u8],
+        mtime_secs: i64,
+        out: &mut impl BufMut,
+    ) -> Result<()> {
         self.begin_entry(name, bytes.len() as u64, mtime_secs, out)?;
         self.data(bytes, out)?;
         self.end_entry(out)
@@ -163,7 +193,9 @@ impl ArchiveWriter {
             Format::Compressed(compressor) => {
                 let mut trailer = Vec::with_capacity(1024);
                 tar_trailer_into(&mut trailer);
-                compressor.push(&trailer, out).and_then(|()| compressor.finish(out))
+                compressor
+                    .push(&trailer, out)
+                    .and_then(|()| compressor.finish(out))
             }
             Format::Zip(zip) => zip.finish(out),
         };
@@ -173,7 +205,9 @@ impl ArchiveWriter {
     }
 
     fn advance(&mut self, len: u64) -> Result<()> {
-        let fits = self.open.is_some_and(|(size, seen)| seen.checked_add(len).is_some_and(|seen| seen <= size));
+        let fits = self
+            .open
+            .is_some_and(|(size, seen)| seen.checked_add(len).is_some_and(|seen| seen <= size));
         self.check(fits, "more bytes than the entry was announced with")?;
         if let Some((_, seen)) = &mut self.open {
             *seen += len;
@@ -195,8 +229,16 @@ impl ArchiveWriter {
             State::Good if holds => return Ok(()),
             State::Good => self.state = State::Failed,
             State::Failed => {}
-            State::Finished => return Err(Error::internal(format!("an archive ({}) is written to after its end", shorten(what)))),
+            State::Finished => {
+                return Err(Error::internal(format!(
+                    "an archive ({}) is written to after its end",
+                    shorten(what)
+                )));
+            }
         }
-        Err(Error::internal(format!("a {} archive cannot be written: {what}", self.kind)))
+        Err(Error::internal(format!(
+            "a {} archive cannot be written: {what}",
+            self.kind
+        )))
     }
 }

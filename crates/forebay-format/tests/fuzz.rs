@@ -1,5 +1,6 @@
-//! Changed archives, streams and indexes for every parser of this crate; see `harness.rs` for what holds for each input. What is found is compared
-//! with the slow and simple readers of `fuzz/model.rs`, and between all the ways in which a parser can be fed.
+//! Changed archives, streams and indexes for every parser of this crate; see `harness.rs` for what
+//! holds for each input. What is found is compared with the slow and simple readers of
+//! `fuzz/model.rs`, and between all the ways in which a parser can be fed.
 
 mod common;
 #[path = "../../../tests/fuzz/harness.rs"]
@@ -12,7 +13,9 @@ mod model;
 use common::{index_by_range, index_by_sloppy_range, index_by_stream};
 use flate2::read::MultiGzDecoder;
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_format::{ArchiveKind, Codec, Decompressor, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage};
+use forebay_format::{
+    ArchiveKind, Codec, Decompressor, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage,
+};
 use harness::{Rng, Target, outcome};
 use std::io::Read;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,7 +27,12 @@ fn common_rng(rng: &mut Rng) -> common::Rng {
 
 /// Every error is one that a parser of hostile bytes may give.
 fn checked<T>(result: Result<T>) -> Result<T> {
-    result.inspect_err(|e| assert!(matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported), "{e:?}"))
+    result.inspect_err(|e| {
+        assert!(
+            matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported),
+            "{e:?}"
+        )
+    })
 }
 
 fn kinds(index: &MemberIndex) -> Vec<Storage> {
@@ -44,13 +52,22 @@ fn fuzz_tar_scan() {
         b"22 GNU.sparse.major=1\n",
         b"15 mtime=-1.50\n",
     ];
-    let target = Target { name: "tar_scan", corpus: make::tars(), words, max_len: 1 << 16, memory: (1 << 20, 64) };
+    let target = Target {
+        name: "tar_scan",
+        corpus: make::tars(),
+        words,
+        max_len: 1 << 16,
+        memory: (1 << 20, 64),
+    };
     target.run(
         |rng, bytes| make::shape_tar(rng, bytes),
         |bytes, rng| {
             let index = checked(index_by_range(ArchiveKind::Tar, bytes));
             let mut cuts = common_rng(rng);
-            for other in [index_by_stream(ArchiveKind::Tar, bytes, &mut cuts), index_by_sloppy_range(ArchiveKind::Tar, bytes, &mut cuts)] {
+            for other in [
+                index_by_stream(ArchiveKind::Tar, bytes, &mut cuts),
+                index_by_sloppy_range(ArchiveKind::Tar, bytes, &mut cuts),
+            ] {
                 match (&index, other) {
                     (Ok(a), Ok(b)) => assert_eq!(a, &b),
                     (a, b) => assert!(a.is_err() && b.is_err(), "{a:?} {b:?}"),
@@ -59,11 +76,19 @@ fn fuzz_tar_scan() {
             let model = model::tar(bytes);
             match (&index, &model) {
                 (Ok(index), Some(model)) => {
-                    assert!(index.iter().map(|m| model::Member::of(&m)).eq(model.iter().cloned()), "{index:?} {model:?}")
+                    assert!(
+                        index
+                            .iter()
+                            .map(|m| model::Member::of(&m))
+                            .eq(model.iter().cloned()),
+                        "{index:?} {model:?}"
+                    )
                 }
                 (a, b) => assert!(a.is_err() && b.is_none(), "{a:?}, the model says {b:?}"),
             }
-            let Ok(index) = index else { return outcome(index.map(|_| 0)) };
+            let Ok(index) = index else {
+                return outcome(index.map(|_| 0));
+            };
             let mut end = 0;
             for m in index.iter() {
                 assert!(m.extent.offset >= end && m.extent.offset <= bytes.len() as u64);
@@ -91,15 +116,36 @@ fn fuzz_zip_scan() {
         b"UT\x05\0\x01",
         b"up\x09\0\x01",
     ];
-    let target = Target { name: "zip_scan", corpus: make::zips(), words, max_len: 1 << 16, memory: (4 << 20, 64) };
+    let target = Target {
+        name: "zip_scan",
+        corpus: make::zips(),
+        words,
+        max_len: 1 << 16,
+        memory: (4 << 20, 64),
+    };
     target.run(
         |rng, bytes| make::shape_zip(rng, bytes),
         |bytes, rng| {
             let index = checked(index_by_range(ArchiveKind::Zip, bytes));
             let sloppy = index_by_sloppy_range(ArchiveKind::Zip, bytes, &mut common_rng(rng));
-            assert!(matches!((&index, &sloppy), (Ok(a), Ok(b)) if a == b) || (index.is_err() && sloppy.is_err()), "{index:?} {sloppy:?}");
-            let Ok(index) = index else { return outcome(index.map(|_| 0)) };
-            assert_eq!(model::zip(bytes).as_deref(), Some(index.iter().map(|m| model::ZipMember::of(&m)).collect::<Vec<_>>().as_slice()));
+            assert!(
+                matches!((&index, &sloppy), (Ok(a), Ok(b)) if a == b)
+                    || (index.is_err() && sloppy.is_err()),
+                "{index:?} {sloppy:?}"
+            );
+            let Ok(index) = index else {
+                return outcome(index.map(|_| 0));
+            };
+            assert_eq!(
+                model::zip(bytes).as_deref(),
+                Some(
+                    index
+                        .iter()
+                        .map(|m| model::ZipMember::of(&m))
+                        .collect::<Vec<_>>()
+                        .as_slice()
+                )
+            );
             assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
             let (mut read, mut refused) = (0, 0);
             for m in index.iter().filter(|m| m.is_readable()) {
@@ -111,14 +157,21 @@ fn fuzz_zip_scan() {
                     }
                 }
             }
-            outcome::<_, Error>(Ok((index.len().min(20), kinds(&index), read.min(5), refused.min(5))))
+            outcome::<_, Error>(Ok((
+                index.len().min(20),
+                kinds(&index),
+                read.min(5),
+                refused.min(5),
+            )))
         },
     );
 }
 
 /// The member in pieces, compared with inflating it in one go.
 fn read_zip_member(bytes: &[u8], extent: &forebay_format::Extent, rng: &mut Rng) -> Result<()> {
-    let Place::ZipLocalHeader(header) = extent.place()? else { panic!("a zip member that is elsewhere") };
+    let Place::ZipLocalHeader(header) = extent.place()? else {
+        panic!("a zip member that is elsewhere")
+    };
     let header = &bytes[header.start as usize..(header.end as usize).min(bytes.len())];
     let data = extent.zip_data_range(header)?;
     let stored = &bytes[data.start as usize..data.end as usize];
@@ -129,7 +182,9 @@ fn read_zip_member(bytes: &[u8], extent: &forebay_format::Extent, rng: &mut Rng)
         loop {
             out.clear();
             let done = decoder.push(piece, &mut out, 1 << 16)?;
-            assert!(done.produced == out.len() && out.len() <= 1 << 16 && done.consumed <= piece.len());
+            assert!(
+                done.produced == out.len() && out.len() <= 1 << 16 && done.consumed <= piece.len()
+            );
             crc.update(&out);
             len += out.len() as u64;
             assert!(len <= extent.size, "more than the member has");
@@ -155,17 +210,27 @@ fn decompress(codec: Codec, bytes: &[u8], max: u64, rng: &mut Rng) -> Result<Vec
             let room = [1 << 20, 1000, 1 << 16, 7 + bytes.len()][rng.below(4)];
             let before = out.len();
             let done = stream.push(piece, &mut out, room)?;
-            assert!(done.produced <= room && out.len() == before + done.produced && out.len() as u64 <= max + 1);
+            assert!(
+                done.produced <= room
+                    && out.len() == before + done.produced
+                    && out.len() as u64 <= max + 1
+            );
             piece = &piece[done.consumed..];
             steps += 1;
-            assert!(steps <= 3 * bytes.len() + (max / 7) as usize + 1000, "it does not end");
+            assert!(
+                steps <= 3 * bytes.len() + (max / 7) as usize + 1000,
+                "it does not end"
+            );
             if piece.is_empty() {
                 break;
             }
         }
     }
     stream.finish()?;
-    assert_eq!((stream.total_in(), stream.total_out()), (bytes.len() as u64, out.len() as u64));
+    assert_eq!(
+        (stream.total_in(), stream.total_out()),
+        (bytes.len() as u64, out.len() as u64)
+    );
     Ok(out)
 }
 
@@ -175,39 +240,70 @@ const UNPACKED_MAX: u64 = 1 << 20;
 fn decompress_twice(codec: Codec, bytes: &[u8], rng: &mut Rng) -> Result<Vec<u8>> {
     let once = checked(decompress(codec, bytes, UNPACKED_MAX, rng));
     let again = decompress(codec, bytes, UNPACKED_MAX, rng);
-    assert!(matches!((&once, &again), (Ok(a), Ok(b)) if a == b) || (once.is_err() && again.is_err()));
+    assert!(
+        matches!((&once, &again), (Ok(a), Ok(b)) if a == b) || (once.is_err() && again.is_err())
+    );
     // And behind it the tar scanner, which must take whatever comes.
-    let kind = if codec == Codec::Gzip { ArchiveKind::TarGz } else { ArchiveKind::TarLz4 };
+    let kind = if codec == Codec::Gzip {
+        ArchiveKind::TarGz
+    } else {
+        ArchiveKind::TarLz4
+    };
     let mut indexer = Indexer::new(kind, bytes.len() as u64);
     while let Ok(ScanStep::Need(range)) = indexer.step() {
-        if indexer.feed(range.start, &bytes[range.start as usize..range.end as usize]).is_err() {
+        if indexer
+            .feed(
+                range.start,
+                &bytes[range.start as usize..range.end as usize],
+            )
+            .is_err()
+        {
             break;
         }
     }
     // It takes more than is unpacked here.
-    let too_much = once.as_ref().is_err_and(|e| e.message().contains("decompresses to more than"));
+    let too_much = once
+        .as_ref()
+        .is_err_and(|e| e.message().contains("decompresses to more than"));
     assert!(indexer.finish().is_err() || once.is_ok() || too_much);
     once
 }
 
 #[test]
 fn fuzz_gzip() {
-    let words: &[&[u8]] =
-        &[b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"\x1f\x8b\x08\x1f\0\0\0\0\0\x03", b"\x03\0\0\0\0\0\0\0\0\0", b"\0\0\xff\xff", &[0; 64]];
-    let target = Target { name: "gzip", corpus: make::gzips(), words, max_len: 1 << 15, memory: (8 << 20, 8) };
+    let words: &[&[u8]] = &[
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03",
+        b"\x1f\x8b\x08\x1f\0\0\0\0\0\x03",
+        b"\x03\0\0\0\0\0\0\0\0\0",
+        b"\0\0\xff\xff",
+        &[0; 64],
+    ];
+    let target = Target {
+        name: "gzip",
+        corpus: make::gzips(),
+        words,
+        max_len: 1 << 15,
+        memory: (8 << 20, 8),
+    };
     target.run(
         |rng, bytes| make::shape_gzip(rng, bytes),
         |bytes, rng| {
             let ours = decompress_twice(Codec::Gzip, bytes, rng);
             let mut theirs = Vec::new();
-            let read = MultiGzDecoder::new(bytes).take(UNPACKED_MAX + 1).read_to_end(&mut theirs);
+            let read = MultiGzDecoder::new(bytes)
+                .take(UNPACKED_MAX + 1)
+                .read_to_end(&mut theirs);
             match &ours {
-                // flate2 does not know zeros after the last member, and says so when it has everything.
+                // flate2 does not know zeros after the last member, and says so when it has
+                // everything.
                 Ok(out) => assert!(theirs == *out, "{} {} {read:?}", out.len(), theirs.len()),
                 // It does not look at the bits that are reserved.
                 Err(e) => {
                     assert!(
-                        bytes.is_empty() || read.is_err() || theirs.len() as u64 > UNPACKED_MAX || e.message().contains("header"),
+                        bytes.is_empty()
+                            || read.is_err()
+                            || theirs.len() as u64 > UNPACKED_MAX
+                            || e.message().contains("header"),
                         "{e}"
                     )
                 }
@@ -219,8 +315,20 @@ fn fuzz_gzip() {
 
 #[test]
 fn fuzz_lz4() {
-    let words: &[&[u8]] = &[b"\x04\x22\x4d\x18", b"\x50\x2a\x4d\x18\x01\0\0\0", b"\0\0\0\0", b"\x01\0\0\x80z", b"\x02\x21\x4c\x18"];
-    let target = Target { name: "lz4", corpus: make::lz4s(), words, max_len: 1 << 15, memory: (24 << 20, 8) };
+    let words: &[&[u8]] = &[
+        b"\x04\x22\x4d\x18",
+        b"\x50\x2a\x4d\x18\x01\0\0\0",
+        b"\0\0\0\0",
+        b"\x01\0\0\x80z",
+        b"\x02\x21\x4c\x18",
+    ];
+    let target = Target {
+        name: "lz4",
+        corpus: make::lz4s(),
+        words,
+        max_len: 1 << 15,
+        memory: (24 << 20, 8),
+    };
     target.run(
         |rng, bytes| make::shape_lz4(rng, bytes),
         |bytes, rng| {
@@ -238,11 +346,27 @@ fn fuzz_lz4() {
 
 #[test]
 fn fuzz_index_decode() {
-    let archives = make::tars().into_iter().map(|t| (ArchiveKind::Tar, t)).chain(make::zips().into_iter().map(|z| (ArchiveKind::Zip, z)));
-    let corpus = archives.filter_map(|(kind, bytes)| index_by_range(kind, &bytes).ok()).map(|i| i.encode()).collect();
-    let words: &[&[u8]] =
-        &[b"FBMI\x01", &[0xff; 9], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], &[0x80, 0x80, 0x80, 0x80, 0x10]];
-    let target = Target { name: "index_decode", corpus, words, max_len: 1 << 15, memory: (64 << 10, 64) };
+    let archives = make::tars()
+        .into_iter()
+        .map(|t| (ArchiveKind::Tar, t))
+        .chain(make::zips().into_iter().map(|z| (ArchiveKind::Zip, z)));
+    let corpus = archives
+        .filter_map(|(kind, bytes)| index_by_range(kind, &bytes).ok())
+        .map(|i| i.encode())
+        .collect();
+    let words: &[&[u8]] = &[
+        b"FBMI\x01",
+        &[0xff; 9],
+        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
+        &[0x80, 0x80, 0x80, 0x80, 0x10],
+    ];
+    let target = Target {
+        name: "index_decode",
+        corpus,
+        words,
+        max_len: 1 << 15,
+        memory: (64 << 10, 64),
+    };
     let sum_again = |rng: &mut Rng, bytes: &mut Vec<u8>| {
         if bytes.len() >= 8 && rng.below(20) > 0 {
             let at = bytes.len() - 8;

@@ -1,4 +1,5 @@
-//! Archives made by other programs: the members that they tell of are the members that we find, and the bytes are equal.
+//! Archives made by other programs: the members that they tell of are the members that we find, and
+//! the bytes are equal.
 
 mod common;
 
@@ -15,14 +16,19 @@ fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
     let mut checked = 0;
     for file in std::fs::read_dir(dir).unwrap() {
         let path = file.unwrap().path();
-        let Some(kind) = ArchiveKind::from_name(path.to_str().unwrap()) else { continue };
+        let Some(kind) = ArchiveKind::from_name(path.to_str().unwrap()) else {
+            continue;
+        };
         let archive = std::fs::read(&path).unwrap();
         let told = parse_told(&std::fs::read(format!("{}.told", path.display())).unwrap());
         let index = index_by_all_ways(kind, &archive, rng);
         let mut found = members(kind, &archive, &index).unwrap();
         if kind != ArchiveKind::Zip {
             // tarfile takes the slash off directories' names.
-            for m in found.iter_mut().filter(|m| m.bytes.is_none() && m.name.ends_with('/')) {
+            for m in found
+                .iter_mut()
+                .filter(|m| m.bytes.is_none() && m.name.ends_with('/'))
+            {
                 m.name = m.name.trim_end_matches('/').to_owned();
             }
         }
@@ -32,7 +38,10 @@ fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
         }
         for t in &told {
             // By name: the last one of that name.
-            let last = told.iter().rposition(|o| lookup_key(&o.name) == lookup_key(&t.name)).unwrap();
+            let last = told
+                .iter()
+                .rposition(|o| lookup_key(&o.name) == lookup_key(&t.name))
+                .unwrap();
             assert_eq!(index.find(&t.name), Some(last), "{path:?} {}", t.name);
         }
         checked += 1;
@@ -44,7 +53,11 @@ fn check_dir(dir: &Path, rng: &mut Rng) -> usize {
 fn tars_of_python() {
     let mut rng = Rng::new();
     let dir = tempfile::tempdir().unwrap();
-    python(dir.path(), include_str!("data/make_tars.py"), &[".", &rng.below(1 << 30).to_string()]);
+    python(
+        dir.path(),
+        include_str!("data/make_tars.py"),
+        &[".", &rng.below(1 << 30).to_string()],
+    );
     assert_eq!(check_dir(dir.path(), &mut rng), 18);
 }
 
@@ -52,11 +65,16 @@ fn tars_of_python() {
 fn zips_of_python() {
     let mut rng = Rng::new();
     let dir = tempfile::tempdir().unwrap();
-    python(dir.path(), include_str!("data/make_zips.py"), &[".", &rng.below(1 << 30).to_string()]);
+    python(
+        dir.path(),
+        include_str!("data/make_zips.py"),
+        &[".", &rng.below(1 << 30).to_string()],
+    );
     assert_eq!(check_dir(dir.path(), &mut rng), 12);
 }
 
-/// A tree with long names, links, a sparse file and a directory, packed by GNU tar in each of its formats.
+/// A tree with long names, links, a sparse file and a directory, packed by GNU tar in each of its
+/// formats.
 #[test]
 fn tars_of_gnu_tar() {
     let mut rng = Rng::new();
@@ -64,7 +82,11 @@ fn tars_of_gnu_tar() {
     let tree = dir.path().join("tree");
     let deep = "deep/".repeat(15) + "x.bin";
     let long = format!("{}/{}.bin", "n".repeat(120), "m".repeat(150));
-    let mut files = vec![("a.jpg", rng.bytes(700)), ("empty", Vec::new()), (deep.as_str(), rng.bytes(512))];
+    let mut files = vec![
+        ("a.jpg", rng.bytes(700)),
+        ("empty", Vec::new()),
+        (deep.as_str(), rng.bytes(512)),
+    ];
     for (name, bytes) in &files {
         let path = tree.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -87,7 +109,12 @@ fn tars_of_gnu_tar() {
             std::fs::write(path, &bytes).unwrap();
             files.push((&long, bytes));
         }
-        for sparse in [&[][..], &["--sparse"][..], &["--sparse", "--sparse-version=0.0"][..], &["--sparse", "--sparse-version=0.1"][..]] {
+        for sparse in [
+            &[][..],
+            &["--sparse"][..],
+            &["--sparse", "--sparse-version=0.0"][..],
+            &["--sparse", "--sparse-version=0.1"][..],
+        ] {
             if !sparse.is_empty() && matches!(format, "v7" | "ustar") {
                 continue;
             }
@@ -101,20 +128,42 @@ fn tars_of_gnu_tar() {
             let found = members(ArchiveKind::Tar, &archive, &index).unwrap();
             for (name, bytes) in &files {
                 for asked in [name.to_string(), format!("./{name}")] {
-                    let m = index.readable(&asked).unwrap_or_else(|e| panic!("{format} {asked}: {e}"));
-                    assert_eq!(found[m.number].bytes.as_ref(), Some(bytes), "{format} {asked}");
+                    let m = index
+                        .readable(&asked)
+                        .unwrap_or_else(|e| panic!("{format} {asked}: {e}"));
+                    assert_eq!(
+                        found[m.number].bytes.as_ref(),
+                        Some(bytes),
+                        "{format} {asked}"
+                    );
                 }
             }
             let storage = |name: &str| index.get(name).unwrap().extent.storage;
             assert_eq!(storage("link"), Storage::SymbolicLink);
             assert_eq!(storage("zz-hard"), Storage::HardLink);
             assert_eq!(storage("deep"), Storage::Directory);
-            assert_eq!(storage("sparse"), if sparse.is_empty() { Storage::Stored } else { Storage::Sparse }, "{format} {sparse:?}");
+            assert_eq!(
+                storage("sparse"),
+                if sparse.is_empty() {
+                    Storage::Stored
+                } else {
+                    Storage::Sparse
+                },
+                "{format} {sparse:?}"
+            );
             for name in ["link", "zz-hard", "deep", "deep/"] {
-                assert_eq!(index.readable(name).unwrap_err().kind(), ErrorKind::Unsupported);
+                assert_eq!(
+                    index.readable(name).unwrap_err().kind(),
+                    ErrorKind::Unsupported
+                );
             }
-            assert_eq!(index.readable("b.jpg").unwrap_err().kind(), ErrorKind::NotFound);
-            let listed = run(Command::new("tar").args(["-tf", "-"]).stdin(tar_stdin(dir.path(), &archive)));
+            assert_eq!(
+                index.readable("b.jpg").unwrap_err().kind(),
+                ErrorKind::NotFound
+            );
+            let listed = run(Command::new("tar")
+                .args(["-tf", "-"])
+                .stdin(tar_stdin(dir.path(), &archive)));
             let ours: String = index.iter().map(|m| format!("{}\n", m.name)).collect();
             assert_eq!(ours.as_bytes(), listed, "{format} {sparse:?}");
         }
@@ -127,7 +176,8 @@ fn tar_stdin(dir: &Path, archive: &[u8]) -> Stdio {
     Stdio::from(std::fs::File::open(path).unwrap())
 }
 
-/// Sizes past 8 GiB, in base-256 and in PAX, without 8 GiB: the headers are fed by range, the data is never asked for.
+/// Sizes past 8 GiB, in base-256 and in PAX, without 8 GiB: the headers are fed by range, the data
+/// is never asked for.
 #[test]
 fn members_larger_than_octal_can_say() {
     let dir = tempfile::tempdir().unwrap();
@@ -144,7 +194,11 @@ for fmt in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         let mut scanner = forebay_format::TarScanner::new(Some(end + 1024));
         let mut reads = 0;
         while let forebay_format::ScanStep::Need(range) = scanner.step().unwrap() {
-            let block = if range.start < len { header[range.start as usize..range.end as usize].to_vec() } else { vec![0; 512] };
+            let block = if range.start < len {
+                header[range.start as usize..range.end as usize].to_vec()
+            } else {
+                vec![0; 512]
+            };
             scanner.feed(range.start, &block).unwrap();
             reads += 1;
         }
@@ -153,7 +207,10 @@ for fmt in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         assert!(reads <= 5);
         // The same header in an archive that is not that long.
         let mut scanner = forebay_format::TarScanner::new(Some(end - 512));
-        assert_eq!(scanner.feed(0, header).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(
+            scanner.feed(0, header).unwrap_err().kind(),
+            ErrorKind::Corrupt
+        );
     }
 }
 
@@ -171,7 +228,10 @@ with zipfile.ZipFile('many.zip', 'w') as z:
     let index = index_by_all_ways(ArchiveKind::Zip, &archive, &mut rng);
     assert_eq!(index.len(), 65_600);
     let found = members(ArchiveKind::Zip, &archive, &index).unwrap();
-    assert_eq!(found[index.find("d/65599").unwrap()].bytes.as_deref(), Some(b"65599".as_slice()));
+    assert_eq!(
+        found[index.find("d/65599").unwrap()].bytes.as_deref(),
+        Some(b"65599".as_slice())
+    );
 }
 
 /// Python itself takes the comment for the end record here.
@@ -186,10 +246,16 @@ with zipfile.ZipFile('c.zip', 'w') as z:
 ";
     python(dir.path(), code, &[]);
     let archive = std::fs::read(dir.path().join("c.zip")).unwrap();
-    assert!(index_by_range(ArchiveKind::Zip, &archive).unwrap().readable("a").is_ok());
+    assert!(
+        index_by_range(ArchiveKind::Zip, &archive)
+            .unwrap()
+            .readable("a")
+            .is_ok()
+    );
 }
 
-/// Encrypted, linked and unmarked: what zipfile cannot write is made by changing bytes of what it can.
+/// Encrypted, linked and unmarked: what zipfile cannot write is made by changing bytes of what it
+/// can.
 #[test]
 fn zip_members_that_cannot_be_read_say_why() {
     let dir = tempfile::tempdir().unwrap();
@@ -222,7 +288,10 @@ fn compressed_streams_of_other_programs() {
     use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
     use std::io::Write;
     let mut rng = Rng::new();
-    let parts: Vec<Vec<u8>> = [0, 1, 100_000, 700_000].iter().map(|&n| rng.bytes(n)).collect();
+    let parts: Vec<Vec<u8>> = [0, 1, 100_000, 700_000]
+        .iter()
+        .map(|&n| rng.bytes(n))
+        .collect();
     let whole = parts.concat();
     let dir = tempfile::tempdir().unwrap();
     let mut gz = Vec::new();
@@ -233,18 +302,31 @@ fn compressed_streams_of_other_programs() {
     }
     gz.extend(python(
         dir.path(),
-        "import gzip, sys; f = gzip.GzipFile('named', 'wb', fileobj=sys.stdout.buffer); f.write(b'tail'); f.close()",
+        "import gzip, sys; f = gzip.GzipFile('named', 'wb', fileobj=sys.stdout.buffer); \
+         f.write(b'tail'); f.close()",
         &[],
     ));
     gz.extend([0; 100]);
-    assert_eq!(decompressed(ArchiveKind::TarGz, &gz).unwrap(), [&whole[..], b"tail"].concat());
+    assert_eq!(
+        decompressed(ArchiveKind::TarGz, &gz).unwrap(),
+        [&whole[..], b"tail"].concat()
+    );
 
     let mut lz4 = vec![0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
     let mut expected = Vec::new();
     for mode in [BlockMode::Independent, BlockMode::Linked] {
-        for size in [BlockSize::Max64KB, BlockSize::Max256KB, BlockSize::Max1MB, BlockSize::Max4MB] {
+        for size in [
+            BlockSize::Max64KB,
+            BlockSize::Max256KB,
+            BlockSize::Max1MB,
+            BlockSize::Max4MB,
+        ] {
             for checks in [false, true] {
-                let info = FrameInfo::new().block_mode(mode).block_size(size).block_checksums(checks).content_checksum(checks);
+                let info = FrameInfo::new()
+                    .block_mode(mode)
+                    .block_size(size)
+                    .block_checksums(checks)
+                    .content_checksum(checks);
                 let info = info.content_size(checks.then_some(whole.len() as u64));
                 let mut encoder = FrameEncoder::with_frame_info(info, &mut lz4);
                 encoder.write_all(&whole).unwrap();

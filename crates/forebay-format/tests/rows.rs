@@ -1,4 +1,5 @@
-//! Any rows of any blocks with any columns are the same as those of the whole file, for every format.
+//! Any rows of any blocks with any columns are the same as those of the whole file, for every
+//! format.
 
 mod common;
 #[path = "rows_common/mod.rs"]
@@ -12,7 +13,9 @@ use forebay_core::ErrorKind;
 use forebay_format::{
     ArchiveKind,
     example::{ExampleSpec, FeatureType},
-    tabular::{FileReader, Format, IndexOptions, Projection, Rows, Schemas, decode_schema, encode_schema},
+    tabular::{
+        FileReader, Format, IndexOptions, Projection, Rows, Schemas, decode_schema, encode_schema,
+    },
     tfrecord,
 };
 use rows_common::{example::Value, *};
@@ -29,18 +32,36 @@ fn same_as_whole(source: &mut Source, reader: &FileReader, whole: &RecordBatch, 
         let range = blocks.row_range(block);
         let expected = whole.slice(range.start as usize, (range.end - range.start) as usize);
         if blocks.blocks() < 20 || rng.below(4) == 0 {
-            let batch = source.read(reader, block, Rows::All, &Projection::All, rng).unwrap();
+            let batch = source
+                .read(reader, block, Rows::All, &Projection::All, rng)
+                .unwrap();
             assert_eq!(batch.columns(), expected.columns());
         }
         let rows = some_rows(blocks.block_rows(block), rng);
         let names: Vec<String> = plain.fields().iter().map(|f| f.name().clone()).collect();
-        let mut picked: Vec<String> = names.iter().filter(|_| rng.below(2) == 0).cloned().collect();
+        let mut picked: Vec<String> = names
+            .iter()
+            .filter(|_| rng.below(2) == 0)
+            .cloned()
+            .collect();
         if rng.below(2) == 0 {
             picked.reverse();
         }
-        let projection = if rng.below(3) == 0 { Projection::All } else { Projection::Columns(picked) };
+        let projection = if rng.below(3) == 0 {
+            Projection::All
+        } else {
+            Projection::Columns(picked)
+        };
         let indices = projection.indices(&plain).unwrap();
-        let batch = source.read(reader, block, Rows::sorted(rows.clone()).unwrap(), &projection, rng).unwrap();
+        let batch = source
+            .read(
+                reader,
+                block,
+                Rows::sorted(rows.clone()).unwrap(),
+                &projection,
+                rng,
+            )
+            .unwrap();
         assert_eq!(batch.num_rows(), rows.len());
         let expected = take_record_batch(&expected, &UInt32Array::from(rows)).unwrap();
         for (column, &at) in batch.columns().iter().zip(&indices) {
@@ -48,10 +69,19 @@ fn same_as_whole(source: &mut Source, reader: &FileReader, whole: &RecordBatch, 
         }
     }
     let n = blocks.blocks();
-    assert_eq!(reader.read(n, Rows::All, &Projection::All).unwrap_err().kind(), ErrorKind::RangeNotSatisfiable);
+    assert_eq!(
+        reader
+            .read(n, Rows::All, &Projection::All)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::RangeNotSatisfiable
+    );
     if n > 0 {
         let past = Rows::sorted([blocks.block_rows(0)]).unwrap();
-        assert_eq!(reader.read(0, past, &Projection::All).unwrap_err().kind(), ErrorKind::RangeNotSatisfiable);
+        assert_eq!(
+            reader.read(0, past, &Projection::All).unwrap_err().kind(),
+            ErrorKind::RangeNotSatisfiable
+        );
     }
 }
 
@@ -63,8 +93,14 @@ fn parquet_rows_are_those_of_the_whole() {
         let (schema, batches) = batches(&sizes, &mut rng);
         let group_rows = [1, 30, 100, 5000][rng.below(4)].max(sizes.iter().sum::<usize>() / 40);
         let bytes = write_parquet(&schema, &batches, group_rows, &mut rng);
-        let (mut source, reader) = open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
-        same_as_whole(&mut source, &reader, &concat_batches(&schema, &batches).unwrap(), &mut rng);
+        let (mut source, reader) =
+            open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+        same_as_whole(
+            &mut source,
+            &reader,
+            &concat_batches(&schema, &batches).unwrap(),
+            &mut rng,
+        );
     }
 }
 
@@ -85,23 +121,41 @@ fn arrow_rows_are_those_of_the_whole() {
             }
         }
         let bytes = write_arrow(format, &schema, &batches, &mut rng);
-        let (mut source, reader) = open(format, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+        let (mut source, reader) =
+            open(format, &bytes, &IndexOptions::default(), &mut rng).unwrap();
         assert_eq!(reader.index().blocks().blocks(), sizes.len());
-        // Dictionaries of different batches have different values: rows are compared batch by batch.
+        // Dictionaries of different batches have different values: rows are compared batch by
+        // batch.
         for (block, batch) in batches.iter().enumerate() {
-            let read = source.read(&reader, block, Rows::All, &Projection::All, &mut rng).unwrap();
+            let read = source
+                .read(&reader, block, Rows::All, &Projection::All, &mut rng)
+                .unwrap();
             assert_eq!(read.columns()[..5], batch.columns()[..5]);
             let text = |b: &RecordBatch| -> Vec<Option<String>> {
                 let d = b.column(5).as_dictionary::<arrow_array::types::Int32Type>();
                 let values = d.values().as_string::<i32>();
-                d.keys().iter().map(|k| k.map(|k| values.value(k as usize).to_owned())).collect()
+                d.keys()
+                    .iter()
+                    .map(|k| k.map(|k| values.value(k as usize).to_owned()))
+                    .collect()
             };
             assert_eq!(text(&read), text(batch), "batch {block}");
             let rows = some_rows(batch.num_rows() as u32, &mut rng);
             let some = Projection::Columns(vec!["kind".into(), "n".into()]);
-            let read = source.read(&reader, block, Rows::sorted(rows.clone()).unwrap(), &some, &mut rng).unwrap();
+            let read = source
+                .read(
+                    &reader,
+                    block,
+                    Rows::sorted(rows.clone()).unwrap(),
+                    &some,
+                    &mut rng,
+                )
+                .unwrap();
             let all = ints(batch, "n");
-            assert_eq!(ints(&read, "n"), rows.iter().map(|&r| all[r as usize]).collect::<Vec<_>>());
+            assert_eq!(
+                ints(&read, "n"),
+                rows.iter().map(|&r| all[r as usize]).collect::<Vec<_>>()
+            );
         }
     }
 }
@@ -119,9 +173,13 @@ fn tfrecord_rows_are_those_of_the_whole() {
         let bytes = tfrecords(&records);
         let options = small_blocks(&mut rng);
         let (mut source, reader) = open(Format::TfRecord, &bytes, &options, &mut rng).unwrap();
-        let whole =
-            RecordBatch::try_new(reader.index().schema().clone(), vec![Arc::new(arrow_array::BinaryArray::from_iter_values(&records))])
-                .unwrap();
+        let whole = RecordBatch::try_new(
+            reader.index().schema().clone(),
+            vec![Arc::new(arrow_array::BinaryArray::from_iter_values(
+                &records,
+            ))],
+        )
+        .unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
         // The file of offsets beside it gives the same index without reading the file.
         let mut at = 0;
@@ -131,7 +189,10 @@ fn tfrecord_rows_are_those_of_the_whole() {
             format!("{start} {len}\n")
         };
         let text: String = records.iter().map(line).collect();
-        assert_eq!(tfrecord::side_file::index(text.as_bytes(), bytes.len() as u64, &options).unwrap(), **reader.index());
+        assert_eq!(
+            tfrecord::side_file::index(text.as_bytes(), bytes.len() as u64, &options).unwrap(),
+            **reader.index()
+        );
     }
 }
 
@@ -140,9 +201,16 @@ fn large_tfrecords_are_hopped_over() {
     let mut rng = Rng::new();
     let records: Vec<Vec<u8>> = (0..20).map(|i| vec![i; 3 << 20]).collect();
     let mut source = Source::new(tfrecords(&records));
-    let index = source.index(Format::TfRecord, &IndexOptions::default(), &mut rng).unwrap();
+    let index = source
+        .index(Format::TfRecord, &IndexOptions::default(), &mut rng)
+        .unwrap();
     assert_eq!(index.rows(), 20);
-    assert!(source.asked_bytes() < 1 << 20, "{} bytes were read of {}", source.asked_bytes(), source.bytes.len());
+    assert!(
+        source.asked_bytes() < 1 << 20,
+        "{} bytes were read of {}",
+        source.asked_bytes(),
+        source.bytes.len()
+    );
 }
 
 #[test]
@@ -152,7 +220,10 @@ fn examples_become_columns() {
         .map(|i| {
             let (packed, text) = (i % 2 == 0, format!("text {i}"));
             let floats: Vec<f32> = (0..i % 4).map(|f| f as f32 / 2.0).collect();
-            let mut features = vec![("label", Value::Ints(std::slice::from_ref(&i), packed)), ("floats", Value::Floats(&floats, packed))];
+            let mut features = vec![
+                ("label", Value::Ints(std::slice::from_ref(&i), packed)),
+                ("floats", Value::Floats(&floats, packed)),
+            ];
             let image: [&[u8]; 1] = [text.as_bytes()];
             if i % 3 != 0 {
                 features.push(("image", Value::Bytes(&image)));
@@ -162,35 +233,100 @@ fn examples_become_columns() {
         .collect();
     let bytes = tfrecords(&records);
     // Found in the records: lists.
-    let options = IndexOptions { example: Some(ExampleSpec::default()), ..small_blocks(&mut rng) };
+    let options = IndexOptions {
+        example: Some(ExampleSpec::default()),
+        ..small_blocks(&mut rng)
+    };
     let (mut source, reader) = open(Format::TfRecord, &bytes, &options, &mut rng).unwrap();
-    let names: Vec<_> = reader.index().schema().fields().iter().map(|f| format!("{}: {}", f.name(), f.data_type())).collect();
-    assert_eq!(names, ["floats: List(Float32)", "image: List(Binary)", "label: List(Int64)"]);
-    let all = concat_batches(reader.index().schema(), &read_all(&mut source, &reader, &mut rng).unwrap()).unwrap();
+    let names: Vec<_> = reader
+        .index()
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| format!("{}: {}", f.name(), f.data_type()))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "floats: List(Float32)",
+            "image: List(Binary)",
+            "label: List(Int64)"
+        ]
+    );
+    let all = concat_batches(
+        reader.index().schema(),
+        &read_all(&mut source, &reader, &mut rng).unwrap(),
+    )
+    .unwrap();
     assert_eq!(all.num_rows(), 100);
     for i in 0..100usize {
         let floats = all.column(0).as_list::<i32>().value(i);
-        assert_eq!(floats.as_primitive::<arrow_array::types::Float32Type>().values().len(), i % 4);
+        assert_eq!(
+            floats
+                .as_primitive::<arrow_array::types::Float32Type>()
+                .values()
+                .len(),
+            i % 4
+        );
         assert_eq!(all.column(1).is_null(i), i % 3 == 0);
-        assert_eq!(all.column(2).as_list::<i32>().value(i).as_primitive::<arrow_array::types::Int64Type>().values(), &[i as i64]);
+        assert_eq!(
+            all.column(2)
+                .as_list::<i32>()
+                .value(i)
+                .as_primitive::<arrow_array::types::Int64Type>()
+                .values(),
+            &[i as i64]
+        );
     }
     // Told: values.
-    let told = [("label", FeatureType::Int64), ("image", FeatureType::Text), ("absent", FeatureType::FloatList)];
-    let spec = ExampleSpec { features: told.into_iter().map(|(n, t)| (n.to_owned(), t)).collect() };
+    let told = [
+        ("label", FeatureType::Int64),
+        ("image", FeatureType::Text),
+        ("absent", FeatureType::FloatList),
+    ];
+    let spec = ExampleSpec {
+        features: told.into_iter().map(|(n, t)| (n.to_owned(), t)).collect(),
+    };
     let spec: ExampleSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
-    let options = IndexOptions { example: Some(spec), ..small_blocks(&mut rng) };
+    let options = IndexOptions {
+        example: Some(spec),
+        ..small_blocks(&mut rng)
+    };
     let (mut source, reader) = open(Format::TfRecord, &bytes, &options, &mut rng).unwrap();
-    let all = concat_batches(reader.index().schema(), &read_all(&mut source, &reader, &mut rng).unwrap()).unwrap();
+    let all = concat_batches(
+        reader.index().schema(),
+        &read_all(&mut source, &reader, &mut rng).unwrap(),
+    )
+    .unwrap();
     assert_eq!(ints(&all, "label"), (0..100).collect::<Vec<_>>());
     assert_eq!(all.column_by_name("absent").unwrap().null_count(), 100);
-    assert_eq!(all.column_by_name("image").unwrap().as_string::<i32>().value(7), "text 7");
+    assert_eq!(
+        all.column_by_name("image")
+            .unwrap()
+            .as_string::<i32>()
+            .value(7),
+        "text 7"
+    );
     // Of another type, or of several values.
-    for (name, ty, says) in [("label", FeatureType::Float, "int64"), ("floats", FeatureType::Float, "2 values")] {
-        let spec = ExampleSpec { features: [(name.to_owned(), ty)].into() };
-        let options = IndexOptions { example: Some(spec), ..IndexOptions::default() };
+    for (name, ty, says) in [
+        ("label", FeatureType::Float, "int64"),
+        ("floats", FeatureType::Float, "2 values"),
+    ] {
+        let spec = ExampleSpec {
+            features: [(name.to_owned(), ty)].into(),
+        };
+        let options = IndexOptions {
+            example: Some(spec),
+            ..IndexOptions::default()
+        };
         let (mut source, reader) = open(Format::TfRecord, &bytes, &options, &mut rng).unwrap();
         let e = read_all(&mut source, &reader, &mut rng).unwrap_err();
-        assert!(e.message().contains(says) && e.message().contains(name) && e.message().contains("offset"), "{e}");
+        assert!(
+            e.message().contains(says)
+                && e.message().contains(name)
+                && e.message().contains("offset"),
+            "{e}"
+        );
     }
 }
 
@@ -203,7 +339,10 @@ fn json_lines_are_those_of_the_whole() {
             bytes.extend_from_slice(b"\xef\xbb\xbf");
         }
         for i in 0..rng.below(200) {
-            let line = format!("{{\"i\": {i}, \"t\": \"{}\"}}", "ü".repeat([0, 3, 400][rng.below(3)]));
+            let line = format!(
+                "{{\"i\": {i}, \"t\": \"{}\"}}",
+                "ü".repeat([0, 3, 400][rng.below(3)])
+            );
             bytes.extend_from_slice(line.as_bytes());
             bytes.extend_from_slice([&b"\n"[..], b"\r\n", b"\n\n", b"\n \t\r\n"][rng.below(4)]);
             lines.push(line);
@@ -211,10 +350,13 @@ fn json_lines_are_those_of_the_whole() {
         if rng.below(2) == 0 {
             bytes.truncate(bytes.trim_ascii_end().len());
         }
-        let (mut source, reader) = open(Format::Jsonl, &bytes, &small_blocks(&mut rng), &mut rng).unwrap();
-        let whole =
-            RecordBatch::try_new(reader.index().schema().clone(), vec![Arc::new(arrow_array::StringArray::from_iter_values(&lines))])
-                .unwrap();
+        let (mut source, reader) =
+            open(Format::Jsonl, &bytes, &small_blocks(&mut rng), &mut rng).unwrap();
+        let whole = RecordBatch::try_new(
+            reader.index().schema().clone(),
+            vec![Arc::new(arrow_array::StringArray::from_iter_values(&lines))],
+        )
+        .unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
     }
 }
@@ -228,29 +370,53 @@ fn samples_of_archives_are_those_of_the_whole() {
         let samples = samples(n, &mut rng);
         let bytes = archive(kind, &samples);
         let options = small_blocks(&mut rng);
-        let format = if kind == ArchiveKind::Zip { Format::Zip } else { Format::Tar };
+        let format = if kind == ArchiveKind::Zip {
+            Format::Zip
+        } else {
+            Format::Tar
+        };
         let (mut source, reader) = open(format, &bytes, &options, &mut rng).unwrap();
         let schema = reader.index().schema().clone();
         let columns: Vec<arrow_array::ArrayRef> = if kind == ArchiveKind::Zip {
-            let all: Vec<(String, &[u8])> =
-                samples.iter().flat_map(|(k, fields)| fields.iter().map(move |(f, b)| (format!("{k}.{f}"), &**b))).collect();
+            let all: Vec<(String, &[u8])> = samples
+                .iter()
+                .flat_map(|(k, fields)| fields.iter().map(move |(f, b)| (format!("{k}.{f}"), &**b)))
+                .collect();
             vec![
-                Arc::new(arrow_array::StringArray::from_iter_values(all.iter().map(|(k, _)| k))),
-                Arc::new(arrow_array::BinaryArray::from_iter_values(all.iter().map(|(_, b)| b))),
+                Arc::new(arrow_array::StringArray::from_iter_values(
+                    all.iter().map(|(k, _)| k),
+                )),
+                Arc::new(arrow_array::BinaryArray::from_iter_values(
+                    all.iter().map(|(_, b)| b),
+                )),
             ]
         } else {
-            let field =
-                |name: &str| samples.iter().map(|(_, f)| f.iter().find(|(f, _)| f == name).map(|(_, b)| b.clone())).collect::<Vec<_>>();
-            let key = Arc::new(arrow_array::StringArray::from_iter_values(samples.iter().map(|(k, _)| k)));
-            let fields = schema.fields().iter().skip(1).map(|f| Arc::new(arrow_array::BinaryArray::from_iter(field(f.name()))) as _);
-            std::iter::once(key as arrow_array::ArrayRef).chain(fields).collect()
+            let field = |name: &str| {
+                samples
+                    .iter()
+                    .map(|(_, f)| f.iter().find(|(f, _)| f == name).map(|(_, b)| b.clone()))
+                    .collect::<Vec<_>>()
+            };
+            let key = Arc::new(arrow_array::StringArray::from_iter_values(
+                samples.iter().map(|(k, _)| k),
+            ));
+            let fields = schema
+                .fields()
+                .iter()
+                .skip(1)
+                .map(|f| Arc::new(arrow_array::BinaryArray::from_iter(field(f.name()))) as _);
+            std::iter::once(key as arrow_array::ArrayRef)
+                .chain(fields)
+                .collect()
         };
         let whole = RecordBatch::try_new(schema, columns).unwrap();
         same_as_whole(&mut source, &reader, &whole, &mut rng);
         if format == Format::Tar {
             // A column that this tar does not have, as other tars of the dataset may.
             let missing = Projection::Columns(vec!["cls".into(), "__key__".into()]);
-            let batch = source.read(&reader, 0, Rows::All, &missing, &mut rng).unwrap();
+            let batch = source
+                .read(&reader, 0, Rows::All, &missing, &mut rng)
+                .unwrap();
             assert_eq!(batch.column(0).null_count(), batch.num_rows());
         }
     }
@@ -259,18 +425,43 @@ fn samples_of_archives_are_those_of_the_whole() {
 #[test]
 fn few_rows_of_parquet_cost_few_pages() {
     let mut rng = Rng::new();
-    let text: Vec<String> =
-        (0..20_000).map(|i| format!("{i} {}", (0..100).map(|_| (b'a' + rng.below(26) as u8) as char).collect::<String>())).collect();
+    let text: Vec<String> = (0..20_000)
+        .map(|i| {
+            format!(
+                "{i} {}",
+                (0..100)
+                    .map(|_| (b'a' + rng.below(26) as u8) as char)
+                    .collect::<String>()
+            )
+        })
+        .collect();
     let batch = RecordBatch::try_from_iter([
-        ("n", Arc::new(arrow_array::Int64Array::from_iter_values(0..20_000)) as arrow_array::ArrayRef),
-        ("text", Arc::new(arrow_array::StringArray::from(text.clone()))),
+        (
+            "n",
+            Arc::new(arrow_array::Int64Array::from_iter_values(0..20_000)) as arrow_array::ArrayRef,
+        ),
+        (
+            "text",
+            Arc::new(arrow_array::StringArray::from(text.clone())),
+        ),
     ])
     .unwrap();
     let write = |no_index: bool| {
-        let p = parquet::file::properties::WriterProperties::builder().set_data_page_row_count_limit(500).set_write_batch_size(500);
-        let p = p.set_dictionary_enabled(false).set_max_row_group_row_count(Some(10_000)).set_offset_index_disabled(no_index);
-        let p = if no_index { p.set_statistics_enabled(parquet::file::properties::EnabledStatistics::None) } else { p };
-        let mut w = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), Some(p.build())).unwrap();
+        let p = parquet::file::properties::WriterProperties::builder()
+            .set_data_page_row_count_limit(500)
+            .set_write_batch_size(500);
+        let p = p
+            .set_dictionary_enabled(false)
+            .set_max_row_group_row_count(Some(10_000))
+            .set_offset_index_disabled(no_index);
+        let p = if no_index {
+            p.set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
+        } else {
+            p
+        };
+        let mut w =
+            parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), Some(p.build()))
+                .unwrap();
         w.write(&batch).unwrap();
         w.into_inner().unwrap()
     };
@@ -279,18 +470,35 @@ fn few_rows_of_parquet_cost_few_pages() {
     let mut cost = Vec::new();
     for no_index in [false, true] {
         let bytes = write(no_index);
-        let (mut source, reader) = open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+        let (mut source, reader) =
+            open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
         assert_eq!(source.asked.len(), 2, "one read to index, one to open");
         source.asked.clear();
-        let got = source.read(&reader, 1, wanted.clone(), &columns, &mut rng).unwrap();
-        let got: Vec<_> = got.column(0).as_string::<i32>().iter().flatten().map(str::to_owned).collect();
-        assert_eq!(got, [&text[10_017], &text[10_018], &text[14_999]].map(Clone::clone));
+        let got = source
+            .read(&reader, 1, wanted.clone(), &columns, &mut rng)
+            .unwrap();
+        let got: Vec<_> = got
+            .column(0)
+            .as_string::<i32>()
+            .iter()
+            .flatten()
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(
+            got,
+            [&text[10_017], &text[10_018], &text[14_999]].map(Clone::clone)
+        );
         cost.push(source.asked_bytes());
         source.asked.clear();
-        source.read(&reader, 1, wanted.clone(), &columns, &mut rng).unwrap();
+        source
+            .read(&reader, 1, wanted.clone(), &columns, &mut rng)
+            .unwrap();
         cost.push(source.asked_bytes());
     }
-    println!("bytes read for 3 rows: with the page index {} and again {}; without it {}", cost[0], cost[1], cost[2]);
+    println!(
+        "bytes read for 3 rows: with the page index {} and again {}; without it {}",
+        cost[0], cost[1], cost[2]
+    );
     assert!(cost[1] < cost[0] && cost[0] * 5 < cost[2], "{cost:?}");
     assert_eq!(cost[2], cost[3]);
 }
@@ -299,7 +507,10 @@ fn few_rows_of_parquet_cost_few_pages() {
 fn schemas_are_shared_and_stored() {
     let mut rng = Rng::new();
     let (schema, batches) = batches(&[10], &mut rng);
-    let options = IndexOptions { schemas: Arc::new(Schemas::default()), ..IndexOptions::default() };
+    let options = IndexOptions {
+        schemas: Arc::new(Schemas::default()),
+        ..IndexOptions::default()
+    };
     let index = |format, rng: &mut Rng| {
         let bytes = if format == Format::Parquet {
             write_parquet(&schema, &batches, 100, rng)
@@ -308,14 +519,19 @@ fn schemas_are_shared_and_stored() {
         };
         Source::new(bytes).index(format, &options, rng).unwrap()
     };
-    let all = [index(Format::Parquet, &mut rng), index(Format::Parquet, &mut rng), index(Format::ArrowStream, &mut rng)];
+    let all = [
+        index(Format::Parquet, &mut rng),
+        index(Format::Parquet, &mut rng),
+        index(Format::ArrowStream, &mut rng),
+    ];
     assert!(all.iter().all(|i| Arc::ptr_eq(i.schema(), all[0].schema())));
     let stored = encode_schema(all[0].schema()).unwrap();
     assert_eq!(decode_schema(&stored).unwrap(), *all[0].schema());
     assert!(decode_schema(&stored[..stored.len() / 2]).is_err());
 }
 
-/// Files that pyarrow, TensorFlow's format and tar wrote (`data/make_rows.py`): row `i` has `n` = i.
+/// Files that pyarrow, TensorFlow's format and tar wrote (`data/make_rows.py`): row `i` has `n` =
+/// i.
 #[test]
 fn files_from_elsewhere() {
     let mut rng = Rng::new();
@@ -327,16 +543,24 @@ fn files_from_elsewhere() {
         let bytes = std::fs::read(&path).unwrap();
         let format = Format::detect(&name, &bytes[..bytes.len().min(Format::MAGIC_BYTES)]).unwrap();
         if name.contains("brotli") {
-            let e = Source::new(bytes).index(format, &IndexOptions::default(), &mut rng).unwrap_err();
-            assert!(e.kind() == ErrorKind::Unsupported && e.message().contains("brotli"), "{e}");
+            let e = Source::new(bytes)
+                .index(format, &IndexOptions::default(), &mut rng)
+                .unwrap_err();
+            assert!(
+                e.kind() == ErrorKind::Unsupported && e.message().contains("brotli"),
+                "{e}"
+            );
             seen += 1;
             continue;
         }
-        let (mut source, reader) = open(format, &bytes, &IndexOptions::default(), &mut rng).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        let (mut source, reader) = open(format, &bytes, &IndexOptions::default(), &mut rng)
+            .unwrap_or_else(|e| panic!("{name}: {e:?}"));
         let blocks = reader.index().blocks().clone();
         let mut next = 0;
         for block in 0..blocks.blocks() {
-            let batch = source.read(&reader, block, Rows::All, &Projection::All, &mut rng).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+            let batch = source
+                .read(&reader, block, Rows::All, &Projection::All, &mut rng)
+                .unwrap_or_else(|e| panic!("{name}: {e:?}"));
             let expected: Vec<i64> = (next..next + batch.num_rows() as i64).collect();
             assert_eq!(ints(&batch, "n"), expected, "{name}");
             let text = batch.column_by_name("text").unwrap();
@@ -344,9 +568,16 @@ fn files_from_elsewhere() {
                 arrow_schema::DataType::Dictionary(..) => {
                     let d = text.as_dictionary::<arrow_array::types::Int32Type>();
                     let values = d.values().as_string::<i32>();
-                    d.keys().iter().map(|k| k.map(|k| values.value(k as usize).to_owned())).collect()
+                    d.keys()
+                        .iter()
+                        .map(|k| k.map(|k| values.value(k as usize).to_owned()))
+                        .collect()
                 }
-                _ => text.as_string::<i32>().iter().map(|t| t.map(str::to_owned)).collect(),
+                _ => text
+                    .as_string::<i32>()
+                    .iter()
+                    .map(|t| t.map(str::to_owned))
+                    .collect(),
             };
             for (n, text) in expected.iter().zip(&texts) {
                 let want = if name.contains("dictionary") {
@@ -357,11 +588,27 @@ fn files_from_elsewhere() {
                 assert_eq!(*text, want, "{name}, row {n}");
             }
             let rows = some_rows(blocks.block_rows(block), &mut rng);
-            let some = source.read(&reader, block, Rows::sorted(rows.clone()).unwrap(), &Projection::All, &mut rng).unwrap();
-            assert_eq!(some, take_record_batch(&batch, &UInt32Array::from(rows)).unwrap(), "{name}");
+            let some = source
+                .read(
+                    &reader,
+                    block,
+                    Rows::sorted(rows.clone()).unwrap(),
+                    &Projection::All,
+                    &mut rng,
+                )
+                .unwrap();
+            assert_eq!(
+                some,
+                take_record_batch(&batch, &UInt32Array::from(rows)).unwrap(),
+                "{name}"
+            );
             next += batch.num_rows() as i64;
         }
-        assert_eq!(next, if name.contains("empty") { 0 } else { 1000 }, "{name}");
+        assert_eq!(
+            next,
+            if name.contains("empty") { 0 } else { 1000 },
+            "{name}"
+        );
         seen += 1;
     }
     assert!(seen >= 12, "{seen} files");

@@ -1,5 +1,6 @@
-//! Changed files of rows for every parser of them; see `harness.rs` for what holds for each input. Beside that: what is read is the same however the
-//! bytes come, some rows are those of all, and an index is the same when it comes back from a store.
+//! Changed files of rows for every parser of them; see `harness.rs` for what holds for each input.
+//! Beside that: what is read is the same however the bytes come, some rows are those of all, and an
+//! index is the same when it comes back from a store.
 
 mod common;
 #[path = "../../../tests/fuzz/harness.rs"]
@@ -40,7 +41,8 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
             if blocks.block_rows(block) > 100_000 {
                 continue;
             }
-            let batch = match checked(source.read(&reader, block, Rows::All, &Projection::All, rng)) {
+            let batch = match checked(source.read(&reader, block, Rows::All, &Projection::All, rng))
+            {
                 Ok(batch) => batch,
                 Err(e) => {
                     // A row by itself is read in another way.
@@ -51,14 +53,21 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
             };
             assert_eq!(batch.num_rows(), blocks.block_rows(block) as usize);
             let rows = some_rows(blocks.block_rows(block), rng);
-            let some = checked(source.read(&reader, block, Rows::sorted(rows.clone()).unwrap(), &Projection::All, rng));
+            let some = checked(source.read(
+                &reader,
+                block,
+                Rows::sorted(rows.clone()).unwrap(),
+                &Projection::All,
+                rng,
+            ));
             let some = match some {
                 Ok(some) => some,
                 // Which pages a column has is believed only where rows are looked for by page.
                 Err(e) if format == Format::Parquet => return Err(e),
                 Err(e) => panic!("all rows can be read, some cannot: {e:?}"),
             };
-            let expected = arrow_select::take::take_record_batch(&batch, &UInt32Array::from(rows)).unwrap();
+            let expected =
+                arrow_select::take::take_record_batch(&batch, &UInt32Array::from(rows)).unwrap();
             if format != Format::Parquet {
                 assert_eq!(some, expected);
             }
@@ -70,7 +79,9 @@ fn check(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) ->
 }
 
 fn corpus(make: impl Fn(&mut common::Rng) -> Vec<u8>) -> Vec<Vec<u8>> {
-    (0..6).map(|seed| make(&mut common::Rng::with_seed(seed))).collect()
+    (0..6)
+        .map(|seed| make(&mut common::Rng::with_seed(seed)))
+        .collect()
 }
 
 #[test]
@@ -79,9 +90,24 @@ fn fuzz_parquet() {
         let (schema, batches) = batches(&[20, 15], rng);
         write_parquet(&schema, &batches, 18, rng)
     });
-    let words: &[&[u8]] =
-        &[b"PAR1", b"PARE", b"ARROW:schema", b"\x15\x02", b"\x15\x00\x15", b"\x16\x02", b"\x19\x1c", b"\x19\xfc\xff\x01", b"\x2c\x15"];
-    let target = Target { name: "parquet", corpus, words, max_len: 1 << 16, memory: (64 << 20, 4096) };
+    let words: &[&[u8]] = &[
+        b"PAR1",
+        b"PARE",
+        b"ARROW:schema",
+        b"\x15\x02",
+        b"\x15\x00\x15",
+        b"\x16\x02",
+        b"\x19\x1c",
+        b"\x19\xfc\xff\x01",
+        b"\x2c\x15",
+    ];
+    let target = Target {
+        name: "parquet",
+        corpus,
+        words,
+        max_len: 1 << 16,
+        memory: (64 << 20, 4096),
+    };
     target.run(
         |rng, bytes| {
             // A footer that ends where it says, again.
@@ -102,9 +128,24 @@ fn fuzz_arrow_file() {
         let (schema, batches) = batches(&[20], rng);
         write_arrow(Format::ArrowFile, &schema, &batches, rng)
     });
-    let words: &[&[u8]] = &[b"ARROW1", b"ARROW1\0\0", b"\xff\xff\xff\xff", b"\0\0\0\0\0\0\0\0", b"\x01\0\0\0\0\0\0\0"];
-    let target = Target { name: "arrow_file", corpus, words, max_len: 1 << 16, memory: (64 << 20, 70_000) };
-    target.run(|_, _| (), |bytes, rng| check(Format::ArrowFile, bytes, &IndexOptions::default(), rng));
+    let words: &[&[u8]] = &[
+        b"ARROW1",
+        b"ARROW1\0\0",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0\0\0\0\0",
+        b"\x01\0\0\0\0\0\0\0",
+    ];
+    let target = Target {
+        name: "arrow_file",
+        corpus,
+        words,
+        max_len: 1 << 16,
+        memory: (64 << 20, 70_000),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, rng| check(Format::ArrowFile, bytes, &IndexOptions::default(), rng),
+    );
 }
 
 #[test]
@@ -113,9 +154,23 @@ fn fuzz_arrow_stream() {
         let (schema, batches) = batches(&[20, 10], rng);
         write_arrow(Format::ArrowStream, &schema, &batches, rng)
     });
-    let words: &[&[u8]] = &[b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0\0\0\0\0", b"\x01\0\0\0\0\0\0\0"];
-    let target = Target { name: "arrow_stream", corpus, words, max_len: 1 << 16, memory: (64 << 20, 70_000) };
-    target.run(|_, _| (), |bytes, rng| check(Format::ArrowStream, bytes, &IndexOptions::default(), rng));
+    let words: &[&[u8]] = &[
+        b"\xff\xff\xff\xff",
+        b"\xff\xff\xff\xff\0\0\0\0",
+        b"\0\0\0\0\0\0\0\0",
+        b"\x01\0\0\0\0\0\0\0",
+    ];
+    let target = Target {
+        name: "arrow_stream",
+        corpus,
+        words,
+        max_len: 1 << 16,
+        memory: (64 << 20, 70_000),
+    };
+    target.run(
+        |_, _| (),
+        |bytes, rng| check(Format::ArrowStream, bytes, &IndexOptions::default(), rng),
+    );
 }
 
 #[test]
@@ -131,8 +186,13 @@ fn fuzz_tfrecord() {
         };
         tfrecords(&(0..20).map(|i| record(i, rng)).collect::<Vec<_>>())
     });
-    let target =
-        Target { name: "tfrecord", corpus, words: &[b"\x0a\x02", b"\x12\x04", b"\x1a\x02"], max_len: 1 << 15, memory: (24 << 20, 256) };
+    let target = Target {
+        name: "tfrecord",
+        corpus,
+        words: &[b"\x0a\x02", b"\x12\x04", b"\x1a\x02"],
+        max_len: 1 << 15,
+        memory: (24 << 20, 256),
+    };
     target.run(
         |rng, bytes| {
             // Checksums that fit again, for as many records as there are.
@@ -141,8 +201,10 @@ fn fuzz_tfrecord() {
                 while let Some(head) = bytes.get(at..at + 8) {
                     let len = u64::from_le_bytes(head.try_into().unwrap());
                     let sum = tfrecord::masked_crc32c(head);
-                    let Some(end) =
-                        usize::try_from(len).ok().and_then(|n| n.checked_add(at + 12)).filter(|&e| e.saturating_add(4) <= bytes.len())
+                    let Some(end) = usize::try_from(len)
+                        .ok()
+                        .and_then(|n| n.checked_add(at + 12))
+                        .filter(|&e| e.saturating_add(4) <= bytes.len())
                     else {
                         break;
                     };
@@ -165,21 +227,39 @@ fn fuzz_tfrecord() {
 
 #[test]
 fn fuzz_tfrecord_offsets() {
-    let corpus = vec![b"0 20\n20 30\n".to_vec(), b"0 17\r\n17\t33\n50 100".to_vec()];
-    let target =
-        Target { name: "tfrecord_offsets", corpus, words: &[b"18446744073709551615", b" ", b"\n"], max_len: 4096, memory: (1 << 20, 64) };
+    let corpus = vec![
+        b"0 20\n20 30\n".to_vec(),
+        b"0 17\r\n17\t33\n50 100".to_vec(),
+    ];
+    let target = Target {
+        name: "tfrecord_offsets",
+        corpus,
+        words: &[b"18446744073709551615", b" ", b"\n"],
+        max_len: 4096,
+        memory: (1 << 20, 64),
+    };
     target.run(
         |_, _| (),
         |bytes, rng| {
             let size = [50, 150, 0, u64::MAX][rng.below(4)];
-            outcome(checked(tfrecord::side_file::index(bytes, size, &IndexOptions::default())).map(|i| i.rows().min(20)))
+            outcome(
+                checked(tfrecord::side_file::index(
+                    bytes,
+                    size,
+                    &IndexOptions::default(),
+                ))
+                .map(|i| i.rows().min(20)),
+            )
         },
     );
 }
 
 #[test]
 fn fuzz_json_lines() {
-    let corpus = vec![b"{\"a\": 1}\n{}\r\n\n{\"b\": \"\xc3\xbc\"}".to_vec(), b"\xef\xbb\xbf{}\n \n".to_vec()];
+    let corpus = vec![
+        b"{\"a\": 1}\n{}\r\n\n{\"b\": \"\xc3\xbc\"}".to_vec(),
+        b"\xef\xbb\xbf{}\n \n".to_vec(),
+    ];
     let target = Target {
         name: "json_lines",
         corpus,
@@ -199,13 +279,23 @@ fn fuzz_json_lines() {
 #[test]
 fn fuzz_samples() {
     let corpus = corpus(|rng| archive(ArchiveKind::Tar, &samples(5, rng)));
-    let target =
-        Target { name: "samples", corpus, words: &[b".jpg", b"/", b"__", b"ustar\x0000"], max_len: 1 << 16, memory: (8 << 20, 2000) };
+    let target = Target {
+        name: "samples",
+        corpus,
+        words: &[b".jpg", b"/", b"__", b"ustar\x0000"],
+        max_len: 1 << 16,
+        memory: (8 << 20, 2000),
+    };
     target.run(
         |rng, bytes| {
             // Headers whose checksums fit again.
             if rng.below(8) > 0 {
-                for header in bytes.as_chunks_mut::<512>().0.iter_mut().filter(|h| h[257..262] == *b"ustar") {
+                for header in bytes
+                    .as_chunks_mut::<512>()
+                    .0
+                    .iter_mut()
+                    .filter(|h| h[257..262] == *b"ustar")
+                {
                     header[148..156].fill(b' ');
                     let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
                     header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
@@ -225,13 +315,21 @@ fn fuzz_labels() {
         b"name,label\na.jpg,1\n\"b,\"\"c\",2\n".to_vec(),
         b"{\"file\": \"a\", \"label\": 3}\n{\"file\": \"b\", \"label\": \"x\"}\n".to_vec(),
     ];
-    let target =
-        Target { name: "labels", corpus, words: &[b"\"\"", b"\"", b",", b"\n", b"label", b"\t"], max_len: 1 << 14, memory: (1 << 20, 200) };
+    let target = Target {
+        name: "labels",
+        corpus,
+        words: &[b"\"\"", b"\"", b",", b"\n", b"label", b"\t"],
+        max_len: 1 << 14,
+        memory: (1 << 20, 200),
+    };
     target.run(
         |_, _| (),
         |bytes, rng| {
             let name = ["l.csv", "l.jsonl"][rng.below(2)];
-            outcome(checked(Labels::parse(name, bytes, &LabelColumns::default())).map(|l| (l.len().min(20), l.are_numbers())))
+            outcome(
+                checked(Labels::parse(name, bytes, &LabelColumns::default()))
+                    .map(|l| (l.len().min(20), l.are_numbers())),
+            )
         },
     );
 }
@@ -242,13 +340,30 @@ fn fuzz_stored_indexes() {
     let (schema, all) = batches(&[20, 15], rng);
     let files = [
         (Format::Parquet, write_parquet(&schema, &all, 18, rng)),
-        (Format::ArrowStream, write_arrow(Format::ArrowStream, &schema, &all, rng)),
+        (
+            Format::ArrowStream,
+            write_arrow(Format::ArrowStream, &schema, &all, rng),
+        ),
         (Format::Tar, archive(ArchiveKind::Tar, &samples(9, rng))),
         (Format::TfRecord, tfrecords(&[vec![1; 50], vec![2; 500]])),
     ];
-    let corpus = files.iter().map(|(format, bytes)| open(*format, bytes, &small_blocks(rng), rng).unwrap().1.index().encode()).collect();
-    let target =
-        Target { name: "stored_indexes", corpus, words: &[b"FBFI\x01", b"\xff\xff\xff\xff\x0f"], max_len: 1 << 14, memory: (1 << 20, 200) };
+    let corpus = files
+        .iter()
+        .map(|(format, bytes)| {
+            open(*format, bytes, &small_blocks(rng), rng)
+                .unwrap()
+                .1
+                .index()
+                .encode()
+        })
+        .collect();
+    let target = Target {
+        name: "stored_indexes",
+        corpus,
+        words: &[b"FBFI\x01", b"\xff\xff\xff\xff\x0f"],
+        max_len: 1 << 14,
+        memory: (1 << 20, 200),
+    };
     target.run(
         |rng, bytes| {
             if bytes.len() >= 8 && rng.below(8) > 0 {
@@ -260,10 +375,17 @@ fn fuzz_stored_indexes() {
         |bytes, _| {
             let found = checked(FileIndex::decode(bytes, schema.clone()));
             if let Ok(index) = &found {
-                assert_eq!(FileIndex::decode(&index.encode(), schema.clone()).unwrap(), *index);
+                assert_eq!(
+                    FileIndex::decode(&index.encode(), schema.clone()).unwrap(),
+                    *index
+                );
                 for b in 0..index.blocks().blocks().min(1000) {
                     let rows = index.blocks().block_rows(b);
-                    assert!(rows == 0 || index.blocks().locate(index.blocks().row_range(b).start) == Some((b, 0)));
+                    assert!(
+                        rows == 0
+                            || index.blocks().locate(index.blocks().row_range(b).start)
+                                == Some((b, 0))
+                    );
                     index.blocks().bytes_of_rows(b, Some(&[rows / 2]));
                 }
             }

@@ -1,4 +1,5 @@
-//! Files of rows that are cut, changed, or made to deceive: a clear error or true rows, never a panic, a hang, or memory without end.
+//! Files of rows that are cut, changed, or made to deceive: a clear error or true rows, never a
+//! panic, a hang, or memory without end.
 
 mod common;
 #[path = "rows_common/mod.rs"]
@@ -30,14 +31,30 @@ fn files(rng: &mut Rng) -> Vec<(Format, Vec<u8>)> {
     let mut all = vec![
         (Format::Parquet, write_parquet(&schema, &batches, 25, rng)),
         (Format::Parquet, write_parquet(&schema, &batches, 1000, rng)),
-        (Format::ArrowStream, write_arrow(Format::ArrowStream, &schema, &batches, rng)),
-        (Format::ArrowFile, write_arrow(Format::ArrowFile, &schema, &batches[..1], rng)),
+        (
+            Format::ArrowStream,
+            write_arrow(Format::ArrowStream, &schema, &batches, rng),
+        ),
+        (
+            Format::ArrowFile,
+            write_arrow(Format::ArrowFile, &schema, &batches[..1], rng),
+        ),
     ];
     let records: Vec<Vec<u8>> = (0..30i64)
-        .map(|i| example::example(&[("n", example::Value::Ints(&[i], true)), ("b", example::Value::Bytes(&[b"bytes"]))]))
+        .map(|i| {
+            example::example(&[
+                ("n", example::Value::Ints(&[i], true)),
+                ("b", example::Value::Bytes(&[b"bytes"])),
+            ])
+        })
         .collect();
     all.push((Format::TfRecord, tfrecords(&records)));
-    all.push((Format::Jsonl, (0..30).flat_map(|i| format!("{{\"i\": {i}}}\n").into_bytes()).collect()));
+    all.push((
+        Format::Jsonl,
+        (0..30)
+            .flat_map(|i| format!("{{\"i\": {i}}}\n").into_bytes())
+            .collect(),
+    ));
     all.push((Format::Tar, archive(ArchiveKind::Tar, &samples(8, rng))));
     all.push((Format::Zip, archive(ArchiveKind::Zip, &samples(8, rng))));
     all
@@ -77,7 +94,10 @@ fn cut_at_every_offset() {
             match checked(try_all(format, &bytes[..at], &mut rng)) {
                 // What ends between two rows, two messages or two members, is a shorter file.
                 Ok(rows) => assert!(
-                    matches!(format, Format::TfRecord | Format::Jsonl | Format::ArrowStream | Format::Tar) && rows <= whole,
+                    matches!(
+                        format,
+                        Format::TfRecord | Format::Jsonl | Format::ArrowStream | Format::Tar
+                    ) && rows <= whole,
                     "{format} cut at {at}"
                 ),
                 Err(e) => assert!(!e.message().is_empty()),
@@ -94,7 +114,11 @@ fn flipped_bytes_anywhere() {
             let mut bad = bytes.clone();
             for _ in 0..1 + rng.below(3) {
                 // Half of the time near the end, where footers are.
-                let at = if rng.below(2) == 0 { rng.below(bad.len()) } else { bad.len() - 1 - rng.below(bad.len().min(2000)) };
+                let at = if rng.below(2) == 0 {
+                    rng.below(bad.len())
+                } else {
+                    bad.len() - 1 - rng.below(bad.len().min(2000))
+                };
                 bad[at] = [rng.next() as u8, 0, 0xff, 0x7f, bad[at] ^ 1][rng.below(5)];
             }
             let _ = checked(try_all(format, &bad, &mut rng));
@@ -110,7 +134,10 @@ fn noise_and_empty_files() {
         for _ in 0..200 {
             let len = rng.below(3000);
             let noise = rng.bytes(len);
-            assert!(checked(try_all(format, &noise, &mut rng)).is_err(), "{format}");
+            assert!(
+                checked(try_all(format, &noise, &mut rng)).is_err(),
+                "{format}"
+            );
         }
     }
     for format in [Format::TfRecord, Format::Jsonl] {
@@ -118,7 +145,12 @@ fn noise_and_empty_files() {
     }
     assert_eq!(try_all(Format::Jsonl, b"\n \n\r\n", &mut rng).unwrap(), 0);
     for format in [Format::Objects, Format::Tar, Format::Zip] {
-        assert_eq!(FileIndexer::new(format, 10, &IndexOptions::default()).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            FileIndexer::new(format, 10, &IndexOptions::default())
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Invalid
+        );
     }
 }
 
@@ -139,15 +171,34 @@ fn parquet_footers_that_lie() {
     };
     for (bytes, kind, says) in [
         (with_footer_len(0), ErrorKind::Corrupt, "0 bytes long"),
-        (with_footer_len(good.len() as u32), ErrorKind::Corrupt, "said to be"),
+        (
+            with_footer_len(good.len() as u32),
+            ErrorKind::Corrupt,
+            "said to be",
+        ),
         (with_footer_len(u32::MAX), ErrorKind::Unsupported, "limit"),
-        (with_footer_len(20), ErrorKind::Corrupt, "the Parquet footer"),
-        ([&good[..good.len() - 4], b"PARE"].concat(), ErrorKind::Unsupported, "encrypted"),
-        ([&good[..good.len() - 4], b"xxxx"].concat(), ErrorKind::Corrupt, "PAR1"),
+        (
+            with_footer_len(20),
+            ErrorKind::Corrupt,
+            "the Parquet footer",
+        ),
+        (
+            [&good[..good.len() - 4], b"PARE"].concat(),
+            ErrorKind::Unsupported,
+            "encrypted",
+        ),
+        (
+            [&good[..good.len() - 4], b"xxxx"].concat(),
+            ErrorKind::Corrupt,
+            "PAR1",
+        ),
         (b"PAR1".to_vec(), ErrorKind::Corrupt, "no Parquet"),
     ] {
         let e = parquet_error(bytes, &mut rng);
-        assert!(e.kind() == kind && e.message().contains(says), "{says}: {e:?}");
+        assert!(
+            e.kind() == kind && e.message().contains(says),
+            "{says}: {e:?}"
+        );
     }
 }
 
@@ -173,7 +224,10 @@ mod thrift {
     }
     /// Fields by number, type and value.
     pub fn fields(fields: &[(i64, u8, Vec<u8>)]) -> Vec<u8> {
-        let mut out: Vec<u8> = fields.iter().flat_map(|(id, ty, v)| [vec![*ty], int(*id), v.clone()].concat()).collect();
+        let mut out: Vec<u8> = fields
+            .iter()
+            .flat_map(|(id, ty, v)| [vec![*ty], int(*id), v.clone()].concat())
+            .collect();
         out.push(0);
         out
     }
@@ -249,15 +303,35 @@ impl Lie {
         meta.extend(self.dictionary.map(|d| (11, I64, int(d))));
         meta.extend(self.last.map(|(id, ty, v)| (id, ty, int(v))));
         let mut chunk = vec![(2, I64, int(0))];
-        chunk.extend(self.twice.map(|d| (3, STRUCT, fields(&[meta.as_slice(), &[(11, I64, int(d))]].concat()))));
+        chunk.extend(self.twice.map(|d| {
+            (
+                3,
+                STRUCT,
+                fields(&[meta.as_slice(), &[(11, I64, int(d))]].concat()),
+            )
+        }));
         chunk.push((3, STRUCT, fields(&meta)));
         chunk.extend(self.file.map(|f| (1, TEXT, text(f))));
         let chunk = fields(&chunk);
-        let group =
-            fields(&[(1, LIST, list(STRUCT, &vec![chunk; self.columns])), (2, I64, int(self.decoded)), (3, I64, int(self.group_rows))]);
-        let footer =
-            fields(&[(1, I32, int(1)), (2, LIST, list(STRUCT, &schema)), (3, I64, int(self.rows)), (4, LIST, list(STRUCT, &[group]))]);
-        [b"PAR1".as_slice(), &[0; 60], &footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
+        let group = fields(&[
+            (1, LIST, list(STRUCT, &vec![chunk; self.columns])),
+            (2, I64, int(self.decoded)),
+            (3, I64, int(self.group_rows)),
+        ]);
+        let footer = fields(&[
+            (1, I32, int(1)),
+            (2, LIST, list(STRUCT, &schema)),
+            (3, I64, int(self.rows)),
+            (4, LIST, list(STRUCT, &[group])),
+        ]);
+        [
+            b"PAR1".as_slice(),
+            &[0; 60],
+            &footer,
+            &(footer.len() as u32).to_le_bytes(),
+            b"PAR1",
+        ]
+        .concat()
     }
 }
 
@@ -265,46 +339,241 @@ impl Lie {
 fn parquet_footers_that_no_writer_would_write() {
     let mut rng = Rng::new();
     let flat = |n: usize| {
-        std::iter::once(element("root", Some(n as i64))).chain((0..n).map(|i| element(&format!("c{i}"), None))).collect::<Vec<_>>()
+        std::iter::once(element("root", Some(n as i64)))
+            .chain((0..n).map(|i| element(&format!("c{i}"), None)))
+            .collect::<Vec<_>>()
     };
-    let deep = |n: usize| (0..n).map(|i| element(&format!("g{i}"), Some(1))).chain([element("x", None)]).collect::<Vec<_>>();
+    let deep = |n: usize| {
+        (0..n)
+            .map(|i| element(&format!("g{i}"), Some(1)))
+            .chain([element("x", None)])
+            .collect::<Vec<_>>()
+    };
     let cases: Vec<(&str, Lie, ErrorKind, &str)> = vec![
-        ("rows that contradict", Lie { rows: 6, ..TRUTH }, ErrorKind::Corrupt, "contradicts itself"),
-        ("rows below zero", Lie { rows: -5, group_rows: -5, ..TRUTH }, ErrorKind::Corrupt, "damaged"),
-        ("more rows than there can be", Lie { rows: i64::MAX, group_rows: i64::MAX, ..TRUTH }, ErrorKind::Unsupported, "limit"),
-        ("an offset below zero", Lie { offset: -4, ..TRUTH }, ErrorKind::Corrupt, "below zero"),
-        ("an offset past the end", Lie { offset: 1 << 40, ..TRUTH }, ErrorKind::Corrupt, "outside"),
-        ("a dictionary below zero", Lie { dictionary: Some(i64::MIN), ..TRUTH }, ErrorKind::Corrupt, "below zero"),
+        (
+            "rows that contradict",
+            Lie { rows: 6, ..TRUTH },
+            ErrorKind::Corrupt,
+            "contradicts itself",
+        ),
+        (
+            "rows below zero",
+            Lie {
+                rows: -5,
+                group_rows: -5,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "damaged",
+        ),
+        (
+            "more rows than there can be",
+            Lie {
+                rows: i64::MAX,
+                group_rows: i64::MAX,
+                ..TRUTH
+            },
+            ErrorKind::Unsupported,
+            "limit",
+        ),
+        (
+            "an offset below zero",
+            Lie {
+                offset: -4,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "below zero",
+        ),
+        (
+            "an offset past the end",
+            Lie {
+                offset: 1 << 40,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "outside",
+        ),
+        (
+            "a dictionary below zero",
+            Lie {
+                dictionary: Some(i64::MIN),
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "below zero",
+        ),
         // A decoder takes a field for what its number says.
-        ("a dictionary that is a short number", Lie { last: Some((11, I16, -4)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
-        ("an index page that is a text", Lie { last: Some((10, TEXT, 0)), ..TRUTH }, ErrorKind::Corrupt, "another type"),
-        ("a column that is described twice", Lie { twice: Some(-4), ..TRUTH }, ErrorKind::Corrupt, "decode to others"),
-        ("a second offset, below zero", Lie { last: Some((9, I64, -4)), ..TRUTH }, ErrorKind::Corrupt, "below zero"),
-        ("a size below zero", Lie { stored: -1, ..TRUTH }, ErrorKind::Corrupt, "below zero"),
-        ("a size past the end", Lie { stored: i64::MAX, ..TRUTH }, ErrorKind::Corrupt, "outside"),
-        ("values below zero", Lie { values: -1, ..TRUTH }, ErrorKind::Corrupt, "outside"),
-        ("too much inside", Lie { decoded: 1 << 40, ..TRUTH }, ErrorKind::Unsupported, "limit"),
-        ("brotli", Lie { codec: 4, ..TRUTH }, ErrorKind::Unsupported, "brotli"),
-        ("LZO", Lie { codec: 3, ..TRUTH }, ErrorKind::Unsupported, "LZO"),
-        ("a codec from the future", Lie { codec: 99, ..TRUTH }, ErrorKind::Unsupported, "not known"),
-        ("another file", Lie { file: Some("elsewhere"), ..TRUTH }, ErrorKind::Unsupported, "another file"),
-        ("overlapping columns", Lie { schema: flat(3), columns: 3, ..TRUTH }, ErrorKind::Corrupt, "more bytes than the file has"),
-        ("fewer columns than the schema", Lie { schema: flat(3), columns: 2, stored: 0, ..TRUTH }, ErrorKind::Corrupt, "number of columns"),
-        ("no columns", Lie { schema: vec![element("root", Some(0))], columns: 0, ..TRUTH }, ErrorKind::Corrupt, ""),
+        (
+            "a dictionary that is a short number",
+            Lie {
+                last: Some((11, I16, -4)),
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "another type",
+        ),
+        (
+            "an index page that is a text",
+            Lie {
+                last: Some((10, TEXT, 0)),
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "another type",
+        ),
+        (
+            "a column that is described twice",
+            Lie {
+                twice: Some(-4),
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "decode to others",
+        ),
+        (
+            "a second offset, below zero",
+            Lie {
+                last: Some((9, I64, -4)),
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "below zero",
+        ),
+        (
+            "a size below zero",
+            Lie {
+                stored: -1,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "below zero",
+        ),
+        (
+            "a size past the end",
+            Lie {
+                stored: i64::MAX,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "outside",
+        ),
+        (
+            "values below zero",
+            Lie {
+                values: -1,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "outside",
+        ),
+        (
+            "too much inside",
+            Lie {
+                decoded: 1 << 40,
+                ..TRUTH
+            },
+            ErrorKind::Unsupported,
+            "limit",
+        ),
+        (
+            "brotli",
+            Lie { codec: 4, ..TRUTH },
+            ErrorKind::Unsupported,
+            "brotli",
+        ),
+        (
+            "LZO",
+            Lie { codec: 3, ..TRUTH },
+            ErrorKind::Unsupported,
+            "LZO",
+        ),
+        (
+            "a codec from the future",
+            Lie { codec: 99, ..TRUTH },
+            ErrorKind::Unsupported,
+            "not known",
+        ),
+        (
+            "another file",
+            Lie {
+                file: Some("elsewhere"),
+                ..TRUTH
+            },
+            ErrorKind::Unsupported,
+            "another file",
+        ),
+        (
+            "overlapping columns",
+            Lie {
+                schema: flat(3),
+                columns: 3,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "more bytes than the file has",
+        ),
+        (
+            "fewer columns than the schema",
+            Lie {
+                schema: flat(3),
+                columns: 2,
+                stored: 0,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "number of columns",
+        ),
+        (
+            "no columns",
+            Lie {
+                schema: vec![element("root", Some(0))],
+                columns: 0,
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "",
+        ),
         (
             "children that are not there",
-            Lie { schema: vec![element("root", Some(9)), element("x", None)], ..TRUTH },
+            Lie {
+                schema: vec![element("root", Some(9)), element("x", None)],
+                ..TRUTH
+            },
             ErrorKind::Corrupt,
             "fewer elements",
         ),
-        ("children below zero", Lie { schema: vec![element("root", Some(-1)), element("x", None)], ..TRUTH }, ErrorKind::Corrupt, "fewer"),
-        ("ten thousand levels", Lie { schema: deep(10_000), ..TRUTH }, ErrorKind::Unsupported, "nested"),
+        (
+            "children below zero",
+            Lie {
+                schema: vec![element("root", Some(-1)), element("x", None)],
+                ..TRUTH
+            },
+            ErrorKind::Corrupt,
+            "fewer",
+        ),
+        (
+            "ten thousand levels",
+            Lie {
+                schema: deep(10_000),
+                ..TRUTH
+            },
+            ErrorKind::Unsupported,
+            "nested",
+        ),
         (
             "forty thousand columns thirty deep",
             {
-                let schema =
-                    deep(29).into_iter().take(29).chain([element("g", Some(40_000))]).chain((0..40_000).map(|_| element("x", None)));
-                Lie { schema: schema.collect(), columns: 1, ..TRUTH }
+                let schema = deep(29)
+                    .into_iter()
+                    .take(29)
+                    .chain([element("g", Some(40_000))])
+                    .chain((0..40_000).map(|_| element("x", None)));
+                Lie {
+                    schema: schema.collect(),
+                    columns: 1,
+                    ..TRUTH
+                }
             },
             ErrorKind::Unsupported,
             "names on the paths",
@@ -312,35 +581,75 @@ fn parquet_footers_that_no_writer_would_write() {
     ];
     for (what, lie, kind, says) in cases {
         let e = parquet_error(lie.file(), &mut rng);
-        assert!(e.kind() == kind && e.message().contains(says), "{what}: {e:?}");
+        assert!(
+            e.kind() == kind && e.message().contains(says),
+            "{what}: {e:?}"
+        );
     }
     // As the footers say, a block of rows is there; the pages are zeros.
     let e = parquet_error(TRUTH.file(), &mut rng);
     assert_eq!(e.kind(), ErrorKind::Corrupt, "{e:?}");
     // Zero rows, and ten thousand columns beside each other, are no lie.
     assert_eq!(
-        try_all(Format::Parquet, &Lie { rows: 0, group_rows: 0, values: 0, stored: 0, decoded: 0, ..TRUTH }.file(), &mut rng).unwrap(),
+        try_all(
+            Format::Parquet,
+            &Lie {
+                rows: 0,
+                group_rows: 0,
+                values: 0,
+                stored: 0,
+                decoded: 0,
+                ..TRUTH
+            }
+            .file(),
+            &mut rng
+        )
+        .unwrap(),
         0
     );
-    let wide = Lie { schema: flat(10_000), columns: 10_000, stored: 0, decoded: 0, ..TRUTH }.file();
-    let index = Source::new(wide).index(Format::Parquet, &IndexOptions::default(), &mut rng).unwrap();
+    let wide = Lie {
+        schema: flat(10_000),
+        columns: 10_000,
+        stored: 0,
+        decoded: 0,
+        ..TRUTH
+    }
+    .file();
+    let index = Source::new(wide)
+        .index(Format::Parquet, &IndexOptions::default(), &mut rng)
+        .unwrap();
     assert_eq!((index.rows(), index.schema().fields().len()), (5, 10_000));
 }
 
-/// Lists of one number each, in a page that is stored as it is; `at` finds the runs of its repetition levels.
+/// Lists of one number each, in a page that is stored as it is; `at` finds the runs of its
+/// repetition levels.
 fn parquet_of_lists(version: WriterVersion) -> (Vec<u8>, usize) {
     let mut list = ListBuilder::new(Int32Builder::new());
     (0..50).for_each(|i| list.append_value([Some(i)]));
-    let batch = RecordBatch::try_from_iter([("list", Arc::new(list.finish()) as ArrayRef)]).unwrap();
-    let properties = WriterProperties::builder().set_writer_version(version).set_dictionary_enabled(false).build();
+    let batch =
+        RecordBatch::try_from_iter([("list", Arc::new(list.finish()) as ArrayRef)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_writer_version(version)
+        .set_dictionary_enabled(false)
+        .build();
     let mut w = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
     w.write(&batch).unwrap();
     let file = w.into_inner().unwrap();
-    // A run of fifty zeros, after its length in version 1; then fifty definition levels, all as high as they get.
-    let runs: &[u8] = if version == WriterVersion::PARQUET_1_0 { &[2, 0, 0, 0, 100, 0, 2, 0, 0, 0, 100, 2] } else { &[100, 0, 100, 2] };
-    let found: Vec<usize> = (0..file.len()).filter(|&at| file[at..].starts_with(runs)).collect();
+    // A run of fifty zeros, after its length in version 1; then fifty definition levels, all as
+    // high as they get.
+    let runs: &[u8] = if version == WriterVersion::PARQUET_1_0 {
+        &[2, 0, 0, 0, 100, 0, 2, 0, 0, 0, 100, 2]
+    } else {
+        &[100, 0, 100, 2]
+    };
+    let found: Vec<usize> = (0..file.len())
+        .filter(|&at| file[at..].starts_with(runs))
+        .collect();
     assert_eq!(found.len(), 1, "{version:?}");
-    (file, found[0] + runs.iter().position(|&b| b == 100).unwrap())
+    (
+        file,
+        found[0] + runs.iter().position(|&b| b == 100).unwrap(),
+    )
 }
 
 /// The decoder would look for levels for ever.
@@ -353,16 +662,42 @@ fn parquet_pages_with_fewer_repetition_levels_than_values() {
         for head in [0, 98, 2, 3] {
             let mut bad = good.clone();
             bad[runs] = head;
-            let (mut source, reader) = open(Format::Parquet, &bad, &IndexOptions::default(), &mut rng).unwrap();
+            let (mut source, reader) =
+                open(Format::Parquet, &bad, &IndexOptions::default(), &mut rng).unwrap();
             for row in [0, 1, 49] {
                 let rows = Rows::sorted([row]).unwrap();
-                let e = source.read(&reader, 0, rows, &Projection::All, &mut rng).unwrap_err();
-                assert!(e.kind() == ErrorKind::Corrupt && e.message().contains("fewer repetition levels"), "{version:?}, {head}: {e:?}");
+                let e = source
+                    .read(&reader, 0, rows, &Projection::All, &mut rng)
+                    .unwrap_err();
+                assert!(
+                    e.kind() == ErrorKind::Corrupt
+                        && e.message().contains("fewer repetition levels"),
+                    "{version:?}, {head}: {e:?}"
+                );
             }
-            assert_eq!(source.read(&reader, 0, Rows::All, &Projection::All, &mut rng).unwrap_err().kind(), ErrorKind::Corrupt);
+            assert_eq!(
+                source
+                    .read(&reader, 0, Rows::All, &Projection::All, &mut rng)
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::Corrupt
+            );
         }
-        let (mut source, reader) = open(Format::Parquet, &good, &IndexOptions::default(), &mut rng).unwrap();
-        assert_eq!(source.read(&reader, 0, Rows::sorted([49]).unwrap(), &Projection::All, &mut rng).unwrap().num_rows(), 1);
+        let (mut source, reader) =
+            open(Format::Parquet, &good, &IndexOptions::default(), &mut rng).unwrap();
+        assert_eq!(
+            source
+                .read(
+                    &reader,
+                    0,
+                    Rows::sorted([49]).unwrap(),
+                    &Projection::All,
+                    &mut rng
+                )
+                .unwrap()
+                .num_rows(),
+            1
+        );
     }
 }
 
@@ -371,7 +706,9 @@ fn a_parquet_file_that_changes_between_indexing_and_opening() {
     let mut rng = Rng::new();
     let (schema, batches) = batches(&[50], &mut rng);
     let a = write_parquet(&schema, &batches, 1000, &mut rng);
-    let index = Source::new(a.clone()).index(Format::Parquet, &IndexOptions::default(), &mut rng).unwrap();
+    let index = Source::new(a.clone())
+        .index(Format::Parquet, &IndexOptions::default(), &mut rng)
+        .unwrap();
     // The same size, with other rows in its footer.
     let fewer = write_parquet(&schema, &[batches[0].slice(0, 20)], 1000, &mut rng);
     let mut b = vec![0; a.len().saturating_sub(fewer.len())];
@@ -380,18 +717,30 @@ fn a_parquet_file_that_changes_between_indexing_and_opening() {
     let mut opener = FileOpener::new(Arc::new(index)).unwrap();
     while let Need::Ranges(ranges) = opener.step().unwrap() {
         for r in ranges {
-            opener.feed(r.start, b[r.start as usize..r.end as usize].to_vec().into()).unwrap();
+            opener
+                .feed(r.start, b[r.start as usize..r.end as usize].to_vec().into())
+                .unwrap();
         }
     }
     // What lies where the footer was is another footer, or bytes that may look like anything.
     let e = checked(opener.finish()).unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::VersionChanged | ErrorKind::Corrupt | ErrorKind::Unsupported), "{e:?}");
+    assert!(
+        matches!(
+            e.kind(),
+            ErrorKind::VersionChanged | ErrorKind::Corrupt | ErrorKind::Unsupported
+        ),
+        "{e:?}"
+    );
 }
 
 #[test]
 fn arrow_files_that_lie() {
     let mut rng = Rng::new();
-    let batch = RecordBatch::try_from_iter([("n", Arc::new(Int32Array::from_iter_values(0..100)) as ArrayRef)]).unwrap();
+    let batch = RecordBatch::try_from_iter([(
+        "n",
+        Arc::new(Int32Array::from_iter_values(0..100)) as ArrayRef,
+    )])
+    .unwrap();
     let mut w = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
     w.write(&batch).unwrap();
     w.finish().unwrap();
@@ -411,27 +760,43 @@ fn arrow_files_that_lie() {
         (b"ARROW1".to_vec(), "no Arrow file"),
     ] {
         let e = try_all(Format::ArrowFile, &bytes, &mut rng).unwrap_err();
-        assert!(e.kind() == ErrorKind::Corrupt && e.message().contains(says), "{says}: {e:?}");
+        assert!(
+            e.kind() == ErrorKind::Corrupt && e.message().contains(says),
+            "{says}: {e:?}"
+        );
     }
     // A stream that claims a body past its end, and a header past it.
     let mut w = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
     w.write(&batch).unwrap();
     let stream = w.into_inner().unwrap();
-    assert_eq!(try_all(Format::ArrowStream, &stream, &mut rng).unwrap(), 100);
+    assert_eq!(
+        try_all(Format::ArrowStream, &stream, &mut rng).unwrap(),
+        100
+    );
     // Its end takes eight bytes.
     for (cut, says) in [(1, "cut off"), (9, "past the end")] {
         let e = try_all(Format::ArrowStream, &stream[..stream.len() - cut], &mut rng).unwrap_err();
         assert!(e.message().contains(says), "{e:?}");
     }
     let head = [&[0xff; 4], i32::MAX.to_le_bytes().as_slice(), &[0; 64]].concat();
-    assert_eq!(try_all(Format::ArrowStream, &head, &mut rng).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        try_all(Format::ArrowStream, &head, &mut rng)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Unsupported
+    );
     // A schema nested too deeply.
-    let deep = (0..80).fold(DataType::Int32, |ty, i| DataType::Struct(vec![Field::new(format!("f{i}"), ty, true)].into()));
+    let deep = (0..80).fold(DataType::Int32, |ty, i| {
+        DataType::Struct(vec![Field::new(format!("f{i}"), ty, true)].into())
+    });
     let schema = Schema::new(vec![Field::new("deep", deep, true)]);
     let mut w = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &schema).unwrap();
     w.finish().unwrap();
     let e = try_all(Format::ArrowStream, &w.into_inner().unwrap(), &mut rng).unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Corrupt), "{e:?}");
+    assert!(
+        matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Corrupt),
+        "{e:?}"
+    );
 }
 
 #[test]
@@ -453,13 +818,37 @@ fn tfrecords_that_lie() {
         (len(1 << 20), ErrorKind::Corrupt, "past the end of the file"),
         (len(u64::MAX), ErrorKind::Unsupported, "limit"),
         (len(6), ErrorKind::Corrupt, "checksum"),
-        (flip(0), ErrorKind::Corrupt, "length of the TFRecord at offset 0"),
-        (flip(9), ErrorKind::Corrupt, "length of the TFRecord at offset 0"),
-        (flip(13), ErrorKind::Corrupt, "data of the TFRecord at offset 0"),
-        (flip(18), ErrorKind::Corrupt, "data of the TFRecord at offset 0"),
-        (flip(50), ErrorKind::Corrupt, "data of the TFRecord at offset 21"),
+        (
+            flip(0),
+            ErrorKind::Corrupt,
+            "length of the TFRecord at offset 0",
+        ),
+        (
+            flip(9),
+            ErrorKind::Corrupt,
+            "length of the TFRecord at offset 0",
+        ),
+        (
+            flip(13),
+            ErrorKind::Corrupt,
+            "data of the TFRecord at offset 0",
+        ),
+        (
+            flip(18),
+            ErrorKind::Corrupt,
+            "data of the TFRecord at offset 0",
+        ),
+        (
+            flip(50),
+            ErrorKind::Corrupt,
+            "data of the TFRecord at offset 21",
+        ),
         (good[..30].to_vec(), ErrorKind::Corrupt, "cut off"),
-        (good[..good.len() - 1].to_vec(), ErrorKind::Corrupt, "past the end"),
+        (
+            good[..good.len() - 1].to_vec(),
+            ErrorKind::Corrupt,
+            "past the end",
+        ),
     ] {
         let (mut source, failed) = (Source::new(bytes), IndexOptions::default());
         let read = |source: &mut Source, rng: &mut Rng| -> Result<()> {
@@ -468,28 +857,74 @@ fn tfrecords_that_lie() {
             read_all(source, &reader, rng).map(drop)
         };
         let e = read(&mut source, &mut rng).unwrap_err();
-        assert!(e.kind() == kind && e.message().contains(says), "{says}: {e:?}");
+        assert!(
+            e.kind() == kind && e.message().contains(says),
+            "{says}: {e:?}"
+        );
     }
     // An offset that is wrong in the file beside it shows when the record is read.
-    let index = tfrecord::side_file::index(b"0 30\n30 107\n", good.len() as u64, &IndexOptions::default()).unwrap();
+    let index = tfrecord::side_file::index(
+        b"0 30\n30 107\n",
+        good.len() as u64,
+        &IndexOptions::default(),
+    )
+    .unwrap();
     let mut source = Source::new(good.clone());
     let reader = source.open(Arc::new(index), &mut rng).unwrap();
     let got = read_all(&mut source, &reader, &mut rng);
     // Both records lie in one piece, and are found there whatever the offsets say.
     assert!(got.is_ok_and(|b| b[0].num_rows() == 2));
     // Examples that are none.
-    let options = IndexOptions { example: Some(ExampleSpec::default()), ..IndexOptions::default() };
-    let e = open(Format::TfRecord, &tfrecords(&[b"\xff\xff\xff".to_vec()]), &options, &mut rng).err().unwrap();
-    assert!(e.message().contains("offset 0") && e.message().contains("tf.train.Example"), "{e:?}");
+    let options = IndexOptions {
+        example: Some(ExampleSpec::default()),
+        ..IndexOptions::default()
+    };
+    let e = open(
+        Format::TfRecord,
+        &tfrecords(&[b"\xff\xff\xff".to_vec()]),
+        &options,
+        &mut rng,
+    )
+    .err()
+    .unwrap();
+    assert!(
+        e.message().contains("offset 0") && e.message().contains("tf.train.Example"),
+        "{e:?}"
+    );
 }
 
 #[test]
 fn samples_that_lie() {
-    let twice = vec![("a".to_owned(), vec![("jpg".to_owned(), vec![1]), ("jpg".to_owned(), vec![2])])];
-    let e = open(Format::Tar, &archive(ArchiveKind::Tar, &twice), &IndexOptions::default(), &mut Rng::new()).err().unwrap();
-    assert!(e.kind() == ErrorKind::Corrupt && e.message().contains("\"jpg\" twice"), "{e:?}");
-    let many = vec![("a".to_owned(), (0..1001).map(|i| (format!("f{i}"), Vec::new())).collect::<Vec<_>>())];
-    let e = open(Format::Tar, &archive(ArchiveKind::Tar, &many), &IndexOptions::default(), &mut Rng::new()).err().unwrap();
+    let twice = vec![(
+        "a".to_owned(),
+        vec![("jpg".to_owned(), vec![1]), ("jpg".to_owned(), vec![2])],
+    )];
+    let e = open(
+        Format::Tar,
+        &archive(ArchiveKind::Tar, &twice),
+        &IndexOptions::default(),
+        &mut Rng::new(),
+    )
+    .err()
+    .unwrap();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.message().contains("\"jpg\" twice"),
+        "{e:?}"
+    );
+    let many = vec![(
+        "a".to_owned(),
+        (0..1001)
+            .map(|i| (format!("f{i}"), Vec::new()))
+            .collect::<Vec<_>>(),
+    )];
+    let e = open(
+        Format::Tar,
+        &archive(ArchiveKind::Tar, &many),
+        &IndexOptions::default(),
+        &mut Rng::new(),
+    )
+    .err()
+    .unwrap();
     assert!(e.kind() == ErrorKind::Unsupported, "{e:?}");
 }
 
@@ -500,10 +935,18 @@ fn stored_indexes_that_are_damaged() {
         let (_, reader) = open(format, &bytes, &small_blocks(&mut rng), &mut rng).unwrap();
         let (index, schema) = (reader.index().encode(), reader.index().schema().clone());
         for at in 0..index.len() {
-            assert_eq!(FileIndex::decode(&index[..at], schema.clone()).unwrap_err().kind(), ErrorKind::Corrupt);
+            assert_eq!(
+                FileIndex::decode(&index[..at], schema.clone())
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::Corrupt
+            );
             let mut bad = index.clone();
             bad[at] ^= 1 << rng.below(8);
-            assert_eq!(FileIndex::decode(&bad, schema.clone()).unwrap_err().kind(), ErrorKind::Corrupt);
+            assert_eq!(
+                FileIndex::decode(&bad, schema.clone()).unwrap_err().kind(),
+                ErrorKind::Corrupt
+            );
         }
     }
 }

@@ -14,23 +14,59 @@ struct Entry {
 
 /// Names that end in a slash are left out: every reader takes these for directories.
 fn entries(rng: &mut Rng) -> Vec<Entry> {
-    let mut names: Vec<String> = [1, 99, 100, 101, 155, 200, 255, 256, 257, 400, 3000].iter().map(|&n| "n".repeat(n)).collect();
-    names.extend([1, 50, 99, 100, 127, 128, 129, 200, 600].iter().map(|&n| "d/".repeat(n) + "f.jpg"));
-    names.extend([format!("{}/{}", "p".repeat(155), "n".repeat(100)), format!("{}/{}", "p".repeat(156), "n".repeat(100))]);
-    names.extend([format!("{}/{}", "p".repeat(155), "n".repeat(101)), format!("/{}", "r".repeat(100))]);
-    names.extend(["bucket/a b.jpg", "ü/日本/😀", "__404__/bucket/x", "./dot", "/abs", "../up", "new\nline"].map(String::from));
+    let mut names: Vec<String> = [1, 99, 100, 101, 155, 200, 255, 256, 257, 400, 3000]
+        .iter()
+        .map(|&n| "n".repeat(n))
+        .collect();
+    names.extend(
+        [1, 50, 99, 100, 127, 128, 129, 200, 600]
+            .iter()
+            .map(|&n| "d/".repeat(n) + "f.jpg"),
+    );
+    names.extend([
+        format!("{}/{}", "p".repeat(155), "n".repeat(100)),
+        format!("{}/{}", "p".repeat(156), "n".repeat(100)),
+    ]);
+    names.extend([
+        format!("{}/{}", "p".repeat(155), "n".repeat(101)),
+        format!("/{}", "r".repeat(100)),
+    ]);
+    names.extend(
+        [
+            "bucket/a b.jpg",
+            "ü/日本/😀",
+            "__404__/bucket/x",
+            "./dot",
+            "/abs",
+            "../up",
+            "new\nline",
+        ]
+        .map(String::from),
+    );
     names.push("ü".repeat(90));
     names.push("bucket/a b.jpg".into());
     let mut out = Vec::new();
     for name in names {
         let size = [0, 1, 511, 512, 513, 4000, 70_000, 300_000][rng.below(8)];
         let mtime_secs = [0, 1_700_000_000, 1_700_000_002, 4_000_000_000][rng.below(4)];
-        out.push(Entry { name, bytes: rng.bytes(size), mtime_secs });
+        out.push(Entry {
+            name,
+            bytes: rng.bytes(size),
+            mtime_secs,
+        });
     }
     // Compressors store what does not compress.
-    out.push(Entry { name: "noise".into(), bytes: (0..600_000).map(|_| rng.next() as u8).collect(), mtime_secs: 0 });
+    out.push(Entry {
+        name: "noise".into(),
+        bytes: (0..600_000).map(|_| rng.next() as u8).collect(),
+        mtime_secs: 0,
+    });
     // Past the size that a zip holds back, and past several blocks of the compressors.
-    out.push(Entry { name: "large".into(), bytes: rng.bytes((1 << 20) + 12_345), mtime_secs: 2 });
+    out.push(Entry {
+        name: "large".into(),
+        bytes: rng.bytes((1 << 20) + 12_345),
+        mtime_secs: 2,
+    });
     out
 }
 
@@ -39,10 +75,14 @@ fn write(kind: ArchiveKind, entries: &[Entry], rng: Option<&mut Rng>) -> Vec<u8>
     let mut w = ArchiveWriter::new(kind);
     let mut rng = rng;
     for e in entries {
-        w.begin_entry(&e.name, e.bytes.len() as u64, e.mtime_secs, &mut out).unwrap();
+        w.begin_entry(&e.name, e.bytes.len() as u64, e.mtime_secs, &mut out)
+            .unwrap();
         match rng.as_deref_mut() {
             None => w.data(&e.bytes, &mut out).unwrap(),
-            Some(rng) => rng.cut(&e.bytes).into_iter().for_each(|piece| w.data(piece, &mut out).unwrap()),
+            Some(rng) => rng
+                .cut(&e.bytes)
+                .into_iter()
+                .for_each(|piece| w.data(piece, &mut out).unwrap()),
         }
         w.end_entry(&mut out).unwrap();
     }
@@ -54,8 +94,18 @@ fn check_told(told: &[Told], entries: &[Entry], mtime_step: i64) {
     assert_eq!(told.len(), entries.len());
     for (t, e) in told.iter().zip(entries) {
         assert_eq!(t.name, e.name);
-        assert!(t.bytes.as_ref() == Some(&e.bytes), "the bytes of {} differ", e.name);
-        assert!(mtime_step == 0 || t.mtime_secs == e.mtime_secs / mtime_step * mtime_step, "{}: {} {}", e.name, t.mtime_secs, e.mtime_secs);
+        assert!(
+            t.bytes.as_ref() == Some(&e.bytes),
+            "the bytes of {} differ",
+            e.name
+        );
+        assert!(
+            mtime_step == 0 || t.mtime_secs == e.mtime_secs / mtime_step * mtime_step,
+            "{}: {} {}",
+            e.name,
+            t.mtime_secs,
+            e.mtime_secs
+        );
     }
 }
 
@@ -70,7 +120,11 @@ fn bytes_do_not_depend_on_how_data_was_cut_and_we_read_them_back() {
         }
         assert_eq!(ArchiveKind::from_magic(&archive), Some(kind));
         let index = index_by_all_ways(kind, &archive, &mut rng);
-        check_told(&members(kind, &archive, &index).unwrap(), &entries, if kind == ArchiveKind::Zip { 0 } else { 1 });
+        check_told(
+            &members(kind, &archive, &index).unwrap(),
+            &entries,
+            if kind == ArchiveKind::Zip { 0 } else { 1 },
+        );
         let empty = write(kind, &[], None);
         assert!(index_by_all_ways(kind, &empty, &mut rng).is_empty());
     }
@@ -100,15 +154,25 @@ fn python_reads_all_kinds() {
     let entries = entries(&mut rng);
     for kind in [ArchiveKind::Tar, ArchiveKind::TarGz] {
         let path = to_file(dir.path(), "a", &write(kind, &entries, None));
-        check_told(&parse_told(&python(dir.path(), TELL_TAR, &[&path])), &entries, 1);
+        check_told(
+            &parse_told(&python(dir.path(), TELL_TAR, &[&path])),
+            &entries,
+            1,
+        );
     }
     // Python has no lz4: another implementation decompresses it.
     let mut tar = Vec::new();
     let lz4 = write(ArchiveKind::TarLz4, &entries, None);
-    lz4_flex::frame::FrameDecoder::new(&lz4[..]).read_to_end(&mut tar).unwrap();
+    lz4_flex::frame::FrameDecoder::new(&lz4[..])
+        .read_to_end(&mut tar)
+        .unwrap();
     assert!(tar == write(ArchiveKind::Tar, &entries, None));
 
-    let path = to_file(dir.path(), "a.zip", &write(ArchiveKind::Zip, &entries, None));
+    let path = to_file(
+        dir.path(),
+        "a.zip",
+        &write(ArchiveKind::Zip, &entries, None),
+    );
     let tell_zip = "
 import calendar, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as z:
@@ -120,7 +184,10 @@ with zipfile.ZipFile(sys.argv[1]) as z:
     let told = parse_told(&python(dir.path(), tell_zip, &[&path]));
     check_told(&told, &entries, 0);
     for (t, e) in told.iter().zip(&entries) {
-        assert_eq!(t.mtime_secs, e.mtime_secs.clamp(315_532_800, 4_354_819_198) / 2 * 2);
+        assert_eq!(
+            t.mtime_secs,
+            e.mtime_secs.clamp(315_532_800, 4_354_819_198) / 2 * 2
+        );
     }
 }
 
@@ -129,16 +196,28 @@ fn gnu_tar_and_gzip_read_tars() {
     let mut rng = Rng::new();
     let dir = tempfile::tempdir().unwrap();
     // One name to a line.
-    let entries: Vec<Entry> = entries(&mut rng).into_iter().filter(|e| !e.name.contains('\n')).collect();
+    let entries: Vec<Entry> = entries(&mut rng)
+        .into_iter()
+        .filter(|e| !e.name.contains('\n'))
+        .collect();
     for (kind, flag) in [(ArchiveKind::Tar, "-P"), (ArchiveKind::TarGz, "-z")] {
         let path = to_file(dir.path(), "a", &write(kind, &entries, None));
-        let listed = run(Command::new("tar").args([flag, "-P", "--quoting-style=literal", "-tf", &path]));
+        let listed =
+            run(Command::new("tar").args([flag, "-P", "--quoting-style=literal", "-tf", &path]));
         let names: String = entries.iter().map(|e| format!("{}\n", e.name)).collect();
         assert_eq!(String::from_utf8(listed).unwrap(), names);
         let bytes = run(Command::new("tar").args([flag, "-P", "-xOf", &path]));
-        assert!(bytes == entries.iter().flat_map(|e| e.bytes.clone()).collect::<Vec<u8>>());
+        assert!(
+            bytes
+                == entries
+                    .iter()
+                    .flat_map(|e| e.bytes.clone())
+                    .collect::<Vec<u8>>()
+        );
     }
-    run(Command::new("gzip").args(["-t"]).stdin(std::fs::File::open(dir.path().join("a")).unwrap()));
+    run(Command::new("gzip")
+        .args(["-t"])
+        .stdin(std::fs::File::open(dir.path().join("a")).unwrap()));
 }
 
 /// Go's archive/tar and archive/zip, from the toolchain's own library: no module is fetched.
@@ -148,11 +227,26 @@ fn go_reads_tar_and_zip() {
     let dir = tempfile::tempdir().unwrap();
     let entries = entries(&mut rng);
     to_file(dir.path(), "tell.go", include_bytes!("data/tell.go"));
-    let tar = to_file(dir.path(), "a.tar", &write(ArchiveKind::Tar, &entries, None));
-    let zip = to_file(dir.path(), "a.zip", &write(ArchiveKind::Zip, &entries, None));
+    let tar = to_file(
+        dir.path(),
+        "a.tar",
+        &write(ArchiveKind::Tar, &entries, None),
+    );
+    let zip = to_file(
+        dir.path(),
+        "a.zip",
+        &write(ArchiveKind::Zip, &entries, None),
+    );
     for path in [tar, zip] {
-        let told = run(Command::new("go").args(["run", "tell.go", &path]).current_dir(dir.path()).env("GOFLAGS", "-mod=mod"));
-        check_told(&parse_told(&told), &entries, if path.ends_with("tar") { 1 } else { 0 });
+        let told = run(Command::new("go")
+            .args(["run", "tell.go", &path])
+            .current_dir(dir.path())
+            .env("GOFLAGS", "-mod=mod"));
+        check_told(
+            &parse_told(&told),
+            &entries,
+            if path.ends_with("tar") { 1 } else { 0 },
+        );
     }
 }
 
@@ -160,7 +254,12 @@ fn go_reads_tar_and_zip() {
 fn sizes_of_tars_are_known_beforehand() {
     let mut rng = Rng::new();
     let entries = entries(&mut rng);
-    let told = tar_exact_size(entries.iter().map(|e| (e.name.as_str(), e.bytes.len() as u64, e.mtime_secs))).unwrap();
+    let told = tar_exact_size(
+        entries
+            .iter()
+            .map(|e| (e.name.as_str(), e.bytes.len() as u64, e.mtime_secs)),
+    )
+    .unwrap();
     assert_eq!(told, write(ArchiveKind::Tar, &entries, None).len() as u64);
 }
 
@@ -168,7 +267,14 @@ fn sizes_of_tars_are_known_beforehand() {
 fn numbers_too_large_for_ustar_and_records_of_ones_own() {
     let dir = tempfile::tempdir().unwrap();
     let mut out = Vec::new();
-    forebay_format::tar_header_with_pax(&mut out, "huge", (9 << 30) + 1, -3, &[("FOREBAY.error", "not found: ü\nsecond line")]).unwrap();
+    forebay_format::tar_header_with_pax(
+        &mut out,
+        "huge",
+        (9 << 30) + 1,
+        -3,
+        &[("FOREBAY.error", "not found: ü\nsecond line")],
+    )
+    .unwrap();
     let path = to_file(dir.path(), "h", &out);
     let code = "
 import sys, tarfile
@@ -179,14 +285,22 @@ t.fileobj, t.encoding, t.errors, t.pax_headers, t.offset = f, 'utf-8', 'surrogat
 m = tarfile.TarInfo.fromtarfile(t)
 print(m.name, m.size, m.mtime, m.pax_headers['FOREBAY.error'].replace(chr(10), '|'))
 ";
-    assert_eq!(String::from_utf8(python(dir.path(), code, &[&path])).unwrap(), "huge 9663676417 -3.0 not found: ü|second line\n");
+    assert_eq!(
+        String::from_utf8(python(dir.path(), code, &[&path])).unwrap(),
+        "huge 9663676417 -3.0 not found: ü|second line\n"
+    );
     // In a zip it is the entry's comment.
     let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(ArchiveKind::Zip));
-    w.begin_entry_with_pax("gone", 0, 0, &[("FOREBAY.error", "not found")], &mut out).unwrap();
+    w.begin_entry_with_pax("gone", 0, 0, &[("FOREBAY.error", "not found")], &mut out)
+        .unwrap();
     w.end_entry(&mut out).unwrap();
     w.finish(&mut out).unwrap();
     let path = to_file(dir.path(), "c.zip", &out);
-    let comment = python(dir.path(), "import sys, zipfile; print(zipfile.ZipFile(sys.argv[1]).infolist()[0].comment)", &[&path]);
+    let comment = python(
+        dir.path(),
+        "import sys, zipfile; print(zipfile.ZipFile(sys.argv[1]).infolist()[0].comment)",
+        &[&path],
+    );
     assert_eq!(comment, b"b'FOREBAY.error=not found'\n");
 }
 
@@ -196,13 +310,15 @@ fn zip64_where_it_is_needed() {
     let dir = tempfile::tempdir().unwrap();
     let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(ArchiveKind::Zip));
     for i in 0..65_536 {
-        w.entry(&format!("e/{i}"), i.to_string().as_bytes(), 0, &mut out).unwrap();
+        w.entry(&format!("e/{i}"), i.to_string().as_bytes(), 0, &mut out)
+            .unwrap();
     }
     w.finish(&mut out).unwrap();
     let index = index_by_all_ways(ArchiveKind::Zip, &out, &mut rng);
     assert_eq!(index.len(), 65_536);
     let path = to_file(dir.path(), "many.zip", &out);
-    let code = "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); print(len(z.infolist()), z.read('e/65535'))";
+    let code = "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); print(len(z.infolist()), \
+        z.read('e/65535'))";
     assert_eq!(python(dir.path(), code, &[&path]), b"65536 b'65535'\n");
 }
 
@@ -243,7 +359,10 @@ print([(m.filename, m.file_size) for m in z.infolist()], z.read('after'))
 with z.open('zeros') as f: print(f.read(100) == bytes(100))
 ";
     let told = python(dir.path(), code, &[path.to_str().unwrap()]);
-    assert_eq!(String::from_utf8(told).unwrap(), format!("[('zeros', {size}), ('after', 7)] b'the end'\nTrue\n"));
+    assert_eq!(
+        String::from_utf8(told).unwrap(),
+        format!("[('zeros', {size}), ('after', 7)] b'the end'\nTrue\n")
+    );
     let total = path.metadata().unwrap().len();
     let mut indexer = forebay_format::Indexer::new(ArchiveKind::Zip, total);
     let file = std::fs::File::open(&path).unwrap();
@@ -256,7 +375,8 @@ with z.open('zeros') as f: print(f.read(100) == bytes(100))
     assert_eq!(index.get("zeros").unwrap().size(), size);
     let after = index.readable("after").unwrap();
     let mut header = [0; 30];
-    file.read_exact_at(&mut header, after.extent.offset).unwrap();
+    file.read_exact_at(&mut header, after.extent.offset)
+        .unwrap();
     let range = after.extent.zip_data_range(&header).unwrap();
     let mut data = [0; 7];
     file.read_exact_at(&mut data, range.start).unwrap();

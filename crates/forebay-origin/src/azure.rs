@@ -1,11 +1,13 @@
-//! Azure Blob Storage. Credentials and signatures are `object_store`'s; the operations are here, for the reasons given in the S3 origin.
+//! Azure Blob Storage. Credentials and signatures are `object_store`'s; the operations are here,
+//! for the reasons given in the S3 origin.
 //!
-//! An upload in parts has no server-side state but its uncommitted blocks: its id holds the attributes and the condition that its completion needs.
-//! An aborted upload is remembered by this process only; its blocks expire at the service after a week.
+//! An upload in parts has no server-side state but its uncommitted blocks: its id holds the
+//! attributes and the condition that its completion needs. An aborted upload is remembered by this
+//! process only; its blocks expire at the service after a week.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig, PutCondition, PutRequest, PutResponse,
-    UploadedPart, assemble,
+    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
+    PutCondition, PutRequest, PutResponse, UploadedPart, assemble,
     body::{self, exact},
     credentials,
     failure::{self, Site},
@@ -36,7 +38,8 @@ use url::Url;
 
 const BUFFERED_BODY_MAX_BYTES: u64 = 8 << 20;
 const DOCUMENT_MAX_BYTES: u64 = 32 << 20;
-/// Names that are asked for at once, however few are wanted: pages that begin after a name are cut out of these.
+/// Names that are asked for at once, however few are wanted: pages that begin after a name are cut
+/// out of these.
 const LIST_CHUNK: usize = 1000;
 /// Chunks that one page may skip to reach its first name.
 const LIST_CHUNKS_MAX: usize = 1000;
@@ -72,22 +75,49 @@ struct Token {
 
 impl AzureOrigin {
     pub(crate) fn new(config: &OriginConfig, container: &str) -> Result<Self> {
-        let account = config.account.clone().or_else(|| std::env::var("AZURE_STORAGE_ACCOUNT_NAME").ok().filter(|a| !a.is_empty()));
+        let account = config.account.clone().or_else(|| {
+            std::env::var("AZURE_STORAGE_ACCOUNT_NAME")
+                .ok()
+                .filter(|a| !a.is_empty())
+        });
         let account = account.ok_or_else(|| {
-            Error::invalid(format!("origin {}: the storage account is not known", config.url))
-                .hint("set account, or AZURE_STORAGE_ACCOUNT_NAME")
+            Error::invalid(format!(
+                "origin {}: the storage account is not known",
+                config.url
+            ))
+            .hint("set account, or AZURE_STORAGE_ACCOUNT_NAME")
         })?;
-        let endpoint = config.endpoint.clone().unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
-        let parsed = Url::parse(&endpoint).map_err(|e| Error::invalid(format!("the endpoint {endpoint:?} is not an address: {e}")))?;
+        let endpoint = config
+            .endpoint
+            .clone()
+            .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+        let parsed = Url::parse(&endpoint).map_err(|e| {
+            Error::invalid(format!("the endpoint {endpoint:?} is not an address: {e}"))
+        })?;
         let transport = Transport::new(config, &parsed, Redirects::Refuse)?;
-        let credentials = if config.anonymous { None } else { Some(credentials::azure(config, &account, container)?) };
+        let credentials = if config.anonymous {
+            None
+        } else {
+            Some(credentials::azure(config, &account, container)?)
+        };
         let container_url = format!("{}/{container}", endpoint.trim_end_matches('/'));
         let description = format!("az://{container} at {}", endpoint.trim_end_matches('/'));
-        Ok(Self { transport, container_url, account, credentials, description, aborted: Mutex::default() })
+        Ok(Self {
+            transport,
+            container_url,
+            account,
+            credentials,
+            description,
+            aborted: Mutex::default(),
+        })
     }
 
     fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
-        Site { origin: &self.description, operation, key }
+        Site {
+            origin: &self.description,
+            operation,
+            key,
+        }
     }
 
     fn address(&self, key: &str) -> String {
@@ -105,10 +135,14 @@ impl AzureOrigin {
         mut headers: HeaderMap,
         payload: Payload,
     ) -> Result<reqwest::Response> {
-        let mut url =
-            Url::parse(&self.address(site.key)).map_err(|e| Error::invalid(format!("{:?} is not an address: {e}", self.container_url)))?;
+        let mut url = Url::parse(&self.address(site.key)).map_err(|e| {
+            Error::invalid(format!("{:?} is not an address: {e}", self.container_url))
+        })?;
         if site.key.split('/').any(|part| part == "." || part == "..") {
-            return Err(Error::invalid(format!("{:?} cannot be asked for: a part of it is '.' or '..'", site.key)));
+            return Err(Error::invalid(format!(
+                "{:?} cannot be asked for: a part of it is '.' or '..'",
+                site.key
+            )));
         }
         if site.key.contains('\\') {
             return Err(Error::unsupported(format!(
@@ -118,7 +152,13 @@ impl AzureOrigin {
             .hint("use a name without backslashes"));
         }
         if !query.is_empty() {
-            url.set_query(Some(&query.iter().map(|(k, v)| format!("{k}={}", headers::encode_query(v))).collect::<Vec<_>>().join("&")));
+            url.set_query(Some(
+                &query
+                    .iter()
+                    .map(|(k, v)| format!("{k}={}", headers::encode_query(v)))
+                    .collect::<Vec<_>>()
+                    .join("&"),
+            ));
         }
         let length = match &payload {
             Payload::Empty => 0,
@@ -129,7 +169,10 @@ impl AzureOrigin {
             headers.insert(CONTENT_LENGTH, length.into());
         }
         let (url, headers) = self.sign(site, &method, url, headers).await?;
-        let answer = self.transport.send(site, method, url, headers, payload).await?;
+        let answer = self
+            .transport
+            .send(site, method, url, headers, payload)
+            .await?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
@@ -139,51 +182,101 @@ impl AzureOrigin {
         Err(failure::from_status(site, status, &headers, &text))
     }
 
-    async fn sign(&self, site: Site<'_>, method: &Method, url: Url, headers: HeaderMap) -> Result<(Url, HeaderMap)> {
+    async fn sign(
+        &self,
+        site: Site<'_>,
+        method: &Method,
+        url: Url,
+        headers: HeaderMap,
+    ) -> Result<(Url, HeaderMap)> {
         let Some(provider) = &self.credentials else {
             let mut headers = headers;
             headers.insert("x-ms-version", HeaderValue::from_static("2023-11-03"));
             return Ok((url, headers));
         };
-        let credential = provider.get_credential().await.map_err(|e| credentials::azure_unavailable(site, &e))?;
+        let credential = provider
+            .get_credential()
+            .await
+            .map_err(|e| credentials::azure_unavailable(site, &e))?;
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method.clone();
-        *request.uri_mut() = url.as_str().parse().map_err(|e| Error::invalid(format!("{} {:?}: {e}", site.operation, site.key)))?;
+        *request.uri_mut() = url
+            .as_str()
+            .parse()
+            .map_err(|e| Error::invalid(format!("{} {:?}: {e}", site.operation, site.key)))?;
         *request.headers_mut() = headers;
         AzureAuthorizer::new(&credential, &self.account)
             .try_authorize(&mut request)
-            .map_err(|e| Error::internal(format!("{} at {}: the request cannot be signed: {e}", site.operation, site.origin)))?;
+            .map_err(|e| {
+                Error::internal(format!(
+                    "{} at {}: the request cannot be signed: {e}",
+                    site.operation, site.origin
+                ))
+            })?;
         // A shared access signature is in the query.
-        let url = Url::parse(&request.uri().to_string()).map_err(|e| Error::internal(format!("a signed address: {e}")))?;
+        let url = Url::parse(&request.uri().to_string())
+            .map_err(|e| Error::internal(format!("a signed address: {e}")))?;
         Ok((url, std::mem::take(request.headers_mut())))
     }
 
     async fn head_as(&self, site: Site<'_>, headers: HeaderMap) -> Result<(ObjectMeta, HeaderMap)> {
-        let answer = self.send(site, Method::HEAD, &[], headers, Payload::Empty).await?;
-        Ok((headers::meta(Dialect::Azure, site, answer.headers())?, answer.headers().clone()))
+        let answer = self
+            .send(site, Method::HEAD, &[], headers, Payload::Empty)
+            .await?;
+        Ok((
+            headers::meta(Dialect::Azure, site, answer.headers())?,
+            answer.headers().clone(),
+        ))
     }
 
-    async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
-        let (meta, _) = self.head_as(self.site("get", key), conditions(Dialect::Azure, request)?).await?;
+    async fn get_nothing(
+        &self,
+        key: &str,
+        request: &GetRequest,
+        start: u64,
+    ) -> Result<GetResponse> {
+        let (meta, _) = self
+            .head_as(self.site("get", key), conditions(Dialect::Azure, request)?)
+            .await?;
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
-            return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
+            return Err(Error::range_not_satisfiable(format!(
+                "{key:?} has {} bytes: none from {start}",
+                meta.size
+            )));
         }
-        Ok(GetResponse { meta, range: start..start, body: body::empty() })
+        Ok(GetResponse {
+            meta,
+            range: start..start,
+            body: body::empty(),
+        })
     }
 
     fn upload(&self, text: &str) -> Result<Upload> {
-        let gone = || Error::not_found("there is no such upload").hint("it was aborted, or never begun");
+        let gone =
+            || Error::not_found("there is no such upload").hint("it was aborted, or never begun");
         if self.aborted.lock().iter().any(|a| a == text) {
             return Err(gone());
         }
-        URL_SAFE_NO_PAD.decode(text).ok().and_then(|json| serde_json::from_slice(&json).ok()).ok_or_else(gone)
+        URL_SAFE_NO_PAD
+            .decode(text)
+            .ok()
+            .and_then(|json| serde_json::from_slice(&json).ok())
+            .ok_or_else(gone)
     }
 
-    async fn chunk(&self, request: &ListRequest, marker: Option<&str>) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
+    async fn chunk(
+        &self,
+        request: &ListRequest,
+        marker: Option<&str>,
+    ) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
         let site = self.site("list", "");
         let count = LIST_CHUNK.to_string();
-        let mut query = vec![("restype", "container"), ("comp", "list"), ("maxresults", count.as_str())];
+        let mut query = vec![
+            ("restype", "container"),
+            ("comp", "list"),
+            ("maxresults", count.as_str()),
+        ];
         if !request.prefix.is_empty() {
             query.push(("prefix", &request.prefix));
         }
@@ -193,9 +286,15 @@ impl AzureOrigin {
         if let Some(marker) = marker {
             query.push(("marker", marker));
         }
-        let answer = self.send(site, Method::GET, &query, HeaderMap::new(), Payload::Empty).await?;
-        let text = self.transport.text(site, answer, DOCUMENT_MAX_BYTES).await?;
-        xml::parse_azure_list(text.trim_start_matches('\u{feff}')).map_err(|e| e.context(format_args!("list at {}", self.description)))
+        let answer = self
+            .send(site, Method::GET, &query, HeaderMap::new(), Payload::Empty)
+            .await?;
+        let text = self
+            .transport
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
+        xml::parse_azure_list(text.trim_start_matches('\u{feff}'))
+            .map_err(|e| e.context(format_args!("list at {}", self.description)))
     }
 }
 
@@ -215,7 +314,10 @@ impl Origin for AzureOrigin {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
-        Ok(self.head_as(self.site("head", key), HeaderMap::new()).await?.0)
+        Ok(self
+            .head_as(self.site("head", key), HeaderMap::new())
+            .await?
+            .0)
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
@@ -228,31 +330,57 @@ impl Origin for AzureOrigin {
             h.insert(RANGE, headers::range(range));
         }
         let answer = match self.send(site, Method::GET, &[], h, Payload::Empty).await {
-            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+            Err(e)
+                if e.kind() == ErrorKind::RangeNotSatisfiable
+                    && request.range.as_ref().is_some_and(|r| r.start == 0) =>
+            {
                 return self.get_nothing(key, &request, 0).await;
             }
             other => other?,
         };
-        let (meta, range) = match headers::meta_and_range(Dialect::Azure, site, answer.status(), answer.headers()) {
-            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+        let (meta, range) = match headers::meta_and_range(
+            Dialect::Azure,
+            site,
+            answer.status(),
+            answer.headers(),
+        ) {
+            Err(e)
+                if e.kind() == ErrorKind::RangeNotSatisfiable
+                    && request.range.as_ref().is_some_and(|r| r.start == 0) =>
+            {
                 return self.get_nothing(key, &request, 0).await;
             }
             other => other?,
         };
         get_checks(&meta, &request, key)?;
-        if request.range.as_ref().is_some_and(|asked| range.start != asked.start || range.end > asked.end) {
-            return Err(Error::corrupt(format!("get {key:?} at {}: asked for {:?}, got {range:?}", self.description, request.range)));
+        if request
+            .range
+            .as_ref()
+            .is_some_and(|asked| range.start != asked.start || range.end > asked.end)
+        {
+            return Err(Error::corrupt(format!(
+                "get {key:?} at {}: asked for {:?}, got {range:?}",
+                self.description, request.range
+            )));
         }
         let length = range.end - range.start;
         let what = format!("get {key:?} at {}", self.description);
-        Ok(GetResponse { meta, range, body: exact(body_of(site, answer), length, what) })
+        Ok(GetResponse {
+            meta,
+            range,
+            body: exact(body_of(site, answer), length, what),
+        })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         let max = request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS);
         let mut token = match &request.token {
-            None => Token { marker: None, after: request.start_after.clone() },
-            Some(text) => serde_json::from_str(text).map_err(|_| Error::invalid("this is not a continuation token of this origin"))?,
+            None => Token {
+                marker: None,
+                after: request.start_after.clone(),
+            },
+            Some(text) => serde_json::from_str(text)
+                .map_err(|_| Error::invalid("this is not a continuation token of this origin"))?,
         };
         for _ in 0..LIST_CHUNKS_MAX {
             let (entries, prefixes, next) = self.chunk(&request, token.marker.as_deref()).await?;
@@ -267,9 +395,16 @@ impl Origin for AzureOrigin {
             let more_here = names.len() > max;
             names.truncate(max);
             let following = match (more_here, next) {
-                (true, _) => Some(Token { marker: token.marker.clone(), after: names.last().map(|n| n.0.clone()) }),
-                // Names of later chunks are greater, but for those of a first page that begins after a name.
-                (false, Some(next)) => Some(Token { marker: Some(next), after: token.after.clone() }),
+                (true, _) => Some(Token {
+                    marker: token.marker.clone(),
+                    after: names.last().map(|n| n.0.clone()),
+                }),
+                // Names of later chunks are greater, but for those of a first page that begins
+                // after a name.
+                (false, Some(next)) => Some(Token {
+                    marker: Some(next),
+                    after: token.after.clone(),
+                }),
                 (false, None) => None,
             };
             match following {
@@ -283,7 +418,8 @@ impl Origin for AzureOrigin {
                         }
                     }
                     let text = following.map(|t| serde_json::to_string(&t)).transpose();
-                    page.next_token = text.map_err(|e| Error::internal(format!("a continuation token: {e}")))?;
+                    page.next_token =
+                        text.map_err(|e| Error::internal(format!("a continuation token: {e}")))?;
                     return Ok(page);
                 }
             }
@@ -296,7 +432,13 @@ impl Origin for AzureOrigin {
         .hint("give a longer prefix: Azure cannot begin a listing at a name"))
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let Some(n) = size.filter(|n| *n <= BUFFERED_BODY_MAX_BYTES) else {
             return assemble::put_in_parts(self, key, request, size, body).await;
         };
@@ -304,37 +446,75 @@ impl Origin for AzureOrigin {
         let mut h = headers::attributes(Dialect::Azure, &request.attributes)?;
         condition_headers(&request.condition, &mut h)?;
         h.insert("x-ms-blob-type", HeaderValue::from_static("BlockBlob"));
-        let payload = if content.is_empty() { Payload::Empty } else { Payload::Bytes(content) };
-        let answer = self.send(self.site("put", key), Method::PUT, &[], h, payload).await.map_err(|e| unmet(e, &request.condition))?;
-        Ok(PutResponse { etag: headers::etag(Dialect::Azure, answer.headers()) })
+        let payload = if content.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Bytes(content)
+        };
+        let answer = self
+            .send(self.site("put", key), Method::PUT, &[], h, payload)
+            .await
+            .map_err(|e| unmet(e, &request.condition))?;
+        Ok(PutResponse {
+            etag: headers::etag(Dialect::Azure, answer.headers()),
+        })
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        match self.send(self.site("delete", key), Method::DELETE, &[], HeaderMap::new(), Payload::Empty).await {
+        match self
+            .send(
+                self.site("delete", key),
+                Method::DELETE,
+                &[],
+                HeaderMap::new(),
+                Payload::Empty,
+            )
+            .await
+        {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other.map(drop),
         }
     }
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        if request.condition != PutCondition::Always || request.attributes != Attributes::default() {
-            return Err(Error::unsupported(format!("a copy with a condition or other attributes at {}", self.description))
-                .hint("read the object and write it"));
+        if request.condition != PutCondition::Always || request.attributes != Attributes::default()
+        {
+            return Err(Error::unsupported(format!(
+                "a copy with a condition or other attributes at {}",
+                self.description
+            ))
+            .hint("read the object and write it"));
         }
         let site = self.site("copy", to);
         let mut h = HeaderMap::new();
-        h.insert("x-ms-copy-source", headers::value("x-ms-copy-source", &self.address(from))?);
+        h.insert(
+            "x-ms-copy-source",
+            headers::value("x-ms-copy-source", &self.address(from))?,
+        );
         let answer = self.send(site, Method::PUT, &[], h, Payload::Empty).await?;
         let mut status = answer.headers().clone();
         let begun = tokio::time::Instant::now();
         loop {
-            match status.get("x-ms-copy-status").and_then(|v| v.to_str().ok()).unwrap_or("success") {
-                "success" => return Ok(PutResponse { etag: headers::etag(Dialect::Azure, &status) }),
+            match status
+                .get("x-ms-copy-status")
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or("success")
+            {
+                "success" => {
+                    return Ok(PutResponse {
+                        etag: headers::etag(Dialect::Azure, &status),
+                    });
+                }
                 "pending" if begun.elapsed() < COPY_TIMEOUT => {
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     status = self.head_as(site, HeaderMap::new()).await?.1;
                 }
-                other => return Err(Error::origin_unavailable(format!("copy {to:?} at {}: it is {other}", self.description))),
+                other => {
+                    return Err(Error::origin_unavailable(format!(
+                        "copy {to:?} at {}: it is {other}",
+                        self.description
+                    )));
+                }
             }
         }
     }
@@ -346,31 +526,71 @@ impl Origin for AzureOrigin {
             PutCondition::IfAbsent => (true, None),
             PutCondition::IfMatch(etag) => (false, Some(etag)),
         };
-        let upload = Upload { id: rand::random(), attributes: request.attributes, if_absent, if_match };
-        let json = serde_json::to_vec(&upload).map_err(|e| Error::internal(format!("an upload id: {e}")))?;
+        let upload = Upload {
+            id: rand::random(),
+            attributes: request.attributes,
+            if_absent,
+            if_match,
+        };
+        let json = serde_json::to_vec(&upload)
+            .map_err(|e| Error::internal(format!("an upload id: {e}")))?;
         Ok(URL_SAFE_NO_PAD.encode(json))
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let Upload { id, .. } = self.upload(upload)?;
-        // All ids of a blob's blocks have one length; this one is new each time, so that a part that is sent again has another ETag.
-        let block = STANDARD.encode(format!("{id:016x}-{number:05}-{:016x}", rand::random::<u64>()));
+        // All ids of a blob's blocks have one length; this one is new each time, so that a part
+        // that is sent again has another ETag.
+        let block = STANDARD.encode(format!(
+            "{id:016x}-{number:05}-{:016x}",
+            rand::random::<u64>()
+        ));
         let body = exact(body, size, format!("part {number} of {key:?}"));
         let payload = match size {
             0 => {
-                return Err(Error::unsupported(format!("part {number} of {key:?} is empty"))
-                    .hint("Azure takes no empty parts: write the object at once"));
+                return Err(
+                    Error::unsupported(format!("part {number} of {key:?} is empty"))
+                        .hint("Azure takes no empty parts: write the object at once"),
+                );
             }
             n if n <= BUFFERED_BODY_MAX_BYTES => Payload::Bytes(body::collect(body, n).await?),
             n => Payload::Stream(n, body),
         };
         let query = [("comp", "block"), ("blockid", block.as_str())];
-        self.send(self.site("upload a part of", key), Method::PUT, &query, HeaderMap::new(), payload).await?;
-        Ok(UploadedPart { number, etag: format!("\"{block}\""), size })
+        self.send(
+            self.site("upload a part of", key),
+            Method::PUT,
+            &query,
+            HeaderMap::new(),
+            payload,
+        )
+        .await?;
+        Ok(UploadedPart {
+            number,
+            etag: format!("\"{block}\""),
+            size,
+        })
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
-        let Upload { attributes, if_absent, if_match, .. } = self.upload(upload)?;
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        let Upload {
+            attributes,
+            if_absent,
+            if_match,
+            ..
+        } = self.upload(upload)?;
         let condition = match (if_absent, if_match) {
             (true, _) => PutCondition::IfAbsent,
             (false, Some(etag)) => PutCondition::IfMatch(etag),
@@ -380,15 +600,26 @@ impl Origin for AzureOrigin {
         condition_headers(&condition, &mut h)?;
         let mut list = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>");
         for part in &parts {
-            list.push_str(&format!("<Uncommitted>{}</Uncommitted>", quick_xml::escape::escape(part.etag.trim_matches('"'))));
+            list.push_str(&format!(
+                "<Uncommitted>{}</Uncommitted>",
+                quick_xml::escape::escape(part.etag.trim_matches('"'))
+            ));
         }
         list.push_str("</BlockList>");
         let site = self.site("complete the upload of", key);
         let answer = self
-            .send(site, Method::PUT, &[("comp", "blocklist")], h, Payload::Bytes(list.into()))
+            .send(
+                site,
+                Method::PUT,
+                &[("comp", "blocklist")],
+                h,
+                Payload::Bytes(list.into()),
+            )
             .await
             .map_err(|e| unmet(e, &condition))?;
-        Ok(PutResponse { etag: headers::etag(Dialect::Azure, answer.headers()) })
+        Ok(PutResponse {
+            etag: headers::etag(Dialect::Azure, answer.headers()),
+        })
     }
 
     async fn abort_upload(&self, _key: &str, upload: &str) -> Result<()> {
@@ -407,5 +638,14 @@ impl Origin for AzureOrigin {
 pub(crate) async fn create_container(config: &OriginConfig, container: &str) -> Result<()> {
     let origin = AzureOrigin::new(config, container)?;
     let site = origin.site("create the container", "");
-    origin.send(site, Method::PUT, &[("restype", "container")], HeaderMap::new(), Payload::Empty).await.map(drop)
+    origin
+        .send(
+            site,
+            Method::PUT,
+            &[("restype", "container")],
+            HeaderMap::new(),
+            Payload::Empty,
+        )
+        .await
+        .map(drop)
 }

@@ -1,7 +1,8 @@
-//! What an operator says about an origin: one struct for the configuration file, the command line and code.
+//! What an operator says about an origin: one struct for the configuration file, the command line
+//! and code.
 //!
-//! Every field has a default; a field that is not known is refused, because a typing error in a limit must not be silence. Secrets are
-//! [`Secret`]s, which print as `***` everywhere.
+//! Every field has a default; a field that is not known is refused, because a typing error in a
+//! limit must not be silence. Secrets are [`Secret`]s, which print as `***` everywhere.
 
 use forebay_core::{Error, Result, limits, units};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -50,24 +51,29 @@ impl<'de> Deserialize<'de> for Secret {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OriginConfig {
-    /// `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`, `https://host/path/`, `file:///dir` or a path.
-    /// `s3://` alone serves every bucket of the endpoint, `file:///dir/*` every directory in `dir` as a bucket.
+    /// `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`,
+    /// `https://host/path/`, `file:///dir` or a path. `s3://` alone serves every bucket of the
+    /// endpoint, `file:///dir/*` every directory in `dir` as a bucket.
     pub url: String,
 
-    /// Where the service is, if not at its public address: `http://127.0.0.1:9000`. S3, GCS, Azure. Default for S3: `AWS_ENDPOINT_URL_S3`,
-    /// `AWS_ENDPOINT_URL`, the profile's `endpoint_url`.
+    /// Where the service is, if not at its public address: `http://127.0.0.1:9000`. S3, GCS, Azure.
+    /// Default for S3: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's `endpoint_url`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// S3 region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`; a bucket that says it lives elsewhere is followed.
+    /// S3 region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`; a bucket
+    /// that says it lives elsewhere is followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// S3: the bucket in the path (`http://host/bucket/key`) or in the host name. Default: in the path where `endpoint` is given.
+    /// S3: the bucket in the path (`http://host/bucket/key`) or in the host name. Default: in the
+    /// path where `endpoint` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_style: Option<bool>,
-    /// Whether plain HTTP is acceptable. Default: yes, where the endpoint says `http://`; `false` refuses such an endpoint.
+    /// Whether plain HTTP is acceptable. Default: yes, where the endpoint says `http://`; `false`
+    /// refuses such an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_http: Option<bool>,
-    /// Requests are not signed and no credentials are looked for. S3, GCS and Azure. Default: false.
+    /// Requests are not signed and no credentials are looked for. S3, GCS and Azure. Default:
+    /// false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub anonymous: bool,
     /// The profile in `~/.aws/credentials` and `~/.aws/config`. Default: `AWS_PROFILE`, `default`.
@@ -81,7 +87,8 @@ pub struct OriginConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_token: Option<Secret>,
 
-    /// GCS: a service account's JSON key. Default: `GOOGLE_APPLICATION_CREDENTIALS` and the other usual places.
+    /// GCS: a service account's JSON key. Default: `GOOGLE_APPLICATION_CREDENTIALS` and the other
+    /// usual places.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_file: Option<PathBuf>,
 
@@ -105,8 +112,9 @@ pub struct OriginConfig {
     /// Bytes per second, read and written together: a number or `"100MB"`. Default: no limit.
     #[serde(with = "bytes_option", skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and the first answer is taken: at most so many second requests for
-    /// 100 requests. Default: 0, none.
+    /// A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and
+    /// the first answer is taken: at most so many second requests for 100 requests. Default: 0,
+    /// none.
     pub hedge_percent: u32,
     /// Attempts for one request, the first included. Default: 5.
     pub attempts: u32,
@@ -154,23 +162,34 @@ impl Default for OriginConfig {
 }
 
 impl OriginConfig {
-    /// The defaults for `url`. Settings that are no secrets may be in its query, which suits a command line:
-    /// `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`,
-    /// `hedge_percent`.
+    /// The defaults for `url`. Settings that are no secrets may be in its query, which suits a
+    /// command line: `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are
+    /// `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`, `hedge_percent`.
     ///
     /// # Errors
     /// `Invalid` for an unknown setting.
     pub fn for_url(url: &str) -> Result<Self> {
         let (base, query) = match url.split_once('?') {
-            Some((base, query)) if base.contains("://") && !base.starts_with("file:") && !base.starts_with("http") => (base, query),
+            Some((base, query))
+                if base.contains("://")
+                    && !base.starts_with("file:")
+                    && !base.starts_with("http") =>
+            {
+                (base, query)
+            }
             _ => (url, ""),
         };
-        let mut config = Self { url: base.to_owned(), ..Self::default() };
+        let mut config = Self {
+            url: base.to_owned(),
+            ..Self::default()
+        };
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
             let flag = || match value.as_ref() {
                 "" | "true" | "1" | "yes" => Ok(true),
                 "false" | "0" | "no" => Ok(false),
-                _ => Err(Error::invalid(format!("{name}={value} in {base}?…: not true or false"))),
+                _ => Err(Error::invalid(format!(
+                    "{name}={value} in {base}?…: not true or false"
+                ))),
             };
             match name.as_ref() {
                 "endpoint" => config.endpoint = Some(value.into_owned()),
@@ -179,13 +198,19 @@ impl OriginConfig {
                 "account" => config.account = Some(value.into_owned()),
                 "anonymous" => config.anonymous = flag()?,
                 "hedge_percent" => {
-                    config.hedge_percent =
-                        value.parse().map_err(|_| Error::invalid(format!("hedge_percent={value} in {base}?…: not a number")))?;
+                    config.hedge_percent = value.parse().map_err(|_| {
+                        Error::invalid(format!("hedge_percent={value} in {base}?…: not a number"))
+                    })?;
                 }
                 "path_style" => config.path_style = Some(flag()?),
                 _ => {
-                    return Err(Error::invalid(format!("{base} has the unknown setting {name:?}"))
-                        .hint("endpoint, region, profile, account, anonymous, path_style and hedge_percent can be given in the URL; keys belong into the environment or a file"));
+                    return Err(
+                        Error::invalid(format!("{base} has the unknown setting {name:?}")).hint(
+                            "endpoint, region, profile, account, anonymous, path_style and \
+                            hedge_percent can be given in the URL; keys belong into the \
+                            environment or a file",
+                        ),
+                    );
                 }
             }
         }
@@ -197,35 +222,62 @@ impl OriginConfig {
     pub fn check(&self) -> Result<OriginUrl> {
         let url = OriginUrl::parse(&self.url)?;
         let positive = |ok: bool, field: &str| {
-            if ok { Ok(()) } else { Err(Error::invalid(format!("origin {}: {field} must be more than 0", self.url))) }
+            if ok {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!(
+                    "origin {}: {field} must be more than 0",
+                    self.url
+                )))
+            }
         };
         positive(self.requests_in_flight > 0, "requests_in_flight")?;
         if self.hedge_percent > HEDGE_MAX_PERCENT {
-            return Err(Error::invalid(format!("origin {}: hedge_percent is at most {HEDGE_MAX_PERCENT}", self.url))
-                .hint("it is the share of GETs that are sent twice; 5 is a good value"));
+            return Err(Error::invalid(format!(
+                "origin {}: hedge_percent is at most {HEDGE_MAX_PERCENT}",
+                self.url
+            ))
+            .hint("it is the share of GETs that are sent twice; 5 is a good value"));
         }
         positive(self.attempts > 0, "attempts")?;
         positive(self.bytes_per_second != Some(0), "bytes_per_second")?;
         positive(!self.connect_timeout.is_zero(), "connect_timeout")?;
         positive(!self.idle_timeout.is_zero(), "idle_timeout")?;
         if self.access_key_id.is_some() != self.secret_access_key.is_some() {
-            return Err(Error::invalid(format!("origin {}: one of access_key_id and secret_access_key is missing", self.url))
-                .hint("give both, or neither to use the usual places"));
+            return Err(Error::invalid(format!(
+                "origin {}: one of access_key_id and secret_access_key is missing",
+                self.url
+            ))
+            .hint("give both, or neither to use the usual places"));
         }
-        for address in self.endpoint.iter().chain(matches!(url, OriginUrl::Web { .. }).then_some(&self.url)) {
-            let parsed = url::Url::parse(address).ok().filter(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
+        for address in self
+            .endpoint
+            .iter()
+            .chain(matches!(url, OriginUrl::Web { .. }).then_some(&self.url))
+        {
+            let parsed = url::Url::parse(address)
+                .ok()
+                .filter(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
             let Some(parsed) = parsed else {
-                return Err(Error::invalid(format!("origin {}: the endpoint {address:?} is not an address", self.url))
-                    .hint("as in https://s3.example.com or http://127.0.0.1:9000"));
+                return Err(Error::invalid(format!(
+                    "origin {}: the endpoint {address:?} is not an address",
+                    self.url
+                ))
+                .hint("as in https://s3.example.com or http://127.0.0.1:9000"));
             };
             if !parsed.username().is_empty() || parsed.password().is_some() {
-                return Err(Error::invalid(format!("origin {}: user and password do not belong into an address", redact(address)))
-                    .hint("use access_key_id and secret_access_key, or bearer_token"));
+                return Err(Error::invalid(format!(
+                    "origin {}: user and password do not belong into an address",
+                    redact(address)
+                ))
+                .hint("use access_key_id and secret_access_key, or bearer_token"));
             }
             if parsed.scheme() == "http" && self.allow_http == Some(false) {
-                return Err(
-                    Error::invalid(format!("origin {}: {address} is plain HTTP", self.url)).hint("use https://, or set allow_http = true")
-                );
+                return Err(Error::invalid(format!(
+                    "origin {}: {address} is plain HTTP",
+                    self.url
+                ))
+                .hint("use https://, or set allow_http = true"));
             }
         }
         Ok(url)
@@ -246,7 +298,8 @@ fn redact(address: &str) -> String {
 /// What kind of origin a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OriginUrl {
-    /// `bucket` is `None` for a whole endpoint. A prefix has no `/` at its ends, and is empty if there is none.
+    /// `bucket` is `None` for a whole endpoint. A prefix has no `/` at its ends, and is empty if
+    /// there is none.
     S3 {
         bucket: Option<String>,
         prefix: String,
@@ -275,8 +328,10 @@ impl OriginUrl {
     /// `Invalid` with what is accepted.
     pub fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| {
-            Error::invalid(format!("{:?} is not an origin: {why}", redact_user(text)))
-                .hint("as in s3://bucket/prefix, gs://bucket, az://container, https://host/path/, file:///dir or /dir")
+            Error::invalid(format!("{:?} is not an origin: {why}", redact_user(text))).hint(
+                "as in s3://bucket/prefix, gs://bucket, az://container, \
+                    https://host/path/, file:///dir or /dir",
+            )
         };
         let text = text.trim();
         if text.is_empty() {
@@ -295,9 +350,15 @@ impl OriginUrl {
                     if !prefix.is_empty() {
                         return Err(bad("a prefix needs a bucket"));
                     }
-                    Ok(OriginUrl::S3 { bucket: None, prefix })
+                    Ok(OriginUrl::S3 {
+                        bucket: None,
+                        prefix,
+                    })
                 }
-                (bucket, prefix) => Ok(OriginUrl::S3 { bucket: Some(bucket), prefix }),
+                (bucket, prefix) => Ok(OriginUrl::S3 {
+                    bucket: Some(bucket),
+                    prefix,
+                }),
             },
             "gs" | "gcs" | "gcp" => match bucket_and_prefix() {
                 (bucket, _) if bucket.is_empty() => Err(bad("it names no bucket")),
@@ -318,7 +379,9 @@ impl OriginUrl {
                 Ok(OriginUrl::Web { base })
             }
             "file" => {
-                let path = percent_encoding::percent_decode_str(rest).decode_utf8().map_err(|_| bad("its path is not UTF-8"))?;
+                let path = percent_encoding::percent_decode_str(rest)
+                    .decode_utf8()
+                    .map_err(|_| bad("its path is not UTF-8"))?;
                 if !path.starts_with('/') {
                     return Err(bad("file: takes an absolute path, with three slashes"));
                 }
@@ -333,17 +396,27 @@ impl OriginUrl {
             Some(root) => (if root.is_empty() { "/" } else { root }, true),
             None => (path, false),
         };
-        (!path.contains('*') && !path.contains('\0')).then(|| OriginUrl::Directory { path: PathBuf::from(path), each })
+        (!path.contains('*') && !path.contains('\0')).then(|| OriginUrl::Directory {
+            path: PathBuf::from(path),
+            each,
+        })
     }
 
     /// Whether it stands for many buckets.
     pub fn is_wildcard(&self) -> bool {
-        matches!(self, OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. })
+        matches!(
+            self,
+            OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. }
+        )
     }
 }
 
 fn redact_user(text: &str) -> String {
-    if text.contains('@') { redact(text) } else { forebay_core::name::shorten(text) }
+    if text.contains('@') {
+        redact(text)
+    } else {
+        forebay_core::name::shorten(text)
+    }
 }
 
 mod duration {
@@ -351,7 +424,11 @@ mod duration {
 
     pub fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
         let ms = d.as_millis();
-        s.serialize_str(&if ms.is_multiple_of(1000) { format!("{}s", ms / 1000) } else { format!("{ms}ms") })
+        s.serialize_str(&if ms.is_multiple_of(1000) {
+            format!("{}s", ms / 1000)
+        } else {
+            format!("{ms}ms")
+        })
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
@@ -385,7 +462,9 @@ mod bytes_option {
         match Option::<Value>::deserialize(d)? {
             None => Ok(None),
             Some(Value::Bytes(b)) => Ok(Some(b)),
-            Some(Value::Text(t)) => units::parse_bytes(&t).map(Some).map_err(serde::de::Error::custom),
+            Some(Value::Text(t)) => units::parse_bytes(&t)
+                .map(Some)
+                .map_err(serde::de::Error::custom),
         }
     }
 }
@@ -397,27 +476,77 @@ mod tests {
     #[test]
     fn urls_name_origins() {
         let ok = |t: &str| OriginUrl::parse(t).unwrap();
-        assert_eq!(ok("s3://b"), OriginUrl::S3 { bucket: Some("b".into()), prefix: String::new() });
-        assert_eq!(ok("s3://b/x/y/"), OriginUrl::S3 { bucket: Some("b".into()), prefix: "x/y".into() });
-        assert!(ok("s3://").is_wildcard() && ok("file:///data/*").is_wildcard() && !ok("file:///data").is_wildcard());
-        assert_eq!(ok("file:///a%20b"), OriginUrl::Directory { path: "/a b".into(), each: false });
-        assert_eq!(ok("./data"), OriginUrl::Directory { path: "./data".into(), each: false });
-        assert!(matches!(ok("https://h/x"), OriginUrl::Web { base } if base.as_str() == "https://h/x/"));
-        for bad in ["", "gs://", "az://", "ftp://x", "file://x/y", "s3:///prefix", "https://h/?q=1", "/a/*/b"] {
+        assert_eq!(
+            ok("s3://b"),
+            OriginUrl::S3 {
+                bucket: Some("b".into()),
+                prefix: String::new()
+            }
+        );
+        assert_eq!(
+            ok("s3://b/x/y/"),
+            OriginUrl::S3 {
+                bucket: Some("b".into()),
+                prefix: "x/y".into()
+            }
+        );
+        assert!(
+            ok("s3://").is_wildcard()
+                && ok("file:///data/*").is_wildcard()
+                && !ok("file:///data").is_wildcard()
+        );
+        assert_eq!(
+            ok("file:///a%20b"),
+            OriginUrl::Directory {
+                path: "/a b".into(),
+                each: false
+            }
+        );
+        assert_eq!(
+            ok("./data"),
+            OriginUrl::Directory {
+                path: "./data".into(),
+                each: false
+            }
+        );
+        assert!(
+            matches!(ok("https://h/x"), OriginUrl::Web { base } if base.as_str() == "https://h/x/")
+        );
+        for bad in [
+            "",
+            "gs://",
+            "az://",
+            "ftp://x",
+            "file://x/y",
+            "s3:///prefix",
+            "https://h/?q=1",
+            "/a/*/b",
+        ] {
             assert!(OriginUrl::parse(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn settings_in_a_url() {
-        let c = OriginConfig::for_url("s3://b?endpoint=http://127.0.0.1:9000&region=x&anonymous").unwrap();
+        let c = OriginConfig::for_url("s3://b?endpoint=http://127.0.0.1:9000&region=x&anonymous")
+            .unwrap();
         assert_eq!(
-            (c.url.as_str(), c.endpoint.as_deref(), c.region.as_deref(), c.anonymous),
+            (
+                c.url.as_str(),
+                c.endpoint.as_deref(),
+                c.region.as_deref(),
+                c.anonymous
+            ),
             ("s3://b", Some("http://127.0.0.1:9000"), Some("x"), true)
         );
         assert!(OriginConfig::for_url("s3://b?secret_access_key=x").is_err());
         assert!(OriginConfig::for_url("s3://b?endpoint=nonsense").is_err());
-        assert_eq!(OriginConfig::for_url("s3://b?hedge_percent=5").unwrap().hedge_percent, 5);
+        assert_eq!(
+            OriginConfig::for_url("s3://b?hedge_percent=5")
+                .unwrap()
+                .hedge_percent,
+            5
+        );
         assert!(OriginConfig::for_url("s3://b?hedge_percent=51").is_err());
         assert!(OriginConfig::for_url("s3://b?hedge_percent=some").is_err());
     }
@@ -432,15 +561,35 @@ mod tests {
             idle_timeout = "250ms"
         "#;
         let c: OriginConfig = toml::from_str(text).unwrap();
-        assert_eq!((c.bytes_per_second, c.idle_timeout, c.attempts), (Some(10_000_000), Duration::from_millis(250), 5));
+        assert_eq!(
+            (c.bytes_per_second, c.idle_timeout, c.attempts),
+            (Some(10_000_000), Duration::from_millis(250), 5)
+        );
         let shown = format!("{c:?} {}", toml::to_string(&c).unwrap());
-        assert!(!shown.contains("hunter2") && shown.contains("***"), "{shown}");
+        assert!(
+            !shown.contains("hunter2") && shown.contains("***"),
+            "{shown}"
+        );
         assert!(toml::from_str::<OriginConfig>("url = \"s3://b\"\nidle_timeot = 3").is_err());
-        let half = OriginConfig { url: "s3://b".into(), access_key_id: Some("x".into()), ..Default::default() };
+        let half = OriginConfig {
+            url: "s3://b".into(),
+            access_key_id: Some("x".into()),
+            ..Default::default()
+        };
         assert!(half.check().is_err());
-        let plain = OriginConfig { url: "s3://b".into(), endpoint: Some("http://h".into()), allow_http: Some(false), ..Default::default() };
+        let plain = OriginConfig {
+            url: "s3://b".into(),
+            endpoint: Some("http://h".into()),
+            allow_http: Some(false),
+            ..Default::default()
+        };
         assert!(plain.check().is_err());
-        let e = OriginConfig { url: "https://me:hunter2@h/".into(), ..Default::default() }.check().unwrap_err();
+        let e = OriginConfig {
+            url: "https://me:hunter2@h/".into(),
+            ..Default::default()
+        }
+        .check()
+        .unwrap_err();
         assert!(!e.to_string().contains("hunter2"), "{e}");
     }
 }

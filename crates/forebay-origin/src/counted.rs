@@ -1,6 +1,10 @@
-//! Counting what goes to an origin and comes back: requests, errors, bytes, time. The innermost wrapper, so that each attempt counts.
+//! Counting what goes to an origin and comes back: requests, errors, bytes, time. The innermost
+//! wrapper, so that each attempt counts.
 
-use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart};
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
+    UploadedPart,
+};
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use futures::StreamExt;
@@ -63,7 +67,8 @@ impl Operation {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OriginStats {
     pub operations: Vec<OperationStats>,
-    /// Errors by [`ErrorKind`], those that are answers (`NotFound`, `NotModified`) included; errors in bodies too.
+    /// Errors by [`ErrorKind`], those that are answers (`NotFound`, `NotModified`) included; errors
+    /// in bodies too.
     pub errors: Vec<(ErrorKind, u64)>,
     /// Bytes of objects read.
     pub bytes_in: u64,
@@ -94,7 +99,10 @@ pub struct OperationStats {
 
 impl OriginStats {
     pub fn requests(&self, operation: Operation) -> u64 {
-        self.operations.iter().find(|o| o.operation == operation).map_or(0, |o| o.requests)
+        self.operations
+            .iter()
+            .find(|o| o.operation == operation)
+            .map_or(0, |o| o.requests)
     }
 
     pub fn requests_total(&self) -> u64 {
@@ -155,7 +163,9 @@ impl Counters {
     }
 
     fn error(&self, operation: Operation, e: &Error) {
-        self.operations[operation as usize].errors.fetch_add(1, Relaxed);
+        self.operations[operation as usize]
+            .errors
+            .fetch_add(1, Relaxed);
         *self.errors.lock().entry(e.kind()).or_default() += 1;
     }
 }
@@ -187,13 +197,18 @@ impl Counted {
         Self { inner, counters }
     }
 
-    async fn count<T>(&self, operation: Operation, request: impl Future<Output = Result<T>> + Send) -> Result<(T, InFlight)> {
+    async fn count<T>(
+        &self,
+        operation: Operation,
+        request: impl Future<Output = Result<T>> + Send,
+    ) -> Result<(T, InFlight)> {
         let in_flight = InFlight::begin(&self.counters);
         let per = &self.counters.operations[operation as usize];
         per.requests.fetch_add(1, Relaxed);
         let begun = Instant::now();
         let result = request.await;
-        per.latency_us.fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+        per.latency_us
+            .fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
         match result {
             Ok(answer) => Ok((answer, in_flight)),
             Err(e) => {
@@ -225,7 +240,9 @@ impl Origin for Counted {
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
-        let (mut answer, in_flight) = self.count(Operation::Get, self.inner.get(key, request)).await?;
+        let (mut answer, in_flight) = self
+            .count(Operation::Get, self.inner.get(key, request))
+            .await?;
         // The guard lives in the closure: the request is in flight until its body is dropped.
         answer.body = answer
             .body
@@ -238,35 +255,83 @@ impl Origin for Counted {
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
-        Ok(self.count(Operation::List, self.inner.list(request)).await?.0)
+        Ok(self
+            .count(Operation::List, self.inner.list(request))
+            .await?
+            .0)
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
-        Ok(self.count(Operation::Put, self.inner.put(key, request, size, self.outgoing(body))).await?.0)
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
+        Ok(self
+            .count(
+                Operation::Put,
+                self.inner.put(key, request, size, self.outgoing(body)),
+            )
+            .await?
+            .0)
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        self.count(Operation::Delete, self.inner.delete(key)).await.map(drop)
+        self.count(Operation::Delete, self.inner.delete(key))
+            .await
+            .map(drop)
     }
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        Ok(self.count(Operation::Copy, self.inner.copy(from, to, request)).await?.0)
+        Ok(self
+            .count(Operation::Copy, self.inner.copy(from, to, request))
+            .await?
+            .0)
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
-        Ok(self.count(Operation::CreateUpload, self.inner.create_upload(key, request)).await?.0)
+        Ok(self
+            .count(
+                Operation::CreateUpload,
+                self.inner.create_upload(key, request),
+            )
+            .await?
+            .0)
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
-        let request = self.inner.upload_part(key, upload, number, size, self.outgoing(body));
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
+        let request = self
+            .inner
+            .upload_part(key, upload, number, size, self.outgoing(body));
         Ok(self.count(Operation::UploadPart, request).await?.0)
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
-        Ok(self.count(Operation::CompleteUpload, self.inner.complete_upload(key, upload, parts)).await?.0)
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        Ok(self
+            .count(
+                Operation::CompleteUpload,
+                self.inner.complete_upload(key, upload, parts),
+            )
+            .await?
+            .0)
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
-        self.count(Operation::AbortUpload, self.inner.abort_upload(key, upload)).await.map(drop)
+        self.count(Operation::AbortUpload, self.inner.abort_upload(key, upload))
+            .await
+            .map(drop)
     }
 }

@@ -1,7 +1,8 @@
-//! Credentials of Google and Azure, as `object_store` finds them. (Those of AWS are in [`aws`](crate::aws).)
+//! Credentials of Google and Azure, as `object_store` finds them. (Those of AWS are in
+//! [`aws`](crate::aws).)
 //!
-//! Finding nothing must be quick and say where was looked: every source is bounded by a timeout, and a failure is remembered for a moment,
-//! so that requests do not queue up to fail.
+//! Finding nothing must be quick and say where was looked: every source is bounded by a timeout,
+//! and a failure is remembered for a moment, so that requests do not queue up to fail.
 
 use crate::{config::OriginConfig, failure::Site};
 use async_trait::async_trait;
@@ -21,18 +22,23 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a failure is remembered.
 const FAILURE_TTL: Duration = Duration::from_secs(3);
 
-/// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, the login of gcloud, the instance's metadata.
+/// Google's credentials: the configured file, `GOOGLE_APPLICATION_CREDENTIALS`, the login of
+/// gcloud, the instance's metadata.
 pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<GcpCredentialProvider> {
     crate::transport::install_tls_provider();
-    let mut builder =
-        GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(retry()).with_client_options(client_options());
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(bucket)
+        .with_retry(retry())
+        .with_client_options(client_options());
     if let Some(file) = &config.service_account_file {
         builder = builder.with_service_account_path(file.display().to_string());
     }
     let built = builder.build().map_err(|e| {
-        Error::invalid(format!("Google credentials: {e}")).hint("check service_account_file or GOOGLE_APPLICATION_CREDENTIALS")
+        Error::invalid(format!("Google credentials: {e}"))
+            .hint("check service_account_file or GOOGLE_APPLICATION_CREDENTIALS")
     })?;
-    let looked_at = "service_account_file, GOOGLE_APPLICATION_CREDENTIALS, gcloud's application default credentials, the instance metadata";
+    let looked_at = "service_account_file, GOOGLE_APPLICATION_CREDENTIALS, gcloud's application \
+        default credentials, the instance metadata";
     Ok(Arc::new(Checked {
         inner: built.credentials().clone(),
         looked_at: looked_at.to_owned(),
@@ -43,13 +49,26 @@ pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<GcpCredentia
 
 /// The error of a request that found no Google credentials.
 pub(crate) fn google_unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
-    Error::permission_denied(format!("{} at {}: no Google credentials: {}", site.operation, site.origin, inner_text(error)))
-        .hint("set GOOGLE_APPLICATION_CREDENTIALS to a service account's key, or anonymous = true for a public bucket")
+    Error::permission_denied(format!(
+        "{} at {}: no Google \
+        credentials: {}",
+        site.operation,
+        site.origin,
+        inner_text(error)
+    ))
+    .hint(
+        "set GOOGLE_APPLICATION_CREDENTIALS to a service account's key, or anonymous = \
+            true for a public bucket",
+    )
 }
 
-/// Azure's credentials: the configured key, `AZURE_*` in the environment (keys, tokens, service principals, workload identity), the
-/// machine's managed identity.
-pub(crate) fn azure(config: &OriginConfig, account: &str, container: &str) -> Result<AzureCredentialProvider> {
+/// Azure's credentials: the configured key, `AZURE_*` in the environment (keys, tokens, service
+/// principals, workload identity), the machine's managed identity.
+pub(crate) fn azure(
+    config: &OriginConfig,
+    account: &str,
+    container: &str,
+) -> Result<AzureCredentialProvider> {
     crate::transport::install_tls_provider();
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_account(account)
@@ -64,11 +83,13 @@ pub(crate) fn azure(config: &OriginConfig, account: &str, container: &str) -> Re
     }
     // The error's text might quote a key that cannot be decoded.
     let built = builder.build().map_err(|_| {
-        Error::invalid(format!("the Azure credentials for the account {account:?} are not valid"))
-            .hint("check account_key and the AZURE_* variables")
+        Error::invalid(format!(
+            "the Azure credentials for the account {account:?} are not valid"
+        ))
+        .hint("check account_key and the AZURE_* variables")
     })?;
-    let looked_at =
-        "account_key, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and its kin, the managed identity of the machine";
+    let looked_at = "account_key, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, \
+        AZURE_CLIENT_ID and its kin, the managed identity of the machine";
     Ok(Arc::new(Checked {
         inner: built.credentials().clone(),
         looked_at: looked_at.to_owned(),
@@ -79,20 +100,33 @@ pub(crate) fn azure(config: &OriginConfig, account: &str, container: &str) -> Re
 
 /// The error of a request that found no Azure credentials.
 pub(crate) fn azure_unavailable(site: Site<'_>, error: &object_store::Error) -> Error {
-    Error::permission_denied(format!("{} at {}: no Azure credentials: {}", site.operation, site.origin, inner_text(error)))
-        .hint("set account_key or AZURE_STORAGE_ACCOUNT_KEY, or anonymous = true for a public container")
+    Error::permission_denied(format!(
+        "{} at {}: no Azure credentials: {}",
+        site.operation,
+        site.origin,
+        inner_text(error)
+    ))
+    .hint(
+        "set account_key or AZURE_STORAGE_ACCOUNT_KEY, or anonymous = true for a public container",
+    )
 }
 
 fn retry() -> RetryConfig {
     RetryConfig {
         max_retries: 1,
         retry_timeout: FETCH_TIMEOUT,
-        backoff: BackoffConfig { init_backoff: Duration::from_millis(50), max_backoff: Duration::from_millis(200), base: 2.0 },
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_millis(200),
+            base: 2.0,
+        },
     }
 }
 
 fn client_options() -> ClientOptions {
-    ClientOptions::new().with_connect_timeout(Duration::from_secs(2)).with_timeout(FETCH_TIMEOUT)
+    ClientOptions::new()
+        .with_connect_timeout(Duration::from_secs(2))
+        .with_timeout(FETCH_TIMEOUT)
 }
 
 fn inner_text(error: &object_store::Error) -> String {
@@ -112,7 +146,10 @@ pub(crate) struct Checked<C> {
 }
 
 fn failed(text: String) -> object_store::Error {
-    object_store::Error::Generic { store: "credentials", source: text.into() }
+    object_store::Error::Generic {
+        store: "credentials",
+        source: text.into(),
+    }
 }
 
 #[async_trait]
@@ -120,7 +157,12 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> CredentialProvider for Checked<
     type Credential = C;
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
-        let recent = self.failed.lock().as_ref().filter(|(at, _)| at.elapsed() < FAILURE_TTL).map(|(_, text)| text.clone());
+        let recent = self
+            .failed
+            .lock()
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < FAILURE_TTL)
+            .map(|(_, text)| text.clone());
         if let Some(text) = recent {
             return Err(failed(text));
         }
@@ -155,11 +197,23 @@ mod tests {
     #[tokio::test]
     async fn a_source_of_google_or_azure_that_hangs_is_given_up_and_remembered() {
         let timeout = Duration::from_millis(50);
-        let checked = Checked { inner: Arc::new(Never), looked_at: "here and there".to_owned(), timeout, failed: Mutex::default() };
+        let checked = Checked {
+            inner: Arc::new(Never),
+            looked_at: "here and there".to_owned(),
+            timeout,
+            failed: Mutex::default(),
+        };
         let e = checked.get_credential().await.unwrap_err();
-        let site = Site { origin: "s3://b", operation: "get", key: "k" };
+        let site = Site {
+            origin: "s3://b",
+            operation: "get",
+            key: "k",
+        };
         let shown = google_unavailable(site, &e).to_string();
-        assert!(shown.contains("here and there") && shown.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{shown}");
+        assert!(
+            shown.contains("here and there") && shown.contains("GOOGLE_APPLICATION_CREDENTIALS"),
+            "{shown}"
+        );
         let begun = Instant::now();
         assert!(checked.get_credential().await.is_err());
         assert!(begun.elapsed() < timeout, "the failure is not remembered");

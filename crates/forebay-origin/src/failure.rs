@@ -1,7 +1,9 @@
-//! What an origin's failure means: from HTTP statuses, S3 error codes, transport and file errors to an [`ErrorKind`] and a hint.
+//! What an origin's failure means: from HTTP statuses, S3 error codes, transport and file errors to
+//! an [`ErrorKind`] and a hint.
 //!
-//! One place for all origins, because the layers above decide by the kind alone: whether to retry, whether a batch may put a placeholder,
-//! which status the client gets. A `Site` names the origin and the object, so that every message says where.
+//! One place for all origins, because the layers above decide by the kind alone: whether to retry,
+//! whether a batch may put a placeholder, which status the client gets. A `Site` names the origin
+//! and the object, so that every message says where.
 
 use forebay_core::{Error, ErrorKind, name::shorten};
 use http::{HeaderMap, StatusCode};
@@ -22,7 +24,12 @@ impl Site<'_> {
         if self.key.is_empty() {
             format!("{} at {}", self.operation, self.origin)
         } else {
-            format!("{} {:?} at {}", self.operation, shorten(self.key), self.origin)
+            format!(
+                "{} {:?} at {}",
+                self.operation,
+                shorten(self.key),
+                self.origin
+            )
         }
     }
 }
@@ -35,35 +42,66 @@ pub(crate) struct ErrorDocument {
 }
 
 impl ErrorDocument {
-    /// Reads `<Code>` and `<Message>`, or the JSON `"message"` of GCS; what is not there stays empty.
+    /// Reads `<Code>` and `<Message>`, or the JSON `"message"` of GCS; what is not there stays
+    /// empty.
     pub(crate) fn parse(body: &str) -> Self {
         let tag = |name: &str| -> Option<String> {
             let start = body.find(&format!("<{name}>"))? + name.len() + 2;
             let len = body[start..].find(&format!("</{name}>"))?;
             let raw = &body[start..start + len];
-            Some(quick_xml::escape::unescape(raw).map(|s| s.into_owned()).unwrap_or_else(|_| raw.to_owned()))
+            Some(
+                quick_xml::escape::unescape(raw)
+                    .map(|s| s.into_owned())
+                    .unwrap_or_else(|_| raw.to_owned()),
+            )
         };
         if let Some(code) = tag("Code") {
-            return Self { code, message: tag("Message").unwrap_or_default() };
+            return Self {
+                code,
+                message: tag("Message").unwrap_or_default(),
+            };
         }
         let json = serde_json::from_str::<serde_json::Value>(body).unwrap_or_default();
-        let message = json["error"]["message"].as_str().or(json["error"].as_str()).unwrap_or_default();
-        let code = json["error"]["errors"][0]["reason"].as_str().unwrap_or_default();
-        Self { code: code.to_owned(), message: message.to_owned() }
+        let message = json["error"]["message"]
+            .as_str()
+            .or(json["error"].as_str())
+            .unwrap_or_default();
+        let code = json["error"]["errors"][0]["reason"]
+            .as_str()
+            .unwrap_or_default();
+        Self {
+            code: code.to_owned(),
+            message: message.to_owned(),
+        }
     }
 }
 
 /// `Retry-After` in seconds, where the origin sent one.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds: u64 = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    let seconds: u64 = headers
+        .get(http::header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
     Some(Duration::from_secs(seconds.min(60)))
 }
 
 /// An answer that is not a success.
-pub(crate) fn from_status(site: Site<'_>, status: StatusCode, headers: &HeaderMap, body: &str) -> Error {
+pub(crate) fn from_status(
+    site: Site<'_>,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &str,
+) -> Error {
     let mut doc = ErrorDocument::parse(body);
     // Azure says it in a header too, which is all that there is in answers to HEAD.
-    if let Some(code) = headers.get("x-ms-error-code").and_then(|v| v.to_str().ok()).filter(|_| doc.code.is_empty()) {
+    if let Some(code) = headers
+        .get("x-ms-error-code")
+        .and_then(|v| v.to_str().ok())
+        .filter(|_| doc.code.is_empty())
+    {
         doc.code = code.to_owned();
     }
     let kind = kind_of(status, &doc.code);
@@ -88,7 +126,12 @@ pub(crate) fn from_status(site: Site<'_>, status: StatusCode, headers: &HeaderMa
 pub(crate) fn is_about_keys(code: &str) -> bool {
     matches!(
         code,
-        "ExpiredToken" | "ExpiredTokenException" | "InvalidToken" | "InvalidClientTokenId" | "TokenRefreshRequired" | "InvalidAccessKeyId"
+        "ExpiredToken"
+            | "ExpiredTokenException"
+            | "InvalidToken"
+            | "InvalidClientTokenId"
+            | "TokenRefreshRequired"
+            | "InvalidAccessKeyId"
     )
 }
 
@@ -96,13 +139,18 @@ fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     use ErrorKind::*;
     match code {
         "NoSuchBucket" | "ContainerNotFound" => return BucketNotFound,
-        "BucketAlreadyExists" | "BucketAlreadyOwnedByYou" | "ContainerAlreadyExists" => return AlreadyExists,
+        "BucketAlreadyExists" | "BucketAlreadyOwnedByYou" | "ContainerAlreadyExists" => {
+            return AlreadyExists;
+        }
         "BucketNotEmpty" => return Conflict,
-        "SlowDown" | "ServerBusy" | "RequestLimitExceeded" | "Throttling" | "InternalError" => return OriginUnavailable,
+        "SlowDown" | "ServerBusy" | "RequestLimitExceeded" | "Throttling" | "InternalError" => {
+            return OriginUnavailable;
+        }
         "RequestTimeout" | "OperationTimedOut" => return Timeout,
         "EntityTooLarge" => return TooLarge,
         "NotImplemented" => return Unsupported,
-        // The node's own credentials are wrong or stale: the client's are not at fault, so this is not `Unauthenticated`.
+        // The node's own credentials are wrong or stale: the client's are not at fault, so this is
+        // not `Unauthenticated`.
         "SignatureDoesNotMatch" => return PermissionDenied,
         code if is_about_keys(code) => return PermissionDenied,
         _ => {}
@@ -124,27 +172,59 @@ fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     }
 }
 
-fn hint_for(kind: ErrorKind, status: StatusCode, code: &str, site: Site<'_>, headers: &HeaderMap) -> Option<String> {
-    let region = headers.get("x-amz-bucket-region").and_then(|v| v.to_str().ok());
+fn hint_for(
+    kind: ErrorKind,
+    status: StatusCode,
+    code: &str,
+    site: Site<'_>,
+    headers: &HeaderMap,
+) -> Option<String> {
+    let region = headers
+        .get("x-amz-bucket-region")
+        .and_then(|v| v.to_str().ok());
     Some(match (kind, code) {
-        (_, "InvalidAccessKeyId") => format!("{} does not know the access key of this node: check its keys or profile", site.origin),
-        (_, "SignatureDoesNotMatch") => "the secret key of this node is wrong for its access key, or a proxy changes requests".to_owned(),
+        (_, "InvalidAccessKeyId") => format!(
+            "{} does not know the access key of this node: check its keys or profile",
+            site.origin
+        ),
+        (_, "SignatureDoesNotMatch") => {
+            "the secret key of this node is wrong for its access key, or a proxy changes requests"
+                .to_owned()
+        }
         (_, "RequestTimeTooSkewed") => "the clock of this machine is wrong: set it".to_owned(),
-        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => "the session token has expired: get a new one".to_owned(),
-        (_, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException") => match region {
+        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
+            "the session token has expired: get a new one".to_owned()
+        }
+        (
+            _,
+            "AuthorizationHeaderMalformed"
+            | "PermanentRedirect"
+            | "IllegalLocationConstraintException",
+        ) => match region {
             Some(region) => format!("set the origin's region to {region}"),
             None => "check the origin's region and endpoint".to_owned(),
         },
-        (_, "SlowDown") => "the origin asks for fewer requests: lower requests_in_flight of this origin".to_owned(),
-        (ErrorKind::BucketNotFound, _) => format!("check the bucket's name and the endpoint of {}", site.origin),
+        (_, "SlowDown") => {
+            "the origin asks for fewer requests: lower requests_in_flight of this origin".to_owned()
+        }
+        (ErrorKind::BucketNotFound, _) => format!(
+            "check the bucket's name and the endpoint of {}",
+            site.origin
+        ),
         (ErrorKind::PermissionDenied, _) => {
-            format!("the credentials of this node do not allow {} at {}: check them and the bucket's policy", site.operation, site.origin)
+            format!(
+                "the credentials of this node do not allow {} at {}: check them and the bucket's \
+                 policy",
+                site.operation, site.origin
+            )
         }
         (ErrorKind::OriginUnavailable, _) if status.is_redirection() => match region {
             Some(region) => format!("the bucket is in region {region}: set the origin's region"),
             None => "the origin redirects: check its endpoint, region and path_style".to_owned(),
         },
-        (ErrorKind::OriginUnavailable | ErrorKind::Timeout, _) => format!("the trouble is at {}, try again later", site.origin),
+        (ErrorKind::OriginUnavailable | ErrorKind::Timeout, _) => {
+            format!("the trouble is at {}, try again later", site.origin)
+        }
         _ => return None,
     })
 }
@@ -157,16 +237,30 @@ pub(crate) fn from_transport(site: Site<'_>, error: &reqwest::Error) -> Error {
         causes.push(cause.to_string());
         source = cause.source();
     }
-    // The innermost cause is the one that says something: "Connection refused", "certificate has expired".
-    let cause = causes.last().cloned().unwrap_or_else(|| if error.is_timeout() { "timed out".into() } else { "no answer".into() });
+    // The innermost cause is the one that says something: "Connection refused", "certificate has
+    // expired".
+    let cause = causes.last().cloned().unwrap_or_else(|| {
+        if error.is_timeout() {
+            "timed out".into()
+        } else {
+            "no answer".into()
+        }
+    });
     let text = format!("{}: {cause}", site.prefix());
     if error.is_connect() {
         let error = Error::origin_unavailable(text);
         let joined = causes.join(" ");
-        return if joined.contains("certificate") || joined.contains("TLS") || joined.contains("tls") {
-            error.hint(format!("the TLS certificate of {} is not trusted here: set ca_file, or check the endpoint", site.origin))
+        return if joined.contains("certificate") || joined.contains("TLS") || joined.contains("tls")
+        {
+            error.hint(format!(
+                "the TLS certificate of {} is not trusted here: set ca_file, or check the endpoint",
+                site.origin
+            ))
         } else {
-            error.hint(format!("check that {} is up and reachable from this machine", site.origin))
+            error.hint(format!(
+                "check that {} is up and reachable from this machine",
+                site.origin
+            ))
         };
     }
     if error.is_timeout() {
@@ -180,13 +274,21 @@ pub(crate) fn from_io(site: Site<'_>, error: io::Error) -> Error {
     let text = format!("{}: {error}", site.prefix());
     let e = match error.kind() {
         io::ErrorKind::NotFound => Error::not_found(text),
-        io::ErrorKind::PermissionDenied => Error::permission_denied(text).hint("check the owner and mode of the files and directories"),
+        io::ErrorKind::PermissionDenied => Error::permission_denied(text)
+            .hint("check the owner and mode of the files and directories"),
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            Error::new(ErrorKind::Conflict, text).hint("in a local directory a name cannot be an object and a folder at the same time")
+            Error::new(ErrorKind::Conflict, text).hint(
+                "in a local directory a name cannot be an object and a folder at the same time",
+            )
         }
-        io::ErrorKind::InvalidFilename => Error::invalid(text).hint("a part of a name can be at most 255 bytes in a local directory"),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::origin_unavailable(text).hint("the disk is full: make room"),
-        io::ErrorKind::ReadOnlyFilesystem => Error::permission_denied(text).hint("the file system is mounted read-only"),
+        io::ErrorKind::InvalidFilename => Error::invalid(text)
+            .hint("a part of a name can be at most 255 bytes in a local directory"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error::origin_unavailable(text).hint("the disk is full: make room")
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            Error::permission_denied(text).hint("the file system is mounted read-only")
+        }
         _ => Error::internal(text).hint("check the disk and the system's log"),
     };
     e.source(error)
@@ -197,13 +299,23 @@ mod tests {
     use super::*;
 
     fn map(status: u16, body: &str) -> Error {
-        let site = Site { origin: "s3://b at http://h", operation: "get", key: "k" };
-        from_status(site, StatusCode::from_u16(status).unwrap(), &HeaderMap::new(), body)
+        let site = Site {
+            origin: "s3://b at http://h",
+            operation: "get",
+            key: "k",
+        };
+        from_status(
+            site,
+            StatusCode::from_u16(status).unwrap(),
+            &HeaderMap::new(),
+            body,
+        )
     }
 
     #[test]
     fn a_status_and_its_code_become_a_kind() {
-        let xml = |code: &str| format!("<Error><Code>{code}</Code><Message>a &amp; b</Message></Error>");
+        let xml =
+            |code: &str| format!("<Error><Code>{code}</Code><Message>a &amp; b</Message></Error>");
         for (status, code, kind) in [
             (304, "", ErrorKind::NotModified),
             (403, "AccessDenied", ErrorKind::PermissionDenied),
@@ -225,14 +337,24 @@ mod tests {
         ] {
             let e = map(status, &xml(code));
             assert_eq!(e.kind(), kind, "{status} {code}");
-            assert!(e.message().contains("get \"k\" at s3://b at http://h"), "{e}");
+            assert!(
+                e.message().contains("get \"k\" at s3://b at http://h"),
+                "{e}"
+            );
         }
-        assert!(map(403, &xml("InvalidAccessKeyId")).message().contains("a & b"));
+        assert!(
+            map(403, &xml("InvalidAccessKeyId"))
+                .message()
+                .contains("a & b")
+        );
     }
 
     #[test]
     fn the_json_errors_of_gcs_are_read() {
-        let e = map(404, r#"{"error":{"code":404,"message":"No such object","errors":[{"reason":"notFound"}]}}"#);
+        let e = map(
+            404,
+            r#"{"error":{"code":404,"message":"No such object","errors":[{"reason":"notFound"}]}}"#,
+        );
         assert_eq!(e.kind(), ErrorKind::NotFound);
         assert!(e.message().contains("No such object"), "{e}");
     }
@@ -244,7 +366,10 @@ mod tests {
         assert_eq!(retry_after(&h), Some(Duration::from_secs(7)));
         h.insert("retry-after", "99999".parse().unwrap());
         assert_eq!(retry_after(&h), Some(Duration::from_secs(60)));
-        h.insert("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT".parse().unwrap());
+        h.insert(
+            "retry-after",
+            "Wed, 21 Oct 2015 07:28:00 GMT".parse().unwrap(),
+        );
         assert_eq!(retry_after(&h), None);
     }
 }

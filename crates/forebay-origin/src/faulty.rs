@@ -1,8 +1,9 @@
 //! An origin that fails as told: for the tests of every layer above.
 //!
-//! Faults are programmed by operation: for the next calls in order ([`Faults::next`]), for every call ([`Faults::always`]), or at random with a
-//! probability and a seed ([`Faults::random`], which prints the seed, so that a failure can be replayed). [`Faults::distance`] adds latency
-//! and a bandwidth to everything. [`Faults::calls`] counts.
+//! Faults are programmed by operation: for the next calls in order ([`Faults::next`]), for every
+//! call ([`Faults::always`]), or at random with a probability and a seed ([`Faults::random`], which
+//! prints the seed, so that a failure can be replayed). [`Faults::distance`] adds latency and a
+//! bandwidth to everything. [`Faults::calls`] counts.
 //!
 //! ```
 //! # use forebay_origin::*;
@@ -16,7 +17,10 @@
 //! # }
 //! ```
 
-use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Operation, Origin, PutRequest, PutResponse, UploadedPart};
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Operation, Origin, PutRequest,
+    PutResponse, UploadedPart,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -28,7 +32,8 @@ use std::{
     time::Duration,
 };
 
-/// Work that a fault does before the request goes on, with the key: replace the object, for example.
+/// Work that a fault does before the request goes on, with the key: replace the object, for
+/// example.
 pub type Hook = Arc<dyn Fn(String) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// One way to fail. The faults of bodies concern `get`; for other operations they do nothing.
@@ -108,15 +113,22 @@ impl Faults {
 
     /// Adds a fault for the next call of `operation` that has none yet.
     pub fn next(&self, operation: Operation, fault: Fault) {
-        self.0.lock().next.entry(operation).or_default().push_back(fault);
+        self.0
+            .lock()
+            .next
+            .entry(operation)
+            .or_default()
+            .push_back(fault);
     }
 
-    /// A fault for every call of `operation` that [`next`](Self::next) does not cover; [`Fault::None`] ends it.
+    /// A fault for every call of `operation` that [`next`](Self::next) does not cover;
+    /// [`Fault::None`] ends it.
     pub fn always(&self, operation: Operation, fault: Fault) {
         self.0.lock().always.insert(operation, fault);
     }
 
-    /// With probability `p`, one of the faults of a call's operation. Without a seed, one is drawn; either way it is printed and returned.
+    /// With probability `p`, one of the faults of a call's operation. Without a seed, one is drawn;
+    /// either way it is printed and returned.
     pub fn random(&self, p: f64, seed: Option<u64>, faults: Vec<(Operation, Fault)>) -> u64 {
         let seed = seed.unwrap_or_else(rand::random);
         eprintln!("origin faults with the seed {seed}");
@@ -161,7 +173,10 @@ impl Faults {
         {
             let fitting: Vec<_> = faults.iter().filter(|(o, _)| *o == operation).collect();
             if !fitting.is_empty() {
-                return (fitting[rng.random_range(0..fitting.len())].1.clone(), distance);
+                return (
+                    fitting[rng.random_range(0..fitting.len())].1.clone(),
+                    distance,
+                );
             }
         }
         (Fault::None, distance)
@@ -207,7 +222,12 @@ impl Faulty {
         }
     }
 
-    async fn simple<T>(&self, operation: Operation, key: &str, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    async fn simple<T>(
+        &self,
+        operation: Operation,
+        key: &str,
+        request: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         Ok(self.run(operation, key, request).await?.0)
     }
 
@@ -219,10 +239,15 @@ impl Faulty {
 
 /// A body at a bandwidth.
 fn slow(body: ByteStream, distance: Distance) -> ByteStream {
-    let Some(bandwidth) = distance.bandwidth else { return body };
+    let Some(bandwidth) = distance.bandwidth else {
+        return body;
+    };
     body.then(move |item| async move {
         if let Ok(bytes) = &item {
-            tokio::time::sleep(Duration::from_secs_f64(bytes.len() as f64 / bandwidth.max(1) as f64)).await;
+            tokio::time::sleep(Duration::from_secs_f64(
+                bytes.len() as f64 / bandwidth.max(1) as f64,
+            ))
+            .await;
         }
         item
     })
@@ -253,17 +278,26 @@ impl Origin for Faulty {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
-        self.simple(Operation::Head, key, self.inner.head(key)).await
+        self.simple(Operation::Head, key, self.inner.head(key))
+            .await
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
-        let (mut answer, fault, distance) = self.run(Operation::Get, key, self.inner.get(key, request)).await?;
+        let (mut answer, fault, distance) = self
+            .run(Operation::Get, key, self.inner.get(key, request))
+            .await?;
         let body = slow(answer.body, distance);
         answer.body = match fault {
             Fault::Truncate { at } => cut(body, at, stream::empty().boxed()),
-            Fault::Break { at } => cut(body, at, stream::iter([Err(fails(ErrorKind::OriginUnavailable))]).boxed()),
+            Fault::Break { at } => cut(
+                body,
+                at,
+                stream::iter([Err(fails(ErrorKind::OriginUnavailable))]).boxed(),
+            ),
             Fault::StallBody { at } => cut(body, at, stream::pending().boxed()),
-            Fault::Extra { bytes } => body.chain(stream::iter([Ok(Bytes::from(vec![b'!'; bytes as usize]))])).boxed(),
+            Fault::Extra { bytes } => body
+                .chain(stream::iter([Ok(Bytes::from(vec![b'!'; bytes as usize]))]))
+                .boxed(),
             Fault::WrongRange => {
                 answer.range = answer.range.start + 1..answer.range.end + 1;
                 body
@@ -275,34 +309,81 @@ impl Origin for Faulty {
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         let prefix = request.prefix.clone();
-        self.simple(Operation::List, &prefix, self.inner.list(request)).await
+        self.simple(Operation::List, &prefix, self.inner.list(request))
+            .await
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
-        self.simple(Operation::Put, key, self.inner.put(key, request, size, self.slowed(body))).await
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
+        self.simple(
+            Operation::Put,
+            key,
+            self.inner.put(key, request, size, self.slowed(body)),
+        )
+        .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        self.simple(Operation::Delete, key, self.inner.delete(key)).await
+        self.simple(Operation::Delete, key, self.inner.delete(key))
+            .await
     }
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        self.simple(Operation::Copy, to, self.inner.copy(from, to, request)).await
+        self.simple(Operation::Copy, to, self.inner.copy(from, to, request))
+            .await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
-        self.simple(Operation::CreateUpload, key, self.inner.create_upload(key, request)).await
+        self.simple(
+            Operation::CreateUpload,
+            key,
+            self.inner.create_upload(key, request),
+        )
+        .await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
-        self.simple(Operation::UploadPart, key, self.inner.upload_part(key, upload, number, size, self.slowed(body))).await
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
+        self.simple(
+            Operation::UploadPart,
+            key,
+            self.inner
+                .upload_part(key, upload, number, size, self.slowed(body)),
+        )
+        .await
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
-        self.simple(Operation::CompleteUpload, key, self.inner.complete_upload(key, upload, parts)).await
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        self.simple(
+            Operation::CompleteUpload,
+            key,
+            self.inner.complete_upload(key, upload, parts),
+        )
+        .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
-        self.simple(Operation::AbortUpload, key, self.inner.abort_upload(key, upload)).await
+        self.simple(
+            Operation::AbortUpload,
+            key,
+            self.inner.abort_upload(key, upload),
+        )
+        .await
     }
 }

@@ -1,19 +1,24 @@
-//! Hedged reads: a GET that is slower to its first byte than 95 of 100 before it is sent a second time, and the first answer is taken.
+//! Hedged reads: a GET that is slower to its first byte than 95 of 100 before it is sent a second
+//! time, and the first answer is taken.
 //!
-//! A batch waits for the slowest of its objects, so with many objects it always meets the origin's tail. A second request rarely meets it again.
-//! What that costs is bounded: second requests are at most a configured share of all GETs (a quiet origin saves up a few), they take only places of the limiter
-//! that are free at once, and none are sent for a while to an origin that answers that it is busy. What the first answers were is not known before
-//! [`LEARN_REQUESTS`] of them have come.
+//! A batch waits for the slowest of its objects, so with many objects it always meets the origin's
+//! tail. A second request rarely meets it again. What that costs is bounded: second requests are at
+//! most a configured share of all GETs (a quiet origin saves up a few), they take only places of
+//! the limiter that are free at once, and none are sent for a while to an origin that answers that
+//! it is busy. What the first answers were is not known before [`LEARN_REQUESTS`] of them have
+//! come.
 //!
-//! Times are kept as a histogram with buckets that grow by a tenth, halved now and then, so that it follows the origin and takes no more memory. A request that was
-//! overtaken counts with the time after which it was: too short, but beyond the 95th percentile as it should be.
+//! Times are kept as a histogram with buckets that grow by a tenth, halved now and then, so that it
+//! follows the origin and takes no more memory. A request that was overtaken counts with the time
+//! after which it was: too short, but beyond the 95th percentile as it should be.
 //!
-//! Invariant: one request in, one answer out, and the loser is dropped (its connection is closed, its place is free again) before the answer is given. Only GETs are
-//! hedged: to send a write twice is not harmless.
+//! Invariant: one request in, one answer out, and the loser is dropped (its connection is closed,
+//! its place is free again) before the answer is given. Only GETs are hedged: to send a write twice
+//! is not harmless.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart, counted::Counters,
-    limited::Limiter,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
+    UploadedPart, counted::Counters, limited::Limiter,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -60,8 +65,18 @@ struct State {
 impl Hedging {
     /// At most `percent` second requests for 100 requests.
     pub fn new(percent: u32, limiter: Arc<Limiter>, counters: Arc<Counters>) -> Self {
-        let state = State { buckets: [0; BUCKETS], seen: 0, saved: 0.0, not_before: None };
-        Self { share: f64::from(percent) / 100.0, limiter, counters, state: Mutex::new(state) }
+        let state = State {
+            buckets: [0; BUCKETS],
+            seen: 0,
+            saved: 0.0,
+            not_before: None,
+        };
+        Self {
+            share: f64::from(percent) / 100.0,
+            limiter,
+            counters,
+            state: Mutex::new(state),
+        }
     }
 
     /// A request begins: how long it may take before it is slow, once that is known.
@@ -95,7 +110,11 @@ impl Hedging {
 impl State {
     fn add(&mut self, time: Duration) {
         let ratio = time.as_secs_f64() / BUCKET_FIRST.as_secs_f64();
-        let bucket = if ratio <= 1.0 { 0 } else { (ratio.ln() / BUCKET_GROWTH.ln()).ceil() as usize };
+        let bucket = if ratio <= 1.0 {
+            0
+        } else {
+            (ratio.ln() / BUCKET_GROWTH.ln()).ceil() as usize
+        };
         self.buckets[bucket.min(BUCKETS - 1)] += 1;
         self.seen += 1;
         if self.seen >= REMEMBER_REQUESTS {
@@ -114,16 +133,24 @@ impl State {
             sum += n;
             sum >= below
         })?;
-        Some(BUCKET_FIRST.mul_f64(BUCKET_GROWTH.powi(bucket as i32)).max(SHORTEST_WAIT))
+        Some(
+            BUCKET_FIRST
+                .mul_f64(BUCKET_GROWTH.powi(bucket as i32))
+                .max(SHORTEST_WAIT),
+        )
     }
 }
 
 /// An error that another attempt may not meet; every other one is an answer.
 fn transient(e: &Error) -> bool {
-    matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable | ErrorKind::Busy)
+    matches!(
+        e.kind(),
+        ErrorKind::Timeout | ErrorKind::OriginUnavailable | ErrorKind::Busy
+    )
 }
 
-/// An origin whose slow GETs are sent again. Under the limiter, which a first request has passed already.
+/// An origin whose slow GETs are sent again. Under the limiter, which a first request has passed
+/// already.
 pub struct Hedged {
     inner: Arc<dyn Origin>,
     hedging: Arc<Hedging>,
@@ -154,7 +181,11 @@ impl Origin for Hedged {
             None => Some(first.as_mut().await),
             Some(wait) => tokio::time::timeout(wait, first.as_mut()).await.ok(),
         };
-        let place = if alone.is_none() { hedging.limiter.free_read_place() } else { None };
+        let place = if alone.is_none() {
+            hedging.limiter.free_read_place()
+        } else {
+            None
+        };
         let result = match alone {
             Some(result) => result,
             None if place.is_none() || !hedging.spend() => first.await,
@@ -199,7 +230,13 @@ impl Origin for Hedged {
         self.inner.list(request).await
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         self.inner.put(key, request, size, body).await
     }
 
@@ -215,11 +252,25 @@ impl Origin for Hedged {
         self.inner.create_upload(key, request).await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
-        self.inner.upload_part(key, upload, number, size, body).await
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
+        self.inner
+            .upload_part(key, upload, number, size, body)
+            .await
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         self.inner.complete_upload(key, upload, parts).await
     }
 
@@ -234,7 +285,11 @@ mod tests {
 
     fn hedging(percent: u32) -> Hedging {
         let counters = Arc::new(Counters::default());
-        Hedging::new(percent, Arc::new(Limiter::new(100, None, counters.clone())), counters)
+        Hedging::new(
+            percent,
+            Arc::new(Limiter::new(100, None, counters.clone())),
+            counters,
+        )
     }
 
     #[test]
@@ -260,12 +315,16 @@ mod tests {
     #[test]
     fn the_share_is_bounded() {
         let h = hedging(5);
-        let sent: usize = (0..1000).filter(|_| h.begin().is_none() && h.spend()).count();
+        let sent: usize = (0..1000)
+            .filter(|_| h.begin().is_none() && h.spend())
+            .count();
         assert!((45..=50).contains(&sent), "{sent}");
         for _ in 0..10_000 {
             let _ = h.begin();
         }
-        let saved = std::iter::repeat_with(|| h.spend()).take_while(|s| *s).count();
+        let saved = std::iter::repeat_with(|| h.spend())
+            .take_while(|s| *s)
+            .count();
         assert_eq!(saved, SAVED_MAX as usize);
     }
 }

@@ -1,13 +1,19 @@
-//! Remote buckets: the [`Origin`] trait, its implementations, and the wrappers that make them well-behaved.
+//! Remote buckets: the [`Origin`] trait, its implementations, and the wrappers that make them
+//! well-behaved.
 //!
-//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside. Implementations are stacked, each one thing, from
-//! the inside: the service itself, the counters, hedged reads, the limiter of requests and bytes, then retries and continuation of broken bodies (outermost,
-//! so that waiting for the next attempt holds no place in the limiter). Tests put [`Faulty`] in between.
+//! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside.
+//! Implementations are stacked, each one thing, from the inside: the service itself, the counters,
+//! hedged reads, the limiter of requests and bytes, then retries and continuation of broken bodies
+//! (outermost, so that waiting for the next attempt holds no place in the limiter). Tests put
+//! [`Faulty`] in between.
 //!
 //! Hidden contracts, which every implementation keeps and the conformance suite checks:
-//! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with another version;
-//! - a body yields exactly `range.end - range.start` bytes or ends with an error: never fewer, never more;
-//! - a range that begins at 0 of an empty object is answered with an empty body, any other range past the end is `RangeNotSatisfiable`;
+//! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with
+//!   another version;
+//! - a body yields exactly `range.end - range.start` bytes or ends with an error: never fewer,
+//!   never more;
+//! - a range that begins at 0 of an empty object is answered with an empty body, any other range
+//!   past the end is `RangeNotSatisfiable`;
 //! - what `put` and `complete_upload` acknowledged is what the next `head` or `get` sees;
 //! - a copy without attributes keeps those of its source.
 

@@ -1,9 +1,14 @@
-//! At most so many requests in flight and bytes per second to one origin; whoever comes first is served first.
+//! At most so many requests in flight and bytes per second to one origin; whoever comes first is
+//! served first.
 //!
-//! A request holds its place until its body is finished or dropped. Writes have places of their own (a quarter), because a copy through
-//! this node reads and writes at the same time: if reads could take every place, copies would wait for each other for ever.
+//! A request holds its place until its body is finished or dropped. Writes have places of their own
+//! (a quarter), because a copy through this node reads and writes at the same time: if reads could
+//! take every place, copies would wait for each other for ever.
 
-use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart, counted::Counters};
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
+    UploadedPart, counted::Counters,
+};
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result, sync::Mutex};
 use futures::{StreamExt, stream};
@@ -30,7 +35,8 @@ pub struct Limiter {
     counters: Arc<Counters>,
 }
 
-/// A token bucket in the form of a timetable: each piece gets the time at which the ones before it have passed.
+/// A token bucket in the form of a timetable: each piece gets the time at which the ones before it
+/// have passed.
 struct Rate {
     bytes_per_second: u64,
     next: Mutex<Instant>,
@@ -49,17 +55,32 @@ impl Rate {
 
 impl Limiter {
     /// `requests_in_flight` of 1 still lets one read and one write run at a time.
-    pub fn new(requests_in_flight: usize, bytes_per_second: Option<u64>, counters: Arc<Counters>) -> Self {
+    pub fn new(
+        requests_in_flight: usize,
+        bytes_per_second: Option<u64>,
+        counters: Arc<Counters>,
+    ) -> Self {
         let all = requests_in_flight.clamp(1, Semaphore::MAX_PERMITS);
         let writes = (all / 4).max(1);
         let reads = (all - writes).max(1);
-        let rate = bytes_per_second.map(|r| Rate { bytes_per_second: r.max(1), next: Mutex::new(Instant::now()) });
-        Self { reads: Arc::new(Semaphore::new(reads)), writes: Arc::new(Semaphore::new(writes)), rate, counters }
+        let rate = bytes_per_second.map(|r| Rate {
+            bytes_per_second: r.max(1),
+            next: Mutex::new(Instant::now()),
+        });
+        Self {
+            reads: Arc::new(Semaphore::new(reads)),
+            writes: Arc::new(Semaphore::new(writes)),
+            rate,
+            counters,
+        }
     }
 
     /// Places that are free now: of reads and others, and of writes.
     pub fn free(&self) -> (usize, usize) {
-        (self.reads.available_permits(), self.writes.available_permits())
+        (
+            self.reads.available_permits(),
+            self.writes.available_permits(),
+        )
     }
 
     /// A place for one more read, if nobody has to wait for it.
@@ -72,7 +93,10 @@ impl Limiter {
             return Ok(permit);
         }
         let _waiting = Waiting::begin(&self.counters.waiting);
-        of.clone().acquire_owned().await.map_err(|_| Error::internal("the limiter of an origin is closed"))
+        of.clone()
+            .acquire_owned()
+            .await
+            .map_err(|_| Error::internal("the limiter of an origin is closed"))
     }
 
     async fn pass(&self, bytes: usize) {
@@ -81,7 +105,9 @@ impl Limiter {
             let at = rate.book(bytes as u64);
             if at > begun {
                 tokio::time::sleep_until(at).await;
-                self.counters.throttled_us.fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+                self.counters
+                    .throttled_us
+                    .fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
             }
         }
     }
@@ -89,13 +115,16 @@ impl Limiter {
     /// Lets bytes through at the rate; `held` is dropped with the body.
     fn paced(self: &Arc<Self>, body: ByteStream, held: Option<OwnedSemaphorePermit>) -> ByteStream {
         let limiter = self.clone();
-        stream::unfold((body, limiter, held), |(mut body, limiter, held)| async move {
-            let item = body.next().await?;
-            if let Ok(bytes) = &item {
-                limiter.pass(bytes.len()).await;
-            }
-            Some((item, (body, limiter, held)))
-        })
+        stream::unfold(
+            (body, limiter, held),
+            |(mut body, limiter, held)| async move {
+                let item = body.next().await?;
+                if let Ok(bytes) = &item {
+                    limiter.pass(bytes.len()).await;
+                }
+                Some((item, (body, limiter, held)))
+            },
+        )
         .fuse()
         .boxed()
     }
@@ -151,9 +180,17 @@ impl Origin for Limited {
         self.inner.list(request).await
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let _place = self.limiter.place(&self.limiter.writes).await?;
-        self.inner.put(key, request, size, self.limiter.paced(body, None)).await
+        self.inner
+            .put(key, request, size, self.limiter.paced(body, None))
+            .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -171,12 +208,26 @@ impl Origin for Limited {
         self.inner.create_upload(key, request).await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let _place = self.limiter.place(&self.limiter.writes).await?;
-        self.inner.upload_part(key, upload, number, size, self.limiter.paced(body, None)).await
+        self.inner
+            .upload_part(key, upload, number, size, self.limiter.paced(body, None))
+            .await
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         let _place = self.limiter.place(&self.limiter.writes).await?;
         self.inner.complete_upload(key, upload, parts).await
     }

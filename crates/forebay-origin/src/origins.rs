@@ -1,12 +1,13 @@
 //! From configuration to origins: which bucket name leads where.
 //!
-//! A name is looked up among the named mappings first, then in the wildcards, in the order they were added: all buckets of an S3 endpoint, or
-//! the sub-directories of a directory. Buckets of a wildcard are opened when they are first asked for; the number of them that is kept is
-//! bounded, and all of them share the limits and counters of their origin.
+//! A name is looked up among the named mappings first, then in the wildcards, in the order they
+//! were added: all buckets of an S3 endpoint, or the sub-directories of a directory. Buckets of a
+//! wildcard are opened when they are first asked for; the number of them that is kept is bounded,
+//! and all of them share the limits and counters of their origin.
 
 use crate::{
-    Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed,
-    Resilient, RetryPolicy,
+    Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin, Origin,
+    OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy,
     aws::Environment,
     azure::AzureOrigin,
     local,
@@ -42,15 +43,30 @@ struct Shared {
 impl Shared {
     fn new(config: &OriginConfig) -> Self {
         let counters = Arc::new(Counters::default());
-        let limiter = Arc::new(Limiter::new(config.requests_in_flight, config.bytes_per_second, counters.clone()));
+        let limiter = Arc::new(Limiter::new(
+            config.requests_in_flight,
+            config.bytes_per_second,
+            counters.clone(),
+        ));
         let policy = RetryPolicy {
             attempts: config.attempts,
             deadline: config.retry_deadline,
             idle_timeout: config.idle_timeout,
             ..RetryPolicy::default()
         };
-        let hedging = (config.hedge_percent > 0).then(|| Arc::new(Hedging::new(config.hedge_percent, limiter.clone(), counters.clone())));
-        Self { counters, limiter, hedging, policy }
+        let hedging = (config.hedge_percent > 0).then(|| {
+            Arc::new(Hedging::new(
+                config.hedge_percent,
+                limiter.clone(),
+                counters.clone(),
+            ))
+        });
+        Self {
+            counters,
+            limiter,
+            hedging,
+            policy,
+        }
     }
 
     /// The stack of wrappers around a service or a directory.
@@ -89,7 +105,10 @@ fn open_shared(config: &OriginConfig, env: &Environment) -> Result<(Arc<dyn Orig
     let url = config.check()?;
     let shared = Shared::new(config);
     let (raw, prefix, parts): (Arc<dyn Origin>, String, bool) = match url {
-        OriginUrl::S3 { bucket: Some(bucket), prefix } => {
+        OriginUrl::S3 {
+            bucket: Some(bucket),
+            prefix,
+        } => {
             let client = S3Endpoint::new(config, env)?.client(Address::Bucket(bucket))?;
             (Arc::new(S3Origin::new(client)), prefix, true)
         }
@@ -98,11 +117,24 @@ fn open_shared(config: &OriginConfig, env: &Environment) -> Result<(Arc<dyn Orig
             // It takes bodies of any length by itself.
             (Arc::new(S3Origin::new(client)), prefix, false)
         }
-        OriginUrl::Azure { container, prefix } => (Arc::new(AzureOrigin::new(config, &container)?), prefix, true),
-        OriginUrl::Web { base } => (Arc::new(WebOrigin::new(config, base)?), String::new(), false),
-        OriginUrl::Directory { path, each: false } => (Arc::new(LocalOrigin::open(&path)?), String::new(), false),
+        OriginUrl::Azure { container, prefix } => (
+            Arc::new(AzureOrigin::new(config, &container)?),
+            prefix,
+            true,
+        ),
+        OriginUrl::Web { base } => (
+            Arc::new(WebOrigin::new(config, base)?),
+            String::new(),
+            false,
+        ),
+        OriginUrl::Directory { path, each: false } => {
+            (Arc::new(LocalOrigin::open(&path)?), String::new(), false)
+        }
         OriginUrl::S3 { bucket: None, .. } | OriginUrl::Directory { each: true, .. } => {
-            return Err(Error::invalid(format!("{:?} stands for many buckets", config.url)).hint("map it under the name \"*\""));
+            return Err(
+                Error::invalid(format!("{:?} stands for many buckets", config.url))
+                    .hint("map it under the name \"*\""),
+            );
         }
     };
     Ok((shared.stack(Prefixed::wrap(raw, &prefix), parts), shared))
@@ -131,7 +163,9 @@ struct OpenBuckets {
 impl Wildcard {
     fn new(config: &OriginConfig) -> Result<Self> {
         let source = match config.check()? {
-            OriginUrl::S3 { bucket: None, .. } => Source::Endpoint(S3Endpoint::new(config, &Environment::of_process())?),
+            OriginUrl::S3 { bucket: None, .. } => {
+                Source::Endpoint(S3Endpoint::new(config, &Environment::of_process())?)
+            }
             OriginUrl::Directory { path, each: true } => {
                 let path = path.canonicalize().map_err(|e| {
                     Error::invalid(format!("the directory {} of buckets: {e}", path.display()))
@@ -140,11 +174,20 @@ impl Wildcard {
                 Source::Directories(path)
             }
             _ => {
-                return Err(Error::invalid(format!("{:?} is one bucket", config.url))
-                    .hint("give it a name, or write s3:// alone for an endpoint and file:///dir/* for a directory of buckets"));
+                return Err(
+                    Error::invalid(format!("{:?} is one bucket", config.url)).hint(
+                        "give it a name, or write s3:// alone for an endpoint and \
+                        file:///dir/* for a directory of buckets",
+                    ),
+                );
             }
         };
-        Ok(Self { source, shared: Shared::new(config), open: Mutex::default(), exists: Mutex::default() })
+        Ok(Self {
+            source,
+            shared: Shared::new(config),
+            open: Mutex::default(),
+            exists: Mutex::default(),
+        })
     }
 
     fn describe(&self) -> String {
@@ -160,13 +203,21 @@ impl Wildcard {
             && !root.join(bucket).is_dir()
         {
             self.forget(bucket);
-            return Err(Error::bucket_not_found(format!("there is no directory {bucket:?} in {}", root.display())));
+            return Err(Error::bucket_not_found(format!(
+                "there is no directory {bucket:?} in {}",
+                root.display()
+            )));
         }
         if let Some(origin) = self.open.lock().by_name.get(bucket) {
             return Ok(origin.clone());
         }
         let (raw, parts): (Arc<dyn Origin>, bool) = match &self.source {
-            Source::Endpoint(endpoint) => (Arc::new(S3Origin::new(endpoint.client(Address::Bucket(bucket.to_owned()))?)), true),
+            Source::Endpoint(endpoint) => (
+                Arc::new(S3Origin::new(
+                    endpoint.client(Address::Bucket(bucket.to_owned()))?,
+                )),
+                true,
+            ),
             Source::Directories(root) => (Arc::new(LocalOrigin::open(&root.join(bucket))?), false),
         };
         let origin = self.shared.stack(raw, parts);
@@ -176,7 +227,11 @@ impl Wildcard {
         {
             open.by_name.remove(&oldest);
         }
-        if open.by_name.insert(bucket.to_owned(), origin.clone()).is_none() {
+        if open
+            .by_name
+            .insert(bucket.to_owned(), origin.clone())
+            .is_none()
+        {
             open.order.push_back(bucket.to_owned());
         }
         Ok(origin)
@@ -193,7 +248,9 @@ impl Wildcard {
     async fn exists(&self, bucket: &str) -> Result<bool> {
         let origin = match self.get(bucket) {
             Ok(origin) => origin,
-            Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::Invalid) => return Ok(false),
+            Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::Invalid) => {
+                return Ok(false);
+            }
             Err(e) => return Err(e),
         };
         if matches!(self.source, Source::Directories(_)) {
@@ -204,7 +261,13 @@ impl Wildcard {
         {
             return Ok(*known);
         }
-        let found = match origin.list(ListRequest { max_keys: 1, ..Default::default() }).await {
+        let found = match origin
+            .list(ListRequest {
+                max_keys: 1,
+                ..Default::default()
+            })
+            .await
+        {
             Ok(_) => true,
             Err(e) if matches!(e.kind(), ErrorKind::BucketNotFound | ErrorKind::NotFound) => false,
             Err(e) => return Err(e),
@@ -245,14 +308,17 @@ impl Origins {
         Self::default()
     }
 
-    /// From a configuration: bucket name → origin. The name `*`, or one that begins with it, takes a wildcard.
+    /// From a configuration: bucket name → origin. The name `*`, or one that begins with it, takes
+    /// a wildcard.
     ///
     /// # Errors
     /// The first mapping that makes no sense, with its name.
     pub fn from_configs(configs: &BTreeMap<String, OriginConfig>) -> Result<Self> {
         let mut origins = Self::new();
         for (name, config) in configs {
-            origins.add_config(name, config).map_err(|e| e.context(format_args!("origin {name:?}")))?;
+            origins
+                .add_config(name, config)
+                .map_err(|e| e.context(format_args!("origin {name:?}")))?;
         }
         Ok(origins)
     }
@@ -267,7 +333,8 @@ impl Origins {
         self.insert(bucket, origin, Some(shared))
     }
 
-    /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the directory's, the host's; `*` for wildcards.
+    /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the
+    /// directory's, the host's; `*` for wildcards.
     pub fn default_name(url: &OriginUrl) -> Option<String> {
         let name = match url {
             _ if url.is_wildcard() => return Some(WILDCARD.to_owned()),
@@ -275,7 +342,9 @@ impl Origins {
             OriginUrl::Gcs { bucket, .. } => bucket.clone(),
             OriginUrl::Azure { container, .. } => container.clone(),
             OriginUrl::Web { base } => base.host_str()?.to_owned(),
-            OriginUrl::Directory { path, .. } => path.canonicalize().ok()?.file_name()?.to_str()?.to_owned(),
+            OriginUrl::Directory { path, .. } => {
+                path.canonicalize().ok()?.file_name()?.to_str()?.to_owned()
+            }
         };
         name::validate_bucket(&name).ok().map(|()| name)
     }
@@ -285,15 +354,28 @@ impl Origins {
         self.insert(bucket, origin, None)
     }
 
-    fn insert(&mut self, bucket: &str, origin: Arc<dyn Origin>, shared: Option<Shared>) -> Result<()> {
+    fn insert(
+        &mut self,
+        bucket: &str,
+        origin: Arc<dyn Origin>,
+        shared: Option<Shared>,
+    ) -> Result<()> {
         name::validate_bucket(bucket)?;
-        if self.named.insert(bucket.to_owned(), (origin, shared)).is_some() {
-            return Err(Error::invalid(format!("the bucket {bucket:?} is mapped twice")).hint("each name leads to one origin"));
+        if self
+            .named
+            .insert(bucket.to_owned(), (origin, shared))
+            .is_some()
+        {
+            return Err(
+                Error::invalid(format!("the bucket {bucket:?} is mapped twice"))
+                    .hint("each name leads to one origin"),
+            );
         }
         Ok(())
     }
 
-    /// The origin behind a bucket name. No network: that a bucket of an S3 wildcard does not exist shows at the first request.
+    /// The origin behind a bucket name. No network: that a bucket of an S3 wildcard does not exist
+    /// shows at the first request.
     pub fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
         if let Some((origin, _)) = self.named.get(bucket) {
             return Ok(origin.clone());
@@ -312,12 +394,24 @@ impl Origins {
         if self.named.len() > HINT_NAMES_MAX {
             known.push(format!("{} more", self.named.len() - HINT_NAMES_MAX));
         }
-        known.extend(self.wildcards.iter().map(|w| format!("those of {}", w.describe())));
-        let e = Error::bucket_not_found(format!("there is no bucket {:?} here", name::shorten(bucket)));
-        if known.is_empty() { e.hint("no origin is configured") } else { e.hint(format!("there are: {}", known.join(", "))) }
+        known.extend(
+            self.wildcards
+                .iter()
+                .map(|w| format!("those of {}", w.describe())),
+        );
+        let e = Error::bucket_not_found(format!(
+            "there is no bucket {:?} here",
+            name::shorten(bucket)
+        ));
+        if known.is_empty() {
+            e.hint("no origin is configured")
+        } else {
+            e.hint(format!("there are: {}", known.join(", ")))
+        }
     }
 
-    /// Whether a bucket can be used. Names that are mapped are; a wildcard's origin is asked, and its answer kept for a moment.
+    /// Whether a bucket can be used. Names that are mapped are; a wildcard's origin is asked, and
+    /// its answer kept for a moment.
     pub async fn exists(&self, bucket: &str) -> Result<bool> {
         if self.named.contains_key(bucket) {
             return Ok(true);
@@ -330,14 +424,21 @@ impl Origins {
         Ok(false)
     }
 
-    /// All names, sorted. A wildcard whose origin does not let itself be listed is left out, with a warning in the log.
+    /// All names, sorted. A wildcard whose origin does not let itself be listed is left out, with a
+    /// warning in the log.
     pub async fn list_buckets(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = self.named.keys().cloned().collect();
         for wildcard in &self.wildcards {
             match wildcard.list().await {
                 Ok(more) => names.extend(more),
-                Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
-                    tracing::warn!(origin = wildcard.describe(), error = %e, "the buckets of this origin cannot be listed");
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        ErrorKind::PermissionDenied | ErrorKind::Unsupported
+                    ) =>
+                {
+                    tracing::warn!(origin = wildcard.describe(), error = %e, "the buckets of \
+                        this origin cannot be listed");
                 }
                 Err(e) => return Err(e),
             }
@@ -354,8 +455,10 @@ impl Origins {
             Source::Endpoint(_) => None,
         });
         found.ok_or_else(|| {
-            Error::unsupported(format!("{what}: the buckets of this node are its configured origins"))
-                .hint("make it at the origin and map it, or map a directory of buckets: file:///dir/*")
+            Error::unsupported(format!(
+                "{what}: the buckets of this node are its configured origins"
+            ))
+            .hint("make it at the origin and map it, or map a directory of buckets: file:///dir/*")
         })
     }
 
@@ -363,7 +466,10 @@ impl Origins {
     pub async fn create_bucket(&self, bucket: &str) -> Result<()> {
         name::validate_bucket(bucket)?;
         if self.named.contains_key(bucket) {
-            return Err(Error::new(ErrorKind::AlreadyExists, format!("the bucket {bucket:?} is there already")));
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("the bucket {bucket:?} is there already"),
+            ));
         }
         let (wildcard, root) = self.directories(&format!("create the bucket {bucket:?}"))?;
         let name = bucket.to_owned();
@@ -376,11 +482,18 @@ impl Origins {
     pub async fn remove_bucket(&self, bucket: &str) -> Result<()> {
         let what = format!("remove the bucket {bucket:?}");
         if self.named.contains_key(bucket) {
-            return Err(Error::unsupported(what).hint("it is a configured origin: take it out of the configuration"));
+            return Err(Error::unsupported(what)
+                .hint("it is a configured origin: take it out of the configuration"));
         }
         let (wildcard, root) = match self.directories(&what) {
             Ok(found) => found,
-            Err(e) => return Err(if self.exists(bucket).await? { e } else { self.unknown(bucket) }),
+            Err(e) => {
+                return Err(if self.exists(bucket).await? {
+                    e
+                } else {
+                    self.unknown(bucket)
+                });
+            }
         };
         let name = bucket.to_owned();
         let removed = tokio::task::spawn_blocking(move || local::remove_bucket(&root, &name)).await;
@@ -390,8 +503,13 @@ impl Origins {
 
     /// Counters and gauges by the name of the mapping: a bucket, or the description of a wildcard.
     pub fn stats(&self) -> Vec<(String, OriginStats)> {
-        let named = self.named.iter().filter_map(|(name, (_, shared))| Some((name.clone(), shared.as_ref()?.counters.stats())));
-        let wild = self.wildcards.iter().map(|w| (w.describe(), w.shared.counters.stats()));
+        let named = self.named.iter().filter_map(|(name, (_, shared))| {
+            Some((name.clone(), shared.as_ref()?.counters.stats()))
+        });
+        let wild = self
+            .wildcards
+            .iter()
+            .map(|w| (w.describe(), w.shared.counters.stats()));
         named.chain(wild).collect()
     }
 }
@@ -401,7 +519,11 @@ mod tests {
     use super::*;
 
     fn config(url: String) -> OriginConfig {
-        OriginConfig { url, anonymous: true, ..Default::default() }
+        OriginConfig {
+            url,
+            anonymous: true,
+            ..Default::default()
+        }
     }
 
     #[tokio::test]
@@ -411,29 +533,65 @@ mod tests {
         std::fs::create_dir(root.join("one")).unwrap();
         std::fs::create_dir_all(root.join("many/aa")).unwrap();
         let mut origins = Origins::new();
-        origins.add_config("first", &config(format!("file://{}/one", root.display()))).unwrap();
-        assert!(origins.add_config("first", &config(format!("file://{}/one", root.display()))).is_err());
+        origins
+            .add_config("first", &config(format!("file://{}/one", root.display())))
+            .unwrap();
+        assert!(
+            origins
+                .add_config("first", &config(format!("file://{}/one", root.display())))
+                .is_err()
+        );
         let e = origins.get("other").err().unwrap();
         assert_eq!(e.kind(), ErrorKind::BucketNotFound);
         assert!(e.to_string().contains("first"), "{e}");
-        assert_eq!(origins.create_bucket("bb").await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            origins.create_bucket("bb").await.unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
 
-        origins.add_config("*", &config(format!("file://{}/many/*", root.display()))).unwrap();
+        origins
+            .add_config("*", &config(format!("file://{}/many/*", root.display())))
+            .unwrap();
         assert_eq!(origins.list_buckets().await.unwrap(), ["aa", "first"]);
         origins.create_bucket("bb").await.unwrap();
-        assert_eq!(origins.create_bucket("bb").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
-        assert_eq!(origins.create_bucket("first").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            origins.create_bucket("bb").await.unwrap_err().kind(),
+            ErrorKind::AlreadyExists
+        );
+        assert_eq!(
+            origins.create_bucket("first").await.unwrap_err().kind(),
+            ErrorKind::AlreadyExists
+        );
         assert!(origins.create_bucket("../x").await.is_err());
         let bucket = origins.get("bb").unwrap();
-        bucket.put("a/b/c", Default::default(), Some(0), crate::body::empty()).await.unwrap();
-        assert_eq!(origins.remove_bucket("bb").await.unwrap_err().kind(), ErrorKind::Conflict);
+        bucket
+            .put("a/b/c", Default::default(), Some(0), crate::body::empty())
+            .await
+            .unwrap();
+        assert_eq!(
+            origins.remove_bucket("bb").await.unwrap_err().kind(),
+            ErrorKind::Conflict
+        );
         bucket.delete("a/b/c").await.unwrap();
         std::fs::create_dir_all(root.join("many/bb/left/over")).unwrap();
         origins.remove_bucket("bb").await.unwrap();
-        assert!(!origins.exists("bb").await.unwrap() && origins.exists("aa").await.unwrap() && origins.exists("first").await.unwrap());
-        assert_eq!(origins.get("bb").err().unwrap().kind(), ErrorKind::BucketNotFound);
-        assert_eq!(origins.remove_bucket("bb").await.unwrap_err().kind(), ErrorKind::BucketNotFound);
-        assert_eq!(origins.remove_bucket("first").await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(
+            !origins.exists("bb").await.unwrap()
+                && origins.exists("aa").await.unwrap()
+                && origins.exists("first").await.unwrap()
+        );
+        assert_eq!(
+            origins.get("bb").err().unwrap().kind(),
+            ErrorKind::BucketNotFound
+        );
+        assert_eq!(
+            origins.remove_bucket("bb").await.unwrap_err().kind(),
+            ErrorKind::BucketNotFound
+        );
+        assert_eq!(
+            origins.remove_bucket("first").await.unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
         let stats = origins.stats();
         assert_eq!(stats.len(), 2);
         assert_eq!(stats[1].1.requests(crate::Operation::Put), 1);
@@ -441,12 +599,19 @@ mod tests {
 
     #[test]
     fn open_buckets_are_bounded() {
-        let w = Wildcard::new(&OriginConfig { endpoint: Some("http://127.0.0.1:1".into()), ..config("s3://".into()) }).unwrap();
+        let w = Wildcard::new(&OriginConfig {
+            endpoint: Some("http://127.0.0.1:1".into()),
+            ..config("s3://".into())
+        })
+        .unwrap();
         for i in 0..OPEN_BUCKETS_MAX + 10 {
             w.get(&format!("bucket-{i}")).unwrap();
         }
         let open = w.open.lock();
-        assert_eq!((open.by_name.len(), open.order.len()), (OPEN_BUCKETS_MAX, OPEN_BUCKETS_MAX));
+        assert_eq!(
+            (open.by_name.len(), open.order.len()),
+            (OPEN_BUCKETS_MAX, OPEN_BUCKETS_MAX)
+        );
         assert!(!open.by_name.contains_key("bucket-0") && open.by_name.contains_key("bucket-1033"));
     }
 
@@ -455,7 +620,10 @@ mod tests {
         let name = |u: &str| Origins::default_name(&OriginUrl::parse(u).unwrap());
         assert_eq!(name("s3://buc/p").as_deref(), Some("buc"));
         assert_eq!(name("s3://").as_deref(), Some("*"));
-        assert_eq!(name("https://example.com/x").as_deref(), Some("example.com"));
+        assert_eq!(
+            name("https://example.com/x").as_deref(),
+            Some("example.com")
+        );
         assert_eq!(name("/tmp").as_deref(), Some("tmp"));
         assert_eq!(name("/"), None);
     }

@@ -1,6 +1,10 @@
-//! A part of a bucket as a bucket: `s3://bucket/prefix`. Keys gain the prefix on the way out and lose it on the way back.
+//! A part of a bucket as a bucket: `s3://bucket/prefix`. Keys gain the prefix on the way out and
+//! lose it on the way back.
 
-use crate::{ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse, UploadedPart};
+use crate::{
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
+    UploadedPart,
+};
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
 use std::sync::Arc;
@@ -18,7 +22,10 @@ impl Prefixed {
         if prefix.is_empty() {
             return inner;
         }
-        Arc::new(Self { inner, prefix: format!("{prefix}/") })
+        Arc::new(Self {
+            inner,
+            prefix: format!("{prefix}/"),
+        })
     }
 
     fn full(&self, key: &str) -> String {
@@ -28,7 +35,11 @@ impl Prefixed {
     fn cut(&self, name: String) -> Result<String> {
         match name.strip_prefix(&self.prefix) {
             Some(rest) => Ok(rest.to_owned()),
-            None => Err(Error::corrupt(format!("{} lists {name:?}, which does not begin with {:?}", self.inner.describe(), self.prefix))),
+            None => Err(Error::corrupt(format!(
+                "{} lists {name:?}, which does not begin with {:?}",
+                self.inner.describe(),
+                self.prefix
+            ))),
         }
     }
 }
@@ -56,11 +67,21 @@ impl Origin for Prefixed {
         }
         // The marker of the folder itself has no name here.
         page.entries.retain(|e| !e.key.is_empty());
-        page.prefixes = page.prefixes.into_iter().map(|p| self.cut(p)).collect::<Result<_>>()?;
+        page.prefixes = page
+            .prefixes
+            .into_iter()
+            .map(|p| self.cut(p))
+            .collect::<Result<_>>()?;
         Ok(page)
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         self.inner.put(&self.full(key), request, size, body).await
     }
 
@@ -69,19 +90,37 @@ impl Origin for Prefixed {
     }
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        self.inner.copy(&self.full(from), &self.full(to), request).await
+        self.inner
+            .copy(&self.full(from), &self.full(to), request)
+            .await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
         self.inner.create_upload(&self.full(key), request).await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
-        self.inner.upload_part(&self.full(key), upload, number, size, body).await
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
+        self.inner
+            .upload_part(&self.full(key), upload, number, size, body)
+            .await
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
-        self.inner.complete_upload(&self.full(key), upload, parts).await
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        self.inner
+            .complete_upload(&self.full(key), upload, parts)
+            .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {

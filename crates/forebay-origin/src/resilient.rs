@@ -1,19 +1,22 @@
 //! Retries, and continuation of bodies that break off.
 //!
-//! - A request that fails in a transient way is sent again after a random part of a delay that doubles (full jitter), or after the origin's
-//!   own Retry-After if that is longer; at most `attempts` times, and never begun later than `deadline` after the first.
-//! - A body that ends early, fails or is silent for `idle_timeout` is continued from the next byte by a ranged request for the same version:
-//!   `If-Match` where there is a strong ETag, and the ETag (or size and time of modification) compared in any case. If the object is another one
-//!   by now, the body ends with `VersionChanged`: a reader never gets bytes of two versions.
-//! - Writes are repeated only if their body can be: it is held in memory up to [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are
-//!   written in parts that are, and a longer part of a client's own upload has one attempt.
+//! - A request that fails in a transient way is sent again after a random part of a delay that
+//!   doubles (full jitter), or after the origin's own Retry-After if that is longer; at most
+//!   `attempts` times, and never begun later than `deadline` after the first.
+//! - A body that ends early, fails or is silent for `idle_timeout` is continued from the next byte
+//!   by a ranged request for the same version: `If-Match` where there is a strong ETag, and the
+//!   ETag (or size and time of modification) compared in any case. If the object is another one by
+//!   now, the body ends with `VersionChanged`: a reader never gets bytes of two versions.
+//! - Writes are repeated only if their body can be: it is held in memory up to
+//!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts that are, and a longer part
+//!   of a client's own upload has one attempt.
 //!
-//! What an earlier attempt may have done is not taken for a failure: see [`Resilient::put`](Origin::put) and
-//! [`Resilient::complete_upload`](Origin::complete_upload).
+//! What an earlier attempt may have done is not taken for a failure: see
+//! [`Resilient::put`](Origin::put) and [`Resilient::complete_upload`](Origin::complete_upload).
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, UploadedPart, assemble,
-    body, counted::Counters,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest,
+    PutResponse, UploadedPart, assemble, body, counted::Counters,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
@@ -64,7 +67,11 @@ struct Attempts<'a> {
 
 impl<'a> Attempts<'a> {
     fn begin(policy: &'a RetryPolicy) -> Self {
-        Self { policy, made: 1, until: Instant::now() + policy.deadline }
+        Self {
+            policy,
+            made: 1,
+            until: Instant::now() + policy.deadline,
+        }
     }
 
     /// Waits for the next attempt, or gives the error back if there is none.
@@ -74,12 +81,25 @@ impl<'a> Attempts<'a> {
             return Err(e);
         }
         if self.made >= self.policy.attempts {
-            return Err(if self.made > 1 { e.context(format_args!("after {} attempts", self.made)) } else { e });
+            return Err(if self.made > 1 {
+                e.context(format_args!("after {} attempts", self.made))
+            } else {
+                e
+            });
         }
-        let most = self.policy.first_delay.saturating_mul(1 << (self.made - 1).min(16)).min(self.policy.longest_delay);
-        let delay = most.mul_f64(rand::random::<f64>()).max(e.retry_after_hint().unwrap_or_default());
+        let most = self
+            .policy
+            .first_delay
+            .saturating_mul(1 << (self.made - 1).min(16))
+            .min(self.policy.longest_delay);
+        let delay = most
+            .mul_f64(rand::random::<f64>())
+            .max(e.retry_after_hint().unwrap_or_default());
         if Instant::now() + delay > self.until {
-            return Err(e.context(format_args!("after {} attempts in {:?}", self.made, self.policy.deadline)));
+            return Err(e.context(format_args!(
+                "after {} attempts in {:?}",
+                self.made, self.policy.deadline
+            )));
         }
         tracing::debug!(error = %e, attempt = self.made, ?delay, "trying again");
         tokio::time::sleep(delay).await;
@@ -95,24 +115,40 @@ struct Shared {
     inner: Arc<dyn Origin>,
     policy: RetryPolicy,
     counters: Arc<Counters>,
-    /// Whether a body of unknown length is better sent in parts: true for services, false for a directory.
+    /// Whether a body of unknown length is better sent in parts: true for services, false for a
+    /// directory.
     parts: bool,
 }
 
 impl Resilient {
     pub fn new(inner: Arc<dyn Origin>, policy: RetryPolicy, counters: Arc<Counters>) -> Self {
-        Self(Arc::new(Shared { inner, policy, counters, parts: true }))
+        Self(Arc::new(Shared {
+            inner,
+            policy,
+            counters,
+            parts: true,
+        }))
     }
 
     /// For an origin that takes a body of unknown length in one request.
-    pub fn without_parts(inner: Arc<dyn Origin>, policy: RetryPolicy, counters: Arc<Counters>) -> Self {
-        Self(Arc::new(Shared { inner, policy, counters, parts: false }))
+    pub fn without_parts(
+        inner: Arc<dyn Origin>,
+        policy: RetryPolicy,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            inner,
+            policy,
+            counters,
+            parts: false,
+        }))
     }
 }
 
 impl Shared {
-    /// Repeats `request` while it fails in a transient way; an attempt without an answer ends after the idle timeout if `bounded`.
-    /// `seen` gets the number of attempts that failed in a way that leaves open what they did.
+    /// Repeats `request` while it fails in a transient way; an attempt without an answer ends after
+    /// the idle timeout if `bounded`. `seen` gets the number of attempts that failed in a way that
+    /// leaves open what they did.
     async fn repeat<T, F: Future<Output = Result<T>> + Send>(
         &self,
         what: &str,
@@ -144,7 +180,11 @@ impl Shared {
         }
     }
 
-    async fn simple<T, F: Future<Output = Result<T>> + Send>(&self, what: &str, request: impl FnMut() -> F + Send) -> Result<T> {
+    async fn simple<T, F: Future<Output = Result<T>> + Send>(
+        &self,
+        what: &str,
+        request: impl FnMut() -> F + Send,
+    ) -> Result<T> {
         self.repeat(what, true, &mut 0, request).await
     }
 }
@@ -165,7 +205,11 @@ struct Body {
 
 impl Body {
     fn what(&self) -> String {
-        format!("get {:?} at {}", forebay_core::name::shorten(&self.key), self.shared.inner.describe())
+        format!(
+            "get {:?} at {}",
+            forebay_core::name::shorten(&self.key),
+            self.shared.inner.describe()
+        )
     }
 
     async fn next(&mut self) -> Option<Result<bytes::Bytes>> {
@@ -185,8 +229,12 @@ impl Body {
                 Ok(Some(Ok(bytes))) => {
                     let n = bytes.len() as u64;
                     if n > self.rest.end - self.rest.start {
-                        let e = Error::corrupt(format!("{}: more bytes came than were asked for", self.what()));
-                        return self.fail(e.hint("the origin, or a proxy before it, lies about lengths"));
+                        let e = Error::corrupt(format!(
+                            "{}: more bytes came than were asked for",
+                            self.what()
+                        ));
+                        return self
+                            .fail(e.hint("the origin, or a proxy before it, lies about lengths"));
                     }
                     self.rest.start += n;
                     return Some(Ok(bytes));
@@ -196,14 +244,19 @@ impl Body {
                     self.stream = None;
                     return None;
                 }
-                Ok(None) => {
-                    Error::origin_unavailable(format!("{}: the body ended {} bytes early", self.what(), self.rest.end - self.rest.start))
+                Ok(None) => Error::origin_unavailable(format!(
+                    "{}: the body ended {} bytes early",
+                    self.what(),
+                    self.rest.end - self.rest.start
+                )),
+                Ok(Some(Err(e)))
+                    if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) =>
+                {
+                    e
                 }
-                Ok(Some(Err(e))) if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) => e,
                 Ok(Some(Err(e))) => return self.fail(e),
-                Err(_) => {
-                    Error::timeout(format!("{}: nothing came for {idle:?}", self.what())).hint("check the network, or raise idle_timeout")
-                }
+                Err(_) => Error::timeout(format!("{}: nothing came for {idle:?}", self.what()))
+                    .hint("check the network, or raise idle_timeout"),
             };
             // Dropped before waiting: it holds a connection and a place in the limiter.
             self.stream = None;
@@ -239,20 +292,37 @@ impl Body {
     async fn reopen(&mut self) -> Result<()> {
         self.shared.counters.continuations.fetch_add(1, Relaxed);
         let strong = self.meta.etag.clone().filter(|e| !e.starts_with("W/"));
-        let request = GetRequest { range: Some(self.rest.clone()), if_match: strong, if_none_match: None };
+        let request = GetRequest {
+            range: Some(self.rest.clone()),
+            if_match: strong,
+            if_none_match: None,
+        };
         let (inner, key) = (self.shared.inner.clone(), self.key.clone());
         let what = self.what();
-        let changed = || Error::version_changed(format!("{what}: the object changed while it was read")).hint("read it again");
-        let answer = self.shared.simple("get", || inner.get(&key, request.clone())).await;
+        let changed = || {
+            Error::version_changed(format!("{what}: the object changed while it was read"))
+                .hint("read it again")
+        };
+        let answer = self
+            .shared
+            .simple("get", || inner.get(&key, request.clone()))
+            .await;
         let answer = answer.map_err(|e| match e.kind() {
-            ErrorKind::PreconditionFailed | ErrorKind::NotFound | ErrorKind::RangeNotSatisfiable => changed().source(e),
+            ErrorKind::PreconditionFailed
+            | ErrorKind::NotFound
+            | ErrorKind::RangeNotSatisfiable => changed().source(e),
             _ => e,
         })?;
         if !same_version(&self.meta, &answer.meta) {
             return Err(changed());
         }
         if answer.range != self.rest {
-            return Err(Error::corrupt(format!("{}: asked for bytes {:?}, got {:?}", self.what(), self.rest, answer.range)));
+            return Err(Error::corrupt(format!(
+                "{}: asked for bytes {:?}, got {:?}",
+                self.what(),
+                self.rest,
+                answer.range
+            )));
         }
         self.stream = Some(answer.body);
         Ok(())
@@ -279,7 +349,10 @@ impl Origin for Resilient {
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
-        let answer = self.0.simple("get", || self.0.inner.get(key, request.clone())).await?;
+        let answer = self
+            .0
+            .simple("get", || self.0.inner.get(key, request.clone()))
+            .await?;
         let GetResponse { meta, range, body } = answer;
         let body = Body {
             shared: self.0.clone(),
@@ -291,30 +364,60 @@ impl Origin for Resilient {
             failures: 0,
             done: false,
         };
-        let body = stream::unfold(body, |mut b| async move { b.next().await.map(|item| (item, b)) }).fuse().boxed();
+        let body = stream::unfold(
+            body,
+            |mut b| async move { b.next().await.map(|item| (item, b)) },
+        )
+        .fuse()
+        .boxed();
         Ok(GetResponse { meta, range, body })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
-        self.0.simple("list", || self.0.inner.list(request.clone())).await
+        self.0
+            .simple("list", || self.0.inner.list(request.clone()))
+            .await
     }
 
-    /// A conditional write that is repeated may meet its own first attempt. Its `PreconditionFailed` would then be wrong, so it is reported as
-    /// `OriginUnavailable`: what happened is not known.
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    /// A conditional write that is repeated may meet its own first attempt. Its
+    /// `PreconditionFailed` would then be wrong, so it is reported as `OriginUnavailable`: what
+    /// happened is not known.
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         match size {
             Some(n) if n <= REPEATABLE_BODY_MAX_BYTES => {
-                let bytes = body::collect(body::exact(body, n, format!("the body of put {key:?}")), n).await?;
+                let bytes =
+                    body::collect(body::exact(body, n, format!("the body of put {key:?}")), n)
+                        .await?;
                 let mut repeated = 0;
-                let send = || self.0.inner.put(key, request.clone(), Some(n), body::from_bytes(bytes.clone()));
+                let send = || {
+                    self.0.inner.put(
+                        key,
+                        request.clone(),
+                        Some(n),
+                        body::from_bytes(bytes.clone()),
+                    )
+                };
                 let result = self.0.repeat("put", false, &mut repeated, send).await;
                 match result {
-                    Err(e) if e.kind() == ErrorKind::PreconditionFailed && repeated > 0 && request.condition != PutCondition::Always => {
+                    Err(e)
+                        if e.kind() == ErrorKind::PreconditionFailed
+                            && repeated > 0
+                            && request.condition != PutCondition::Always =>
+                    {
                         Err(Error::origin_unavailable(format!(
                             "put {key:?} at {}: it is not known whether it was written",
                             self.describe()
                         ))
-                        .hint("an attempt got no answer and the next one found the condition not met: look at the object")
+                        .hint(
+                            "an attempt got no answer and the next one found the condition not \
+                            met: look at the object",
+                        )
                         .source(e))
                     }
                     other => other,
@@ -331,29 +434,67 @@ impl Origin for Resilient {
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
         // The origin may work for long on a large object before it answers.
-        self.0.repeat("copy", false, &mut 0, || self.0.inner.copy(from, to, request.clone())).await
+        self.0
+            .repeat("copy", false, &mut 0, || {
+                self.0.inner.copy(from, to, request.clone())
+            })
+            .await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
-        self.0.simple("create an upload", || self.0.inner.create_upload(key, request.clone())).await
+        self.0
+            .simple("create an upload", || {
+                self.0.inner.create_upload(key, request.clone())
+            })
+            .await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         if size > REPEATABLE_BODY_MAX_BYTES {
-            return self.0.inner.upload_part(key, upload, number, size, body).await;
+            return self
+                .0
+                .inner
+                .upload_part(key, upload, number, size, body)
+                .await;
         }
-        let bytes = body::collect(body::exact(body, size, format!("part {number} of {key:?}")), size).await?;
-        let send = || self.0.inner.upload_part(key, upload, number, size, body::from_bytes(bytes.clone()));
+        let bytes = body::collect(
+            body::exact(body, size, format!("part {number} of {key:?}")),
+            size,
+        )
+        .await?;
+        let send = || {
+            self.0
+                .inner
+                .upload_part(key, upload, number, size, body::from_bytes(bytes.clone()))
+        };
         self.0.repeat("upload a part", false, &mut 0, send).await
     }
 
-    /// A repeated completion that finds no upload looks whether the object is there with the right size: then an earlier attempt made it.
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    /// A repeated completion that finds no upload looks whether the object is there with the right
+    /// size: then an earlier attempt made it.
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         let mut repeated = 0;
         let size: u64 = parts.iter().map(|p| p.size).sum();
         let send = || self.0.inner.complete_upload(key, upload, parts.clone());
-        match self.0.repeat("complete the upload", false, &mut repeated, send).await {
-            Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await {
+        match self
+            .0
+            .repeat("complete the upload", false, &mut repeated, send)
+            .await
+        {
+            Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await
+            {
                 Ok(meta) if meta.size == size => Ok(PutResponse { etag: meta.etag }),
                 _ => Err(e),
             },
@@ -362,6 +503,10 @@ impl Origin for Resilient {
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
-        self.0.simple("abort the upload", || self.0.inner.abort_upload(key, upload)).await
+        self.0
+            .simple("abort the upload", || {
+                self.0.inner.abort_upload(key, upload)
+            })
+            .await
     }
 }

@@ -12,7 +12,8 @@ pub type ByteStream = BoxStream<'static, Result<Bytes>>;
 /// What a `get` asks for.
 #[derive(Clone, Debug, Default)]
 pub struct GetRequest {
-    /// `None`: the whole object. The end may lie past the object's end; the answer says what was sent.
+    /// `None`: the whole object. The end may lie past the object's end; the answer says what was
+    /// sent.
     pub range: Option<Range<u64>>,
     /// Only if the object has this ETag; otherwise `PreconditionFailed`.
     pub if_match: Option<String>,
@@ -105,23 +106,43 @@ pub trait Origin: Send + Sync + 'static {
 
     async fn list(&self, request: ListRequest) -> Result<ListPage>;
 
-    /// Writes one object. `size` is the length of the body where the client said it; a body that ends early or fails writes nothing.
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse>;
+    /// Writes one object. `size` is the length of the body where the client said it; a body that
+    /// ends early or fails writes nothing.
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse>;
 
     /// Removing an object that is not there succeeds, as in S3.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// Within this bucket, on the origin's side. `Unsupported` where the origin cannot: the engine then reads and writes.
+    /// Within this bucket, on the origin's side. `Unsupported` where the origin cannot: the engine
+    /// then reads and writes.
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse>;
 
     /// Begins a multipart upload; the id is the origin's own and means something to it alone.
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String>;
 
     /// Stores part `number` (from 1); parts may come in any order, at the same time, and again.
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart>;
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart>;
 
     /// Makes the object of `parts`, in their order.
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse>;
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse>;
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()>;
 }

@@ -1,7 +1,8 @@
-//! The HTTP client under the S3 and web origins: one connection pool per origin, with timeouts where hanging is possible and none where
-//! a large body is only large.
+//! The HTTP client under the S3 and web origins: one connection pool per origin, with timeouts
+//! where hanging is possible and none where a large body is only large.
 //!
-//! HTTP/1.1 on purpose: each body has a connection of its own, and no shared flow-control window caps it at a distance.
+//! HTTP/1.1 on purpose: each body has a connection of its own, and no shared flow-control window
+//! caps it at a distance.
 
 use crate::{
     ByteStream,
@@ -41,7 +42,8 @@ pub(crate) struct Transport {
     idle_timeout: Duration,
 }
 
-/// How a client treats redirects: S3 answers with them for wrong regions, web servers to move files.
+/// How a client treats redirects: S3 answers with them for wrong regions, web servers to move
+/// files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Redirects {
     Refuse,
@@ -49,12 +51,19 @@ pub(crate) enum Redirects {
 }
 
 /// A client for one endpoint, with the authorities, timeouts and proxy that are right for it.
-pub(crate) fn client(config: &OriginConfig, endpoint: &url::Url, redirects: Redirects) -> Result<reqwest::Client> {
+pub(crate) fn client(
+    config: &OriginConfig,
+    endpoint: &url::Url,
+    redirects: Redirects,
+) -> Result<reqwest::Client> {
     install_tls_provider();
     let roots = match &config.ca_file {
         None => Vec::new(),
         Some(path) => {
-            let bad = |e: String| Error::invalid(format!("ca_file {}: {e}", path.display())).hint("a file of PEM certificates");
+            let bad = |e: String| {
+                Error::invalid(format!("ca_file {}: {e}", path.display()))
+                    .hint("a file of PEM certificates")
+            };
             let pem = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
             reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| bad(e.to_string()))?
         }
@@ -71,9 +80,18 @@ pub(crate) fn client(config: &OriginConfig, endpoint: &url::Url, redirects: Redi
                 Redirects::Refuse => reqwest::redirect::Policy::none(),
                 Redirects::Follow => reqwest::redirect::Policy::limited(5),
             });
-        b = if own_roots_only { b.tls_certs_only(roots.clone()) } else { b.tls_certs_merge(roots.clone()) };
-        // A proxy from the environment cannot reach this machine's own loopback, nor the services that each machine has for itself.
-        if is_loopback(endpoint) || is_link_local(endpoint) { b.no_proxy() } else { b }
+        b = if own_roots_only {
+            b.tls_certs_only(roots.clone())
+        } else {
+            b.tls_certs_merge(roots.clone())
+        };
+        // A proxy from the environment cannot reach this machine's own loopback, nor the services
+        // that each machine has for itself.
+        if is_loopback(endpoint) || is_link_local(endpoint) {
+            b.no_proxy()
+        } else {
+            b
+        }
     };
     let client = match builder(false).build() {
         // A machine without a certificate store can still use plain HTTP.
@@ -81,17 +99,28 @@ pub(crate) fn client(config: &OriginConfig, endpoint: &url::Url, redirects: Redi
         other => other,
     };
     client.map_err(|e| {
-        Error::invalid(format!("the HTTP client for {} cannot be made: {e}", endpoint.origin().ascii_serialization()))
-            .hint("install the ca-certificates package, or set ca_file")
+        Error::invalid(format!(
+            "the HTTP client for {} cannot be made: {e}",
+            endpoint.origin().ascii_serialization()
+        ))
+        .hint("install the ca-certificates package, or set ca_file")
     })
 }
 
 impl Transport {
-    pub(crate) fn new(config: &OriginConfig, endpoint: &url::Url, redirects: Redirects) -> Result<Self> {
-        Ok(Self { client: client(config, endpoint, redirects)?, idle_timeout: config.idle_timeout })
+    pub(crate) fn new(
+        config: &OriginConfig,
+        endpoint: &url::Url,
+        redirects: Redirects,
+    ) -> Result<Self> {
+        Ok(Self {
+            client: client(config, endpoint, redirects)?,
+            idle_timeout: config.idle_timeout,
+        })
     }
 
-    /// Sends, and waits for the head of the answer at most the idle timeout (a body that is sent counts as activity).
+    /// Sends, and waits for the head of the answer at most the idle timeout (a body that is sent
+    /// counts as activity).
     pub(crate) async fn send(
         &self,
         site: Site<'_>,
@@ -106,7 +135,9 @@ impl Transport {
             Payload::Empty => {}
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.into()),
             Payload::Stream(length, body) => {
-                request.headers_mut().insert(http::header::CONTENT_LENGTH, length.into());
+                request
+                    .headers_mut()
+                    .insert(http::header::CONTENT_LENGTH, length.into());
                 return self.send_stream(site, request, body).await;
             }
         }
@@ -116,8 +147,14 @@ impl Transport {
         }
     }
 
-    /// A streamed body: the wait is measured from the last byte that was taken from it, and its own error is the one reported.
-    async fn send_stream(&self, site: Site<'_>, mut request: reqwest::Request, body: ByteStream) -> Result<reqwest::Response> {
+    /// A streamed body: the wait is measured from the last byte that was taken from it, and its own
+    /// error is the one reported.
+    async fn send_stream(
+        &self,
+        site: Site<'_>,
+        mut request: reqwest::Request,
+        body: ByteStream,
+    ) -> Result<reqwest::Response> {
         use forebay_core::sync::Mutex;
         use std::sync::Arc;
         let progress = Arc::new(Mutex::new((tokio::time::Instant::now(), None::<Error>)));
@@ -154,7 +191,9 @@ impl Transport {
         let mut body = answer.bytes_stream();
         let reading = async {
             while let Some(Ok(chunk)) = body.next().await {
-                text.extend_from_slice(&chunk[..chunk.len().min(ERROR_BODY_MAX_BYTES - text.len())]);
+                text.extend_from_slice(
+                    &chunk[..chunk.len().min(ERROR_BODY_MAX_BYTES - text.len())],
+                );
                 if text.len() >= ERROR_BODY_MAX_BYTES {
                     break;
                 }
@@ -164,8 +203,14 @@ impl Transport {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// A whole answer of at most `limit` bytes. A service may take long to complete an upload and send spaces meanwhile.
-    pub(crate) async fn text(&self, site: Site<'_>, answer: reqwest::Response, limit: u64) -> Result<String> {
+    /// A whole answer of at most `limit` bytes. A service may take long to complete an upload and
+    /// send spaces meanwhile.
+    pub(crate) async fn text(
+        &self,
+        site: Site<'_>,
+        answer: reqwest::Response,
+        limit: u64,
+    ) -> Result<String> {
         let mut body = body_of(site, answer);
         let mut text = Vec::new();
         loop {
@@ -176,17 +221,41 @@ impl Transport {
                 Ok(Ok(Some(chunk))) => text.extend_from_slice(&chunk),
             }
             if text.len() as u64 > limit {
-                return Err(Error::corrupt(format!("{} at {}: the answer is longer than {limit} bytes", site.operation, site.origin)));
+                return Err(Error::corrupt(format!(
+                    "{} at {}: the answer is longer than {limit} bytes",
+                    site.operation, site.origin
+                )));
             }
         }
-        String::from_utf8(text).map_err(|_| Error::corrupt(format!("{} at {}: the answer is not UTF-8", site.operation, site.origin)))
+        String::from_utf8(text).map_err(|_| {
+            Error::corrupt(format!(
+                "{} at {}: the answer is not UTF-8",
+                site.operation, site.origin
+            ))
+        })
     }
 }
 
 /// The body of an answer; transport errors name the object.
 pub(crate) fn body_of(site: Site<'_>, answer: reqwest::Response) -> ByteStream {
-    let (origin, operation, key) = (site.origin.to_owned(), site.operation.to_owned(), site.key.to_owned());
-    answer.bytes_stream().map_err(move |e| failure::from_transport(Site { origin: &origin, operation: &operation, key: &key }, &e)).boxed()
+    let (origin, operation, key) = (
+        site.origin.to_owned(),
+        site.operation.to_owned(),
+        site.key.to_owned(),
+    );
+    answer
+        .bytes_stream()
+        .map_err(move |e| {
+            failure::from_transport(
+                Site {
+                    origin: &origin,
+                    operation: &operation,
+                    key: &key,
+                },
+                &e,
+            )
+        })
+        .boxed()
 }
 
 fn no_answer(site: Site<'_>, after: Duration) -> Error {

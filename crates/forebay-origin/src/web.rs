@@ -1,10 +1,14 @@
-//! A plain web server as a read-only bucket: GET, HEAD, ranges; listing where the server speaks WebDAV (PROPFIND).
+//! A plain web server as a read-only bucket: GET, HEAD, ranges; listing where the server speaks
+//! WebDAV (PROPFIND).
 //!
-//! Servers that ignore ranges are put up with where little has to be skipped. Redirects are followed; one that ends at a directory is no object.
-//! Versions are ETags, or size and time of modification where there are none; a weak ETag is compared here, since `If-Match` never holds for it.
+//! Servers that ignore ranges are put up with where little has to be skipped. Redirects are
+//! followed; one that ends at a directory is no object. Versions are ETags, or size and time of
+//! modification where there are none; a weak ETag is compared here, since `If-Match` never holds
+//! for it.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig, PutRequest, PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
+    PutRequest, PutResponse, UploadedPart,
     body::{self, exact},
     failure::{self, Site},
     s3::{
@@ -41,35 +45,58 @@ impl WebOrigin {
         let authorization = match &config.bearer_token {
             None => None,
             Some(token) => {
-                let mut value = headers::value("bearer_token", &format!("Bearer {}", token.reveal()))?;
+                let mut value =
+                    headers::value("bearer_token", &format!("Bearer {}", token.reveal()))?;
                 value.set_sensitive(true);
                 Some(value)
             }
         };
-        Ok(Self { transport, description: base.to_string(), base, authorization })
+        Ok(Self {
+            transport,
+            description: base.to_string(),
+            base,
+            authorization,
+        })
     }
 
     fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
-        Site { origin: &self.description, operation, key }
+        Site {
+            origin: &self.description,
+            operation,
+            key,
+        }
     }
 
     fn url(&self, key: &str) -> Result<Url> {
         if key.split('/').any(|part| part == "." || part == "..") {
-            return Err(Error::invalid(format!("{key:?} cannot be asked for: a part of it is '.' or '..'")));
+            return Err(Error::invalid(format!(
+                "{key:?} cannot be asked for: a part of it is '.' or '..'"
+            )));
         }
         Url::parse(&format!("{}{}", self.base, headers::encode_path(key)))
             .map_err(|e| Error::invalid(format!("{key:?} makes no address: {e}")))
     }
 
-    async fn send(&self, site: Site<'_>, method: Method, mut h: HeaderMap) -> Result<reqwest::Response> {
+    async fn send(
+        &self,
+        site: Site<'_>,
+        method: Method,
+        mut h: HeaderMap,
+    ) -> Result<reqwest::Response> {
         if let Some(value) = &self.authorization {
             h.insert(AUTHORIZATION, value.clone());
         }
         h.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let answer = self.transport.send(site, method.clone(), self.url(site.key)?, h, Payload::Empty).await?;
+        let answer = self
+            .transport
+            .send(site, method.clone(), self.url(site.key)?, h, Payload::Empty)
+            .await?;
         // The server sent us on to a directory, of which it may show nothing.
         if answer.url().path().ends_with('/') && !site.key.is_empty() && !site.key.ends_with('/') {
-            return Err(Error::not_found(format!("{} {:?} at {}: it is a directory", site.operation, site.key, site.origin)));
+            return Err(Error::not_found(format!(
+                "{} {:?} at {}: it is a directory",
+                site.operation, site.key, site.origin
+            )));
         }
         let status = answer.status();
         if !status.is_success() {
@@ -80,17 +107,32 @@ impl WebOrigin {
         Ok(answer)
     }
 
-    async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
+    async fn get_nothing(
+        &self,
+        key: &str,
+        request: &GetRequest,
+        start: u64,
+    ) -> Result<GetResponse> {
         let meta = self.head(key).await?;
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
-            return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
+            return Err(Error::range_not_satisfiable(format!(
+                "{key:?} has {} bytes: none from {start}",
+                meta.size
+            )));
         }
-        Ok(GetResponse { meta, range: start..start, body: body::empty() })
+        Ok(GetResponse {
+            meta,
+            range: start..start,
+            body: body::empty(),
+        })
     }
 
     fn read_only<T>(&self, what: &str) -> Result<T> {
-        Err(Error::unsupported(format!("{what}: {} is a plain web server and read-only", self.description)))
+        Err(Error::unsupported(format!(
+            "{what}: {} is a plain web server and read-only",
+            self.description
+        )))
     }
 
     /// The names in one directory, `/` after those of directories, in the order of keys.
@@ -99,20 +141,32 @@ impl WebOrigin {
         let mut h = HeaderMap::new();
         h.insert("depth", HeaderValue::from_static("1"));
         let method = Method::from_bytes(b"PROPFIND").expect("a token");
-        let answer = self.send(site, method, h).await.map_err(|e| match e.kind() {
-            ErrorKind::Unsupported | ErrorKind::Invalid => {
-                Error::unsupported(format!("{} cannot be listed: it does not know PROPFIND", self.description))
-                    .hint("objects can be read by name; for listings the server needs WebDAV")
-            }
-            _ => e,
-        })?;
+        let answer = self
+            .send(site, method, h)
+            .await
+            .map_err(|e| match e.kind() {
+                ErrorKind::Unsupported | ErrorKind::Invalid => Error::unsupported(format!(
+                    "{} cannot be listed: it does not know PROPFIND",
+                    self.description
+                ))
+                .hint("objects can be read by name; for listings the server needs WebDAV"),
+                _ => e,
+            })?;
         if answer.status().as_u16() != 207 {
-            return Err(Error::unsupported(format!("{} cannot be listed: it answers PROPFIND with {}", self.description, answer.status()))
-                .hint("objects can be read by name; for listings the server needs WebDAV"));
+            return Err(Error::unsupported(format!(
+                "{} cannot be listed: it answers PROPFIND with {}",
+                self.description,
+                answer.status()
+            ))
+            .hint("objects can be read by name; for listings the server needs WebDAV"));
         }
         let own = answer.url().path().to_owned();
-        let text = self.transport.text(site, answer, DOCUMENT_MAX_BYTES).await?;
-        let mut entries = xml::parse_dav(&text, &own).map_err(|e| e.context(format_args!("list {dir:?} at {}", self.description)))?;
+        let text = self
+            .transport
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
+        let mut entries = xml::parse_dav(&text, &own)
+            .map_err(|e| e.context(format_args!("list {dir:?} at {}", self.description)))?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
     }
@@ -120,25 +174,31 @@ impl WebOrigin {
 
 /// `body` from `skip` on, and no more than `length` bytes of it.
 fn cut(body: ByteStream, skip: u64, length: u64) -> ByteStream {
-    stream::unfold((body, skip, length), |(mut body, mut skip, length)| async move {
-        if length == 0 {
-            return None;
-        }
-        loop {
-            match body.next().await? {
-                Ok(bytes) => {
-                    let drop = skip.min(bytes.len() as u64);
-                    skip -= drop;
-                    let rest = bytes.slice(drop as usize..);
-                    let take = (rest.len() as u64).min(length);
-                    if take > 0 {
-                        return Some((Ok(rest.slice(..take as usize)), (body, skip, length - take)));
-                    }
-                }
-                Err(e) => return Some((Err(e), (body, skip, 0))),
+    stream::unfold(
+        (body, skip, length),
+        |(mut body, mut skip, length)| async move {
+            if length == 0 {
+                return None;
             }
-        }
-    })
+            loop {
+                match body.next().await? {
+                    Ok(bytes) => {
+                        let drop = skip.min(bytes.len() as u64);
+                        skip -= drop;
+                        let rest = bytes.slice(drop as usize..);
+                        let take = (rest.len() as u64).min(length);
+                        if take > 0 {
+                            return Some((
+                                Ok(rest.slice(..take as usize)),
+                                (body, skip, length - take),
+                            ));
+                        }
+                    }
+                    Err(e) => return Some((Err(e), (body, skip, 0))),
+                }
+            }
+        },
+    )
     .boxed()
 }
 
@@ -170,22 +230,32 @@ impl Origin for WebOrigin {
             h.insert(RANGE, headers::range(range));
         }
         let answer = match self.send(site, Method::GET, h).await {
-            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+            Err(e)
+                if e.kind() == ErrorKind::RangeNotSatisfiable
+                    && request.range.as_ref().is_some_and(|r| r.start == 0) =>
+            {
                 return self.get_nothing(key, &request, 0).await;
             }
             other => other?,
         };
-        let (meta, sent) = headers::meta_and_range(Dialect::Web, site, answer.status(), answer.headers())?;
+        let (meta, sent) =
+            headers::meta_and_range(Dialect::Web, site, answer.status(), answer.headers())?;
         get_checks(&meta, &request, key)?;
         let range = match &request.range {
             None => 0..meta.size,
             Some(asked) if asked.start >= meta.size && asked.start > 0 => {
-                return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {}", meta.size, asked.start)));
+                return Err(Error::range_not_satisfiable(format!(
+                    "{key:?} has {} bytes: none from {}",
+                    meta.size, asked.start
+                )));
             }
             Some(asked) => asked.start..asked.end.min(meta.size),
         };
         if sent.start > range.start || sent.end < range.end {
-            return Err(Error::corrupt(format!("get {key:?} at {}: asked for bytes {range:?}, got {sent:?}", self.description)));
+            return Err(Error::corrupt(format!(
+                "get {key:?} at {}: asked for bytes {range:?}, got {sent:?}",
+                self.description
+            )));
         }
         let skip = range.start - sent.start;
         if skip > SKIP_MAX_BYTES {
@@ -198,8 +268,16 @@ impl Origin for WebOrigin {
         let length = range.end - range.start;
         let what = format!("get {key:?} at {}", self.description);
         let body = body_of(site, answer);
-        let body = if sent == range { body } else { cut(body, skip, length) };
-        Ok(GetResponse { meta, range, body: exact(body, length, what) })
+        let body = if sent == range {
+            body
+        } else {
+            cut(body, skip, length)
+        };
+        Ok(GetResponse {
+            meta,
+            range,
+            body: exact(body, length, what),
+        })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
@@ -209,14 +287,22 @@ impl Origin for WebOrigin {
             Some(token) => match token.split_at_checked(2) {
                 Some(("k:", key)) => (key.to_owned(), None),
                 Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
-                _ => return Err(Error::invalid("this is not a continuation token of this origin")),
+                _ => {
+                    return Err(Error::invalid(
+                        "this is not a continuation token of this origin",
+                    ));
+                }
             },
         };
         let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
         let mut page = ListPage::default();
         let mut last = String::new();
-        // Directories that lie on the way, each with what is still to be seen of it, the next name at the end.
-        let start = request.prefix.rfind('/').map_or(String::new(), |at| request.prefix[..=at].to_owned());
+        // Directories that lie on the way, each with what is still to be seen of it, the next name
+        // at the end.
+        let start = request
+            .prefix
+            .rfind('/')
+            .map_or(String::new(), |at| request.prefix[..=at].to_owned());
         let first = match self.directory(&start).await {
             Err(e) if e.kind() == ErrorKind::NotFound && !start.is_empty() => return Ok(page),
             other => other?,
@@ -230,7 +316,8 @@ impl Origin for WebOrigin {
             let key = format!("{dir}{}", entry.name);
             let skipped = skip.as_deref().is_some_and(|s| key.starts_with(s));
             if entry.name.ends_with('/') {
-                let in_prefix = key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
+                let in_prefix =
+                    key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
                 let later = key > after || after.starts_with(&key);
                 if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
                     let inside = self.directory(&key).await?.into_iter().rev().collect();
@@ -242,7 +329,8 @@ impl Origin for WebOrigin {
                 continue;
             }
             let tail = &key[request.prefix.len()..];
-            let rolled = delimiter.and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
+            let rolled = delimiter
+                .and_then(|d| Some(&key[..request.prefix.len() + tail.find(d)? + d.len()]));
             if let Some(prefix) = rolled
                 && request.token.is_none()
                 && prefix <= after.as_str()
@@ -260,13 +348,24 @@ impl Origin for WebOrigin {
                 skip = Some(prefix.to_owned());
             } else {
                 last = format!("k:{key}");
-                page.entries.push(ListEntry { key, size: entry.size, etag: entry.etag, last_modified_ms: entry.last_modified_ms });
+                page.entries.push(ListEntry {
+                    key,
+                    size: entry.size,
+                    etag: entry.etag,
+                    last_modified_ms: entry.last_modified_ms,
+                });
             }
         }
         Ok(page)
     }
 
-    async fn put(&self, key: &str, _: PutRequest, _: Option<u64>, _: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        _: PutRequest,
+        _: Option<u64>,
+        _: ByteStream,
+    ) -> Result<PutResponse> {
         self.read_only(&format!("put {key:?}"))
     }
 
@@ -282,11 +381,23 @@ impl Origin for WebOrigin {
         self.read_only(&format!("upload {key:?}"))
     }
 
-    async fn upload_part(&self, key: &str, _: &str, _: u32, _: u64, _: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        _: &str,
+        _: u32,
+        _: u64,
+        _: ByteStream,
+    ) -> Result<UploadedPart> {
         self.read_only(&format!("upload {key:?}"))
     }
 
-    async fn complete_upload(&self, key: &str, _: &str, _: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        _: &str,
+        _: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         self.read_only(&format!("upload {key:?}"))
     }
 

@@ -1,4 +1,5 @@
-//! Nothing that is secret comes out: not in errors, not in `Debug`, not in the log at its most talkative, whatever the sources answer.
+//! Nothing that is secret comes out: not in errors, not in `Debug`, not in the log at its most
+//! talkative, whatever the sources answer.
 
 use forebay_origin::{
     GetRequest, OriginConfig, Secret,
@@ -29,12 +30,18 @@ impl Write for Log {
 async fn secrets_are_in_no_log_error_or_debug_text() {
     let log = Log::default();
     let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_max_level(tracing::level_filters::LevelFilter::TRACE).with_writer(move || writer.clone()).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::level_filters::LevelFilter::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let mut shown = String::new();
-    let services =
-        AwsServices::start(Issued::new("AKID", "canary-secret").token("canary-session").lifetime(Duration::from_millis(400))).await;
+    let services = AwsServices::start(
+        Issued::new("AKID", "canary-secret")
+            .token("canary-session")
+            .lifetime(Duration::from_millis(400)),
+    )
+    .await;
     services.expect_container_token("canary-container");
     services.expect_web_identity_token("canary-web");
     let address = services.address();
@@ -44,7 +51,13 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
         dir.path().join(name).display().to_string()
     };
     let web = file("web", "canary-web");
-    let process = format!("cat {}", file("process", r#"{"AccessKeyId":"AKID","SecretAccessKey":"canary-process"}"#));
+    let process = format!(
+        "cat {}",
+        file(
+            "process",
+            r#"{"AccessKeyId":"AKID","SecretAccessKey":"canary-process"}"#
+        )
+    );
     let profiles = file(
         "config",
         &format!(
@@ -55,23 +68,44 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
         ),
     );
     let container = format!("{address}/container/x?key=value");
-    let with_user = format!("{}/container/x", address.replace("http://", "http://user:canary-user@"));
+    let with_user = format!(
+        "{}/container/x",
+        address.replace("http://", "http://user:canary-user@")
+    );
     let environments: [&[(&str, &str)]; 8] = [
         &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", &with_user)],
-        &[("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "canary-env"), ("AWS_SESSION_TOKEN", "canary\nenv-token")],
+        &[
+            ("AWS_ACCESS_KEY_ID", "AKID"),
+            ("AWS_SECRET_ACCESS_KEY", "canary-env"),
+            ("AWS_SESSION_TOKEN", "canary\nenv-token"),
+        ],
         &[("AWS_EC2_METADATA_SERVICE_ENDPOINT", &address)],
-        &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", &container), ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "canary-container")],
-        &[("AWS_WEB_IDENTITY_TOKEN_FILE", &web), ("AWS_ROLE_ARN", "arn:x")],
+        &[
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &container),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "canary-container"),
+        ],
+        &[
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", &web),
+            ("AWS_ROLE_ARN", "arn:x"),
+        ],
         &[("AWS_PROFILE", "role")],
         &[("AWS_PROFILE", "process")],
         &[("AWS_PROFILE", "broken")],
     ];
     let mut read = 0;
     for variables in environments {
-        let common =
-            [("AWS_CONFIG_FILE", profiles.as_str()), ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/x"), ("AWS_ENDPOINT_URL_STS", &address)];
+        let common = [
+            ("AWS_CONFIG_FILE", profiles.as_str()),
+            ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/x"),
+            ("AWS_ENDPOINT_URL_STS", &address),
+        ];
         let env = Environment::of(common.iter().chain(variables).copied());
-        for trouble in [None, Some(Trouble::Garbage), Some(Trouble::Status(403)), Some(Trouble::Status(500))] {
+        for trouble in [
+            None,
+            Some(Trouble::Garbage),
+            Some(Trouble::Status(403)),
+            Some(Trouble::Status(500)),
+        ] {
             let config = OriginConfig {
                 url: "s3://bucket".into(),
                 endpoint: Some(address.clone()),
@@ -96,9 +130,15 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
         services.trouble(None);
         services.expect_container_token("other");
         services.expect_web_identity_token("other");
-        if let Ok(origin) =
-            open_in(&OriginConfig { url: "s3://bucket".into(), endpoint: Some(address.clone()), attempts: 1, ..Default::default() }, &env)
-            && let Err(e) = origin.get("k", GetRequest::default()).await
+        if let Ok(origin) = open_in(
+            &OriginConfig {
+                url: "s3://bucket".into(),
+                endpoint: Some(address.clone()),
+                attempts: 1,
+                ..Default::default()
+            },
+            &env,
+        ) && let Err(e) = origin.get("k", GetRequest::default()).await
         {
             shown += &format!("{e} {e:?} {}\n", e.describe());
         }
@@ -107,13 +147,19 @@ async fn secrets_are_in_no_log_error_or_debug_text() {
     }
     // The four sources on the network once without trouble; the process in any case.
     assert!(read >= 8, "{read} reads only: {shown}");
-    assert!(shown.contains("InvalidIdentityToken no good: ***"), "{shown}");
+    assert!(
+        shown.contains("InvalidIdentityToken no good: ***"),
+        "{shown}"
+    );
     let log = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
     assert!(log.contains("credentials fetched"), "the log is not seen");
     for (what, text) in [("errors", &shown), ("log", &log)] {
         if let Some(at) = text.find("canary") {
             let from = text.floor_char_boundary(at.saturating_sub(300));
-            panic!("a secret is in the {what}: {}", &text[from..text.ceil_char_boundary(at + 40)]);
+            panic!(
+                "a secret is in the {what}: {}",
+                &text[from..text.ceil_char_boundary(at + 40)]
+            );
         }
     }
 }

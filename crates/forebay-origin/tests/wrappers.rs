@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_origin::{
-    Counted, Counters, Fault, Faults, Faulty, GetRequest, Limited, Limiter, LocalOrigin, Operation, Origin, PutCondition, PutRequest,
-    Resilient, RetryPolicy, body, conformance::pattern,
+    Counted, Counters, Fault, Faults, Faulty, GetRequest, Limited, Limiter, LocalOrigin, Operation,
+    Origin, PutCondition, PutRequest, Resilient, RetryPolicy, body, conformance::pattern,
 };
 use futures::{FutureExt, StreamExt, stream};
 use std::{
@@ -37,12 +37,27 @@ async fn bench() -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let local: Arc<dyn Origin> = Arc::new(LocalOrigin::open(dir.path()).unwrap());
     let content = pattern(SIZE);
-    local.put("a", PutRequest::default(), Some(SIZE as u64), body::from_bytes(content.clone())).await.unwrap();
+    local
+        .put(
+            "a",
+            PutRequest::default(),
+            Some(SIZE as u64),
+            body::from_bytes(content.clone()),
+        )
+        .await
+        .unwrap();
     let (faults, counters) = (Faults::new(), Arc::new(Counters::default()));
     let faulty = Arc::new(Faulty::new(local.clone(), faults.clone()));
     let counted = Arc::new(Counted::new(faulty, counters.clone()));
     let origin = Arc::new(Resilient::new(counted, policy(), counters.clone()));
-    Bench { _dir: dir, local, faults, counters, origin, content }
+    Bench {
+        _dir: dir,
+        local,
+        faults,
+        counters,
+        origin,
+        content,
+    }
 }
 
 async fn read(origin: &dyn Origin, key: &str, request: GetRequest) -> Result<Bytes> {
@@ -56,17 +71,29 @@ async fn transient_errors_are_retried_and_others_are_not() {
         b.faults.next(Operation::Head, Fault::Error(kind));
     }
     assert_eq!(b.origin.head("a").await.unwrap().size, SIZE as u64);
-    assert_eq!((b.faults.calls(Operation::Head), b.counters.stats().retries), (3, 2));
-    for kind in [ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::PreconditionFailed, ErrorKind::Busy] {
+    assert_eq!(
+        (b.faults.calls(Operation::Head), b.counters.stats().retries),
+        (3, 2)
+    );
+    for kind in [
+        ErrorKind::NotFound,
+        ErrorKind::PermissionDenied,
+        ErrorKind::PreconditionFailed,
+        ErrorKind::Busy,
+    ] {
         let before = b.faults.calls(Operation::Head);
         b.faults.next(Operation::Head, Fault::Error(kind));
         assert_eq!(b.origin.head("a").await.unwrap_err().kind(), kind);
         assert_eq!(b.faults.calls(Operation::Head), before + 1);
     }
-    b.faults.always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
+    b.faults
+        .always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
     let before = b.faults.calls(Operation::Head);
     let e = b.origin.head("a").await.unwrap_err();
-    assert_eq!((e.kind(), b.faults.calls(Operation::Head)), (ErrorKind::OriginUnavailable, before + 3));
+    assert_eq!(
+        (e.kind(), b.faults.calls(Operation::Head)),
+        (ErrorKind::OriginUnavailable, before + 3)
+    );
     assert!(e.to_string().contains("after 3 attempts"), "{e}");
 }
 
@@ -74,50 +101,105 @@ async fn transient_errors_are_retried_and_others_are_not() {
 async fn an_origin_that_never_answers_times_out() {
     let b = bench().await;
     b.faults.next(Operation::List, Fault::Stall);
-    assert_eq!(b.origin.list(forebay_origin::ListRequest { max_keys: 5, ..Default::default() }).await.unwrap().entries.len(), 1);
+    assert_eq!(
+        b.origin
+            .list(forebay_origin::ListRequest {
+                max_keys: 5,
+                ..Default::default()
+            })
+            .await
+            .unwrap()
+            .entries
+            .len(),
+        1
+    );
     b.faults.always(Operation::Get, Fault::Stall);
     let begun = Instant::now();
-    assert_eq!(read(&*b.origin, "a", GetRequest::default()).await.unwrap_err().kind(), ErrorKind::Timeout);
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(
+        read(&*b.origin, "a", GetRequest::default())
+            .await
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Timeout
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[tokio::test]
 async fn no_attempt_begins_after_the_deadline() {
     let b = bench().await;
-    let slow = RetryPolicy { attempts: 1000, first_delay: Duration::from_millis(40), deadline: Duration::from_millis(150), ..policy() };
-    let origin = Resilient::new(Arc::new(Faulty::new(b.local.clone(), b.faults.clone())), slow, b.counters.clone());
-    b.faults.always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
+    let slow = RetryPolicy {
+        attempts: 1000,
+        first_delay: Duration::from_millis(40),
+        deadline: Duration::from_millis(150),
+        ..policy()
+    };
+    let origin = Resilient::new(
+        Arc::new(Faulty::new(b.local.clone(), b.faults.clone())),
+        slow,
+        b.counters.clone(),
+    );
+    b.faults
+        .always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
     let begun = Instant::now();
     assert!(origin.head("a").await.is_err());
     // A thousand attempts take much longer.
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_continued() {
     let b = bench().await;
-    let breaks = [Fault::Break { at: 300_000 }, Fault::Truncate { at: 100_001 }, Fault::StallBody { at: 70_000 }, Fault::Break { at: 0 }];
+    let breaks = [
+        Fault::Break { at: 300_000 },
+        Fault::Truncate { at: 100_001 },
+        Fault::StallBody { at: 70_000 },
+        Fault::Break { at: 0 },
+    ];
     for fault in breaks {
         b.faults.next(Operation::Get, fault);
     }
-    assert_eq!(read(&*b.origin, "a", GetRequest::default()).await.unwrap(), b.content);
+    assert_eq!(
+        read(&*b.origin, "a", GetRequest::default()).await.unwrap(),
+        b.content
+    );
     assert_eq!(b.counters.stats().continuations, 4);
     b.faults.next(Operation::Get, Fault::Truncate { at: 10 });
-    b.faults.next(Operation::Get, Fault::Error(ErrorKind::Timeout));
-    let part = GetRequest { range: Some(500..2000), ..Default::default() };
-    assert_eq!(read(&*b.origin, "a", part).await.unwrap(), b.content[500..2000]);
+    b.faults
+        .next(Operation::Get, Fault::Error(ErrorKind::Timeout));
+    let part = GetRequest {
+        range: Some(500..2000),
+        ..Default::default()
+    };
+    assert_eq!(
+        read(&*b.origin, "a", part).await.unwrap(),
+        b.content[500..2000]
+    );
 }
 
 #[tokio::test]
 async fn a_body_that_makes_no_progress_is_given_up() {
     let b = bench().await;
     b.faults.always(Operation::Get, Fault::Truncate { at: 10 });
-    let e = read(&*b.origin, "a", GetRequest::default()).await.unwrap_err();
+    let e = read(&*b.origin, "a", GetRequest::default())
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::OriginUnavailable);
     assert_eq!(b.faults.calls(Operation::Get), 3);
     // With progress between the breaks there is no such end.
     b.faults.always(Operation::Get, Fault::Break { at: 70_000 });
-    assert_eq!(read(&*b.origin, "a", GetRequest::default()).await.unwrap(), b.content);
+    assert_eq!(
+        read(&*b.origin, "a", GetRequest::default()).await.unwrap(),
+        b.content
+    );
 }
 
 #[tokio::test]
@@ -132,14 +214,24 @@ async fn an_object_that_changes_between_the_pieces_is_never_mixed() {
                 match delete {
                     true => local.delete(&key).await.unwrap(),
                     false => drop(
-                        local.put(&key, PutRequest::default(), Some(SIZE as u64), body::from_bytes(vec![7; SIZE].into())).await.unwrap(),
+                        local
+                            .put(
+                                &key,
+                                PutRequest::default(),
+                                Some(SIZE as u64),
+                                body::from_bytes(vec![7; SIZE].into()),
+                            )
+                            .await
+                            .unwrap(),
                     ),
                 }
             }
             .boxed()
         };
         b.faults.next(Operation::Get, Fault::Hook(Arc::new(hook)));
-        let e = read(&*b.origin, "a", GetRequest::default()).await.unwrap_err();
+        let e = read(&*b.origin, "a", GetRequest::default())
+            .await
+            .unwrap_err();
         assert_eq!(e.kind(), ErrorKind::VersionChanged, "{e}");
     }
 }
@@ -148,11 +240,27 @@ async fn an_object_that_changes_between_the_pieces_is_never_mixed() {
 async fn lies_about_lengths_and_ranges_are_errors() {
     let b = bench().await;
     b.faults.next(Operation::Get, Fault::Extra { bytes: 3 });
-    let got = read(&*b.origin, "a", GetRequest { range: Some(10..20), ..Default::default() }).await;
+    let got = read(
+        &*b.origin,
+        "a",
+        GetRequest {
+            range: Some(10..20),
+            ..Default::default()
+        },
+    )
+    .await;
     assert_eq!(got.unwrap_err().kind(), ErrorKind::Corrupt);
     b.faults.next(Operation::Get, Fault::Break { at: 5 });
     b.faults.next(Operation::Get, Fault::WrongRange);
-    let got = read(&*b.origin, "a", GetRequest { range: Some(10..20), ..Default::default() }).await;
+    let got = read(
+        &*b.origin,
+        "a",
+        GetRequest {
+            range: Some(10..20),
+            ..Default::default()
+        },
+    )
+    .await;
     assert_eq!(got.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
@@ -169,7 +277,16 @@ async fn random_faults_never_change_content() {
     let mut complete = 0;
     for at in 0..40 {
         let range = at * 10_000..at * 10_000 + 500_000;
-        match read(&*b.origin, "a", GetRequest { range: Some(range.clone()), ..Default::default() }).await {
+        match read(
+            &*b.origin,
+            "a",
+            GetRequest {
+                range: Some(range.clone()),
+                ..Default::default()
+            },
+        )
+        .await
+        {
             Ok(bytes) => {
                 assert_eq!(bytes, b.content[range.start as usize..range.end as usize]);
                 complete += 1;
@@ -183,36 +300,86 @@ async fn random_faults_never_change_content() {
 #[tokio::test]
 async fn small_writes_are_repeated_whole() {
     let b = bench().await;
-    b.faults.next(Operation::Put, Fault::Error(ErrorKind::OriginUnavailable));
-    b.faults.next(Operation::Put, Fault::LoseAnswer(ErrorKind::Timeout));
-    let chunks = stream::iter([Ok(Bytes::from_static(b"ab")), Ok(Bytes::from_static(b"cd"))]).boxed();
-    b.origin.put("b", PutRequest::default(), Some(4), chunks).await.unwrap();
+    b.faults
+        .next(Operation::Put, Fault::Error(ErrorKind::OriginUnavailable));
+    b.faults
+        .next(Operation::Put, Fault::LoseAnswer(ErrorKind::Timeout));
+    let chunks =
+        stream::iter([Ok(Bytes::from_static(b"ab")), Ok(Bytes::from_static(b"cd"))]).boxed();
+    b.origin
+        .put("b", PutRequest::default(), Some(4), chunks)
+        .await
+        .unwrap();
     assert_eq!(b.faults.calls(Operation::Put), 3);
-    assert_eq!(read(&*b.local, "b", GetRequest::default()).await.unwrap(), "abcd");
+    assert_eq!(
+        read(&*b.local, "b", GetRequest::default()).await.unwrap(),
+        "abcd"
+    );
     let failing = stream::iter([Ok(Bytes::from_static(b"ab")), Err(Error::invalid("x"))]).boxed();
-    assert_eq!(b.origin.put("c", PutRequest::default(), Some(4), failing).await.unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(b.faults.calls(Operation::Put), 3, "a body that fails reaches no origin");
+    assert_eq!(
+        b.origin
+            .put("c", PutRequest::default(), Some(4), failing)
+            .await
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Invalid
+    );
+    assert_eq!(
+        b.faults.calls(Operation::Put),
+        3,
+        "a body that fails reaches no origin"
+    );
 }
 
 #[tokio::test]
 async fn a_conditional_write_does_not_lose_to_itself() {
     let b = bench().await;
-    b.faults.next(Operation::Put, Fault::LoseAnswer(ErrorKind::Timeout));
-    let request = PutRequest { condition: PutCondition::IfAbsent, ..Default::default() };
-    let e = b.origin.put("b", request.clone(), Some(1), body::from_bytes("x".into())).await.unwrap_err();
+    b.faults
+        .next(Operation::Put, Fault::LoseAnswer(ErrorKind::Timeout));
+    let request = PutRequest {
+        condition: PutCondition::IfAbsent,
+        ..Default::default()
+    };
+    let e = b
+        .origin
+        .put("b", request.clone(), Some(1), body::from_bytes("x".into()))
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::OriginUnavailable, "{e}");
-    let e = b.origin.put("b", request, Some(1), body::from_bytes("x".into())).await.unwrap_err();
+    let e = b
+        .origin
+        .put("b", request, Some(1), body::from_bytes("x".into()))
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{e}");
 }
 
 #[tokio::test]
 async fn a_completion_whose_answer_is_lost_is_found_done() {
     let b = bench().await;
-    let id = b.origin.create_upload("b", PutRequest::default()).await.unwrap();
-    b.faults.next(Operation::UploadPart, Fault::Error(ErrorKind::OriginUnavailable));
-    let part = b.origin.upload_part("b", &id, 1, 3, body::from_bytes("abc".into())).await.unwrap();
-    b.faults.next(Operation::CompleteUpload, Fault::LoseAnswer(ErrorKind::Timeout));
-    let done = b.origin.complete_upload("b", &id, vec![part]).await.unwrap();
+    let id = b
+        .origin
+        .create_upload("b", PutRequest::default())
+        .await
+        .unwrap();
+    b.faults.next(
+        Operation::UploadPart,
+        Fault::Error(ErrorKind::OriginUnavailable),
+    );
+    let part = b
+        .origin
+        .upload_part("b", &id, 1, 3, body::from_bytes("abc".into()))
+        .await
+        .unwrap();
+    b.faults.next(
+        Operation::CompleteUpload,
+        Fault::LoseAnswer(ErrorKind::Timeout),
+    );
+    let done = b
+        .origin
+        .complete_upload("b", &id, vec![part])
+        .await
+        .unwrap();
     assert_eq!(done.etag, b.local.head("b").await.unwrap().etag);
 }
 
@@ -220,18 +387,59 @@ async fn a_completion_whose_answer_is_lost_is_found_done() {
 async fn long_bodies_are_written_in_parts_and_aborted_when_they_fail() {
     let b = bench().await;
     let content = pattern(20 << 20);
-    let chunks = || stream::iter((0..20).map(|i| Ok(content.slice(i << 20..(i + 1) << 20))).collect::<Vec<Result<Bytes>>>());
-    b.faults.next(Operation::UploadPart, Fault::Error(ErrorKind::Timeout));
-    b.origin.put("long", PutRequest::default(), None, chunks().boxed()).await.unwrap();
-    assert_eq!((b.faults.calls(Operation::UploadPart), b.faults.calls(Operation::CompleteUpload)), (4, 1));
-    assert_eq!(read(&*b.local, "long", GetRequest::default()).await.unwrap(), content);
-    let failing = chunks().chain(stream::iter([Err(Error::invalid("x"))])).boxed();
-    assert_eq!(b.origin.put("none", PutRequest::default(), None, failing).await.unwrap_err().kind(), ErrorKind::Invalid);
+    let chunks = || {
+        stream::iter(
+            (0..20)
+                .map(|i| Ok(content.slice(i << 20..(i + 1) << 20)))
+                .collect::<Vec<Result<Bytes>>>(),
+        )
+    };
+    b.faults
+        .next(Operation::UploadPart, Fault::Error(ErrorKind::Timeout));
+    b.origin
+        .put("long", PutRequest::default(), None, chunks().boxed())
+        .await
+        .unwrap();
+    assert_eq!(
+        (
+            b.faults.calls(Operation::UploadPart),
+            b.faults.calls(Operation::CompleteUpload)
+        ),
+        (4, 1)
+    );
+    assert_eq!(
+        read(&*b.local, "long", GetRequest::default())
+            .await
+            .unwrap(),
+        content
+    );
+    let failing = chunks()
+        .chain(stream::iter([Err(Error::invalid("x"))]))
+        .boxed();
+    assert_eq!(
+        b.origin
+            .put("none", PutRequest::default(), None, failing)
+            .await
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Invalid
+    );
     assert_eq!(b.faults.calls(Operation::AbortUpload), 1);
-    assert_eq!(b.local.head("none").await.unwrap_err().kind(), ErrorKind::NotFound);
-    let left = std::fs::read_dir(b._dir.path().join(".forebay/uploads")).unwrap().count();
+    assert_eq!(
+        b.local.head("none").await.unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+    let left = std::fs::read_dir(b._dir.path().join(".forebay/uploads"))
+        .unwrap()
+        .count();
     assert_eq!(left, 0, "uploads are left");
-    assert_eq!(std::fs::read_dir(b._dir.path().join(".forebay/tmp")).unwrap().count(), 0, "unfinished files are left");
+    assert_eq!(
+        std::fs::read_dir(b._dir.path().join(".forebay/tmp"))
+            .unwrap()
+            .count(),
+        0,
+        "unfinished files are left"
+    );
 }
 
 #[tokio::test]
@@ -246,10 +454,17 @@ async fn places_are_held_until_the_body_is_gone() {
     }
     assert_eq!(limiter.free(), (0, 1));
     let mut waiting = Box::pin(origin.head("a"));
-    assert!(tokio::time::timeout(Duration::from_millis(30), &mut waiting).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(30), &mut waiting)
+            .await
+            .is_err()
+    );
     assert_eq!(b.counters.stats().waiting, 1);
     // Writes go on: a copy through this node must not wait for itself.
-    origin.put("b", PutRequest::default(), Some(0), body::empty()).await.unwrap();
+    origin
+        .put("b", PutRequest::default(), Some(0), body::empty())
+        .await
+        .unwrap();
     drop(held.pop());
     assert!(waiting.await.is_ok());
     assert_eq!((b.counters.stats().waiting, limiter.free().0), (0, 1));
@@ -264,10 +479,16 @@ async fn bytes_per_second_are_kept_and_shared() {
     let limiter = Arc::new(Limiter::new(8, Some(4_000_000), b.counters.clone()));
     let origin = Limited::new(b.local.clone(), limiter);
     let begun = Instant::now();
-    let (x, y) = tokio::join!(read(&origin, "a", GetRequest::default()), read(&origin, "a", GetRequest::default()));
+    let (x, y) = tokio::join!(
+        read(&origin, "a", GetRequest::default()),
+        read(&origin, "a", GetRequest::default())
+    );
     assert!(x.is_ok() && y.is_ok());
     let took = begun.elapsed();
-    assert!(took > Duration::from_millis(400), "2 MB at 4 MB/s in {took:?}");
+    assert!(
+        took > Duration::from_millis(400),
+        "2 MB at 4 MB/s in {took:?}"
+    );
     assert!(b.counters.stats().throttled_seconds > 0.3);
 }
 
@@ -276,14 +497,46 @@ async fn everything_is_counted() {
     let b = bench().await;
     let before = b.counters.stats();
     assert_eq!((before.requests_total(), before.in_flight), (0, 0));
-    let answer = b.origin.get("a", GetRequest { range: Some(0..1000), ..Default::default() }).await.unwrap();
+    let answer = b
+        .origin
+        .get(
+            "a",
+            GetRequest {
+                range: Some(0..1000),
+                ..Default::default()
+            },
+        )
+        .await
+        .unwrap();
     assert_eq!(b.counters.stats().in_flight, 1);
     body::collect(answer.body, 1000).await.unwrap();
-    b.origin.put("b", PutRequest::default(), Some(5), body::from_bytes("12345".into())).await.unwrap();
+    b.origin
+        .put(
+            "b",
+            PutRequest::default(),
+            Some(5),
+            body::from_bytes("12345".into()),
+        )
+        .await
+        .unwrap();
     assert!(b.origin.head("none").await.is_err());
     let s = b.counters.stats();
-    assert_eq!((s.requests(Operation::Get), s.requests(Operation::Put), s.requests(Operation::Head)), (1, 1, 1));
+    assert_eq!(
+        (
+            s.requests(Operation::Get),
+            s.requests(Operation::Put),
+            s.requests(Operation::Head)
+        ),
+        (1, 1, 1)
+    );
     assert_eq!((s.bytes_in, s.bytes_out, s.in_flight), (1000, 5, 0));
     assert_eq!(s.errors, [(ErrorKind::NotFound, 1)]);
-    assert!(s.operations.iter().find(|o| o.operation == Operation::Put).unwrap().latency_seconds > 0.0);
+    assert!(
+        s.operations
+            .iter()
+            .find(|o| o.operation == Operation::Put)
+            .unwrap()
+            .latency_seconds
+            > 0.0
+    );
 }

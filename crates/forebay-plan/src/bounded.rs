@@ -1,11 +1,13 @@
-//! Batches bounded by total length: for speech and text, where rows differ in length and a batch is as large as memory allows.
+//! Batches bounded by total length: for speech and text, where rows differ in length and a batch is
+//! as large as memory allows.
 //!
-//! The order is taken in *look-ahead windows* of a fixed number of rows. The rows of a window are sorted by length and cut into batches, each as large
-//! as the bounds allow, so that rows of a batch are of similar length; the batches are then put in a random order. That makes one sequence of batches
-//! for the epoch, window
-//! after window, that depends on the plan, the lengths and the bounds alone. Ranks take batches of it in turn, so it is the same for any number of
-//! them, and the place
-//! between two batches is told by two numbers: where the window begins, and how many of its batches are gone.
+//! The order is taken in *look-ahead windows* of a fixed number of rows. The rows of a window are
+//! sorted by length and cut into batches, each as large as the bounds allow, so that rows of a
+//! batch are of similar length; the batches are then put in a random order. That makes one sequence
+//! of batches for the epoch, window after window, that depends on the plan, the lengths and the
+//! bounds alone. Ranks take batches of it in turn, so it is the same for any number of them, and
+//! the place between two batches is told by two numbers: where the window begins, and how many of
+//! its batches are gone.
 
 use crate::{Batching, Permutation, Plan, RowRef, key, key::Purpose};
 use forebay_core::{Error, Result};
@@ -27,9 +29,23 @@ pub(crate) struct Window {
 
 impl Window {
     /// The window that begins at a position of an epoch. `batching` is [`Batching::Bounded`].
-    pub fn new(plan: &Plan, epoch: u64, start: u64, batching: &Batching, lengths: &dyn Lengths) -> Result<Self> {
-        let Batching::Bounded { max_total, max_rows, lookahead_rows, padded } = *batching else {
-            return Err(Error::internal("a look-ahead window for batches of a fixed number of rows"));
+    pub fn new(
+        plan: &Plan,
+        epoch: u64,
+        start: u64,
+        batching: &Batching,
+        lengths: &dyn Lengths,
+    ) -> Result<Self> {
+        let Batching::Bounded {
+            max_total,
+            max_rows,
+            lookahead_rows,
+            padded,
+        } = *batching
+        else {
+            return Err(Error::internal(
+                "a look-ahead window for batches of a fixed number of rows",
+            ));
         };
         let positions = start..plan.rows_per_epoch().min(start + u64::from(lookahead_rows));
         let mut rows = Vec::new();
@@ -37,15 +53,18 @@ impl Window {
         let mut found = Vec::with_capacity(rows.len());
         lengths.lengths(&rows, &mut found)?;
         if found.len() != rows.len() {
-            return Err(Error::invalid(format!("{} lengths for {} rows", found.len(), rows.len()))
-                .hint("give one length for each row, in their order"));
+            return Err(
+                Error::invalid(format!("{} lengths for {} rows", found.len(), rows.len()))
+                    .hint("give one length for each row, in their order"),
+            );
         }
         let mut sorted: Vec<(u64, RowRef)> = found.into_iter().zip(rows).collect();
         // Stable: rows of one length stay in the order of the plan.
         sorted.sort_by_key(|(length, _)| *length);
         if let Some((length, row)) = sorted.last().filter(|(length, _)| *length > max_total) {
             return Err(Error::invalid(format!(
-                "row {} of dataset {:?} has the length {length}; a batch may have {max_total} in total",
+                "row {} of dataset {:?} has the length {length}; a batch may have {max_total} in \
+                 total",
                 row.row,
                 plan.spec().sources[row.source as usize].dataset
             ))
@@ -55,7 +74,11 @@ impl Window {
         for (i, (length, _)) in sorted.iter().enumerate() {
             let count = (i - begin) as u64 + 1;
             // Sorted, so the newest is the longest.
-            let total = if padded { length.saturating_mul(count) } else { sum + length };
+            let total = if padded {
+                length.saturating_mul(count)
+            } else {
+                sum + length
+            };
             if total > max_total || count > u64::from(max_rows) {
                 cut.push(begin..i);
                 (begin, sum) = (i, 0);
@@ -63,9 +86,18 @@ impl Window {
             sum += length;
         }
         cut.push(begin..sorted.len());
-        let order = Permutation::new(cut.len() as u64, key::derive(plan.spec().seed, Purpose::Batches, 0, epoch, start));
-        let batches = (0..cut.len() as u64).map(|i| cut[order.at(i) as usize].clone()).collect();
-        Ok(Window { positions, rows: sorted.into_iter().map(|(_, row)| row).collect(), batches })
+        let order = Permutation::new(
+            cut.len() as u64,
+            key::derive(plan.spec().seed, Purpose::Batches, 0, epoch, start),
+        );
+        let batches = (0..cut.len() as u64)
+            .map(|i| cut[order.at(i) as usize].clone())
+            .collect();
+        Ok(Window {
+            positions,
+            rows: sorted.into_iter().map(|(_, row)| row).collect(),
+            batches,
+        })
     }
 
     pub fn len(&self) -> u64 {

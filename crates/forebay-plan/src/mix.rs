@@ -1,12 +1,17 @@
-//! Weighted mixing of several sources: one endless row of positions, cut into *cycles* in which each source has its exact quota.
+//! Weighted mixing of several sources: one endless row of positions, cut into *cycles* in which
+//! each source has its exact quota.
 //!
-//! A cycle of `C` positions has `q_i` of source `i`, `Σ q_i = C`, so over any run of whole cycles the shares are exact. Within a cycle the slots are dealt
-//! by a keyed permutation, so that no rank or place in a batch always gets the same source. Source `i` gives its rows in its own order: the slots
-//! that it has in a cycle take the next `q_i` rows of it, in order. A source that ends begins its next epoch, with the next order.
+//! A cycle of `C` positions has `q_i` of source `i`, `Σ q_i = C`, so over any run of whole cycles
+//! the shares are exact. Within a cycle the slots are dealt by a keyed permutation, so that no rank
+//! or place in a batch always gets the same source. Source `i` gives its rows in its own order: the
+//! slots that it has in a cycle take the next `q_i` rows of it, in order. A source that ends begins
+//! its next epoch, with the next order.
 //!
-//! Global position `P` (over all epochs of the plan) and (source, ordinal in the source's endless row) are a bijection: cycle `P / C` and a
-//! slot, against cycle `ordinal / q_i` and a rank among the source's slots. Both ways cost one table of the cycle, at most
-//! [`PLAN_MIX_CYCLE_ROWS_MAX`](limits::PLAN_MIX_CYCLE_ROWS_MAX) entries, of which the last few used are kept.
+//! Global position `P` (over all epochs of the plan) and (source, ordinal in the source's endless
+//! row) are a bijection: cycle `P / C` and a slot, against cycle `ordinal / q_i` and a rank among
+//! the source's slots. Both ways cost one table of the cycle, at most
+//! [`PLAN_MIX_CYCLE_ROWS_MAX`](limits::PLAN_MIX_CYCLE_ROWS_MAX) entries, of which the last few used
+//! are kept.
 
 use crate::{Permutation, Source, key, key::Purpose, order::Recent};
 use forebay_core::{Error, Result, limits};
@@ -34,18 +39,29 @@ pub(crate) struct Cycle {
 impl Cycle {
     /// How many of the first `slots` slots are of a source.
     pub fn before(&self, slots: usize, source: u16) -> u64 {
-        self.slots[..slots].iter().filter(|(s, _)| *s == source).count() as u64
+        self.slots[..slots]
+            .iter()
+            .filter(|(s, _)| *s == source)
+            .count() as u64
     }
 
     fn slot_of(&self, source: u16, rank: u16) -> u64 {
-        self.slots.iter().position(|&slot| slot == (source, rank)).expect("each source has the slots of its quota") as u64
+        self.slots
+            .iter()
+            .position(|&slot| slot == (source, rank))
+            .expect("each source has the slots of its quota") as u64
     }
 }
 
 impl Mix {
     pub fn new(sources: &[Source], seed: u64) -> Result<Self> {
         let quotas = quotas(sources)?;
-        Ok(Mix { length: quotas.iter().sum(), quotas, seed, cycles: Recent::new(CYCLES_KEPT) })
+        Ok(Mix {
+            length: quotas.iter().sum(),
+            quotas,
+            seed,
+            cycles: Recent::new(CYCLES_KEPT),
+        })
     }
 
     pub fn quotas(&self) -> &[u64] {
@@ -55,9 +71,18 @@ impl Mix {
     /// The slots of a cycle.
     pub fn cycle(&self, number: u64) -> Arc<Cycle> {
         self.cycles.get(number, || {
-            let order = Permutation::new(self.length, key::derive(self.seed, Purpose::Cycle, 0, 0, number));
-            // The permuted numbers 0..C stand for sources by their quotas: the first q_0 for source 0, and so on.
-            let owner: Vec<u16> = self.quotas.iter().zip(0..).flat_map(|(&q, source)| std::iter::repeat_n(source, q as usize)).collect();
+            let order = Permutation::new(
+                self.length,
+                key::derive(self.seed, Purpose::Cycle, 0, 0, number),
+            );
+            // The permuted numbers 0..C stand for sources by their quotas: the first q_0 for source
+            // 0, and so on.
+            let owner: Vec<u16> = self
+                .quotas
+                .iter()
+                .zip(0..)
+                .flat_map(|(&q, source)| std::iter::repeat_n(source, q as usize))
+                .collect();
             let mut taken = vec![0u16; self.quotas.len()];
             let mut slots = Vec::with_capacity(self.length as usize);
             order.for_each(0..self.length, |number| {
@@ -78,13 +103,22 @@ impl Mix {
     pub fn source_at(&self, position: u64) -> (usize, u64) {
         let (number, slot) = self.split(position);
         let (source, rank) = self.cycle(number).slots[slot];
-        (source as usize, number * self.quotas[source as usize] + u64::from(rank))
+        (
+            source as usize,
+            number * self.quotas[source as usize] + u64::from(rank),
+        )
     }
 
-    /// The ordinal that a source is at when the mix is at a global position: how many of its rows came before.
+    /// The ordinal that a source is at when the mix is at a global position: how many of its rows
+    /// came before.
     pub fn ordinal_at(&self, position: u64, source: usize) -> u64 {
         let (number, slot) = self.split(position);
-        number * self.quotas[source] + if slot == 0 { 0 } else { self.cycle(number).before(slot, source as u16) }
+        number * self.quotas[source]
+            + if slot == 0 {
+                0
+            } else {
+                self.cycle(number).before(slot, source as u16)
+            }
     }
 
     /// (source, ordinal) to global position.
@@ -94,12 +128,16 @@ impl Mix {
     }
 }
 
-/// The quotas of the shortest cycle in which each source's share is within a thousandth of its weight; of the longest that is allowed, if there is none.
+/// The quotas of the shortest cycle in which each source's share is within a thousandth of its
+/// weight; of the longest that is allowed, if there is none.
 fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
     for source in sources {
         if !(source.weight.is_finite() && source.weight > 0.0) {
-            return Err(Error::invalid(format!("dataset {:?} has the weight {}", source.dataset, source.weight))
-                .hint("weights are numbers above 0; leave a dataset out that is to give no rows"));
+            return Err(Error::invalid(format!(
+                "dataset {:?} has the weight {}",
+                source.dataset, source.weight
+            ))
+            .hint("weights are numbers above 0; leave a dataset out that is to give no rows"));
         }
     }
     // Scaled by the largest first, so that no sum overflows.
@@ -107,12 +145,23 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
     let sum: f64 = sources.iter().map(|s| s.weight / largest).sum();
     let shares: Vec<f64> = sources.iter().map(|s| s.weight / largest / sum).collect();
     let longest = limits::PLAN_MIX_CYCLE_ROWS_MAX;
-    if let Some((source, share)) = sources.iter().zip(&shares).find(|(_, share)| **share * (longest as f64) < 0.5) {
-        return Err(Error::invalid(format!("dataset {:?} would be {:.6} of the mix; at least 1/{longest}", source.dataset, share))
-            .hint("give it more weight, or join it with another dataset"));
+    if let Some((source, share)) = sources
+        .iter()
+        .zip(&shares)
+        .find(|(_, share)| **share * (longest as f64) < 0.5)
+    {
+        return Err(Error::invalid(format!(
+            "dataset {:?} would be {:.6} of the mix; at least 1/{longest}",
+            source.dataset, share
+        ))
+        .hint("give it more weight, or join it with another dataset"));
     }
     let error = |quotas: &[u64], length: u64| {
-        quotas.iter().zip(&shares).map(|(&q, share)| (q as f64 / length as f64 / share - 1.0).abs()).fold(0.0, f64::max)
+        quotas
+            .iter()
+            .zip(&shares)
+            .map(|(&q, share)| (q as f64 / length as f64 / share - 1.0).abs())
+            .fold(0.0, f64::max)
     };
     for length in sources.len() as u64..=longest {
         let quotas = apportion(&shares, length);
@@ -120,7 +169,10 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
             return Ok(quotas);
         }
     }
-    Err(Error::invalid(format!("a mix of {} datasets: at most {longest}", sources.len())))
+    Err(Error::invalid(format!(
+        "a mix of {} datasets: at most {longest}",
+        sources.len()
+    )))
 }
 
 /// `length` seats by largest remainder, at least one for each; ties go to the earlier source.

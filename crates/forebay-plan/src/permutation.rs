@@ -1,29 +1,35 @@
 //! Keyed bijections on `0..n`: shuffled orders without an array.
 //!
-//! A number `x < n` is written as a pair `(left, right)` with `x = left · b + right`, `b` an even number near √n, and goes through rounds of
-//! a Feistel network: one half is rotated by a keyed hash of the other, in turn. Each round can be undone whatever the hash is, so the whole is a
-//! bijection on `0..a·b`. That domain is larger than `n` by less than `b`; a result outside of `0..n` goes through the network again until it is
-//! inside (*cycle walking*), which keeps it a bijection and, with so few numbers outside, almost never happens. A power of two as the domain
+//! A number `x < n` is written as a pair `(left, right)` with `x = left · b + right`, `b` an even
+//! number near √n, and goes through rounds of a Feistel network: one half is rotated by a keyed
+//! hash of the other, in turn. Each round can be undone whatever the hash is, so the whole is a
+//! bijection on `0..a·b`. That domain is larger than `n` by less than `b`; a result outside of
+//! `0..n` goes through the network again until it is inside (*cycle walking*), which keeps it a
+//! bijection and, with so few numbers outside, almost never happens. A power of two as the domain
 //! would be walked up to twice as often.
 //!
-//! - `b` is even so that odd permutations are reached as often as even ones: rotations of an odd number of places are all even.
-//! - Up to [`TABLE`] numbers, where a network of so small halves would be visibly regular, the order is drawn by Fisher and Yates into a table
-//!   of bytes.
+//! - `b` is even so that odd permutations are reached as often as even ones: rotations of an odd
+//!   number of places are all even.
+//! - Up to [`TABLE`] numbers, where a network of so small halves would be visibly regular, the
+//!   order is drawn by Fisher and Yates into a table of bytes.
 //!
-//! How random the orders are was measured: `docs/adr/0009-orders-without-arrays.md`. The arithmetic is part of the algorithm's version.
+//! How random the orders are was measured: `docs/adr/0009-orders-without-arrays.md`. The arithmetic
+//! is part of the algorithm's version.
 
 use crate::key::{GOLDEN, below, mix};
 use std::ops::Range;
 
 /// Up to this many numbers are permuted by a table.
 const TABLE: usize = 32;
-/// Rounds of the network. Each two of them make what is left of regularity about √n times as small, so small domains need more. Even numbers.
+/// Rounds of the network. Each two of them make what is left of regularity about √n times as small,
+/// so small domains need more. Even numbers.
 const ROUNDS_SMALL: usize = 12;
 const ROUNDS: usize = 8;
 /// Up to this many numbers take the rounds of the small.
 const SMALL: u64 = 4096;
 
-/// A keyed bijection on `0..n`: any place of a shuffled order, and back, in constant time and without memory.
+/// A keyed bijection on `0..n`: any place of a shuffled order, and back, in constant time and
+/// without memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     n: u64,
@@ -40,7 +46,8 @@ enum Form {
 struct Network {
     a: u64,
     b: u64,
-    /// ⌈2^64 / b⌉: the high half of its product with `x` is `x / b`, exactly, while `x · b` fits in 64 bits. 0 where that does not hold.
+    /// ⌈2^64 / b⌉: the high half of its product with `x` is `x / b`, exactly, while `x · b` fits in
+    /// 64 bits. 0 where that does not hold.
     inverse: u64,
     /// Of a large domain the first [`ROUNDS`] are used.
     keys: [u64; ROUNDS_SMALL],
@@ -53,7 +60,8 @@ impl Permutation {
     /// The permutation of `0..n` under a key. Panics if `n` is larger than [`Permutation::MAX`].
     pub fn new(n: u64, key: u64) -> Self {
         assert!(n <= Self::MAX, "a permutation of {n} numbers: at most 2^62");
-        // SplitMix64, begun where key and size are mixed: keys that follow each other have nothing in common, nor have domains of nearly the same size.
+        // SplitMix64, begun where key and size are mixed: keys that follow each other have nothing
+        // in common, nor have domains of nearly the same size.
         let mut state = mix(mix(key ^ 0x5851_F42D_4C95_7F2D) ^ n);
         let mut next = || {
             state = state.wrapping_add(GOLDEN);
@@ -68,7 +76,12 @@ impl Permutation {
         } else {
             let b = (n.isqrt() + 1) & !1;
             let inverse = if n <= 1 << 42 { u64::MAX / b + 1 } else { 0 };
-            Form::Network(Network { a: n.div_ceil(b), b, inverse, keys: std::array::from_fn(|_| next()) })
+            Form::Network(Network {
+                a: n.div_ceil(b),
+                b,
+                inverse,
+                keys: std::array::from_fn(|_| next()),
+            })
         };
         Permutation { n, form }
     }
@@ -85,7 +98,11 @@ impl Permutation {
     /// The number at place `i`. Panics if `i` is not below `n`.
     #[inline]
     pub fn at(&self, i: u64) -> u64 {
-        assert!(i < self.n, "place {i} of a permutation of {} numbers", self.n);
+        assert!(
+            i < self.n,
+            "place {i} of a permutation of {} numbers",
+            self.n
+        );
         match &self.form {
             Form::Table(table) => u64::from(table[i as usize]),
             Form::Network(network) => network.forward(network.split(i), self.n),
@@ -95,19 +112,29 @@ impl Permutation {
     /// The place of number `v`: `position_of(at(i)) == i`. Panics if `v` is not below `n`.
     #[inline]
     pub fn position_of(&self, v: u64) -> u64 {
-        assert!(v < self.n, "number {v} of a permutation of {} numbers", self.n);
+        assert!(
+            v < self.n,
+            "number {v} of a permutation of {} numbers",
+            self.n
+        );
         match &self.form {
-            Form::Table(table) => {
-                table[..self.n as usize].iter().position(|&t| u64::from(t) == v).expect("a table holds each number") as u64
-            }
+            Form::Table(table) => table[..self.n as usize]
+                .iter()
+                .position(|&t| u64::from(t) == v)
+                .expect("a table holds each number") as u64,
             Form::Network(network) => network.backward(network.split(v), self.n),
         }
     }
 
-    /// Gives the numbers at a run of places to `each`, in order: faster than asking for them one by one. Panics if a place is not below `n`.
+    /// Gives the numbers at a run of places to `each`, in order: faster than asking for them one by
+    /// one. Panics if a place is not below `n`.
     #[inline]
     pub fn for_each(&self, places: Range<u64>, mut each: impl FnMut(u64)) {
-        assert!(places.end <= self.n, "places {places:?} of a permutation of {} numbers", self.n);
+        assert!(
+            places.end <= self.n,
+            "places {places:?} of a permutation of {} numbers",
+            self.n
+        );
         match &self.form {
             Form::Table(table) => places.for_each(|i| each(u64::from(table[i as usize]))),
             Form::Network(network) => {
@@ -125,21 +152,34 @@ impl Permutation {
 }
 
 impl Network {
-    /// The pair that stands for a number. A multiplication in the place of a division, which would be half of the time.
+    /// The pair that stands for a number. A multiplication in the place of a division, which would
+    /// be half of the time.
     #[inline(always)]
     fn split(&self, x: u64) -> (u64, u64) {
-        let left = if self.inverse == 0 { x / self.b } else { below(x, self.inverse) };
+        let left = if self.inverse == 0 {
+            x / self.b
+        } else {
+            below(x, self.inverse)
+        };
         (left, x.wrapping_sub(left.wrapping_mul(self.b)))
     }
 
     #[inline(always)]
     fn forward(&self, pair: (u64, u64), n: u64) -> u64 {
-        if n <= SMALL { self.forward_by::<ROUNDS_SMALL>(pair, n) } else { self.forward_by::<ROUNDS>(pair, n) }
+        if n <= SMALL {
+            self.forward_by::<ROUNDS_SMALL>(pair, n)
+        } else {
+            self.forward_by::<ROUNDS>(pair, n)
+        }
     }
 
     #[inline(always)]
     fn backward(&self, pair: (u64, u64), n: u64) -> u64 {
-        if n <= SMALL { self.backward_by::<ROUNDS_SMALL>(pair, n) } else { self.backward_by::<ROUNDS>(pair, n) }
+        if n <= SMALL {
+            self.backward_by::<ROUNDS_SMALL>(pair, n)
+        } else {
+            self.backward_by::<ROUNDS>(pair, n)
+        }
     }
 
     #[inline(always)]
@@ -182,5 +222,9 @@ fn round(half: u64, key: u64, bound: u64) -> u64 {
 #[inline(always)]
 fn rotate(x: u64, by: u64, bound: u64) -> u64 {
     let sum = x.wrapping_add(by);
-    if sum >= bound { sum.wrapping_sub(bound) } else { sum }
+    if sum >= bound {
+        sum.wrapping_sub(bound)
+    } else {
+        sum
+    }
 }

@@ -1,7 +1,9 @@
-//! A plan: which row is at which position of which epoch, over one dataset or a mix, and which blocks that needs.
+//! A plan: which row is at which position of which epoch, over one dataset or a mix, and which
+//! blocks that needs.
 //!
-//! A plan of one dataset has as its epoch each row once, in an order of that epoch. A mix (and one dataset with `epoch_rows`) is an endless row of positions, as
-//! `mix.rs` has it, of which each epoch is the next `epoch_rows`: a source that was not finished goes on where it stopped.
+//! A plan of one dataset has as its epoch each row once, in an order of that epoch. A mix (and one
+//! dataset with `epoch_rows`) is an endless row of positions, as `mix.rs` has it, of which each
+//! epoch is the next `epoch_rows`: a source that was not finished goes on where it stopped.
 
 use crate::{PlanSpec, mix::Mix, order::Order};
 use forebay_core::{Error, Result, limits};
@@ -14,7 +16,8 @@ pub struct RowRef {
     pub row: u64,
 }
 
-/// The orders of all epochs, as pure functions. Shared by reference: nothing in it changes but caches.
+/// The orders of all epochs, as pure functions. Shared by reference: nothing in it changes but
+/// caches.
 #[derive(Debug)]
 pub struct Plan {
     spec: PlanSpec,
@@ -41,11 +44,26 @@ impl Plan {
         let all = orders.iter().map(Order::rows).sum::<u64>();
         let epoch_rows = spec.epoch_rows.unwrap_or(all);
         if epoch_rows > limits::PLAN_ROWS_MAX {
-            return Err(Error::invalid(format!("an epoch of {epoch_rows} rows; at most {}", limits::PLAN_ROWS_MAX)).hint("set epoch_rows"));
+            return Err(Error::invalid(format!(
+                "an epoch of {epoch_rows} rows; at most {}",
+                limits::PLAN_ROWS_MAX
+            ))
+            .hint("set epoch_rows"));
         }
         let data = spec.data_digest();
-        let identity = spec.identity(data, mix.as_ref().map_or(&[], Mix::quotas), mix.as_ref().map(|_| epoch_rows));
-        Ok(Plan { spec, orders, mix, epoch_rows, data, identity })
+        let identity = spec.identity(
+            data,
+            mix.as_ref().map_or(&[], Mix::quotas),
+            mix.as_ref().map(|_| epoch_rows),
+        );
+        Ok(Plan {
+            spec,
+            orders,
+            mix,
+            epoch_rows,
+            data,
+            identity,
+        })
     }
 
     pub fn spec(&self) -> &PlanSpec {
@@ -65,42 +83,71 @@ impl Plan {
         self.epoch_rows
     }
 
-    /// What each source really gives: rows of it in a cycle of this many. Weights are rounded to them.
+    /// What each source really gives: rows of it in a cycle of this many. Weights are rounded to
+    /// them.
     pub fn quotas(&self) -> (Vec<u64>, u64) {
-        self.mix.as_ref().map_or((vec![1], 1), |mix| (mix.quotas().to_vec(), mix.quotas().iter().sum()))
+        self.mix.as_ref().map_or((vec![1], 1), |mix| {
+            (mix.quotas().to_vec(), mix.quotas().iter().sum())
+        })
     }
 
     /// The position over all epochs.
     fn global(&self, epoch: u64, position: u64) -> u64 {
-        assert!(epoch < limits::PLAN_EPOCHS_MAX, "epoch {epoch}; at most {}", limits::PLAN_EPOCHS_MAX);
+        assert!(
+            epoch < limits::PLAN_EPOCHS_MAX,
+            "epoch {epoch}; at most {}",
+            limits::PLAN_EPOCHS_MAX
+        );
         epoch * self.epoch_rows + position
     }
 
     fn check_range(&self, epoch: u64, positions: &Range<u64>) {
-        assert!(positions.end <= self.epoch_rows, "positions {positions:?} of an epoch of {} rows", self.epoch_rows);
-        assert!(epoch < limits::PLAN_EPOCHS_MAX, "epoch {epoch}; at most {}", limits::PLAN_EPOCHS_MAX);
+        assert!(
+            positions.end <= self.epoch_rows,
+            "positions {positions:?} of an epoch of {} rows",
+            self.epoch_rows
+        );
+        assert!(
+            epoch < limits::PLAN_EPOCHS_MAX,
+            "epoch {epoch}; at most {}",
+            limits::PLAN_EPOCHS_MAX
+        );
     }
 
-    /// The row at a position. Panics if the position is not below [`rows_per_epoch`](Plan::rows_per_epoch), or the epoch past the limit.
+    /// The row at a position. Panics if the position is not below
+    /// [`rows_per_epoch`](Plan::rows_per_epoch), or the epoch past the limit.
     pub fn row_at(&self, epoch: u64, position: u64) -> RowRef {
         self.check_range(epoch, &(position..position.saturating_add(1)));
         match &self.mix {
-            None => RowRef { source: 0, row: self.orders[0].row_at(epoch, position) },
+            None => RowRef {
+                source: 0,
+                row: self.orders[0].row_at(epoch, position),
+            },
             Some(mix) => {
                 let (source, ordinal) = mix.source_at(self.global(epoch, position));
                 let order = &self.orders[source];
-                RowRef { source: source as u32, row: order.row_at(ordinal / order.rows(), ordinal % order.rows()) }
+                RowRef {
+                    source: source as u32,
+                    row: order.row_at(ordinal / order.rows(), ordinal % order.rows()),
+                }
             }
         }
     }
 
-    /// The first position of a row in an epoch; `None` if it is not in it (in a mix), or there is no such row.
+    /// The first position of a row in an epoch; `None` if it is not in it (in a mix), or there is
+    /// no such row.
     pub fn position_of(&self, epoch: u64, row: RowRef) -> Option<u64> {
-        let order = self.orders.get(row.source as usize).filter(|order| row.row < order.rows() && epoch < limits::PLAN_EPOCHS_MAX)?;
-        let Some(mix) = &self.mix else { return Some(order.position_of(epoch, row.row)) };
+        let order = self
+            .orders
+            .get(row.source as usize)
+            .filter(|order| row.row < order.rows() && epoch < limits::PLAN_EPOCHS_MAX)?;
+        let Some(mix) = &self.mix else {
+            return Some(order.position_of(epoch, row.row));
+        };
         let source = row.source as usize;
         let from = mix.ordinal_at(self.global(epoch, 0), source);
-        // In the epoch of the source that is under way, or, if that has given the row already, in its next.
+        // In the epoch of the source that is under way, or, if that has given the row already, in
+        // its next.
         let ordinal = [from / order.rows(), from / order.rows() + 1]
             .into_iter()
             .map(|pass| pass * order.rows() + order.position_of(pass, row.row))
@@ -109,62 +156,107 @@ impl Plan {
         (position < self.epoch_rows).then_some(position)
     }
 
-    /// Appends the rows at a run of positions: the fast way through an order. Panics as [`row_at`](Plan::row_at) does.
+    /// Appends the rows at a run of positions: the fast way through an order. Panics as
+    /// [`row_at`](Plan::row_at) does.
     pub fn fill(&self, epoch: u64, positions: Range<u64>, out: &mut Vec<RowRef>) {
         self.check_range(epoch, &positions);
         out.reserve(positions.end.saturating_sub(positions.start) as usize);
         let Some(mix) = &self.mix else {
-            return self.orders[0].for_each(epoch, positions, |row| out.push(RowRef { source: 0, row }));
+            return self.orders[0]
+                .for_each(epoch, positions, |row| out.push(RowRef { source: 0, row }));
         };
-        let (mut at, end) = (self.global(epoch, positions.start), self.global(epoch, positions.end));
+        let (mut at, end) = (
+            self.global(epoch, positions.start),
+            self.global(epoch, positions.end),
+        );
         let length = mix.quotas().iter().sum::<u64>();
         let mut rows = Vec::new();
         while at < end {
-            // One cycle at a time: the rows of each source are a run of its own order, dealt to its slots.
+            // One cycle at a time: the rows of each source are a run of its own order, dealt to its
+            // slots.
             let (number, slot) = mix.split(at);
             let cycle = mix.cycle(number);
             let slots = &cycle.slots[slot..slot + (end - at).min(length - slot as u64) as usize];
             let base = out.len();
             out.resize(base + slots.len(), RowRef { source: 0, row: 0 });
             for (source, order) in self.orders.iter().enumerate() {
-                let mine = slots.iter().enumerate().filter(|(_, (s, _))| *s as usize == source);
-                let Some((_, &(_, first))) = mine.clone().next() else { continue };
+                let mine = slots
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, (s, _))| *s as usize == source);
+                let Some((_, &(_, first))) = mine.clone().next() else {
+                    continue;
+                };
                 let start = number * mix.quotas()[source] + u64::from(first);
                 rows.clear();
-                passes(order, start..start + mine.clone().count() as u64, |pass, run| order.for_each(pass, run, |row| rows.push(row)));
+                passes(
+                    order,
+                    start..start + mine.clone().count() as u64,
+                    |pass, run| order.for_each(pass, run, |row| rows.push(row)),
+                );
                 for ((slot, _), &row) in mine.zip(&rows) {
-                    out[base + slot] = RowRef { source: source as u32, row };
+                    out[base + slot] = RowRef {
+                        source: source as u32,
+                        row,
+                    };
                 }
             }
             at += slots.len() as u64;
         }
     }
 
-    /// The blocks `(source, block)` that a run of positions needs, in the order of their first use, each once. Panics as [`row_at`](Plan::row_at) does.
+    /// The blocks `(source, block)` that a run of positions needs, in the order of their first use,
+    /// each once. Panics as [`row_at`](Plan::row_at) does.
     pub fn blocks_of(&self, epoch: u64, positions: Range<u64>) -> Vec<(u32, u64)> {
         self.check_range(epoch, &positions);
         let Some(mix) = &self.mix else {
-            return self.orders[0].first_uses(epoch, positions).into_iter().map(|(_, block)| (0, block)).collect();
+            return self.orders[0]
+                .first_uses(epoch, positions)
+                .into_iter()
+                .map(|(_, block)| (0, block))
+                .collect();
         };
-        let (start, end) = (self.global(epoch, positions.start), self.global(epoch, positions.end));
+        let (start, end) = (
+            self.global(epoch, positions.start),
+            self.global(epoch, positions.end),
+        );
         let mut first = HashMap::new();
         for (source, order) in self.orders.iter().enumerate() {
-            passes(order, mix.ordinal_at(start, source)..mix.ordinal_at(end, source), |pass, run| {
-                for (position, block) in order.first_uses(pass, run) {
-                    // Passes come in order, so what is there already is earlier.
-                    first.entry((source as u32, block)).or_insert_with(|| mix.position_of(source, pass * order.rows() + position));
-                }
-            });
+            passes(
+                order,
+                mix.ordinal_at(start, source)..mix.ordinal_at(end, source),
+                |pass, run| {
+                    for (position, block) in order.first_uses(pass, run) {
+                        // Passes come in order, so what is there already is earlier.
+                        first.entry((source as u32, block)).or_insert_with(|| {
+                            mix.position_of(source, pass * order.rows() + position)
+                        });
+                    }
+                },
+            );
         }
-        let mut uses: Vec<_> = first.into_iter().map(|(block, position)| (position, block)).collect();
+        let mut uses: Vec<_> = first
+            .into_iter()
+            .map(|(block, position)| (position, block))
+            .collect();
         uses.sort_unstable();
         uses.into_iter().map(|(_, block)| block).collect()
     }
 
-    /// When a row of this block is needed next: the first `(epoch, position)` at or after the given one. `None` for a block without rows, one that does
-    /// not exist, or past the last epoch that can be.
-    pub fn next_use(&self, epoch: u64, position: u64, source: u32, block: u64) -> Option<(u64, u64)> {
-        let order = self.orders.get(source as usize).filter(|order| block < order.shape().blocks() && position <= self.epoch_rows)?;
+    /// When a row of this block is needed next: the first `(epoch, position)` at or after the given
+    /// one. `None` for a block without rows, one that does not exist, or past the last epoch that
+    /// can be.
+    pub fn next_use(
+        &self,
+        epoch: u64,
+        position: u64,
+        source: u32,
+        block: u64,
+    ) -> Option<(u64, u64)> {
+        let order = self
+            .orders
+            .get(source as usize)
+            .filter(|order| block < order.shape().blocks() && position <= self.epoch_rows)?;
         if epoch >= limits::PLAN_EPOCHS_MAX {
             return None;
         }

@@ -1,21 +1,25 @@
-//! How good an order is: six measures of how far it is from a uniform one, each beside what a uniform one has.
+//! How good an order is: six measures of how far it is from a uniform one, each beside what a
+//! uniform one has.
 //!
-//! A batch of a uniform order is a fair sample of the dataset, and nothing about one batch tells of another. What a cheaper shuffle leaves of the
-//! stored order shows as:
+//! A batch of a uniform order is a fair sample of the dataset, and nothing about one batch tells of
+//! another. What a cheaper shuffle leaves of the stored order shows as:
 //!
-//! - **displacement**: how far rows are from their place, as part of the epoch. Uniform: 1/3 on average.
+//! - **displacement**: how far rows are from their place, as part of the epoch. Uniform: 1/3 on
+//!   average.
 //! - **rank correlation** (Spearman's) of position and row. Uniform: 0; unshuffled: 1.
-//! - **co-location**: of two rows of one batch, how often they are of one block, where whatever was written together is. Uniform: the
-//!   chance that any two rows are.
-//! - **label over-dispersion**: how much more the counts of labels vary from batch to batch than in fair samples, as the mean of their chi-square over its
-//!   expectation. Uniform: 1. It is what gradients feel of an order: with labels sorted and batches of `B` of one label it is about `B`.
-//! - **entropy of gaps**: of the distance from one row to the next, around the dataset, in [`GAP_CELLS`] cells, as part of what is possible. Uniform:
-//!   1; unshuffled: 0.
-//! - **overlap of epochs**: of the rows that share a batch with a row, how many share one with it in the next epoch again; and the rank correlation of positions in
-//!   both. Uniform: as good as 0.
+//! - **co-location**: of two rows of one batch, how often they are of one block, where whatever was
+//!   written together is. Uniform: the chance that any two rows are.
+//! - **label over-dispersion**: how much more the counts of labels vary from batch to batch than in
+//!   fair samples, as the mean of their chi-square over its expectation. Uniform: 1. It is what
+//!   gradients feel of an order: with labels sorted and batches of `B` of one label it is about
+//!   `B`.
+//! - **entropy of gaps**: of the distance from one row to the next, around the dataset, in
+//!   [`GAP_CELLS`] cells, as part of what is possible. Uniform: 1; unshuffled: 0.
+//! - **overlap of epochs**: of the rows that share a batch with a row, how many share one with it
+//!   in the next epoch again; and the rank correlation of positions in both. Uniform: as good as 0.
 //!
-//! Batches are taken evenly over the epoch, all of them if they are few enough, so that a dataset of any size is measured in seconds. For a mix, a row's place is
-//! its part of its own source.
+//! Batches are taken evenly over the epoch, all of them if they are few enough, so that a dataset
+//! of any size is measured in seconds. For a mix, a row's place is its part of its own source.
 
 use crate::{Plan, RowRef};
 use forebay_core::{Error, Result, limits};
@@ -67,7 +71,8 @@ pub struct Report {
     pub epoch_correlation: f64,
 }
 
-/// What a picture of the order is drawn from. All numbers are parts of the whole: positions of the epoch, rows of the dataset.
+/// What a picture of the order is drawn from. All numbers are parts of the whole: positions of the
+/// epoch, rows of the dataset.
 #[derive(Clone, Debug, Serialize)]
 pub struct Picture {
     /// (position, row), some thousands.
@@ -83,7 +88,8 @@ pub trait Labels {
     fn counts(&self) -> Vec<u64>;
 }
 
-/// One label for each stretch of the dataset: what labels are where a dataset was written class by class, or day by day.
+/// One label for each stretch of the dataset: what labels are where a dataset was written class by
+/// class, or day by day.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretches<'a> {
     pub plan: &'a Plan,
@@ -93,7 +99,8 @@ pub struct Stretches<'a> {
 impl Labels for Stretches<'_> {
     fn label(&self, row: RowRef) -> u32 {
         let source = &self.plan.spec().sources[row.source as usize];
-        let stretch = u128::from(row.row) * u128::from(self.stretches) / u128::from(source.shape.rows());
+        let stretch =
+            u128::from(row.row) * u128::from(self.stretches) / u128::from(source.shape.rows());
         row.source * self.stretches + stretch as u32
     }
 
@@ -102,14 +109,19 @@ impl Labels for Stretches<'_> {
         let stretches = u128::from(self.stretches);
         let of_source = |i: usize| {
             let rows = u128::from(self.plan.spec().sources[i].shape.rows());
-            // Rows of stretch s are those from ⌈s · rows / stretches⌉ on; of a mix, as many as the source gives of them.
-            let share = (u128::from(self.plan.rows_per_epoch()) * u128::from(quotas[i]) / u128::from(cycle)) as f64 / rows as f64;
+            // Rows of stretch s are those from ⌈s · rows / stretches⌉ on; of a mix, as many as the
+            // source gives of them.
+            let share = (u128::from(self.plan.rows_per_epoch()) * u128::from(quotas[i])
+                / u128::from(cycle)) as f64
+                / rows as f64;
             (0..stretches).map(move |s| {
                 let rows = ((s + 1) * rows).div_ceil(stretches) - (s * rows).div_ceil(stretches);
                 (rows as f64 * share).round() as u64
             })
         };
-        (0..self.plan.spec().sources.len()).flat_map(of_source).collect()
+        (0..self.plan.spec().sources.len())
+            .flat_map(of_source)
+            .collect()
     }
 }
 
@@ -157,11 +169,20 @@ pub fn expected(plan: &Plan, batch: u32) -> Report {
     let rows = plan.rows_per_epoch();
     let (quotas, cycle) = plan.quotas();
     // Two rows are of one block: of one source, and there of one block.
-    let co_location = plan.spec().sources.iter().zip(quotas).map(|(source, quota)| {
-        let all = source.shape.rows() as f64;
-        let same: f64 = source.shape.runs().map(|(blocks, rows)| blocks as f64 * rows as f64 * (rows as f64 - 1.0)).sum();
-        (quota as f64 / cycle as f64).powi(2) * same / (all * (all - 1.0)).max(1.0)
-    });
+    let co_location = plan
+        .spec()
+        .sources
+        .iter()
+        .zip(quotas)
+        .map(|(source, quota)| {
+            let all = source.shape.rows() as f64;
+            let same: f64 = source
+                .shape
+                .runs()
+                .map(|(blocks, rows)| blocks as f64 * rows as f64 * (rows as f64 - 1.0))
+                .sum();
+            (quota as f64 / cycle as f64).powi(2) * same / (all * (all - 1.0)).max(1.0)
+        });
     Report {
         rows,
         batch,
@@ -177,18 +198,25 @@ pub fn expected(plan: &Plan, batch: u32) -> Report {
     }
 }
 
-/// Measures epoch 0 of an order over the plan's rows against its epoch 1, in batches of `batch`, and what is needed to draw it. `order` is the plan
-/// itself, or another order of the
-/// same rows.
-pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Labels) -> Result<(Report, Picture)> {
+/// Measures epoch 0 of an order over the plan's rows against its epoch 1, in batches of `batch`,
+/// and what is needed to draw it. `order` is the plan itself, or another order of the same rows.
+pub fn measure(
+    plan: &Plan,
+    order: &dyn Ordering,
+    batch: u32,
+    labels: &dyn Labels,
+) -> Result<(Report, Picture)> {
     let (rows, size) = (order.rows_per_epoch(), u64::from(batch));
     if batch < 2 || size > limits::PLAN_BATCH_ROWS_MAX.into() || rows < 2 * size {
-        return Err(Error::invalid(format!("the quality of an order of {rows} rows in batches of {batch}"))
-            .hint("give a batch of at least 2 rows, and at least two batches of rows"));
+        return Err(Error::invalid(format!(
+            "the quality of an order of {rows} rows in batches of {batch}"
+        ))
+        .hint("give a batch of at least 2 rows, and at least two batches of rows"));
     }
     let all = rows / size;
     let taken = all.min((limits::PLAN_MEASURED_ROWS_MAX / size).max(2));
-    let place = |row: RowRef| row.row as f64 / plan.spec().sources[row.source as usize].shape.rows() as f64;
+    let place =
+        |row: RowRef| row.row as f64 / plan.spec().sources[row.source as usize].shape.rows() as f64;
     let of_label = labels.counts();
     let labelled = of_label.iter().sum::<u64>() as f64;
     let shares: Vec<f64> = of_label.iter().map(|&c| c as f64 / labelled).collect();
@@ -206,7 +234,14 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
             moved += (x - p).abs();
             moved_max = moved_max.max((x - p).abs());
             by_row.add(x, p);
-            *blocks.entry((row.source, plan.spec().sources[row.source as usize].shape.block_of(row.row))).or_insert(0u64) += 1;
+            *blocks
+                .entry((
+                    row.source,
+                    plan.spec().sources[row.source as usize]
+                        .shape
+                        .block_of(row.row),
+                ))
+                .or_insert(0u64) += 1;
             *counts.entry(labels.label(row)).or_insert(0u64) += 1;
             if let Some(before) = before.replace(x) {
                 let gap: f64 = x - before;
@@ -218,17 +253,24 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
                 *mates.entry(then / size).or_insert(0u64) += 1;
             }
         }
-        let pairs = |count: u64| (count * count.saturating_sub(1)) as f64 / (size * (size - 1)) as f64;
+        let pairs =
+            |count: u64| (count * count.saturating_sub(1)) as f64 / (size * (size - 1)) as f64;
         same_block += blocks.values().map(|&c| pairs(c)).sum::<f64>();
         shared += mates.values().map(|&c| pairs(c)).sum::<f64>();
-        // Σ (c - e)² / e over all labels is Σ c² / e - size over those that came: a batch has few of many labels.
+        // Σ (c - e)² / e over all labels is Σ c² / e - size over those that came: a batch has few
+        // of many labels.
         let expected = |label: u32| size as f64 * shares[label as usize];
         let came = counts.iter().filter(|(label, _)| expected(**label) > 0.0);
-        square += came.map(|(&label, &c)| (c * c) as f64 / expected(label)).sum::<f64>() - size as f64;
+        square += came
+            .map(|(&label, &c)| (c * c) as f64 / expected(label))
+            .sum::<f64>()
+            - size as f64;
     }
     let (measured, batches) = (taken * size, taken as f64);
     // A batch is drawn without replacement, which makes its counts vary less.
-    let freedom = (shares.iter().filter(|share| **share > 0.0).count() as f64 - 1.0) * (rows - size) as f64 / (rows - 1) as f64;
+    let freedom = (shares.iter().filter(|share| **share > 0.0).count() as f64 - 1.0)
+        * (rows - size) as f64
+        / (rows - 1) as f64;
     let report = Report {
         rows,
         batch,
@@ -237,26 +279,44 @@ pub fn measure(plan: &Plan, order: &dyn Ordering, batch: u32, labels: &dyn Label
         displacement_max: moved_max,
         rank_correlation: by_row.value(),
         co_location: same_block / batches,
-        label_dispersion: if freedom > 0.0 { square / batches / freedom } else { 1.0 },
+        label_dispersion: if freedom > 0.0 {
+            square / batches / freedom
+        } else {
+            1.0
+        },
         gap_entropy: entropy(&gaps),
         epoch_overlap: shared / batches,
         epoch_correlation: by_epoch.value(),
     };
     let points = POINTS.min(rows);
-    let points = (0..points).map(|i| (u128::from(i) * u128::from(rows) / u128::from(points)) as u64);
+    let points =
+        (0..points).map(|i| (u128::from(i) * u128::from(rows) / u128::from(points)) as u64);
     let all_gaps = bars.iter().sum::<u64>() as f32;
     let picture = Picture {
-        points: points.map(|p| ((p as f64 / rows as f64) as f32, place(order.row_at(0, p)) as f32)).collect(),
+        points: points
+            .map(|p| {
+                (
+                    (p as f64 / rows as f64) as f32,
+                    place(order.row_at(0, p)) as f32,
+                )
+            })
+            .collect(),
         gaps: bars.iter().map(|&c| c as f32 / all_gaps).collect(),
     };
     Ok((report, picture))
 }
 
-/// Shannon's entropy of counts as a part of what is possible, with Miller and Madow's correction for counts that are few.
+/// Shannon's entropy of counts as a part of what is possible, with Miller and Madow's correction
+/// for counts that are few.
 fn entropy(counts: &[u64]) -> f64 {
     let sum = counts.iter().sum::<u64>() as f64;
     let used = counts.iter().filter(|&&c| c > 0).count() as f64;
-    let plain: f64 = counts.iter().filter(|&&c| c > 0).map(|&c| c as f64 / sum).map(|p| -p * p.ln()).sum();
+    let plain: f64 = counts
+        .iter()
+        .filter(|&&c| c > 0)
+        .map(|&c| c as f64 / sum)
+        .map(|p| -p * p.ln())
+        .sum();
     ((plain + (used - 1.0) / (2.0 * sum)) / (counts.len() as f64).ln()).min(1.0)
 }
 
@@ -274,28 +334,40 @@ impl Correlation {
         self.count += 1.0;
         let (dx, dy) = (x - self.mean.0, y - self.mean.1);
         self.mean = (self.mean.0 + dx / self.count, self.mean.1 + dy / self.count);
-        self.squares = (self.squares.0 + dx * (x - self.mean.0), self.squares.1 + dy * (y - self.mean.1));
+        self.squares = (
+            self.squares.0 + dx * (x - self.mean.0),
+            self.squares.1 + dy * (y - self.mean.1),
+        );
         self.product += dx * (y - self.mean.1);
     }
 
     fn value(&self) -> f64 {
         let scale = (self.squares.0 * self.squares.1).sqrt();
-        if scale > 0.0 { self.product / scale } else { 0.0 }
+        if scale > 0.0 {
+            self.product / scale
+        } else {
+            0.0
+        }
     }
 }
 
-/// An order drawn by Fisher and Yates into an array, for two epochs: what the others are measured beside. It has nothing of this crate's
-/// permutations in it, so that a fault of theirs would show.
+/// An order drawn by Fisher and Yates into an array, for two epochs: what the others are measured
+/// beside. It has nothing of this crate's permutations in it, so that a fault of theirs would show.
 pub struct Uniform {
     rows: [Vec<u32>; 2],
     positions: [Vec<u32>; 2],
 }
 
 impl Uniform {
-    /// `None` where the array would be too large ([`PLAN_BASELINE_ROWS_MAX`](limits::PLAN_BASELINE_ROWS_MAX)), and for mixes, which have no such order.
+    /// `None` where the array would be too large
+    /// ([`PLAN_BASELINE_ROWS_MAX`](limits::PLAN_BASELINE_ROWS_MAX)), and for mixes, which have no
+    /// such order.
     pub fn new(plan: &Plan, seed: u64) -> Option<Self> {
         let rows = plan.rows_per_epoch();
-        if plan.spec().sources.len() > 1 || plan.spec().epoch_rows.is_some() || rows > limits::PLAN_BASELINE_ROWS_MAX {
+        if plan.spec().sources.len() > 1
+            || plan.spec().epoch_rows.is_some()
+            || rows > limits::PLAN_BASELINE_ROWS_MAX
+        {
             return None;
         }
         // Xorshift with a multiplication (xorshift64*), which is none of the mixers in `key.rs`.
@@ -304,19 +376,25 @@ impl Uniform {
             state ^= state >> 12;
             state ^= state << 25;
             state ^= state >> 27;
-            ((u128::from(state.wrapping_mul(0x2545_F491_4F6C_DD1D)) * u128::from(bound)) >> 64) as usize
+            ((u128::from(state.wrapping_mul(0x2545_F491_4F6C_DD1D)) * u128::from(bound)) >> 64)
+                as usize
         };
         for _ in 0..64 {
             below(2);
         }
         let rows = [(); 2].map(|()| {
             let mut order: Vec<u32> = (0..rows as u32).collect();
-            (1..order.len()).rev().for_each(|i| order.swap(i, below(i as u64 + 1)));
+            (1..order.len())
+                .rev()
+                .for_each(|i| order.swap(i, below(i as u64 + 1)));
             order
         });
         let positions = [0, 1].map(|epoch: usize| {
             let mut positions = vec![0; rows[epoch].len()];
-            rows[epoch].iter().zip(0..).for_each(|(&row, at)| positions[row as usize] = at);
+            rows[epoch]
+                .iter()
+                .zip(0..)
+                .for_each(|(&row, at)| positions[row as usize] = at);
             positions
         });
         Some(Uniform { rows, positions })
@@ -329,10 +407,15 @@ impl Ordering for Uniform {
     }
 
     fn row_at(&self, epoch: u64, position: u64) -> RowRef {
-        RowRef { source: 0, row: self.rows[epoch as usize % 2][position as usize].into() }
+        RowRef {
+            source: 0,
+            row: self.rows[epoch as usize % 2][position as usize].into(),
+        }
     }
 
     fn position_of(&self, epoch: u64, row: RowRef) -> Option<u64> {
-        self.positions[epoch as usize % 2].get(row.row as usize).map(|&p| p.into())
+        self.positions[epoch as usize % 2]
+            .get(row.row as usize)
+            .map(|&p| p.into())
     }
 }

@@ -1,8 +1,10 @@
 //! The shape of a dataset: how many rows each of its blocks has.
 //!
-//! A plan needs to know nothing else of a dataset. Blocks of equal size that follow each other are one *run*, with the number of its first block
-//! and of its first row, so that a file of a thousand equal row groups and a shorter last one costs two runs (48 bytes), and finding a row or a block is a
-//! binary search over runs. The encoding is what a node sends to clients: versioned, checksummed, and safe to decode whoever sent it.
+//! A plan needs to know nothing else of a dataset. Blocks of equal size that follow each other are
+//! one *run*, with the number of its first block and of its first row, so that a file of a thousand
+//! equal row groups and a shorter last one costs two runs (48 bytes), and finding a row or a block
+//! is a binary search over runs. The encoding is what a node sends to clients: versioned,
+//! checksummed, and safe to decode whoever sent it.
 
 use forebay_core::{Error, Result, limits};
 use std::ops::Range;
@@ -35,7 +37,9 @@ impl Shape {
     /// The shape of `rows` rows in blocks of `block_rows`, the last one shorter.
     pub fn uniform(rows: u64, block_rows: u64) -> Result<Self> {
         if block_rows == 0 {
-            return Err(Error::invalid("a block of 0 rows").hint("give the number of rows in a block"));
+            return Err(
+                Error::invalid("a block of 0 rows").hint("give the number of rows in a block")
+            );
         }
         let rest = rows % block_rows;
         Self::from_runs([(rows / block_rows, block_rows), (u64::from(rest > 0), rest)])
@@ -54,8 +58,14 @@ impl Shape {
         if blocks == 0 {
             return Ok(());
         }
-        let total_blocks = self.blocks.checked_add(blocks).filter(|&b| b <= limits::PLAN_BLOCKS_MAX);
-        let total_rows = blocks.checked_mul(rows_per_block).and_then(|r| r.checked_add(self.rows)).filter(|&r| r <= limits::PLAN_ROWS_MAX);
+        let total_blocks = self
+            .blocks
+            .checked_add(blocks)
+            .filter(|&b| b <= limits::PLAN_BLOCKS_MAX);
+        let total_rows = blocks
+            .checked_mul(rows_per_block)
+            .and_then(|r| r.checked_add(self.rows))
+            .filter(|&r| r <= limits::PLAN_ROWS_MAX);
         let (Some(total_blocks), Some(total_rows)) = (total_blocks, total_rows) else {
             return Err(Error::invalid(format!(
                 "a dataset of more than {} rows or {} blocks",
@@ -64,8 +74,16 @@ impl Shape {
             ))
             .hint("split it into several datasets and mix them"));
         };
-        if self.runs.last().is_none_or(|last| last.rows_per_block != rows_per_block) {
-            self.runs.push(Run { first_block: self.blocks, first_row: self.rows, rows_per_block });
+        if self
+            .runs
+            .last()
+            .is_none_or(|last| last.rows_per_block != rows_per_block)
+        {
+            self.runs.push(Run {
+                first_block: self.blocks,
+                first_row: self.rows,
+                rows_per_block,
+            });
         }
         (self.blocks, self.rows) = (total_blocks, total_rows);
         Ok(())
@@ -95,11 +113,15 @@ impl Shape {
         run.first_block + (row - run.first_row) / run.rows_per_block
     }
 
-    /// The size of all blocks, if they are of one size but for a last one that may be shorter; and the size of the last one.
+    /// The size of all blocks, if they are of one size but for a last one that may be shorter; and
+    /// the size of the last one.
     pub(crate) fn as_uniform(&self) -> Option<(u64, u64)> {
         match self.runs[..] {
             [run] => Some((run.rows_per_block, run.rows_per_block)),
-            [run, last] if last.first_block + 1 == self.blocks && last.rows_per_block < run.rows_per_block => {
+            [run, last]
+                if last.first_block + 1 == self.blocks
+                    && last.rows_per_block < run.rows_per_block =>
+            {
                 Some((run.rows_per_block, last.rows_per_block))
             }
             _ => None,
@@ -110,12 +132,16 @@ impl Shape {
     /// Runs as `(blocks, rows per block)`.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.runs.iter().enumerate().map(|(i, run)| {
-            let end = self.runs.get(i + 1).map_or(self.blocks, |next| next.first_block);
+            let end = self
+                .runs
+                .get(i + 1)
+                .map_or(self.blocks, |next| next.first_block);
             (end - run.first_block, run.rows_per_block)
         })
     }
 
-    /// Compact bytes: magic and version, the number of runs, the runs, a checksum. Numbers are LEB128.
+    /// Compact bytes: magic and version, the number of runs, the runs, a checksum. Numbers are
+    /// LEB128.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(16 + 6 * self.runs.len());
         out.extend_from_slice(MAGIC);
@@ -130,23 +156,40 @@ impl Shape {
 
     /// The shape that [`encode`](Shape::encode) wrote; an error for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let broken = |what: &str| Error::corrupt(format!("the shape of a dataset: {what}")).hint("ask the node for it again");
-        let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(|| broken("too short"))?;
-        let mut rest = body.strip_prefix(MAGIC).ok_or_else(|| broken("not in format version 1"))?;
+        let broken = |what: &str| {
+            Error::corrupt(format!("the shape of a dataset: {what}"))
+                .hint("ask the node for it again")
+        };
+        let (body, sum) = bytes
+            .split_last_chunk::<8>()
+            .ok_or_else(|| broken("too short"))?;
+        let mut rest = body
+            .strip_prefix(MAGIC)
+            .ok_or_else(|| broken("not in format version 1"))?;
         if xxh3_64(body) != u64::from_le_bytes(*sum) {
             return Err(broken("the checksum does not match"));
         }
-        let mut number = || take_number(&mut rest).ok_or_else(|| broken("a number is cut off or too long"));
+        let mut number =
+            || take_number(&mut rest).ok_or_else(|| broken("a number is cut off or too long"));
         let runs = number()?;
         let mut shape = Shape::default();
         for _ in 0..runs {
             let (blocks, rows) = (number()?, number()?);
-            if blocks == 0 || shape.runs.last().is_some_and(|last| last.rows_per_block == rows) {
+            if blocks == 0
+                || shape
+                    .runs
+                    .last()
+                    .is_some_and(|last| last.rows_per_block == rows)
+            {
                 return Err(broken("runs that no encoder writes"));
             }
             shape.push(blocks, rows)?;
         }
-        if rest.is_empty() { Ok(shape) } else { Err(broken("bytes after the last run")) }
+        if rest.is_empty() {
+            Ok(shape)
+        } else {
+            Err(broken("bytes after the last run"))
+        }
     }
 
     /// A number that differs where shapes differ.

@@ -15,7 +15,8 @@ pub enum Shuffle {
     None,
     /// No row is `rows` or more positions away from its place.
     Window { rows: u64 },
-    /// Blocks in a random order; rows shuffled within each `blocks` blocks that follow each other in it.
+    /// Blocks in a random order; rows shuffled within each `blocks` blocks that follow each other
+    /// in it.
     Block { blocks: u64 },
     /// All rows.
     Full,
@@ -24,8 +25,10 @@ pub enum Shuffle {
 impl Shuffle {
     fn checked(self) -> Result<Self> {
         match self {
-            Shuffle::Window { rows: 0 } => Err(Error::invalid("a window of 0 rows").hint("the shuffle \"none\" leaves rows as they are")),
-            Shuffle::Block { blocks: 0 } => Err(Error::invalid("a block shuffle of 0 blocks").hint("shuffle at least 1 block at a time")),
+            Shuffle::Window { rows: 0 } => Err(Error::invalid("a window of 0 rows")
+                .hint("the shuffle \"none\" leaves rows as they are")),
+            Shuffle::Block { blocks: 0 } => Err(Error::invalid("a block shuffle of 0 blocks")
+                .hint("shuffle at least 1 block at a time")),
             shuffle => Ok(shuffle),
         }
     }
@@ -47,7 +50,10 @@ impl std::str::FromStr for Shuffle {
 
     /// `none`, `window:10000`, `block:16`, `full`.
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || Error::invalid(format!("the shuffle {text:?}")).hint("one of none, window:ROWS, block:BLOCKS, full");
+        let wrong = || {
+            Error::invalid(format!("the shuffle {text:?}"))
+                .hint("one of none, window:ROWS, block:BLOCKS, full")
+        };
         let number = |n: &str| n.replace('_', "").parse::<u64>().map_err(|_| wrong());
         match text.split_once(':') {
             None if text == "none" => Ok(Shuffle::None),
@@ -69,13 +75,15 @@ pub struct Source {
     pub weight: f64,
 }
 
-/// What a plan is made from. Whatever is not here (ranks, workers, batches) does not change the order of the rows.
+/// What a plan is made from. Whatever is not here (ranks, workers, batches) does not change the
+/// order of the rows.
 #[derive(Clone, Debug)]
 pub struct PlanSpec {
     pub sources: Vec<Source>,
     pub seed: u64,
     pub shuffle: Shuffle,
-    /// Rows of an epoch of a mix. Without it, the rows of all sources together. One source alone needs none: its epoch is each row once.
+    /// Rows of an epoch of a mix. Without it, the rows of all sources together. One source alone
+    /// needs none: its epoch is each row once.
     pub epoch_rows: Option<u64>,
 }
 
@@ -107,30 +115,73 @@ fn one() -> f64 {
 
 impl PlanDocument {
     /// The plan's specification, with the shapes that `shape_of` finds for the datasets.
-    pub fn resolve(&self, mut shape_of: impl FnMut(&str) -> Result<Arc<Shape>>) -> Result<PlanSpec> {
+    pub fn resolve(
+        &self,
+        mut shape_of: impl FnMut(&str) -> Result<Arc<Shape>>,
+    ) -> Result<PlanSpec> {
         if self.sources.len() > limits::PLAN_SOURCES_MAX {
             return Err(too_many_sources(self.sources.len()));
         }
-        let sources =
-            self.sources.iter().map(|s| Ok(Source { dataset: s.dataset.clone(), shape: shape_of(&s.dataset)?, weight: s.weight }));
-        Ok(PlanSpec { sources: sources.collect::<Result<_>>()?, seed: self.seed, shuffle: self.shuffle, epoch_rows: self.epoch_rows })
+        let sources = self.sources.iter().map(|s| {
+            Ok(Source {
+                dataset: s.dataset.clone(),
+                shape: shape_of(&s.dataset)?,
+                weight: s.weight,
+            })
+        });
+        Ok(PlanSpec {
+            sources: sources.collect::<Result<_>>()?,
+            seed: self.seed,
+            shuffle: self.shuffle,
+            epoch_rows: self.epoch_rows,
+        })
     }
 }
 
 pub(crate) fn too_many_sources(n: usize) -> Error {
-    Error::invalid(format!("a plan of {n} sources; at most {}", limits::PLAN_SOURCES_MAX)).hint("open many files as one dataset")
+    Error::invalid(format!(
+        "a plan of {n} sources; at most {}",
+        limits::PLAN_SOURCES_MAX
+    ))
+    .hint("open many files as one dataset")
 }
 
 impl PlanSpec {
     /// A plan over one dataset.
-    pub fn single(dataset: impl Into<String>, shape: Arc<Shape>, seed: u64, shuffle: Shuffle) -> Self {
-        PlanSpec { sources: vec![Source { dataset: dataset.into(), shape, weight: 1.0 }], seed, shuffle, epoch_rows: None }
+    pub fn single(
+        dataset: impl Into<String>,
+        shape: Arc<Shape>,
+        seed: u64,
+        shuffle: Shuffle,
+    ) -> Self {
+        PlanSpec {
+            sources: vec![Source {
+                dataset: dataset.into(),
+                shape,
+                weight: 1.0,
+            }],
+            seed,
+            shuffle,
+            epoch_rows: None,
+        }
     }
 
     /// The document that says the same without shapes.
     pub fn document(&self) -> PlanDocument {
-        let sources = self.sources.iter().map(|s| SourceDocument { dataset: s.dataset.clone(), weight: s.weight }).collect();
-        PlanDocument { sources, seed: self.seed, shuffle: self.shuffle, epoch_rows: self.epoch_rows }
+        let sources = self
+            .sources
+            .iter()
+            .map(|s| SourceDocument {
+                dataset: s.dataset.clone(),
+                weight: s.weight,
+            })
+            .collect();
+        PlanDocument {
+            sources,
+            seed: self.seed,
+            shuffle: self.shuffle,
+            epoch_rows: self.epoch_rows,
+        }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -141,10 +192,17 @@ impl PlanSpec {
             return Err(too_many_sources(self.sources.len()));
         }
         if let Some(empty) = self.sources.iter().find(|s| s.shape.rows() == 0) {
-            return Err(Error::invalid(format!("dataset {:?} has no rows", empty.dataset)).hint("look at what it was opened from"));
+            return Err(
+                Error::invalid(format!("dataset {:?} has no rows", empty.dataset))
+                    .hint("look at what it was opened from"),
+            );
         }
-        if let Some(rows) = self.epoch_rows.filter(|rows| !(1..=limits::PLAN_ROWS_MAX).contains(rows)) {
-            return Err(Error::invalid(format!("an epoch of {rows} rows")).hint(format!("epoch_rows is 1 to {}", limits::PLAN_ROWS_MAX)));
+        if let Some(rows) = self
+            .epoch_rows
+            .filter(|rows| !(1..=limits::PLAN_ROWS_MAX).contains(rows))
+        {
+            return Err(Error::invalid(format!("an epoch of {rows} rows"))
+                .hint(format!("epoch_rows is 1 to {}", limits::PLAN_ROWS_MAX)));
         }
         self.shuffle.checked().map(|_| ())
     }
@@ -160,8 +218,9 @@ impl PlanSpec {
         xxh3_64(&text)
     }
 
-    /// The identity of the orders that follow from this: equal where all of them are equal. The algorithm's version, the data, the seed, the
-    /// shuffle and what a mix takes from each source (`quotas`, which are what the weights came to).
+    /// The identity of the orders that follow from this: equal where all of them are equal. The
+    /// algorithm's version, the data, the seed, the shuffle and what a mix takes from each source
+    /// (`quotas`, which are what the weights came to).
     pub(crate) fn identity(&self, data: u64, quotas: &[u64], epoch_rows: Option<u64>) -> String {
         let (kind, size) = match self.shuffle {
             Shuffle::None => (0, 0),
@@ -169,8 +228,20 @@ impl PlanSpec {
             Shuffle::Block { blocks } => (2, blocks),
             Shuffle::Full => (3, 0),
         };
-        let parts = [u64::from(ALGORITHM), data, self.seed, kind, size, u64::from(epoch_rows.is_some()), epoch_rows.unwrap_or(0)];
-        let text: Vec<u8> = parts.iter().chain(quotas).flat_map(|n| n.to_le_bytes()).collect();
+        let parts = [
+            u64::from(ALGORITHM),
+            data,
+            self.seed,
+            kind,
+            size,
+            u64::from(epoch_rows.is_some()),
+            epoch_rows.unwrap_or(0),
+        ];
+        let text: Vec<u8> = parts
+            .iter()
+            .chain(quotas)
+            .flat_map(|n| n.to_le_bytes())
+            .collect();
         format!("{:016x}", (xxh3_128(&text) >> 64) as u64)
     }
 }

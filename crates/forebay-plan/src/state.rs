@@ -1,7 +1,8 @@
 //! Where a job is in its plan: a few numbers that say what was *yielded*, not what was read ahead.
 //!
-//! A state belongs to the order of rows, not to those who read it: it can be loaded into any number of ranks and workers and any size of batch. It
-//! carries the plan's identity in parts, so that a state of another dataset, seed or release is refused with the reason.
+//! A state belongs to the order of rows, not to those who read it: it can be loaded into any number
+//! of ranks and workers and any size of batch. It carries the plan's identity in parts, so that a
+//! state of another dataset, seed or release is refused with the reason.
 
 use crate::{ALGORITHM, Batching, Plan};
 use forebay_core::{Error, Result, limits};
@@ -22,8 +23,8 @@ pub struct State {
     pub data: String,
     pub seed: u64,
     pub epoch: u64,
-    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position. With bounded batches, where the look-ahead window
-    /// under way begins.
+    /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position.
+    /// With bounded batches, where the look-ahead window under way begins.
     pub position: u64,
     /// With bounded batches, in the middle of a window: which of its batches were yielded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,16 +61,24 @@ impl State {
     /// Whether this is a place of this plan; if not, why.
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let own = State::start(plan);
-        let wrong = |what: String, hint: &str| Err(Error::invalid(format!("the state to resume from is {what}")).hint(hint));
+        let wrong = |what: String, hint: &str| {
+            Err(Error::invalid(format!("the state to resume from is {what}")).hint(hint))
+        };
         if self.version != own.version {
             return wrong(
-                format!("in version {} of its form, this release knows version {VERSION}", self.version),
+                format!(
+                    "in version {} of its form, this release knows version {VERSION}",
+                    self.version
+                ),
                 "resume with the release that saved it",
             );
         }
         if self.algorithm != own.algorithm {
             return wrong(
-                format!("of orders in version {}, this release makes version {ALGORITHM}", self.algorithm),
+                format!(
+                    "of orders in version {}, this release makes version {ALGORITHM}",
+                    self.algorithm
+                ),
                 "resume with the release that saved it, or begin an epoch anew",
             );
         }
@@ -80,7 +89,13 @@ impl State {
             );
         }
         if self.seed != own.seed {
-            return wrong(format!("of the seed {}, this plan has the seed {}", self.seed, own.seed), "give the plan the same seed");
+            return wrong(
+                format!(
+                    "of the seed {}, this plan has the seed {}",
+                    self.seed, own.seed
+                ),
+                "give the plan the same seed",
+            );
         }
         if self.plan != own.plan {
             return wrong(
@@ -90,7 +105,12 @@ impl State {
         }
         if self.epoch >= limits::PLAN_EPOCHS_MAX || self.position > plan.rows_per_epoch() {
             return wrong(
-                format!("at row {} of epoch {}: an epoch has {} rows", self.position, self.epoch, plan.rows_per_epoch()),
+                format!(
+                    "at row {} of epoch {}: an epoch has {} rows",
+                    self.position,
+                    self.epoch,
+                    plan.rows_per_epoch()
+                ),
                 "it was changed after it was saved: load one as it was",
             );
         }

@@ -1,13 +1,15 @@
 //! The steps of a job: each takes one batch for each rank from the order, in order.
 //!
-//! With batches of `B` rows and `W` ranks, a step takes the next `W · B` positions of the epoch, and rank `r` the `r`-th `B` of them. So the rows of all ranks, put
-//! together in their order, are the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and after a step there is
-//! one number that says
-//! where the job is. Steps are counted from the state that the job began with, on through the epochs. Worker `w` of `n` makes the steps
+//! With batches of `B` rows and `W` ranks, a step takes the next `W · B` positions of the epoch,
+//! and rank `r` the `r`-th `B` of them. So the rows of all ranks, put together in their order, are
+//! the order of the plan, whatever `W` and `B` are; every rank has the same number of steps; and
+//! after a step there is one number that says where the job is. Steps are counted from the state
+//! that the job began with, on through the epochs. Worker `w` of `n` makes the steps
 //! `w, w + n, w + 2n, …`: who takes from the workers in turn gets them in order.
 //!
-//! Batches bounded by length (`bounded.rs`) are a sequence as well, of which a step takes `W`. Where a step begins in it is known only by making
-//! those before it, so each worker goes through all of them, and keeps its own.
+//! Batches bounded by length (`bounded.rs`) are a sequence as well, of which a step takes `W`.
+//! Where a step begins in it is known only by making those before it, so each worker goes through
+//! all of them, and keeps its own.
 
 use crate::{Batching, Lengths, Partition, Plan, RowRef, State, Uneven, Within, bounded::Window};
 use forebay_core::{Error, Result, limits};
@@ -21,7 +23,8 @@ pub struct Step {
     pub epoch: u64,
     /// The rows of this rank.
     pub rows: Vec<RowRef>,
-    /// How many of them are rows of this epoch; those after are padding. All of them, but under [`Uneven::Pad`].
+    /// How many of them are rows of this epoch; those after are padding. All of them, but under
+    /// [`Uneven::Pad`].
     pub real: usize,
     /// Where the job is when all ranks have yielded this step.
     pub next: State,
@@ -55,7 +58,13 @@ struct Cursor {
 impl Cursor {
     fn new(state: &State) -> Self {
         let batches = state.within.map_or(0, |within| within.batches);
-        Cursor { step: 0, epoch: state.epoch, position: state.position, batches, window: None }
+        Cursor {
+            step: 0,
+            epoch: state.epoch,
+            position: state.position,
+            batches,
+            window: None,
+        }
     }
 
     fn turn_epoch(&mut self) {
@@ -68,14 +77,30 @@ impl Steps {
     pub fn new(plan: Arc<Plan>, partition: Partition, start: &State) -> Result<Self> {
         let partition = partition.checked()?;
         start.check(&plan)?;
-        if start.within.is_some_and(|within| within.batching != partition.batch) {
-            return Err(Error::invalid("the state to resume from is between batches of other bounds").hint(
-                "resume with the max_total, max_rows and lookahead that it was saved with; a state of the beginning of an epoch takes any",
+        if start
+            .within
+            .is_some_and(|within| within.batching != partition.batch)
+        {
+            return Err(Error::invalid(
+                "the state to resume from is between batches of other \
+                bounds",
+            )
+            .hint(
+                "resume with the max_total, max_rows and lookahead that it was saved with; a \
+                 state of the beginning of an epoch takes any",
             ));
         }
         let cursor = Cursor::new(start);
-        let steps =
-            Steps { plan, partition, start: start.clone(), end_epoch: limits::PLAN_EPOCHS_MAX, workers: 1, next: 0, lengths: None, cursor };
+        let steps = Steps {
+            plan,
+            partition,
+            start: start.clone(),
+            end_epoch: limits::PLAN_EPOCHS_MAX,
+            workers: 1,
+            next: 0,
+            lengths: None,
+            cursor,
+        };
         if steps.in_epoch(0) == Some(0) {
             return Err(Error::invalid(format!(
                 "an epoch of {} rows is less than one step of {} ranks with {} rows each",
@@ -97,8 +122,12 @@ impl Steps {
     /// The part of worker `worker` of `workers`, or of connection `k` of `K`.
     pub fn of_worker(mut self, worker: u32, workers: u32) -> Result<Self> {
         if workers == 0 || workers > limits::PLAN_WORKERS_MAX || worker >= workers {
-            return Err(Error::invalid(format!("worker {worker} of {workers}"))
-                .hint(format!("workers count from 0, and there are 1 to {}", limits::PLAN_WORKERS_MAX)));
+            return Err(
+                Error::invalid(format!("worker {worker} of {workers}")).hint(format!(
+                    "workers count from 0, and there are 1 to {}",
+                    limits::PLAN_WORKERS_MAX
+                )),
+            );
         }
         (self.workers, self.next) = (workers, u64::from(worker));
         Ok(self)
@@ -126,21 +155,36 @@ impl Steps {
         }
     }
 
-    /// Steps of an epoch from a position on; `None` for bounded batches, of which nobody knows without the lengths.
+    /// Steps of an epoch from a position on; `None` for bounded batches, of which nobody knows
+    /// without the lengths.
     pub fn in_epoch(&self, position: u64) -> Option<u64> {
         let (left, stride) = (self.plan.rows_per_epoch() - position, self.stride()?);
-        Some(if self.partition.uneven == Uneven::Drop { left / stride } else { left.div_ceil(stride) })
+        Some(if self.partition.uneven == Uneven::Drop {
+            left / stride
+        } else {
+            left.div_ceil(stride)
+        })
     }
 
     /// All steps until the end, of all workers; `None` as for [`in_epoch`](Steps::in_epoch).
     pub fn total(&self) -> Option<u64> {
         let whole = self.end_epoch.saturating_sub(self.start.epoch);
-        Some(if whole == 0 { 0 } else { self.in_epoch(self.start.position)?.saturating_add((whole - 1).saturating_mul(self.in_epoch(0)?)) })
+        Some(if whole == 0 {
+            0
+        } else {
+            self.in_epoch(self.start.position)?
+                .saturating_add((whole - 1).saturating_mul(self.in_epoch(0)?))
+        })
     }
 
-    /// The step of this number; `None` past the end. With bounded batches an earlier step than the last one that was asked for begins anew.
+    /// The step of this number; `None` past the end. With bounded batches an earlier step than the
+    /// last one that was asked for begins anew.
     pub fn step(&mut self, step: u64) -> Result<Option<Step>> {
-        let (Some(stride), Some(first), Some(each)) = (self.stride(), self.in_epoch(self.start.position), self.in_epoch(0)) else {
+        let (Some(stride), Some(first), Some(each)) = (
+            self.stride(),
+            self.in_epoch(self.start.position),
+            self.in_epoch(0),
+        ) else {
             if step < self.cursor.step {
                 self.cursor = Cursor::new(&self.start);
             }
@@ -152,25 +196,49 @@ impl Steps {
             }
         };
         let (epoch, position, last) = match step.checked_sub(first) {
-            None => (self.start.epoch, self.start.position + step * stride, step + 1 == first),
-            Some(later) => ((self.start.epoch + 1).saturating_add(later / each), later % each * stride, later % each + 1 == each),
+            None => (
+                self.start.epoch,
+                self.start.position + step * stride,
+                step + 1 == first,
+            ),
+            Some(later) => (
+                (self.start.epoch + 1).saturating_add(later / each),
+                later % each * stride,
+                later % each + 1 == each,
+            ),
         };
         if epoch >= self.end_epoch {
             return Ok(None);
         }
         let rows = u64::from(self.partition.batch.most_rows());
         let start = position + u64::from(self.partition.rank) * rows;
-        let next = if last { State::at(&self.plan, epoch + 1, 0) } else { State::at(&self.plan, epoch, position + stride) };
+        let next = if last {
+            State::at(&self.plan, epoch + 1, 0)
+        } else {
+            State::at(&self.plan, epoch, position + stride)
+        };
         let (rows, real) = self.rows_from(epoch, start, rows);
-        Ok(Some(Step { step, epoch, rows, real, next }))
+        Ok(Some(Step {
+            step,
+            epoch,
+            rows,
+            real,
+            next,
+        }))
     }
 
-    /// Rows from a position on, around the end of the epoch to its beginning if it has not as many; and how many count.
+    /// Rows from a position on, around the end of the epoch to its beginning if it has not as many;
+    /// and how many count.
     fn rows_from(&self, epoch: u64, start: u64, count: u64) -> (Vec<RowRef>, usize) {
         let (all, end) = (self.plan.rows_per_epoch(), start + count);
         let mut rows = Vec::with_capacity(count as usize);
-        self.plan.fill(epoch, start.min(all)..end.min(all), &mut rows);
-        let real = if self.partition.uneven == Uneven::Pad { rows.len() } else { count as usize };
+        self.plan
+            .fill(epoch, start.min(all)..end.min(all), &mut rows);
+        let real = if self.partition.uneven == Uneven::Pad {
+            rows.len()
+        } else {
+            count as usize
+        };
         let mut at = start.max(all);
         while at < end {
             let from = at % all;
@@ -183,7 +251,11 @@ impl Steps {
 
     /// The step after the last one, of bounded batches.
     fn next_bounded(&mut self) -> Result<Option<Step>> {
-        let (world, rank, rows) = (u64::from(self.partition.world), u64::from(self.partition.rank), self.plan.rows_per_epoch());
+        let (world, rank, rows) = (
+            u64::from(self.partition.world),
+            u64::from(self.partition.rank),
+            self.plan.rows_per_epoch(),
+        );
         loop {
             let epoch = self.cursor.epoch;
             if epoch >= self.end_epoch {
@@ -223,8 +295,10 @@ impl Steps {
             let uneven = self.partition.uneven;
             if taken == 0 || taken < world && uneven == Uneven::Drop {
                 if whole_epoch {
-                    return Err(Error::invalid(format!("an epoch makes {taken} batches, less than one for each of {world} ranks"))
-                        .hint("make batches smaller, or pad or repeat instead of drop"));
+                    return Err(Error::invalid(format!(
+                        "an epoch makes {taken} batches, less than one for each of {world} ranks"
+                    ))
+                    .hint("make batches smaller, or pad or repeat instead of drop"));
                 }
                 continue;
             }
@@ -235,22 +309,33 @@ impl Steps {
             }
             let mut next = State::at(&self.plan, self.cursor.epoch, self.cursor.position);
             if self.cursor.batches > 0 {
-                next.within = Some(Within { batches: self.cursor.batches, batching: self.partition.batch });
+                next.within = Some(Within {
+                    batches: self.cursor.batches,
+                    batching: self.partition.batch,
+                });
             }
             let step = self.cursor.step;
             self.cursor.step += 1;
-            return Ok(Some(Step { step, epoch, rows: own, real, next }));
+            return Ok(Some(Step {
+                step,
+                epoch,
+                rows: own,
+                real,
+                next,
+            }));
         }
     }
 
     fn window(&self, epoch: u64, start: u64) -> Result<Window> {
         let lengths = self.lengths.as_ref().ok_or_else(|| {
-            Error::invalid("batches bounded by length, of rows whose lengths nobody told").hint("name the column that holds them")
+            Error::invalid("batches bounded by length, of rows whose lengths nobody told")
+                .hint("name the column that holds them")
         })?;
         Window::new(&self.plan, epoch, start, &self.partition.batch, &**lengths)
     }
 
-    /// Batch number `number` from the beginning of an epoch, which begins again when it has not as many.
+    /// Batch number `number` from the beginning of an epoch, which begins again when it has not as
+    /// many.
     fn batch_around(&self, epoch: u64, mut number: u64) -> Result<Vec<RowRef>> {
         let mut start = 0;
         loop {

@@ -9,8 +9,17 @@ use std::{collections::HashSet, sync::Arc};
 fn random_shape(rng: &mut Rng) -> Shape {
     match rng.below(3) {
         0 => Shape::uniform(1 + rng.below(3000), 1 + rng.below(200)),
-        1 => Shape::from_blocks((0..1 + rng.below(60)).map(|_| rng.below(40)).chain([1]).collect::<Vec<_>>()),
-        _ => Shape::from_runs((0..1 + rng.below(8)).map(|_| (1 + rng.below(9), 1 + rng.below(50))).collect::<Vec<_>>()),
+        1 => Shape::from_blocks(
+            (0..1 + rng.below(60))
+                .map(|_| rng.below(40))
+                .chain([1])
+                .collect::<Vec<_>>(),
+        ),
+        _ => Shape::from_runs(
+            (0..1 + rng.below(8))
+                .map(|_| (1 + rng.below(9), 1 + rng.below(50)))
+                .collect::<Vec<_>>(),
+        ),
     }
     .expect("small")
 }
@@ -18,8 +27,12 @@ fn random_shape(rng: &mut Rng) -> Shape {
 fn random_shuffle(rng: &mut Rng) -> Shuffle {
     match rng.below(4) {
         0 => Shuffle::None,
-        1 => Shuffle::Window { rows: 1 + rng.below(400) },
-        2 => Shuffle::Block { blocks: 1 + rng.below(20) },
+        1 => Shuffle::Window {
+            rows: 1 + rng.below(400),
+        },
+        2 => Shuffle::Block {
+            blocks: 1 + rng.below(20),
+        },
         _ => Shuffle::Full,
     }
 }
@@ -29,7 +42,8 @@ fn an_epoch_holds_each_row_once_and_every_way_of_asking_agrees() {
     cases("an_epoch_holds_each_row_once", 300, |rng| {
         let shape = Arc::new(random_shape(rng));
         let shuffle = random_shuffle(rng);
-        let plan = Plan::new(PlanSpec::single("d", shape.clone(), rng.next(), shuffle)).expect("a plan");
+        let plan =
+            Plan::new(PlanSpec::single("d", shape.clone(), rng.next(), shuffle)).expect("a plan");
         let epoch = rng.below(5);
         let rows = plan.rows_per_epoch();
         let mut order = Vec::new();
@@ -37,7 +51,11 @@ fn an_epoch_holds_each_row_once_and_every_way_of_asking_agrees() {
         assert_eq!(order.iter().collect::<HashSet<_>>().len() as u64, rows);
         for (position, row) in order.iter().enumerate() {
             assert_eq!(plan.row_at(epoch, position as u64), *row, "{shuffle}");
-            assert_eq!(plan.position_of(epoch, *row), Some(position as u64), "{shuffle}");
+            assert_eq!(
+                plan.position_of(epoch, *row),
+                Some(position as u64),
+                "{shuffle}"
+            );
             if let Shuffle::Window { rows } = shuffle {
                 assert!(row.row.abs_diff(position as u64) < rows);
             }
@@ -58,8 +76,14 @@ fn an_epoch_holds_each_row_once_and_every_way_of_asking_agrees() {
         let mut both = order.clone();
         plan.fill(epoch + 1, 0..rows, &mut both);
         for block in 0..shape.blocks() {
-            let expected = (a..2 * rows).find(|&p| shape.block_of(both[p as usize].row) == block).map(|p| (epoch + p / rows, p % rows));
-            assert_eq!(plan.next_use(epoch, a, 0, block), expected, "{shuffle}, block {block} from {a} of {rows}");
+            let expected = (a..2 * rows)
+                .find(|&p| shape.block_of(both[p as usize].row) == block)
+                .map(|p| (epoch + p / rows, p % rows));
+            assert_eq!(
+                plan.next_use(epoch, a, 0, block),
+                expected,
+                "{shuffle}, block {block} from {a} of {rows}"
+            );
         }
     });
 }
@@ -70,9 +94,19 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
         let shuffle = random_shuffle(rng);
         let seed = rng.next();
         let sources: Vec<_> = (0..1 + rng.below(4))
-            .map(|i| Source { dataset: format!("d{i}"), shape: Arc::new(random_shape(rng)), weight: (1 + rng.below(20)) as f64 })
+            .map(|i| Source {
+                dataset: format!("d{i}"),
+                shape: Arc::new(random_shape(rng)),
+                weight: (1 + rng.below(20)) as f64,
+            })
             .collect();
-        let plan = Plan::new(PlanSpec { sources: sources.clone(), seed, shuffle, epoch_rows: Some(1 + rng.below(2000)) }).expect("a plan");
+        let plan = Plan::new(PlanSpec {
+            sources: sources.clone(),
+            seed,
+            shuffle,
+            epoch_rows: Some(1 + rng.below(2000)),
+        })
+        .expect("a plan");
         let rows = plan.rows_per_epoch();
         let mut all: Vec<RowRef> = Vec::new();
         for epoch in 0..4 {
@@ -85,39 +119,71 @@ fn a_mix_gives_each_source_its_quota_and_all_of_it_in_its_own_order() {
             plan.fill(epoch, a..b, &mut part);
             assert_eq!(part, order[a as usize..b as usize]);
             let mut seen = HashSet::new();
-            let block_of = |row: &RowRef| (row.source, sources[row.source as usize].shape.block_of(row.row));
-            let blocks: Vec<_> = part.iter().map(block_of).filter(|block| seen.insert(*block)).collect();
+            let block_of = |row: &RowRef| {
+                (
+                    row.source,
+                    sources[row.source as usize].shape.block_of(row.row),
+                )
+            };
+            let blocks: Vec<_> = part
+                .iter()
+                .map(block_of)
+                .filter(|block| seen.insert(*block))
+                .collect();
             assert_eq!(plan.blocks_of(epoch, a..b), blocks);
             for (position, row) in order.iter().enumerate() {
                 assert_eq!(plan.row_at(epoch, position as u64), *row);
-                assert_eq!(plan.position_of(epoch, *row), order.iter().position(|r| r == row).map(|p| p as u64));
+                assert_eq!(
+                    plan.position_of(epoch, *row),
+                    order.iter().position(|r| r == row).map(|p| p as u64)
+                );
             }
         }
         // Next use, from a place in the first epoch, wherever the four epochs tell.
         let from = rng.below(rows);
         for (i, source) in sources.iter().enumerate() {
             for block in 0..source.shape.blocks() {
-                let is_of_block = |row: &RowRef| row.source as usize == i && source.shape.block_of(row.row) == block;
+                let is_of_block = |row: &RowRef| {
+                    row.source as usize == i && source.shape.block_of(row.row) == block
+                };
                 if let Some(p) = all[from as usize..].iter().position(is_of_block) {
                     let p = from + p as u64;
-                    assert_eq!(plan.next_use(0, from, i as u32, block), Some((p / rows, p % rows)));
+                    assert_eq!(
+                        plan.next_use(0, from, i as u32, block),
+                        Some((p / rows, p % rows))
+                    );
                 }
             }
         }
         let (quotas, cycle) = plan.quotas();
         for whole in all.chunks_exact(cycle as usize) {
             for (i, &quota) in quotas.iter().enumerate() {
-                assert_eq!(whole.iter().filter(|row| row.source as usize == i).count() as u64, quota);
+                assert_eq!(
+                    whole.iter().filter(|row| row.source as usize == i).count() as u64,
+                    quota
+                );
             }
         }
         // Each source alone, in its own order, one epoch of it after the other.
         for (i, source) in sources.iter().enumerate() {
-            let mine: Vec<_> = all.iter().filter(|row| row.source as usize == i).map(|row| row.row).collect();
+            let mine: Vec<_> = all
+                .iter()
+                .filter(|row| row.source as usize == i)
+                .map(|row| row.row)
+                .collect();
             for pass in mine.chunks(source.shape.rows() as usize) {
-                assert_eq!(pass.iter().collect::<HashSet<_>>().len(), pass.len(), "a row twice before all were given once");
+                assert_eq!(
+                    pass.iter().collect::<HashSet<_>>().len(),
+                    pass.len(),
+                    "a row twice before all were given once"
+                );
             }
             if shuffle == Shuffle::None {
-                assert!(mine.iter().enumerate().all(|(at, &row)| row == at as u64 % source.shape.rows()));
+                assert!(
+                    mine.iter()
+                        .enumerate()
+                        .all(|(at, &row)| row == at as u64 % source.shape.rows())
+                );
             }
         }
     });
@@ -131,13 +197,24 @@ fn permutations_of_any_size_are_bijections_and_can_be_turned_around() {
         let order = Permutation::new(n, rng.next());
         let mut numbers = Vec::new();
         order.for_each(0..n, |v| numbers.push(v));
-        numbers.iter().zip(0..).for_each(|(&v, i)| assert_eq!((order.at(i), order.position_of(v)), (v, i)));
+        numbers
+            .iter()
+            .zip(0..)
+            .for_each(|(&v, i)| assert_eq!((order.at(i), order.position_of(v)), (v, i)));
         numbers.sort_unstable();
         assert!(numbers.iter().zip(0..).all(|(&v, i)| v == i));
-        // Huge ones, to 2^62, at some places; near powers of two and squares, where roots and quotients could be wrong by one.
+        // Huge ones, to 2^62, at some places; near powers of two and squares, where roots and
+        // quotients could be wrong by one.
         let power = 1u64 << (13 + rng.below(49));
         let root = 1 + rng.below(1 << 30);
-        let n = [power, power - 1, power + 1, root * root, root * root + 1, power - rng.below(power / 2)][rng.below(6) as usize]
+        let n = [
+            power,
+            power - 1,
+            power + 1,
+            root * root,
+            root * root + 1,
+            power - rng.below(power / 2),
+        ][rng.below(6) as usize]
             .clamp(1, Permutation::MAX);
         let order = Permutation::new(n, rng.next());
         for i in [0, n - 1, rng.below(n), rng.below(n), rng.below(n)] {
@@ -153,7 +230,13 @@ fn permutations_of_any_size_are_bijections_and_can_be_turned_around() {
 fn a_dataset_of_a_trillion_rows_costs_no_more_than_a_small_one() {
     for shuffle in ["window:10000", "block:16", "full"] {
         let shape = Arc::new(Shape::uniform(1 << 40, 1000).expect("within limits"));
-        let plan = Plan::new(PlanSpec::single("d", shape, 7, shuffle.parse().expect("a shuffle"))).expect("a plan");
+        let plan = Plan::new(PlanSpec::single(
+            "d",
+            shape,
+            7,
+            shuffle.parse().expect("a shuffle"),
+        ))
+        .expect("a plan");
         let mut rng = Rng::new(3);
         for _ in 0..200 {
             let (epoch, position) = (rng.below(1000), rng.below(1 << 40));

@@ -1,5 +1,6 @@
-//! How random permutations are, by the counts that a uniform one would have. Keys are fixed, so that each run counts the same;
-//! `FOREBAY_TEST_CASES=<factor>` takes that many times as many. Each figure is printed as its distance from what is expected in standard deviations (`--nocapture`).
+//! How random permutations are, by the counts that a uniform one would have. Keys are fixed, so
+//! that each run counts the same; `FOREBAY_TEST_CASES=<factor>` takes that many times as many. Each
+//! figure is printed as its distance from what is expected in standard deviations (`--nocapture`).
 
 mod common;
 
@@ -7,19 +8,27 @@ use common::{Rng, factor};
 use forebay_plan::{Permutation, Plan, PlanSpec, RowRef, Shape, Shuffle};
 use std::sync::Arc;
 
-/// Beyond this many standard deviations nobody believes in chance, with the some hundred figures here.
+/// Beyond this many standard deviations nobody believes in chance, with the some hundred figures
+/// here.
 const LIMIT: f64 = 5.0;
 
 fn check(what: &str, z: f64) {
     println!("{z:>8.2}  {what}");
-    assert!(z.abs() < LIMIT, "{what}: {z:.1} standard deviations from uniform");
+    assert!(
+        z.abs() < LIMIT,
+        "{what}: {z:.1} standard deviations from uniform"
+    );
 }
 
-/// Pearson's chi-square of counts that are all expected alike, as a normal deviate (Wilson and Hilferty).
+/// Pearson's chi-square of counts that are all expected alike, as a normal deviate (Wilson and
+/// Hilferty).
 fn chi_square(counts: &[u64]) -> f64 {
     let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
     assert!(expected > 5.0, "too few for a chi-square");
-    let square: f64 = counts.iter().map(|&c| (c as f64 - expected).powi(2) / expected).sum();
+    let square: f64 = counts
+        .iter()
+        .map(|&c| (c as f64 - expected).powi(2) / expected)
+        .sum();
     let freedom = (counts.len() - 1) as f64;
     ((square / freedom).cbrt() - (1.0 - 2.0 / (9.0 * freedom))) / (2.0 / (9.0 * freedom)).sqrt()
 }
@@ -44,11 +53,18 @@ fn every_order_of_few_numbers_is_as_likely_as_any() {
 
 #[test]
 fn places_and_pairs_of_places_are_uniform_over_keys() {
-    // Just past the table, squares, one above a square, and primes: the forms that a network of halves may treat unlike.
+    // Just past the table, squares, one above a square, and primes: the forms that a network of
+    // halves may treat unlike.
     for n in [7u64, 31, 32, 33, 36, 37, 49, 64, 100, 101] {
         let keys = n * n * 30 * factor();
         let mut places = vec![0u64; (n * n) as usize];
-        let pairs = [(0, 1), (0, n - 1), (n / 2, n / 2 + 1), (0, n / 2), (1, 7 % n)];
+        let pairs = [
+            (0, 1),
+            (0, n - 1),
+            (n / 2, n / 2 + 1),
+            (0, n / 2),
+            (1, 7 % n),
+        ];
         let mut joint = vec![vec![0u64; (n * (n - 1)) as usize]; pairs.len()];
         for key in 0..keys {
             let order = Permutation::new(n, key);
@@ -61,12 +77,22 @@ fn places_and_pairs_of_places_are_uniform_over_keys() {
                 counts[(u * (n - 1) + v - u64::from(v > u)) as usize] += 1;
             }
         }
-        // Each row of the table and each column has a sum that is given: the freedom is (n - 1)², which for a z of this size makes a small difference only.
-        let square: f64 = places.iter().map(|&c| (c as f64 - (keys / n) as f64).powi(2) / (keys / n) as f64).sum();
+        // Each row of the table and each column has a sum that is given: the freedom is (n - 1)²,
+        // which for a z of this size makes a small difference only.
+        let square: f64 = places
+            .iter()
+            .map(|&c| (c as f64 - (keys / n) as f64).powi(2) / (keys / n) as f64)
+            .sum();
         let freedom = ((n - 1) * (n - 1)) as f64;
-        check(&format!("{n}: number at place"), (square - freedom) / (2.0 * freedom).sqrt());
+        check(
+            &format!("{n}: number at place"),
+            (square - freedom) / (2.0 * freedom).sqrt(),
+        );
         for (pair, counts) in pairs.iter().zip(&joint) {
-            check(&format!("{n}: numbers at places {pair:?}"), chi_square(counts));
+            check(
+                &format!("{n}: numbers at places {pair:?}"),
+                chi_square(counts),
+            );
         }
     }
 }
@@ -86,7 +112,11 @@ fn triples_differences_and_parity_are_uniform_over_keys() {
             steps[((v + n - u) % n - 1) as usize] += 1;
             if key % 16 == 0 {
                 let values: Vec<u64> = (0..n).map(|i| order.at(i)).collect();
-                fixed += values.iter().enumerate().filter(|&(i, &v)| i as u64 == v).count() as u64;
+                fixed += values
+                    .iter()
+                    .enumerate()
+                    .filter(|&(i, &v)| i as u64 == v)
+                    .count() as u64;
                 let (mut seen, mut cycles) = (vec![false; n as usize], 0);
                 for i in 0..n as usize {
                     let mut at = i;
@@ -100,22 +130,38 @@ fn triples_differences_and_parity_are_uniform_over_keys() {
                 odd += (n - cycles) % 2;
             }
         }
-        check(&format!("{n}: numbers at places 0, 1, 2"), chi_square(&triples));
-        check(&format!("{n}: from one place to the next"), chi_square(&steps));
+        check(
+            &format!("{n}: numbers at places 0, 1, 2"),
+            chi_square(&triples),
+        );
+        check(
+            &format!("{n}: from one place to the next"),
+            chi_square(&steps),
+        );
         let looked = keys.div_ceil(16) as f64;
-        check(&format!("{n}: odd permutations"), (odd as f64 - looked / 2.0) / (looked / 4.0).sqrt());
-        check(&format!("{n}: fixed points"), (fixed as f64 - looked) / looked.sqrt());
+        check(
+            &format!("{n}: odd permutations"),
+            (odd as f64 - looked / 2.0) / (looked / 4.0).sqrt(),
+        );
+        check(
+            &format!("{n}: fixed points"),
+            (fixed as f64 - looked) / looked.sqrt(),
+        );
     }
 }
 
-/// Counts of (cell of x, cell of y) over a bijection from x to y, with `side` cells each way: standard deviations from those of a uniform one.
+/// Counts of (cell of x, cell of y) over a bijection from x to y, with `side` cells each way:
+/// standard deviations from those of a uniform one.
 fn grid(n: u64, side: u64, map: impl Fn(u64) -> u64) -> f64 {
     let mut counts = vec![0u64; (side * side) as usize];
     for x in 0..n {
         counts[(x * side / n * side + map(x) * side / n) as usize] += 1;
     }
     let expected = n as f64 / (side * side) as f64;
-    let square: f64 = counts.iter().map(|&c| (c as f64 - expected).powi(2) / expected).sum();
+    let square: f64 = counts
+        .iter()
+        .map(|&c| (c as f64 - expected).powi(2) / expected)
+        .sum();
     let freedom = ((side - 1) * (side - 1)) as f64;
     (square - freedom) / (2.0 * freedom).sqrt()
 }
@@ -127,13 +173,28 @@ fn within_one_order_places_and_numbers_have_nothing_to_do_with_each_other() {
         for _ in 0..factor() {
             let order = Permutation::new(n, rng.next());
             let root = n.isqrt();
-            check(&format!("{n}: place against number"), grid(n, n.isqrt() / 4, |i| order.at(i)));
-            check(&format!("{n}: number against the next one"), grid(n, root / 4, |v| order.at((order.position_of(v) + 1) % n)));
-            check(&format!("{n}: number against the one √n places on"), grid(n, root / 4, |v| order.at((order.position_of(v) + root) % n)));
+            check(
+                &format!("{n}: place against number"),
+                grid(n, n.isqrt() / 4, |i| order.at(i)),
+            );
+            check(
+                &format!("{n}: number against the next one"),
+                grid(n, root / 4, |v| order.at((order.position_of(v) + 1) % n)),
+            );
+            check(
+                &format!("{n}: number against the one √n places on"),
+                grid(n, root / 4, |v| order.at((order.position_of(v) + root) % n)),
+            );
             // Remainders: what the low half of the network would show.
             let b = (root + 1) & !1;
-            check(&format!("{n}: remainders"), remainders(n / b * b, b, &order));
-            check(&format!("{n}: number against the one 7 places on"), grid(n, root / 4, |v| order.at((order.position_of(v) + 7) % n)));
+            check(
+                &format!("{n}: remainders"),
+                remainders(n / b * b, b, &order),
+            );
+            check(
+                &format!("{n}: number against the one 7 places on"),
+                grid(n, root / 4, |v| order.at((order.position_of(v) + 7) % n)),
+            );
         }
     }
 }
@@ -149,7 +210,9 @@ fn remainders(n: u64, b: u64, order: &Permutation) -> f64 {
     (0..b).for_each(|x| sizes[(x * side / b) as usize] += 1);
     let square: f64 = (0..side * side)
         .map(|cell| {
-            let expected = n as f64 * sizes[(cell / side) as usize] as f64 / b as f64 * sizes[(cell % side) as usize] as f64 / b as f64;
+            let expected = n as f64 * sizes[(cell / side) as usize] as f64 / b as f64
+                * sizes[(cell % side) as usize] as f64
+                / b as f64;
             (counts[cell as usize] as f64 - expected).powi(2) / expected
         })
         .sum();
@@ -163,30 +226,61 @@ fn orders_under_neighbouring_keys_have_nothing_to_do_with_each_other() {
     let mut rng = Rng::new(12);
     for _ in 0..4 * factor() {
         let key = rng.next();
-        for other in [key ^ 1, key.wrapping_add(1), key ^ (1 << 63), key.wrapping_add(0x9E37_79B9_7F4A_7C15), !key] {
+        for other in [
+            key ^ 1,
+            key.wrapping_add(1),
+            key ^ (1 << 63),
+            key.wrapping_add(0x9E37_79B9_7F4A_7C15),
+            !key,
+        ] {
             let (a, b) = (Permutation::new(n, key), Permutation::new(n, other));
-            check(&format!("key {key:x} against {other:x}"), grid(n, 120, |v| b.at(a.position_of(v))));
+            check(
+                &format!("key {key:x} against {other:x}"),
+                grid(n, 120, |v| b.at(a.position_of(v))),
+            );
         }
         // The same key over a slightly larger domain.
         let (a, b) = (Permutation::new(n, key), Permutation::new(n + 1, key));
         let other = |v: u64| Some(b.at(a.position_of(v))).filter(|&v| v < n).unwrap_or(0);
-        check(&format!("key {key:x} over {n} and one more"), grid(n, 120, other));
+        check(
+            &format!("key {key:x} over {n} and one more"),
+            grid(n, 120, other),
+        );
     }
 }
 
 #[test]
 fn epochs_seeds_and_sources_have_nothing_to_do_with_each_other() {
     let rows = 250_000;
-    let plan =
-        |seed, shuffle| Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(rows, 1).expect("small")), seed, shuffle)).expect("a plan");
+    let plan = |seed, shuffle| {
+        Plan::new(PlanSpec::single(
+            "d",
+            Arc::new(Shape::uniform(rows, 1).expect("small")),
+            seed,
+            shuffle,
+        ))
+        .expect("a plan")
+    };
     for seed in 0..2 * factor() {
         // With blocks of one row the orders of blocks are those of rows.
         for shuffle in [Shuffle::Full, Shuffle::Block { blocks: 1 }] {
             let (one, other) = (plan(seed, shuffle), plan(seed + 1, shuffle));
-            let position = |of: &Plan, epoch, row| of.position_of(epoch, RowRef { source: 0, row }).expect("a row of the epoch");
-            check(&format!("{shuffle}, seed {seed}: epoch 0 against 1"), grid(rows, 120, |p| position(&one, 1, one.row_at(0, p).row)));
-            check(&format!("{shuffle}, seed {seed}: epoch 6 against 7"), grid(rows, 120, |p| position(&one, 7, one.row_at(6, p).row)));
-            check(&format!("{shuffle}, seed {seed} against the next"), grid(rows, 120, |p| position(&other, 0, one.row_at(0, p).row)));
+            let position = |of: &Plan, epoch, row| {
+                of.position_of(epoch, RowRef { source: 0, row })
+                    .expect("a row of the epoch")
+            };
+            check(
+                &format!("{shuffle}, seed {seed}: epoch 0 against 1"),
+                grid(rows, 120, |p| position(&one, 1, one.row_at(0, p).row)),
+            );
+            check(
+                &format!("{shuffle}, seed {seed}: epoch 6 against 7"),
+                grid(rows, 120, |p| position(&one, 7, one.row_at(6, p).row)),
+            );
+            check(
+                &format!("{shuffle}, seed {seed} against the next"),
+                grid(rows, 120, |p| position(&other, 0, one.row_at(0, p).row)),
+            );
             // What a sum of seed and epoch would make equal.
             check(
                 &format!("{shuffle}, seed {seed}, epoch 1 against the next seed, epoch 0"),

@@ -1,23 +1,33 @@
-//! Exact resume: however often a job is interrupted, with whatever number of ranks, workers, batch size and rule it goes on, its rows are those of the
-//! plan, none lost, none twice.
+//! Exact resume: however often a job is interrupted, with whatever number of ranks, workers, batch
+//! size and rule it goes on, its rows are those of the plan, none lost, none twice.
 
 mod common;
 
 use common::{Rng, cases};
 use forebay_core::Result;
-use forebay_plan::{Batching, Lengths, Partition, Plan, PlanSpec, RowRef, Shape, Shuffle, Source, State, Step, Steps, Uneven};
+use forebay_plan::{
+    Batching, Lengths, Partition, Plan, PlanSpec, RowRef, Shape, Shuffle, Source, State, Step,
+    Steps, Uneven,
+};
 use std::sync::Arc;
 
 fn random_plan(rng: &mut Rng) -> Arc<Plan> {
     let shuffle = match rng.below(4) {
         0 => Shuffle::None,
-        1 => Shuffle::Window { rows: 1 + rng.below(100) },
-        2 => Shuffle::Block { blocks: 1 + rng.below(10) },
+        1 => Shuffle::Window {
+            rows: 1 + rng.below(100),
+        },
+        2 => Shuffle::Block {
+            blocks: 1 + rng.below(10),
+        },
         _ => Shuffle::Full,
     };
     let sources: Vec<_> = (0..1 + rng.below(3))
         .map(|i| {
-            let blocks: Vec<u64> = (0..1 + rng.below(30)).map(|_| rng.below(20)).chain([7]).collect();
+            let blocks: Vec<u64> = (0..1 + rng.below(30))
+                .map(|_| rng.below(20))
+                .chain([7])
+                .collect();
             Source {
                 dataset: format!("d{i}"),
                 shape: Arc::new(Shape::from_blocks(blocks).expect("small")),
@@ -25,8 +35,20 @@ fn random_plan(rng: &mut Rng) -> Arc<Plan> {
             }
         })
         .collect();
-    let epoch_rows = if rng.chance(2) { Some(1 + rng.below(500)) } else { None };
-    Arc::new(Plan::new(PlanSpec { sources, seed: rng.next(), shuffle, epoch_rows }).expect("a plan"))
+    let epoch_rows = if rng.chance(2) {
+        Some(1 + rng.below(500))
+    } else {
+        None
+    };
+    Arc::new(
+        Plan::new(PlanSpec {
+            sources,
+            seed: rng.next(),
+            shuffle,
+            epoch_rows,
+        })
+        .expect("a plan"),
+    )
 }
 
 fn random_uneven(rng: &mut Rng) -> Uneven {
@@ -56,7 +78,17 @@ fn ranks(
     (0..world)
         .map(|rank| {
             let worker = |worker| {
-                let steps = Steps::new(plan.clone(), Partition { world, rank, batch, uneven }, state)?.of_worker(worker, workers)?;
+                let steps = Steps::new(
+                    plan.clone(),
+                    Partition {
+                        world,
+                        rank,
+                        batch,
+                        uneven,
+                    },
+                    state,
+                )?
+                .of_worker(worker, workers)?;
                 Ok(match &lengths {
                     Some(lengths) => steps.with_lengths(lengths.clone()),
                     None => steps,
@@ -69,13 +101,19 @@ fn ranks(
 
 /// One step of all ranks: they agree on where the job is then.
 fn together(ranks: &mut [Rank]) -> Vec<Step> {
-    let steps: Vec<Step> = ranks.iter_mut().map(|rank| rank.next().expect("plans have no end").expect("a step")).collect();
-    assert!(steps.iter().all(|step| step.next == steps[0].next && step.epoch == steps[0].epoch && step.step == steps[0].step));
+    let steps: Vec<Step> = ranks
+        .iter_mut()
+        .map(|rank| rank.next().expect("plans have no end").expect("a step"))
+        .collect();
+    assert!(steps.iter().all(|step| step.next == steps[0].next
+        && step.epoch == steps[0].epoch
+        && step.step == steps[0].step));
     steps
 }
 
 fn through_json(state: &State) -> State {
-    serde_json::from_str(&serde_json::to_string(state).expect("a state as JSON")).expect("the state again")
+    serde_json::from_str(&serde_json::to_string(state).expect("a state as JSON"))
+        .expect("the state again")
 }
 
 #[test]
@@ -89,7 +127,15 @@ fn no_interruption_loses_a_row_or_gives_one_twice() {
             let (world, workers) = (1 + rng.below(5) as u32, 1 + rng.below(4) as u32);
             let (rows, uneven) = (1 + rng.below(30) as u32, random_uneven(rng));
             let stride = u64::from(world) * u64::from(rows);
-            let mut ranks = match ranks(&plan, &state, world, workers, Batching::Rows(rows), uneven, None) {
+            let mut ranks = match ranks(
+                &plan,
+                &state,
+                world,
+                workers,
+                Batching::Rows(rows),
+                uneven,
+                None,
+            ) {
                 Ok(ranks) => ranks,
                 Err(e) => {
                     assert!(uneven == Uneven::Drop && all < stride, "{e}");
@@ -106,15 +152,26 @@ fn no_interruption_loses_a_row_or_gives_one_twice() {
                 let left = (all - position).min(stride);
                 let mut expected = Vec::new();
                 plan.fill(epoch, position..position + left, &mut expected);
-                (left..stride).for_each(|i| expected.push(plan.row_at(epoch, (position + i) % all)));
-                let got: Vec<RowRef> = steps.iter().flat_map(|step| step.rows.iter().copied()).collect();
+                (left..stride)
+                    .for_each(|i| expected.push(plan.row_at(epoch, (position + i) % all)));
+                let got: Vec<RowRef> = steps
+                    .iter()
+                    .flat_map(|step| step.rows.iter().copied())
+                    .collect();
                 assert_eq!(got, expected);
-                let real: Vec<RowRef> = steps.iter().flat_map(|step| step.rows[..step.real].iter().copied()).collect();
+                let real: Vec<RowRef> = steps
+                    .iter()
+                    .flat_map(|step| step.rows[..step.real].iter().copied())
+                    .collect();
                 let counted = if uneven == Uneven::Pad { left } else { stride };
                 assert_eq!(real, expected[..counted as usize]);
-                assert!(steps.iter().all(|step| step.rows.len() == rows as usize), "every rank has its whole batch");
+                assert!(
+                    steps.iter().all(|step| step.rows.len() == rows as usize),
+                    "every rank has its whole batch"
+                );
                 position += left;
-                // The end of an epoch, also one that only dropped rows follow, is the beginning of the next.
+                // The end of an epoch, also one that only dropped rows follow, is the beginning of
+                // the next.
                 if all - position == 0 || uneven == Uneven::Drop && all - position < stride {
                     (epoch, position) = (epoch + 1, 0);
                 }
@@ -129,16 +186,30 @@ fn no_interruption_loses_a_row_or_gives_one_twice() {
 fn every_rank_and_worker_has_the_same_number_of_steps() {
     cases("every_rank_has_the_same_number_of_steps", 200, |rng| {
         let plan = random_plan(rng);
-        let (world, uneven, rows) = (1 + rng.below(6) as u32, random_uneven(rng), 1 + rng.below(20) as u32);
+        let (world, uneven, rows) = (
+            1 + rng.below(6) as u32,
+            random_uneven(rng),
+            1 + rng.below(20) as u32,
+        );
         let (start, epochs) = (rng.below(plan.rows_per_epoch() + 1), 1 + rng.below(3));
         let state = State::at(&plan, 0, start);
         let mut counts = Vec::new();
         for rank in 0..world {
-            let partition = Partition { world, rank, batch: Batching::Rows(rows), uneven };
-            let Ok(steps) = Steps::new(plan.clone(), partition, &state) else { return };
+            let partition = Partition {
+                world,
+                rank,
+                batch: Batching::Rows(rows),
+                uneven,
+            };
+            let Ok(steps) = Steps::new(plan.clone(), partition, &state) else {
+                return;
+            };
             let steps = steps.until_epoch(epochs);
             let told = steps.total().expect("fixed batches are counted");
-            assert_eq!(told, steps.inspect(|step| assert!(step.is_ok())).count() as u64);
+            assert_eq!(
+                told,
+                steps.inspect(|step| assert!(step.is_ok())).count() as u64
+            );
             counts.push(told);
         }
         assert!(counts.iter().all(|&c| c == counts[0]));
@@ -169,14 +240,32 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
         let lengths = Arc::new(Made(longest));
         let (max_total, max_rows) = (longest + rng.below(200), 1 + rng.below(20) as u32);
         let padded = rng.chance(2);
-        let batch = Batching::Bounded { max_total, max_rows, lookahead_rows: 1 + rng.below(200) as u32, padded };
-        // One rank, one worker, never interrupted: the sequence of batches that all others must keep to.
+        let batch = Batching::Bounded {
+            max_total,
+            max_rows,
+            lookahead_rows: 1 + rng.below(200) as u32,
+            padded,
+        };
+        // One rank, one worker, never interrupted: the sequence of batches that all others must
+        // keep to.
         let epochs = 3;
-        let alone =
-            Steps::new(plan.clone(), Partition::alone(batch, Uneven::Drop), &State::start(&plan)).expect("steps").until_epoch(epochs);
-        let reference: Vec<Step> = alone.with_lengths(lengths.clone()).map(|step| step.expect("a step")).collect();
+        let alone = Steps::new(
+            plan.clone(),
+            Partition::alone(batch, Uneven::Drop),
+            &State::start(&plan),
+        )
+        .expect("steps")
+        .until_epoch(epochs);
+        let reference: Vec<Step> = alone
+            .with_lengths(lengths.clone())
+            .map(|step| step.expect("a step"))
+            .collect();
         for epoch in 0..epochs {
-            let mut got: Vec<RowRef> = reference.iter().filter(|s| s.epoch == epoch).flat_map(|s| s.rows.iter().copied()).collect();
+            let mut got: Vec<RowRef> = reference
+                .iter()
+                .filter(|s| s.epoch == epoch)
+                .flat_map(|s| s.rows.iter().copied())
+                .collect();
             let mut expected = Vec::new();
             plan.fill(epoch, 0..plan.rows_per_epoch(), &mut expected);
             got.sort_unstable();
@@ -184,14 +273,36 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
             assert_eq!(got, expected, "an epoch's batches hold its rows");
         }
         for step in &reference {
-            let (sum, most) = (step.rows.iter().map(|r| lengths.of(r)).sum::<u64>(), step.rows.iter().map(|r| lengths.of(r)).max());
-            let total = if padded { most.expect("batches are not empty") * step.rows.len() as u64 } else { sum };
-            assert!(total <= max_total && step.rows.len() <= max_rows as usize && !step.rows.is_empty());
+            let (sum, most) = (
+                step.rows.iter().map(|r| lengths.of(r)).sum::<u64>(),
+                step.rows.iter().map(|r| lengths.of(r)).max(),
+            );
+            let total = if padded {
+                most.expect("batches are not empty") * step.rows.len() as u64
+            } else {
+                sum
+            };
+            assert!(
+                total <= max_total && step.rows.len() <= max_rows as usize && !step.rows.is_empty()
+            );
         }
         let (mut at, mut state) = (0, State::start(&plan));
         'job: while at < reference.len() {
-            let (world, workers, uneven) = (1 + rng.below(4) as u32, 1 + rng.below(3) as u32, random_uneven(rng));
-            let mut ranks = ranks(&plan, &state, world, workers, batch, uneven, Some(lengths.clone())).expect("ranks");
+            let (world, workers, uneven) = (
+                1 + rng.below(4) as u32,
+                1 + rng.below(3) as u32,
+                random_uneven(rng),
+            );
+            let mut ranks = ranks(
+                &plan,
+                &state,
+                world,
+                workers,
+                batch,
+                uneven,
+                Some(lengths.clone()),
+            )
+            .expect("ranks");
             for _ in 0..1 + rng.below(6) {
                 let epoch = reference[at].epoch;
                 let left = reference[at..].iter().filter(|s| s.epoch == epoch).count();
@@ -207,21 +318,40 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
                         break 'job;
                     }
                     // Asked for again, in the next epoch.
-                    let again = reference[at..].iter().filter(|s| s.epoch == epoch + 1).count();
+                    let again = reference[at..]
+                        .iter()
+                        .filter(|s| s.epoch == epoch + 1)
+                        .count();
                     if again < world as usize {
                         assert!(ranks[0].next().expect("not the end").is_err());
                         break 'job;
                     }
                 }
-                let (epoch, left) = (reference[at].epoch, reference[at..].iter().filter(|s| s.epoch == reference[at].epoch).count());
+                let (epoch, left) = (
+                    reference[at].epoch,
+                    reference[at..]
+                        .iter()
+                        .filter(|s| s.epoch == reference[at].epoch)
+                        .count(),
+                );
                 let steps = together(&mut ranks);
                 for (rank, step) in steps.iter().enumerate() {
                     assert_eq!(step.epoch, epoch);
                     if rank < left {
-                        assert_eq!((&step.rows, step.real), (&reference[at + rank].rows, step.rows.len()));
+                        assert_eq!(
+                            (&step.rows, step.real),
+                            (&reference[at + rank].rows, step.rows.len())
+                        );
                     } else {
                         assert_ne!(uneven, Uneven::Drop);
-                        assert_eq!(step.real, if uneven == Uneven::Pad { 0 } else { step.rows.len() });
+                        assert_eq!(
+                            step.real,
+                            if uneven == Uneven::Pad {
+                                0
+                            } else {
+                                step.rows.len()
+                            }
+                        );
                         assert!(!step.rows.is_empty());
                     }
                 }
@@ -243,7 +373,14 @@ fn a_state_of_something_else_is_refused_with_the_reason() {
     let state = State::at(&plan, 2, 500);
     let refused = |other: PlanSpec, state: &State| {
         let other = Arc::new(Plan::new(other).expect("a plan"));
-        Steps::new(other, Partition::alone(Batching::Rows(10), Uneven::Drop), state).err().expect("refused").to_string()
+        Steps::new(
+            other,
+            Partition::alone(Batching::Rows(10), Uneven::Drop),
+            state,
+        )
+        .err()
+        .expect("refused")
+        .to_string()
     };
     assert!(refused(spec(1001, 1, Shuffle::Full), &state).contains("another dataset"));
     let mut renamed = spec(1000, 1, Shuffle::Full);
@@ -252,53 +389,193 @@ fn a_state_of_something_else_is_refused_with_the_reason() {
     assert!(refused(spec(1000, 2, Shuffle::Full), &state).contains("seed 1"));
     assert!(refused(spec(1000, 1, Shuffle::None), &state).contains("shuffle"));
     let own = spec(1000, 1, Shuffle::Full);
-    assert!(refused(own.clone(), &State { algorithm: 2, ..state.clone() }).contains("orders in version 2"));
-    assert!(refused(own.clone(), &State { version: 9, ..state.clone() }).contains("version 9 of its form"));
-    assert!(refused(own.clone(), &State { position: 1001, ..state.clone() }).contains("an epoch has 1000 rows"));
-    assert!(refused(own.clone(), &State { epoch: u64::MAX, ..state.clone() }).contains("an epoch has 1000 rows"));
-    let bounded = |max_rows| Batching::Bounded { max_total: 10, max_rows, lookahead_rows: 100, padded: false };
-    let within = State { within: Some(forebay_plan::Within { batches: 3, batching: bounded(5) }), ..state };
+    assert!(
+        refused(
+            own.clone(),
+            &State {
+                algorithm: 2,
+                ..state.clone()
+            }
+        )
+        .contains("orders in version 2")
+    );
+    assert!(
+        refused(
+            own.clone(),
+            &State {
+                version: 9,
+                ..state.clone()
+            }
+        )
+        .contains("version 9 of its form")
+    );
+    assert!(
+        refused(
+            own.clone(),
+            &State {
+                position: 1001,
+                ..state.clone()
+            }
+        )
+        .contains("an epoch has 1000 rows")
+    );
+    assert!(
+        refused(
+            own.clone(),
+            &State {
+                epoch: u64::MAX,
+                ..state.clone()
+            }
+        )
+        .contains("an epoch has 1000 rows")
+    );
+    let bounded = |max_rows| Batching::Bounded {
+        max_total: 10,
+        max_rows,
+        lookahead_rows: 100,
+        padded: false,
+    };
+    let within = State {
+        within: Some(forebay_plan::Within {
+            batches: 3,
+            batching: bounded(5),
+        }),
+        ..state
+    };
     assert!(refused(own.clone(), &within).contains("other bounds"));
-    let many = State { within: Some(forebay_plan::Within { batches: 3000, batching: bounded(5) }), ..within };
+    let many = State {
+        within: Some(forebay_plan::Within {
+            batches: 3000,
+            batching: bounded(5),
+        }),
+        ..within
+    };
     let plan = Arc::new(Plan::new(own).expect("a plan"));
-    let steps = Steps::new(plan, Partition::alone(bounded(5), Uneven::Drop), &many).expect("only lengths tell");
-    assert!(steps.with_lengths(Arc::new(Made(5))).next().expect("not the end").expect_err("refused").to_string().contains("3000 batches"));
+    let steps = Steps::new(plan, Partition::alone(bounded(5), Uneven::Drop), &many)
+        .expect("only lengths tell");
+    assert!(
+        steps
+            .with_lengths(Arc::new(Made(5)))
+            .next()
+            .expect("not the end")
+            .expect_err("refused")
+            .to_string()
+            .contains("3000 batches")
+    );
 }
 
 #[test]
 fn what_cannot_be_dealt_out_says_so() {
     let shape = Arc::new(Shape::uniform(100, 10).expect("small"));
-    let plan = Arc::new(Plan::new(PlanSpec::single("d", shape.clone(), 1, Shuffle::Full)).expect("a plan"));
+    let plan = Arc::new(
+        Plan::new(PlanSpec::single("d", shape.clone(), 1, Shuffle::Full)).expect("a plan"),
+    );
     let refused = |world, rank, batch, uneven| {
-        Steps::new(plan.clone(), Partition { world, rank, batch, uneven }, &State::start(&plan)).err().expect("refused").to_string()
+        Steps::new(
+            plan.clone(),
+            Partition {
+                world,
+                rank,
+                batch,
+                uneven,
+            },
+            &State::start(&plan),
+        )
+        .err()
+        .expect("refused")
+        .to_string()
     };
     assert!(refused(0, 0, Batching::Rows(1), Uneven::Drop).contains("a world of 0 ranks"));
     assert!(refused(2, 2, Batching::Rows(1), Uneven::Drop).contains("rank 2 in a world of 2"));
     assert!(refused(1, 0, Batching::Rows(0), Uneven::Drop).contains("batches of 0 rows"));
     assert!(refused(200, 0, Batching::Rows(1), Uneven::Drop).contains("less than one step"));
-    let long = Batching::Bounded { max_total: 3, max_rows: 5, lookahead_rows: 10, padded: false };
-    let steps = || Steps::new(plan.clone(), Partition::alone(long, Uneven::Drop), &State::start(&plan)).expect("steps");
-    assert!(steps().next().expect("not the end").expect_err("no lengths").to_string().contains("nobody told"));
-    let too_long = steps().with_lengths(Arc::new(Made(1000))).next().expect("not the end").expect_err("too long").to_string();
-    assert!(too_long.contains("has the length") && too_long.contains("dataset \"d\""), "{too_long}");
+    let long = Batching::Bounded {
+        max_total: 3,
+        max_rows: 5,
+        lookahead_rows: 10,
+        padded: false,
+    };
+    let steps = || {
+        Steps::new(
+            plan.clone(),
+            Partition::alone(long, Uneven::Drop),
+            &State::start(&plan),
+        )
+        .expect("steps")
+    };
+    assert!(
+        steps()
+            .next()
+            .expect("not the end")
+            .expect_err("no lengths")
+            .to_string()
+            .contains("nobody told")
+    );
+    let too_long = steps()
+        .with_lengths(Arc::new(Made(1000)))
+        .next()
+        .expect("not the end")
+        .expect_err("too long")
+        .to_string();
+    assert!(
+        too_long.contains("has the length") && too_long.contains("dataset \"d\""),
+        "{too_long}"
+    );
 
     // A dataset smaller than the world, where the rule gives every rank its batch.
     for uneven in [Uneven::Pad, Uneven::Repeat] {
-        let partition = Partition { world: 300, rank: 299, batch: Batching::Rows(2), uneven };
-        let step = Steps::new(plan.clone(), partition, &State::start(&plan)).expect("steps").next().expect("one").expect("a step");
-        assert_eq!((step.rows.len(), step.real), (2, if uneven == Uneven::Pad { 0 } else { 2 }));
+        let partition = Partition {
+            world: 300,
+            rank: 299,
+            batch: Batching::Rows(2),
+            uneven,
+        };
+        let step = Steps::new(plan.clone(), partition, &State::start(&plan))
+            .expect("steps")
+            .next()
+            .expect("one")
+            .expect("a step");
+        assert_eq!(
+            (step.rows.len(), step.real),
+            (2, if uneven == Uneven::Pad { 0 } else { 2 })
+        );
     }
 
     let spec = |sources: Vec<Source>| {
-        Plan::new(PlanSpec { sources, seed: 0, shuffle: Shuffle::None, epoch_rows: None }).expect_err("refused").to_string()
+        Plan::new(PlanSpec {
+            sources,
+            seed: 0,
+            shuffle: Shuffle::None,
+            epoch_rows: None,
+        })
+        .expect_err("refused")
+        .to_string()
     };
-    let source = |weight| Source { dataset: "x".into(), shape: shape.clone(), weight };
+    let source = |weight| Source {
+        dataset: "x".into(),
+        shape: shape.clone(),
+        weight,
+    };
     assert!(spec(vec![]).contains("without a source"));
     assert!(spec(vec![source(1.0), source(0.0)]).contains("weight 0"));
     assert!(spec(vec![source(f64::NAN), source(1.0)]).contains("weight NaN"));
     assert!(spec(vec![source(1.0), source(1e-9)]).contains("of the mix"));
-    assert!(spec(vec![Source { shape: Arc::new(Shape::default()), ..source(1.0) }]).contains("has no rows"));
-    for wrong in ["window", "window:0", "block:", "block:0", "fully", "full:3", "window:-1"] {
+    assert!(
+        spec(vec![Source {
+            shape: Arc::new(Shape::default()),
+            ..source(1.0)
+        }])
+        .contains("has no rows")
+    );
+    for wrong in [
+        "window",
+        "window:0",
+        "block:",
+        "block:0",
+        "fully",
+        "full:3",
+        "window:-1",
+    ] {
         assert!(wrong.parse::<Shuffle>().is_err(), "{wrong}");
     }
 }

@@ -23,30 +23,54 @@ impl Address {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') {
-                return Err(Failure::invalid("a unix: URL needs an absolute path").hint("unix:/run/forebay/forebay.sock"));
+                return Err(Failure::invalid("a unix: URL needs an absolute path")
+                    .hint("unix:/run/forebay/forebay.sock"));
             }
-            return Ok(Address { tcp: None, tls: false, unix: Some(PathBuf::from(path)) });
+            return Ok(Address {
+                tcp: None,
+                tls: false,
+                unix: Some(PathBuf::from(path)),
+            });
         }
         let (tls, rest) = match url.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
             Some((scheme, _)) => {
-                return Err(Failure::invalid(format!("{scheme}:// is not a node's URL"))
-                    .hint("http://host:port or unix:/path; a bucket goes into origin=, as in Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\")"));
+                return Err(
+                    Failure::invalid(format!("{scheme}:// is not a node's URL")).hint(
+                        "http://host:port or unix:/path; a bucket goes into origin=, as in \
+                        Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\")",
+                    ),
+                );
             }
             None => (false, url),
         };
         let authority = rest.trim_end_matches('/');
         if authority.contains('@') {
-            return Err(Failure::invalid("the URL holds a user or password").hint("pass token= instead"));
+            return Err(
+                Failure::invalid("the URL holds a user or password").hint("pass token= instead")
+            );
         }
         if authority.is_empty() || authority.contains(['/', '?', '#', ' ']) {
-            return Err(Failure::invalid("the URL is not http://host:port").hint("for example http://127.0.0.1:8080"));
+            return Err(Failure::invalid("the URL is not http://host:port")
+                .hint("for example http://127.0.0.1:8080"));
         }
-        let port_follows = authority.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
-        let tcp =
-            if port_follows { authority.to_owned() } else { format!("{authority}:{}", if tls { DEFAULT_TLS_PORT } else { DEFAULT_PORT }) };
-        Ok(Address { tcp: Some(tcp), tls, unix: None })
+        let port_follows = authority
+            .rsplit_once(':')
+            .is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
+        let tcp = if port_follows {
+            authority.to_owned()
+        } else {
+            format!(
+                "{authority}:{}",
+                if tls { DEFAULT_TLS_PORT } else { DEFAULT_PORT }
+            )
+        };
+        Ok(Address {
+            tcp: Some(tcp),
+            tls,
+            unix: None,
+        })
     }
 
     /// What URLs of it begin with.
@@ -56,7 +80,10 @@ impl Address {
 
     /// The host without its port, which the certificate must name.
     pub fn host(&self) -> &str {
-        self.tcp.as_deref().and_then(|t| t.rsplit_once(':')).map_or("localhost", |(host, _)| host)
+        self.tcp
+            .as_deref()
+            .and_then(|t| t.rsplit_once(':'))
+            .map_or("localhost", |(host, _)| host)
     }
 
     /// For the `Host` header.
@@ -77,12 +104,15 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// The node's socket, if the node says that it runs on this machine. (Whether the socket leads to the same node is asked there:
-    /// containers may share a kernel and not a file system.)
+    /// The node's socket, if the node says that it runs on this machine. (Whether the socket leads
+    /// to the same node is asked there: containers may share a kernel and not a file system.)
     pub fn local_socket(&self) -> Option<&Path> {
         let socket = self.unix_socket.as_deref().filter(|s| !s.is_empty())?;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let hashed = format!("{:016x}", (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64);
+        let hashed = format!(
+            "{:016x}",
+            (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64
+        );
         let ours = hashed == self.host_id;
         ours.then(|| Path::new(socket))
     }

@@ -1,7 +1,9 @@
 //! `Batch` and `Item`: received entries as Python sees them.
 //!
-//! An item is a view: offsets into the batch's region, exported through the buffer protocol. It holds the batch's memory, so the memory lives as long as
-//! any view of it and then returns to the pool. The memory is private to this process and writable (NumPy and PyTorch take it without a copy or a warning).
+//! An item is a view: offsets into the batch's region, exported through the buffer protocol. It
+//! holds the batch's memory, so the memory lives as long as any view of it and then returns to the
+//! pool. The memory is private to this process and writable (NumPy and PyTorch take it without a
+//! copy or a warning).
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -25,11 +27,13 @@ use std::{
 
 /// The entries of one request, in order, received into one piece of memory.
 ///
-/// Iterate over it (items come as they arrive), index it (waits until that entry has arrived), or take its ``len``. A stream that broke off, ended
-/// early or holds something else than was asked for raises :class:`Truncated`: a batch is never shorter than its request. The batch itself is bytes-like: the
-/// whole answer, a tar archive.
+/// Iterate over it (items come as they arrive), index it (waits until that entry has arrived), or
+/// take its ``len``. A stream that broke off, ended early or holds something else than was asked
+/// for raises :class:`Truncated`: a batch is never shorter than its request. The batch itself is
+/// bytes-like: the whole answer, a tar archive.
 ///
-/// The memory is private to this process and writable. It is used again for another batch when the batch and all views of it are gone.
+/// The memory is private to this process and writable. It is used again for another batch when the
+/// batch and all views of it are gone.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Batch {
     receiving: Arc<Receiving>,
@@ -44,7 +48,13 @@ impl Batch {
     /// Waits for the node's decision: accepted, or an error.
     pub fn wait_accepted(&self, py: Python<'_>) -> PyResult<()> {
         self.receiving.wait(py, None, |state| state.accepted)?;
-        self.receiving.look(|state| if state.accepted { Ok(()) } else { failure_of(state) })??;
+        self.receiving.look(|state| {
+            if state.accepted {
+                Ok(())
+            } else {
+                failure_of(state)
+            }
+        })??;
         Ok(())
     }
 
@@ -54,12 +64,21 @@ impl Batch {
     }
 
     fn item(&self, py: Python<'_>, index: usize) -> PyResult<Item> {
-        self.receiving.wait(py, None, |state| state.slots.len() > index)?;
+        self.receiving
+            .wait(py, None, |state| state.slots.len() > index)?;
         let view = self.receiving.look(|state| match state.slots.get(index) {
             Some(slot) => Ok((slot.at, slot.size, slot.error().is_some())),
-            None => Err(failure_of(state).err().unwrap_or_else(|| Failure::truncated("the batch ended early"))),
+            None => Err(failure_of(state)
+                .err()
+                .unwrap_or_else(|| Failure::truncated("the batch ended early"))),
         })??;
-        Ok(Item { receiving: self.receiving.clone(), index, at: view.0, size: view.1, failed: view.2 })
+        Ok(Item {
+            receiving: self.receiving.clone(),
+            index,
+            at: view.0,
+            size: view.1,
+            failed: view.2,
+        })
     }
 
     fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
@@ -78,7 +97,11 @@ impl Batch {
         self.receiving.len()
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn __getitem__<'py>(
+        &self,
+        py: Python<'py>,
+        index: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let len = self.receiving.len();
         if let Ok(slice) = index.cast::<PySlice>() {
             let bounds = slice.indices(len as isize)?;
@@ -86,19 +109,37 @@ impl Batch {
             for n in 0..bounds.slicelength as isize {
                 items.push(self.item(py, (bounds.start + n * bounds.step) as usize)?);
             }
-            return Ok(PyList::new(py, items.into_iter().map(|i| Py::new(py, i)).collect::<PyResult<Vec<_>>>()?)?.into_any());
+            return Ok(PyList::new(
+                py,
+                items
+                    .into_iter()
+                    .map(|i| Py::new(py, i))
+                    .collect::<PyResult<Vec<_>>>()?,
+            )?
+            .into_any());
         }
-        let wanted: isize = index.extract().map_err(|_| PyTypeError::new_err("a batch is indexed by int or slice"))?;
-        let at = if wanted < 0 { wanted + len as isize } else { wanted };
+        let wanted: isize = index
+            .extract()
+            .map_err(|_| PyTypeError::new_err("a batch is indexed by int or slice"))?;
+        let at = if wanted < 0 {
+            wanted + len as isize
+        } else {
+            wanted
+        };
         if at < 0 || at as usize >= len {
-            return Err(PyIndexError::new_err(format!("entry {wanted} of a batch of {len}")));
+            return Err(PyIndexError::new_err(format!(
+                "entry {wanted} of a batch of {len}"
+            )));
         }
         Ok(Bound::new(py, self.item(py, at as usize)?)?.into_any())
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> BatchIterator {
         slf.get().ask();
-        BatchIterator { batch: slf.unbind(), next: AtomicUsize::new(0) }
+        BatchIterator {
+            batch: slf.unbind(),
+            next: AtomicUsize::new(0),
+        }
     }
 
     /// Waits until everything has arrived and returns the batch.
@@ -109,12 +150,23 @@ impl Batch {
     /// Raises:
     ///     Timeout: Not complete in that time; the batch goes on.
     #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(slf: Bound<'py, Self>, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, Self>> {
+    fn wait<'py>(
+        slf: Bound<'py, Self>,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, Self>> {
         let limit = timeout.map(patience).transpose()?;
         let batch = slf.get();
         if !batch.receiving.wait(py, limit, |_| false)? {
-            let (have, of) = (batch.receiving.look(|s| s.slots.len())?, batch.receiving.len());
-            return Err(Failure::timeout(format!("{have} of {of} entries arrived in {} s", timeout.unwrap_or_default())).into());
+            let (have, of) = (
+                batch.receiving.look(|s| s.slots.len())?,
+                batch.receiving.len(),
+            );
+            return Err(Failure::timeout(format!(
+                "{have} of {of} entries arrived in {} s",
+                timeout.unwrap_or_default()
+            ))
+            .into());
         }
         batch.receiving.look(failure_of)??;
         Ok(slf)
@@ -155,8 +207,17 @@ impl Batch {
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
-        let region = self.receiving.region().ok_or_else(|| Failure::truncated("the batch is empty"))?;
-        let names = self.receiving.look(|state| state.slots.iter().map(|s| s.name(region)).collect::<Vec<_>>())?;
+        let region = self
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        let names = self.receiving.look(|state| {
+            state
+                .slots
+                .iter()
+                .map(|s| s.name(region))
+                .collect::<Vec<_>>()
+        })?;
         PyList::new(py, names)
     }
 
@@ -164,7 +225,11 @@ impl Batch {
     #[getter]
     fn sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
-        PyList::new(py, self.receiving.look(|state| state.slots.iter().map(|s| s.size).collect::<Vec<_>>())?)
+        PyList::new(
+            py,
+            self.receiving
+                .look(|state| state.slots.iter().map(|s| s.size).collect::<Vec<_>>())?,
+        )
     }
 
     /// ``(index, message)`` of each entry that could not be had. Waits for all.
@@ -172,16 +237,28 @@ impl Batch {
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.wait_all(py)?;
         let found = self.receiving.look(|state| {
-            let failed = state.slots.iter().enumerate().filter_map(|(i, s)| s.error().map(|e| (i, e.to_owned())));
+            let failed = state
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(|(i, s)| s.error().map(|e| (i, e.to_owned())));
             failed.collect::<Vec<_>>()
         })?;
         PyList::new(py, found)
     }
 
     /// The whole answer, a tar archive.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         slf.get().wait_all(slf.py())?;
-        let region = slf.get().receiving.region().ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        let region = slf
+            .get()
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
         // SAFETY: all bytes are published, and the view holds this object, which holds the region.
         unsafe { fill_view(slf.as_any(), view, flags, region.pointer(0), region.len()) }
     }
@@ -196,7 +273,11 @@ impl Batch {
             (state.slots.len(), status)
         });
         let (arrived, status) = state.unwrap_or((0, "of another process".to_owned()));
-        format!("<forebay.Batch of {} entries, {arrived} arrived, {} bytes, {status}>", self.receiving.len(), self.receiving.received())
+        format!(
+            "<forebay.Batch of {} entries, {arrived} arrived, {} bytes, {status}>",
+            self.receiving.len(),
+            self.receiving.received()
+        )
     }
 }
 
@@ -237,14 +318,20 @@ impl BatchIterator {
     }
 
     fn __length_hint__(&self) -> usize {
-        self.batch.get().receiving.len().saturating_sub(self.next.load(Ordering::Relaxed))
+        self.batch
+            .get()
+            .receiving
+            .len()
+            .saturating_sub(self.next.load(Ordering::Relaxed))
     }
 }
 
 /// One entry of a batch: a view of its bytes.
 ///
-/// It is bytes-like: ``numpy.frombuffer(item, numpy.uint8)``, ``torch.frombuffer(item, dtype=torch.uint8)``, ``bytes(item)`` and ``item.data`` (a
-/// ``memoryview``) work; all but ``bytes`` without a copy. True unless it has an ``error``; its bytes then raise :class:`EntryFailed`.
+/// It is bytes-like: ``numpy.frombuffer(item, numpy.uint8)``, ``torch.frombuffer(item,
+/// dtype=torch.uint8)``, ``bytes(item)`` and ``item.data`` (a ``memoryview``) work; all but
+/// ``bytes`` without a copy. True unless it has an ``error``; its bytes then raise
+/// :class:`EntryFailed`.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Item {
     receiving: Arc<Receiving>,
@@ -256,21 +343,31 @@ pub struct Item {
 
 impl Item {
     fn wanted(&self, part: impl Fn(&crate::request::Wanted) -> Span) -> Option<&str> {
-        self.receiving.request.text(part(self.receiving.request.get(self.index)))
+        self.receiving
+            .request
+            .text(part(self.receiving.request.get(self.index)))
     }
 
     fn name_text(&self) -> PyResult<String> {
-        let region = self.receiving.region().ok_or_else(|| Failure::truncated("the batch is empty"))?;
-        let name = self.receiving.look(|state| state.slots.get(self.index).map(|s| s.name(region)))?;
+        let region = self
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        let name = self
+            .receiving
+            .look(|state| state.slots.get(self.index).map(|s| s.name(region)))?;
         Ok(name.unwrap_or_default())
     }
 
     fn present(&self) -> PyResult<()> {
         match self.error()? {
             None => Ok(()),
-            Some(error) => Err(Failure::new(Class::EntryFailed, format!("entry {} ({}): {error}", self.index, self.name_text()?))
-                .hint("look at item.error before item.data when continue_on_error is set")
-                .into()),
+            Some(error) => Err(Failure::new(
+                Class::EntryFailed,
+                format!("entry {} ({}): {error}", self.index, self.name_text()?),
+            )
+            .hint("look at item.error before item.data when continue_on_error is set")
+            .into()),
         }
     }
 }
@@ -311,7 +408,10 @@ impl Item {
     #[getter]
     fn opaque<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         let request = &self.receiving.request;
-        request.rest(request.get(self.index)).and_then(|r| r.opaque.as_ref()).map(|o| PyBytes::new(py, o))
+        request
+            .rest(request.get(self.index))
+            .and_then(|r| r.opaque.as_ref())
+            .map(|o| PyBytes::new(py, o))
     }
 
     /// Bytes.
@@ -326,7 +426,12 @@ impl Item {
         if !self.failed {
             return Ok(None);
         }
-        Ok(self.receiving.look(|state| state.slots.get(self.index).and_then(|s| s.error().map(str::to_owned)))?)
+        Ok(self.receiving.look(|state| {
+            state
+                .slots
+                .get(self.index)
+                .and_then(|s| s.error().map(str::to_owned))
+        })?)
     }
 
     /// Its bytes, without a copy: a ``memoryview`` of shape ``(size,)``, format ``B``, writable.
@@ -346,27 +451,63 @@ impl Item {
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.present()?;
-        let region = self.receiving.region().ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        let region = self
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
         Ok(PyBytes::new(py, region.bytes(self.at, self.size)))
     }
 
     #[pyo3(signature = (encoding="utf-8", errors="strict"))]
-    fn decode<'py>(&self, py: Python<'py>, encoding: &str, errors: &str) -> PyResult<Bound<'py, PyString>> {
-        Ok(self.__bytes__(py)?.call_method1("decode", (encoding, errors))?.cast_into::<PyString>()?)
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        encoding: &str,
+        errors: &str,
+    ) -> PyResult<Bound<'py, PyString>> {
+        Ok(self
+            .__bytes__(py)?
+            .call_method1("decode", (encoding, errors))?
+            .cast_into::<PyString>()?)
     }
 
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let item = slf.get();
         item.present()?;
-        let region = item.receiving.region().ok_or_else(|| Failure::truncated("the batch is empty"))?;
-        // SAFETY: an item exists only for published bytes, and the view holds the item, which holds the region.
-        unsafe { fill_view(slf.as_any(), view, flags, region.pointer(item.at), item.size) }
+        let region = item
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        // SAFETY: an item exists only for published bytes, and the view holds the item, which holds
+        // the region.
+        unsafe {
+            fill_view(
+                slf.as_any(),
+                view,
+                flags,
+                region.pointer(item.at),
+                item.size,
+            )
+        }
     }
 
     fn __repr__(&self) -> PyResult<String> {
         Ok(match self.error()? {
-            None => format!("<forebay.Item {} {:?}, {} bytes>", self.index, self.name_text()?, self.size),
-            Some(error) => format!("<forebay.Item {} {:?}, error: {error}>", self.index, self.name_text()?),
+            None => format!(
+                "<forebay.Item {} {:?}, {} bytes>",
+                self.index,
+                self.name_text()?,
+                self.size
+            ),
+            Some(error) => format!(
+                "<forebay.Item {} {:?}, error: {error}>",
+                self.index,
+                self.name_text()?
+            ),
         })
     }
 }
@@ -375,15 +516,36 @@ impl Item {
 ///
 /// # Safety
 /// The bytes must stay valid for as long as `owner` lives; `view` comes from the interpreter.
-pub unsafe fn fill_view(owner: &Bound<'_, PyAny>, view: *mut ffi::Py_buffer, flags: c_int, at: *mut u8, len: usize) -> PyResult<()> {
-    let rc = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), at.cast(), len as ffi::Py_ssize_t, 0, flags) };
-    if rc == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
+pub unsafe fn fill_view(
+    owner: &Bound<'_, PyAny>,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+    at: *mut u8,
+    len: usize,
+) -> PyResult<()> {
+    let rc = unsafe {
+        ffi::PyBuffer_FillInfo(
+            view,
+            owner.as_ptr(),
+            at.cast(),
+            len as ffi::Py_ssize_t,
+            0,
+            flags,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(PyErr::fetch(owner.py()))
+    }
 }
 
 /// Seconds from Python: positive and finite.
 pub fn patience(seconds: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(d) if !d.is_zero() => Ok(d),
-        _ => Err(Failure::invalid(format!("{seconds} is not a number of seconds above 0"))),
+        _ => Err(Failure::invalid(format!(
+            "{seconds} is not a number of seconds above 0"
+        ))),
     }
 }

@@ -26,8 +26,19 @@ struct Ahead {
 }
 
 impl Batches {
-    pub fn new(client: Py<Client>, lists: Py<PyIterator>, prefetch: usize, options: BatchOptions) -> Self {
-        Batches { client, lists, prefetch, options, ahead: Mutex::default() }
+    pub fn new(
+        client: Py<Client>,
+        lists: Py<PyIterator>,
+        prefetch: usize,
+        options: BatchOptions,
+    ) -> Self {
+        Batches {
+            client,
+            lists,
+            prefetch,
+            options,
+            ahead: Mutex::default(),
+        }
     }
 }
 
@@ -38,7 +49,8 @@ impl Batches {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        // Batches are requested when the consumer comes for one, so each is as many steps ahead as `prefetch` says.
+        // Batches are requested when the consumer comes for one, so each is as many steps ahead as
+        // `prefetch` says.
         loop {
             let full = { self.ahead.lock().batches.len() > self.prefetch };
             if full || self.ahead.lock().end.is_some() {

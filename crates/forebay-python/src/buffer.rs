@@ -1,4 +1,5 @@
-//! `Buffer`: the bytes of one object, allocated once at their size, exported through the buffer protocol.
+//! `Buffer`: the bytes of one object, allocated once at their size, exported through the buffer
+//! protocol.
 
 use crate::{batch::fill_view, failure::Failure, failure::Result};
 use pyo3::{
@@ -9,7 +10,8 @@ use pyo3::{
 };
 use std::os::raw::c_int;
 
-/// The bytes of one object: bytes-like and writable. ``bytes(buffer)`` copies them, ``memoryview(buffer)`` does not.
+/// The bytes of one object: bytes-like and writable. ``bytes(buffer)`` copies them,
+/// ``memoryview(buffer)`` does not.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Buffer {
     at: *mut u8,
@@ -26,7 +28,12 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     pub fn new(bytes: Vec<u8>, etag: Option<String>) -> Self {
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
-        Buffer { at: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity(), etag }
+        Buffer {
+            at: bytes.as_mut_ptr(),
+            len: bytes.len(),
+            capacity: bytes.capacity(),
+            etag,
+        }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -64,19 +71,37 @@ impl Buffer {
     }
 
     #[pyo3(signature = (encoding="utf-8", errors="strict"))]
-    fn decode<'py>(&self, py: Python<'py>, encoding: &str, errors: &str) -> PyResult<Bound<'py, PyString>> {
-        Ok(self.__bytes__(py).call_method1("decode", (encoding, errors))?.cast_into::<PyString>()?)
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        encoding: &str,
+        errors: &str,
+    ) -> PyResult<Bound<'py, PyString>> {
+        Ok(self
+            .__bytes__(py)
+            .call_method1("decode", (encoding, errors))?
+            .cast_into::<PyString>()?)
     }
 
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let buffer = slf.get();
         // SAFETY: the memory lives as long as this object, which the view holds.
         unsafe { fill_view(slf.as_any(), view, flags, buffer.at, buffer.len) }
     }
 
-    fn __reduce__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+    fn __reduce__<'py>(
+        slf: Bound<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         // As plain bytes: a copy in another process is no longer a view of anything.
-        Ok((py.get_type::<PyBytes>().into_any(), (slf.get().__bytes__(py),)))
+        Ok((
+            py.get_type::<PyBytes>().into_any(),
+            (slf.get().__bytes__(py),),
+        ))
     }
 
     fn __repr__(&self) -> String {
@@ -84,13 +109,16 @@ impl Buffer {
     }
 }
 
-/// What a caller gives to `put`: bytes-like, copied under the GIL so that the caller may change it afterwards.
+/// What a caller gives to `put`: bytes-like, copied under the GIL so that the caller may change it
+/// afterwards.
 pub fn copy_of(data: &Bound<'_, PyAny>) -> PyResult<Option<bytes::Bytes>> {
     if let Ok(plain) = data.cast::<PyBytes>() {
         return Ok(Some(bytes::Bytes::copy_from_slice(plain.as_bytes())));
     }
     // Views of other item types (an array of float32) are read as their bytes.
-    let Ok(view) = PyMemoryView::from(data) else { return Ok(None) };
+    let Ok(view) = PyMemoryView::from(data) else {
+        return Ok(None);
+    };
     let view = view.call_method1("cast", ("B",))?;
     Ok(Some(PyBuffer::<u8>::get(&view)?.to_vec(data.py())?.into()))
 }
@@ -100,8 +128,11 @@ pub fn room(length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let wanted = usize::try_from(length).unwrap_or(usize::MAX);
     bytes.try_reserve_exact(wanted).map_err(|_| {
-        Failure::new(crate::failure::Class::Error, format!("no memory for an object of {length} bytes"))
-            .hint("read it by ranges: start= and length=")
+        Failure::new(
+            crate::failure::Class::Error,
+            format!("no memory for an object of {length} bytes"),
+        )
+        .hint("read it by ranges: start= and length=")
     })?;
     Ok(bytes)
 }

@@ -1,4 +1,5 @@
-//! `Client`: what Python calls. Each method reads its arguments under the GIL, then waits without it.
+//! `Client`: what Python calls. Each method reads its arguments under the GIL, then waits without
+//! it.
 
 use crate::{
     batch::{Batch, patience},
@@ -33,23 +34,32 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 /// A connection to a Forebay node, or to the engine inside this process.
 ///
 /// Args:
-///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. Beside the node on one machine, a TCP URL leads to its Unix socket by
+///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. Beside
+///     the node on one machine, a TCP URL leads to its Unix socket by
 ///         itself. Default: the environment variable ``FOREBAY_NODE``.
-///     token: The token that the node wants, where it wants one. Default: the environment variable ``FOREBAY_TOKEN``. It is never shown and
+///     token: The token that the node wants, where it wants one. Default: the environment variable
+///     ``FOREBAY_TOKEN``. It is never shown and
 ///         does not travel in pickles.
-///     ca: A PEM file with the authorities that the certificate of an ``https://`` node may be from. Default: the environment variable
+///     ca: A PEM file with the authorities that the certificate of an ``https://`` node may be
+///     from. Default: the environment variable
 ///         ``FOREBAY_CA_FILE``, then the system's.
-///     timeout: Seconds without any progress (connecting, waiting for an answer, between bytes) after which a call fails; also how long a
+///     timeout: Seconds without any progress (connecting, waiting for an answer, between bytes)
+///     after which a call fails; also how long a
 ///         busy node (429, 503) is asked again.
-///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead (``batch_async``, ``batches``) and that nobody
+///     max_inflight_bytes: The bound, in bytes, on what batches hold that were requested ahead
+///     (``batch_async``, ``batches``) and that nobody
 ///         has asked for yet.
-///     origin, cache: Instead of ``url``: run the engine inside this process, as in ``origin="s3://bucket"`` (or a list of several),
-///         ``cache="/nvme/forebay:100GiB"``. The first process that opens a cache directory serves it to the others.
+///     origin, cache: Instead of ``url``: run the engine inside this process, as in
+///     ``origin="s3://bucket"`` (or a list of several),
+///         ``cache="/nvme/forebay:100GiB"``. The first process that opens a cache directory serves
+///         it to the others.
 ///
-/// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with ``bucket=``.
+/// A name is ``"bucket/key"``, ``"s3://bucket/key"``, ``("bucket", "key")``, or ``"key"`` with
+/// ``bucket=``.
 ///
-/// Clients may be used from many threads, pickled, and carried into forked processes; each process connects anew. Every wait releases the GIL and
-/// ends with ``KeyboardInterrupt`` on Ctrl-C. All errors are :class:`forebay.Error`.
+/// Clients may be used from many threads, pickled, and carried into forked processes; each process
+/// connects anew. Every wait releases the GIL and ends with ``KeyboardInterrupt`` on Ctrl-C. All
+/// errors are :class:`forebay.Error`.
 #[pyclass(frozen, subclass, module = "forebay", weakref)]
 pub struct Client {
     sessions: Sessions,
@@ -61,7 +71,11 @@ impl Client {
     }
 
     /// Starts a batch and returns without waiting for the node.
-    pub fn start_batch(&self, entries: &Bound<'_, PyAny>, options: &BatchOptions) -> PyResult<Batch> {
+    pub fn start_batch(
+        &self,
+        entries: &Bound<'_, PyAny>,
+        options: &BatchOptions,
+    ) -> PyResult<Batch> {
         let mut request = entries::read(entries, options.bucket.as_deref())?;
         request.continue_on_error = options.continue_on_error;
         request.only_names = options.only_names;
@@ -82,8 +96,15 @@ fn byte_range(start: Option<i64>, length: Option<i64>) -> Result<Option<ByteRang
     Ok(match (start, length) {
         (None, None) => None,
         (Some(n @ ..0), None) => Some(ByteRange::Suffix(n.unsigned_abs())),
-        (Some(..0), Some(_)) => return Err(Failure::invalid("a negative start counts from the end and takes no length")),
-        (start, length) => Some(ByteRange::from_start_length(start.unwrap_or(0) as u64, length.unwrap_or(-1))?),
+        (Some(..0), Some(_)) => {
+            return Err(Failure::invalid(
+                "a negative start counts from the end and takes no length",
+            ));
+        }
+        (start, length) => Some(ByteRange::from_start_length(
+            start.unwrap_or(0) as u64,
+            length.unwrap_or(-1),
+        )?),
     })
 }
 
@@ -92,7 +113,9 @@ fn origins(origin: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if let Ok(one) = origin.extract::<String>() {
         return Ok(vec![one]);
     }
-    origin.extract().map_err(|_| PyTypeError::new_err("origin is a URL or a list of URLs"))
+    origin
+        .extract()
+        .map_err(|_| PyTypeError::new_err("origin is a URL or a list of URLs"))
 }
 
 fn environment(name: &str) -> Option<String> {
@@ -114,28 +137,53 @@ impl Client {
     ) -> PyResult<Self> {
         let origins = origin.map(origins).transpose()?.unwrap_or_default();
         if url.is_some() && (origin.is_some() || cache.is_some()) {
-            return Err(Failure::invalid("url= and origin=/cache= exclude each other")
-                .hint("a URL names a node that runs already; origin and cache start one inside this process")
-                .into());
+            return Err(
+                Failure::invalid("url= and origin=/cache= exclude each other")
+                    .hint(
+                        "a URL names a node that runs already; origin and cache start one inside \
+                    this process",
+                    )
+                    .into(),
+            );
         }
-        let url = url.or_else(|| if origin.is_none() && cache.is_none() { environment("FOREBAY_NODE") } else { None });
+        let url = url.or_else(|| {
+            if origin.is_none() && cache.is_none() {
+                environment("FOREBAY_NODE")
+            } else {
+                None
+            }
+        });
         if let Some(url) = &url {
             crate::address::Address::parse(url)?;
         } else {
             crate::embedded::check(&origins, cache.as_deref())?;
         }
-        let token = token.or_else(|| environment("FOREBAY_TOKEN")).map(Arc::from);
-        let ca = ca.map(|path| path.to_string_lossy().into_owned()).or_else(|| environment("FOREBAY_CA_FILE"));
-        let config = Config { url, origins, cache, token, ca, timeout: patience(timeout)?, max_inflight_bytes };
-        Ok(Client { sessions: Sessions::new(config) })
+        let token = token
+            .or_else(|| environment("FOREBAY_TOKEN"))
+            .map(Arc::from);
+        let ca = ca
+            .map(|path| path.to_string_lossy().into_owned())
+            .or_else(|| environment("FOREBAY_CA_FILE"));
+        let config = Config {
+            url,
+            origins,
+            cache,
+            token,
+            ca,
+            timeout: patience(timeout)?,
+            max_inflight_bytes,
+        };
+        Ok(Client {
+            sessions: Sessions::new(config),
+        })
     }
 
     /// The bytes of an object, of a member of an archive, or of a range of either.
     ///
     /// Args:
-    ///     name: The object.
-    ///     archpath: A member of it, if it is a tar, tgz, tar.lz4 or zip.
-    ///     start, length: Bytes; a negative ``start`` without ``length`` counts from the end, ``length`` None or -1 reads to the end.
+    ///     name: The object. archpath: A member of it, if it is a tar, tgz, tar.lz4 or zip. start,
+    ///     length: Bytes; a negative ``start`` without ``length`` counts from the end, ``length``
+    ///     None or -1 reads to the end.
     ///
     /// Returns:
     ///     A :class:`Buffer`: bytes-like, writable, allocated once at its size.
@@ -156,21 +204,37 @@ impl Client {
         let name = Name::from_py(name, bucket)?;
         let range = byte_range(start, length)?;
         let session = self.session()?;
-        let (bytes, etag) = process::wait(py, objects::get(&session.transport, &name, archpath.as_deref(), range))?;
+        let (bytes, etag) = process::wait(
+            py,
+            objects::get(&session.transport, &name, archpath.as_deref(), range),
+        )?;
         Ok(Buffer::new(bytes, etag))
     }
 
     /// Size, ETag and time of an object, without its bytes. Raises ``NotFound``.
     #[pyo3(signature = (name, *, bucket=None))]
-    fn head(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<ObjectInfo> {
+    fn head(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        bucket: Option<&str>,
+    ) -> PyResult<ObjectInfo> {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
-        Ok(ObjectInfo(process::wait(py, objects::head(&session.transport, &name))?))
+        Ok(ObjectInfo(process::wait(
+            py,
+            objects::head(&session.transport, &name),
+        )?))
     }
 
     /// Whether there is such an object.
     #[pyo3(signature = (name, *, bucket=None))]
-    fn exists(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<bool> {
+    fn exists(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        bucket: Option<&str>,
+    ) -> PyResult<bool> {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
         process::wait(py, async {
@@ -185,12 +249,19 @@ impl Client {
     /// Writes an object through to its origin; it is readable, here and there, when this returns.
     ///
     /// Args:
-    ///     data: Bytes-like (an array is written as its bytes), a path, or a file opened in binary mode for reading.
+    ///     data: Bytes-like (an array is written as its bytes), a path, or a file opened in binary
+    ///     mode for reading.
     ///
     /// Returns:
     ///     The new object's ETag, if the node says it.
     #[pyo3(signature = (name, data, *, bucket=None))]
-    fn put(&self, py: Python<'_>, name: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Option<String>> {
+    fn put(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        bucket: Option<&str>,
+    ) -> PyResult<Option<String>> {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
         if let Some(body) = buffer::copy_of(data)? {
@@ -198,7 +269,11 @@ impl Client {
         }
         if data.hasattr("__fspath__")? {
             let file = py.import("io")?.call_method1("open", (data, "rb"))?;
-            let length = py.import("os")?.call_method1("fstat", (file.call_method0("fileno")?,))?.getattr("st_size")?.extract()?;
+            let length = py
+                .import("os")?
+                .call_method1("fstat", (file.call_method0("fileno")?,))?
+                .getattr("st_size")?
+                .extract()?;
             let done = upload::from_file(py, &session, &name, &file, Some(length));
             file.call_method0("close")?;
             return done;
@@ -206,12 +281,20 @@ impl Client {
         if data.hasattr("read")? {
             return upload::from_file(py, &session, &name, data, None);
         }
-        Err(PyTypeError::new_err(format!("data is bytes-like, a path or a file opened for reading, not {}", crate::names::type_name(data))))
+        Err(PyTypeError::new_err(format!(
+            "data is bytes-like, a path or a file opened for reading, not {}",
+            crate::names::type_name(data)
+        )))
     }
 
     /// Removes an object from its origin and from the cache.
     #[pyo3(signature = (name, *, bucket=None))]
-    fn delete(&self, py: Python<'_>, name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<()> {
+    fn delete(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        bucket: Option<&str>,
+    ) -> PyResult<()> {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
         process::wait(py, objects::delete(&session.transport, &name))
@@ -228,7 +311,10 @@ impl Client {
     #[pyo3(signature = (prefix, *, page_size=LIST_PAGE_KEYS))]
     fn list(&self, prefix: &str, page_size: usize) -> PyResult<Listing> {
         if page_size == 0 || page_size > LIST_PAGE_KEYS {
-            return Err(Failure::invalid(format!("page_size is 1 to {LIST_PAGE_KEYS}, not {page_size}")).into());
+            return Err(Failure::invalid(format!(
+                "page_size is 1 to {LIST_PAGE_KEYS}, not {page_size}"
+            ))
+            .into());
         }
         let (bucket, prefix) = split_prefix(prefix)?;
         Ok(Listing::new(self.session()?, bucket, prefix, page_size))
@@ -243,18 +329,21 @@ impl Client {
     /// Fetches many objects, archive members or byte ranges in one request, in exactly this order.
     ///
     /// Args:
-    ///     entries: Names, ``(bucket, key)`` or ``(bucket, key, archpath)`` tuples, :class:`Entry` objects, dicts with the names of the wire
-    ///         format; a list of them, any iterable, or a one-dimensional array of strings. Duplicates are allowed.
-    ///     bucket: The bucket of names that have none.
-    ///     continue_on_error: An entry that cannot be had does not fail the batch: its item says why (``item.error``), in its place.
+    ///     entries: Names, ``(bucket, key)`` or ``(bucket, key, archpath)`` tuples, :class:`Entry`
+    ///     objects, dicts with the names of the wire
+    ///         format; a list of them, any iterable, or a one-dimensional array of strings.
+    ///         Duplicates are allowed.
+    ///     bucket: The bucket of names that have none. continue_on_error: An entry that cannot be
+    ///     had does not fail the batch: its item says why (``item.error``), in its place.
     ///     only_names: Names in the archive without the bucket.
     ///
     /// Returns:
-    ///     A :class:`Batch`, when the node has accepted the request; its entries arrive while it is iterated over.
+    ///     A :class:`Batch`, when the node has accepted the request; its entries arrive while it is
+    ///     iterated over.
     ///
     /// Raises:
-    ///     Busy: The node refused for lack of memory for the whole ``timeout``.
-    ///     NotFound, InvalidRequest: Known before the first byte. Later failures are raised by the batch.
+    ///     Busy: The node refused for lack of memory for the whole ``timeout``. NotFound,
+    ///     InvalidRequest: Known before the first byte. Later failures are raised by the batch.
     #[pyo3(signature = (entries, *, bucket=None, continue_on_error=false, only_names=false))]
     fn batch(
         &self,
@@ -264,7 +353,14 @@ impl Client {
         continue_on_error: bool,
         only_names: bool,
     ) -> PyResult<Batch> {
-        let batch = self.start_batch(entries, &BatchOptions { bucket, continue_on_error, only_names })?;
+        let batch = self.start_batch(
+            entries,
+            &BatchOptions {
+                bucket,
+                continue_on_error,
+                only_names,
+            },
+        )?;
         batch.wait_accepted(py)?;
         Ok(batch)
     }
@@ -276,7 +372,8 @@ impl Client {
     ///     slot: Of a :class:`Ring`, not yet sent.
     ///
     /// Returns:
-    ///     The sizes of the entries, in order; None if they are larger than the slot together (what the slot holds then is of no use).
+    ///     The sizes of the entries, in order; None if they are larger than the slot together (what
+    ///     the slot holds then is of no use).
     ///
     /// Raises:
     ///     EntryFailed: An entry could not be had.
@@ -291,9 +388,14 @@ impl Client {
         let request = entries::read(entries, bucket)?;
         let session = self.session()?;
         let room = slot.get().filling()?;
-        let sizes = process::runtime()?.spawn(async move { packed::receive(&session, &request, room).await });
+        let sizes = process::runtime()?
+            .spawn(async move { packed::receive(&session, &request, room).await });
         let mut sizes = packed::AbortOnDrop(sizes);
-        process::wait(py, async { (&mut sizes.0).await.map_err(|e| Failure::new(Class::Error, format!("the batch was given up: {e}")))? })
+        process::wait(py, async {
+            (&mut sizes.0)
+                .await
+                .map_err(|e| Failure::new(Class::Error, format!("the batch was given up: {e}")))?
+        })
     }
 
     /// As :meth:`batch`, and returns at once; all errors are raised by the batch.
@@ -305,18 +407,27 @@ impl Client {
         continue_on_error: bool,
         only_names: bool,
     ) -> PyResult<Batch> {
-        self.start_batch(entries, &BatchOptions { bucket, continue_on_error, only_names })
+        self.start_batch(
+            entries,
+            &BatchOptions {
+                bucket,
+                continue_on_error,
+                only_names,
+            },
+        )
     }
 
     /// Iterates over batches, keeping requests on their way ahead of the loop.
     ///
     /// Args:
-    ///     lists: An iterable of what :meth:`batch` takes as ``entries``; taken from only as far as is needed.
-    ///     prefetch: Batches on their way beyond the one handed out. Their bytes together stay within ``max_inflight_bytes``.
-    ///     bucket, continue_on_error, only_names: As for :meth:`batch`.
+    ///     lists: An iterable of what :meth:`batch` takes as ``entries``; taken from only as far as
+    ///     is needed. prefetch: Batches on their way beyond the one handed out. Their bytes
+    ///     together stay within ``max_inflight_bytes``. bucket, continue_on_error, only_names: As
+    ///     for :meth:`batch`.
     ///
     /// Returns:
-    ///     An iterator of :class:`Batch`, in the order of ``lists``. What fails is raised in its place.
+    ///     An iterator of :class:`Batch`, in the order of ``lists``. What fails is raised in its
+    ///     place.
     #[pyo3(signature = (lists, *, prefetch=2, bucket=None, continue_on_error=false, only_names=false))]
     fn batches(
         slf: Bound<'_, Self>,
@@ -326,8 +437,17 @@ impl Client {
         continue_on_error: bool,
         only_names: bool,
     ) -> PyResult<Batches> {
-        let options = BatchOptions { bucket, continue_on_error, only_names };
-        Ok(Batches::new(slf.unbind(), lists.try_iter()?.unbind(), prefetch, options))
+        let options = BatchOptions {
+            bucket,
+            continue_on_error,
+            only_names,
+        };
+        Ok(Batches::new(
+            slf.unbind(),
+            lists.try_iter()?.unbind(),
+            prefetch,
+            options,
+        ))
     }
 
     /// The entries as one archive file.
@@ -353,7 +473,13 @@ impl Client {
             "tgz" | "tar.gz" => ".tgz",
             "tar.lz4" => ".tar.lz4",
             "zip" => ".zip",
-            other => return Err(Failure::invalid(format!("{other:?} is not an archive format")).hint("tar, tgz, tar.lz4 or zip").into()),
+            other => {
+                return Err(
+                    Failure::invalid(format!("{other:?} is not an archive format"))
+                        .hint("tar, tgz, tar.lz4 or zip")
+                        .into(),
+                );
+            }
         };
         let mut request = entries::read(entries, bucket)?;
         request.continue_on_error = continue_on_error;
@@ -361,7 +487,10 @@ impl Client {
         let session = self.session()?;
         let bytes = process::wait(py, async {
             let (path, json) = request.to_http(mime);
-            let mut answer = session.transport.call(&Call::new(Method::POST, path).json(json)).await?;
+            let mut answer = session
+                .transport
+                .call(&Call::new(Method::POST, path).json(json))
+                .await?;
             let mut bytes = buffer::room(answer.length().unwrap_or(0))?;
             while let Some(piece) = answer.piece().await? {
                 bytes.extend_from_slice(&piece);
@@ -371,7 +500,8 @@ impl Client {
         Ok(Buffer::new(bytes, None))
     }
 
-    /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON of its answer.
+    /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON
+    /// of its answer.
     fn open_dataset(&self, py: Python<'_>, spec: String) -> PyResult<Buffer> {
         let session = self.session()?;
         let answer = process::wait(py, rows::open(&session.transport, spec))?;
@@ -381,25 +511,38 @@ impl Client {
     /// What the node knows of a dataset, as JSON. Raises ``NotFound``.
     fn dataset(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
-        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, ""))?, None))
+        Ok(Buffer::new(
+            process::wait(py, rows::part(&session.transport, dataset, ""))?,
+            None,
+        ))
     }
 
     /// The rows per block of a dataset, as plans read them.
     fn dataset_shape(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
-        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, "shape"))?, None))
+        Ok(Buffer::new(
+            process::wait(py, rows::part(&session.transport, dataset, "shape"))?,
+            None,
+        ))
     }
 
     /// The files of a dataset as JSON lines, in the order of their rows.
     fn dataset_manifest(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
-        Ok(Buffer::new(process::wait(py, rows::part(&session.transport, dataset, "manifest"))?, None))
+        Ok(Buffer::new(
+            process::wait(py, rows::part(&session.transport, dataset, "manifest"))?,
+            None,
+        ))
     }
 
-    /// Tells the node a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it), which its cache follows. Returns a lease, as JSON.
+    /// Tells the node a job's plan (JSON, as ``POST /v1/datasets/plans`` takes it), which its cache
+    /// follows. Returns a lease, as JSON.
     fn follow(&self, py: Python<'_>, registration: String) -> PyResult<Buffer> {
         let session = self.session()?;
-        Ok(Buffer::new(process::wait(py, rows::follow(&session.transport, registration))?.into(), None))
+        Ok(Buffer::new(
+            process::wait(py, rows::follow(&session.transport, registration))?.into(),
+            None,
+        ))
     }
 
     /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
@@ -418,10 +561,19 @@ impl Client {
     ///     NotFound: The node does not know the dataset, or a file of it is gone.
     ///     PreconditionFailed: A file has changed since the dataset was opened.
     #[pyo3(signature = (dataset, rows, columns=None))]
-    fn take(&self, py: Python<'_>, dataset: &str, rows: &Bound<'_, PyAny>, columns: Option<Vec<String>>) -> PyResult<RecordBatch> {
+    fn take(
+        &self,
+        py: Python<'_>,
+        dataset: &str,
+        rows: &Bound<'_, PyAny>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<RecordBatch> {
         let rows = rows::row_numbers(rows)?;
         let session = self.session()?;
-        let (batch, times) = process::wait(py, rows::take(&session.transport, dataset, rows, columns.as_deref()))?;
+        let (batch, times) = process::wait(
+            py,
+            rows::take(&session.transport, dataset, rows, columns.as_deref()),
+        )?;
         Ok(RecordBatch::new(batch, times))
     }
 
@@ -437,7 +589,8 @@ impl Client {
         self.sessions.config.url.as_deref()
     }
 
-    /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Connects if nothing has yet.
+    /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Connects
+    /// if nothing has yet.
     #[getter]
     fn route(&self, py: Python<'_>) -> PyResult<String> {
         let session = self.session()?;
@@ -445,10 +598,21 @@ impl Client {
         Ok(session.transport.route())
     }
 
-    fn __reduce__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+    fn __reduce__<'py>(
+        slf: Bound<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let c = &slf.get().sessions.config;
-        let arguments =
-            (c.token.is_some(), &c.url, c.timeout.as_secs_f64(), c.max_inflight_bytes, &c.origins, &c.cache, &c.ca).into_pyobject(py)?;
+        let arguments = (
+            c.token.is_some(),
+            &c.url,
+            c.timeout.as_secs_f64(),
+            c.max_inflight_bytes,
+            &c.origins,
+            &c.cache,
+            &c.ca,
+        )
+            .into_pyobject(py)?;
         Ok((slf.get_type().getattr("_reopen")?, arguments))
     }
 
@@ -465,14 +629,24 @@ impl Client {
         ca: Option<String>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
-            return Err(Failure::new(Class::Unauthenticated, "a client with a token was unpickled, and tokens do not travel in pickles")
-                .hint("set FOREBAY_TOKEN in the environment instead of passing token=")
-                .into());
+            return Err(Failure::new(
+                Class::Unauthenticated,
+                "a client with a token was unpickled, and tokens do not travel in pickles",
+            )
+            .hint("set FOREBAY_TOKEN in the environment instead of passing token=")
+            .into());
         }
         let kwargs = pyo3::types::PyDict::new(cls.py());
         kwargs.set_item("timeout", timeout)?;
         kwargs.set_item("max_inflight_bytes", max_inflight_bytes)?;
-        kwargs.set_item("origin", if origin.is_empty() { None } else { Some(origin) })?;
+        kwargs.set_item(
+            "origin",
+            if origin.is_empty() {
+                None
+            } else {
+                Some(origin)
+            },
+        )?;
         kwargs.set_item("cache", cache)?;
         kwargs.set_item("ca", ca)?;
         cls.call((url,), Some(&kwargs))
@@ -482,7 +656,11 @@ impl Client {
         let c = &self.sessions.config;
         match &c.url {
             Some(url) => format!("forebay.Client({url:?})"),
-            None => format!("forebay.Client(origin={:?}, cache={:?})", c.origins.join(", "), c.cache.as_deref().unwrap_or("")),
+            None => format!(
+                "forebay.Client(origin={:?}, cache={:?})",
+                c.origins.join(", "),
+                c.cache.as_deref().unwrap_or("")
+            ),
         }
     }
 }

@@ -1,10 +1,13 @@
 //! The engine inside this process, for clients without a URL.
 //!
-//! It is a whole node without TCP listeners: it serves a Unix socket in its cache directory, and the client of this process talks to it as to any other node. So
-//! there is one read path, and other processes (DataLoader workers, other ranks) share the cache: whoever opens the directory first owns it, the others
-//! find it locked and connect to the owner's socket. When the owner has ended, the next client that fails to connect opens the directory itself.
+//! It is a whole node without TCP listeners: it serves a Unix socket in its cache directory, and
+//! the client of this process talks to it as to any other node. So there is one read path, and
+//! other processes (DataLoader workers, other ranks) share the cache: whoever opens the directory
+//! first owns it, the others find it locked and connect to the owner's socket. When the owner has
+//! ended, the next client that fails to connect opens the directory itself.
 //!
-//! A node that was started here runs until the process ends, on threads of its own, and is stopped in order at interpreter exit.
+//! A node that was started here runs until the process ends, on threads of its own, and is stopped
+//! in order at interpreter exit.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -15,18 +18,18 @@ use std::path::PathBuf;
 const NEITHER: &str = "Client(\"http://host:port\") for a node, Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\") for one inside this process, \
      or set FOREBAY_NODE";
 
-/// Whether the arguments can name an engine at all; told when the client is made, not at its first call.
+/// Whether the arguments can name an engine at all; told when the client is made, not at its first
+/// call.
 pub fn check(origins: &[String], cache: Option<&str>) -> Result<()> {
     match (origins, cache) {
         ([], _) => Err(Failure::invalid("neither a node nor an origin is given").hint(NEITHER)),
-        (_, None) => {
-            Err(Failure::invalid("origin= needs cache=").hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold"))
-        }
+        (_, None) => Err(Failure::invalid("origin= needs cache=")
+            .hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold")),
         _ if cfg!(feature = "node") => Ok(()),
-        _ => {
-            Err(Failure::new(Class::Unsupported, "this build is the client alone")
-                .hint("install the full wheel, or give the URL of a node"))
-        }
+        _ => Err(
+            Failure::new(Class::Unsupported, "this build is the client alone")
+                .hint("install the full wheel, or give the URL of a node"),
+        ),
     }
 }
 
@@ -42,7 +45,10 @@ pub struct Engine {
 impl Engine {
     pub fn new(config: &Config) -> Result<Engine> {
         check(&config.origins, config.cache.as_deref())?;
-        Err(Failure::new(Class::Unsupported, "this build is the client alone"))
+        Err(Failure::new(
+            Class::Unsupported,
+            "this build is the client alone",
+        ))
     }
 
     pub async fn start(&self) -> Result<()> {
@@ -73,7 +79,8 @@ mod with_node {
     /// How long answers in flight may take when the interpreter ends.
     const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-    /// The nodes of one process. As with the client's runtime, a forked child leaves the parent's alone and makes its own.
+    /// The nodes of one process. As with the client's runtime, a forked child leaves the parent's
+    /// alone and makes its own.
     struct Host {
         pid: u32,
         runtime: Runtime,
@@ -97,14 +104,32 @@ mod with_node {
             .thread_name("forebay-node")
             .enable_all()
             .build()
-            .map_err(|e| Failure::new(Class::Error, format!("cannot start the node's threads: {e}")))?;
-        let host = Host { pid: process::pid(), runtime, stop: watch::channel(false).0, running: AtomicUsize::new(0) };
+            .map_err(|e| {
+                Failure::new(
+                    Class::Error,
+                    format!("cannot start the node's threads: {e}"),
+                )
+            })?;
+        let host = Host {
+            pid: process::pid(),
+            runtime,
+            stop: watch::channel(false).0,
+            running: AtomicUsize::new(0),
+        };
         let made = Box::into_raw(Box::new(host));
-        if HOST.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if HOST
+            .compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
             // SAFETY: not published.
             unsafe { Box::from_raw(made) }.runtime.shutdown_background();
         }
-        current().ok_or_else(|| Failure::new(Class::Error, "the process forked while its node was starting"))
+        current().ok_or_else(|| {
+            Failure::new(
+                Class::Error,
+                "the process forked while its node was starting",
+            )
+        })
     }
 
     impl Engine {
@@ -112,13 +137,19 @@ mod with_node {
         pub fn new(config: &Config) -> Result<Engine> {
             check(&config.origins, config.cache.as_deref())?;
             let cache: Vec<String> = config.cache.iter().cloned().collect();
-            let overrides = [Override::origins(&config.origins, "origin")?, Override::cache(&cache, "cache")?];
+            let overrides = [
+                Override::origins(&config.origins, "origin")?,
+                Override::cache(&cache, "cache")?,
+            ];
             let config = forebay_server::Config::load(None, std::env::vars(), &overrides)?;
-            let socket = config.unix_path().ok_or_else(|| Failure::invalid("listen.unix is off, and the engine has no other way in"))?;
+            let socket = config.unix_path().ok_or_else(|| {
+                Failure::invalid("listen.unix is off, and the engine has no other way in")
+            })?;
             Ok(Engine { socket, config })
         }
 
-        /// Sees to it that somebody serves the cache directory: another process, or this one from now on.
+        /// Sees to it that somebody serves the cache directory: another process, or this one from
+        /// now on.
         pub async fn start(&self) -> Result<()> {
             let host = host()?;
             let (started, outcome) = oneshot::channel();
@@ -140,7 +171,9 @@ mod with_node {
                 }
                 host.running.fetch_sub(1, Ordering::AcqRel);
             });
-            outcome.await.map_err(|_| Failure::new(Class::Error, "the node ended while it was starting"))?
+            outcome
+                .await
+                .map_err(|_| Failure::new(Class::Error, "the node ended while it was starting"))?
         }
     }
 

@@ -1,4 +1,5 @@
-//! From what Python callers pass as entries to a [`BatchRequest`]: one pass under the GIL, one copy of each string.
+//! From what Python callers pass as entries to a [`BatchRequest`]: one pass under the GIL, one copy
+//! of each string.
 
 use crate::{
     failure::Failure,
@@ -15,11 +16,10 @@ use pyo3::{
 /// One wanted object, archive member or range.
 ///
 /// Args:
-///     objname: The object: ``"key"`` with a bucket, ``"bucket/key"`` without.
-///     bucket: Its bucket. Default: that of the batch.
-///     archpath: A member of it, if it is an archive.
-///     start, length: Bytes of the object, or of the member; ``length`` None or -1 reads to the end.
-///     opaque: Bytes or str that come back with the item.
+///     objname: The object: ``"key"`` with a bucket, ``"bucket/key"`` without. bucket: Its bucket.
+///     Default: that of the batch. archpath: A member of it, if it is an archive. start, length:
+///     Bytes of the object, or of the member; ``length`` None or -1 reads to the end. opaque: Bytes
+///     or str that come back with the item.
 #[pyclass(frozen, eq, module = "forebay", get_all)]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -43,7 +43,14 @@ impl Entry {
         length: Option<i64>,
         opaque: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        Ok(Entry { objname, bucket, archpath, start, length, opaque: opaque.map(opaque_bytes).transpose()? })
+        Ok(Entry {
+            objname,
+            bucket,
+            archpath,
+            start,
+            length,
+            opaque: opaque.map(opaque_bytes).transpose()?,
+        })
     }
 
     fn __repr__(&self) -> String {
@@ -78,13 +85,22 @@ fn opaque_bytes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(text.to_str()?.as_bytes().to_vec());
     }
-    value.extract().map_err(|_| PyTypeError::new_err("opaque is bytes or str"))
+    value
+        .extract()
+        .map_err(|_| PyTypeError::new_err("opaque is bytes or str"))
 }
 
-/// Reads entries: a list or any iterable of names, `(bucket, key)` or `(bucket, key, member)` tuples, dicts and [`Entry`]s, or a NumPy array of strings.
+/// Reads entries: a list or any iterable of names, `(bucket, key)` or `(bucket, key, member)`
+/// tuples, dicts and [`Entry`]s, or a NumPy array of strings.
 pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchRequest> {
-    if entries.is_instance_of::<PyString>() || entries.is_instance_of::<PyBytes>() || entries.is_instance_of::<PyDict>() {
-        return Err(PyTypeError::new_err(format!("entries is a list of names, not one {}", type_name(entries))));
+    if entries.is_instance_of::<PyString>()
+        || entries.is_instance_of::<PyBytes>()
+        || entries.is_instance_of::<PyDict>()
+    {
+        return Err(PyTypeError::new_err(format!(
+            "entries is a list of names, not one {}",
+            type_name(entries)
+        )));
     }
     let mut request = BatchRequest::default();
     let bucket = match bucket {
@@ -94,7 +110,8 @@ pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchR
         }
         None => Span::NONE,
     };
-    // Arrays (NumPy, pandas, Arrow) make a list of str in one call of theirs, quicker than we could by item.
+    // Arrays (NumPy, pandas, Arrow) make a list of str in one call of theirs, quicker than we could
+    // by item.
     let listed;
     let entries = match entries.getattr_opt("tolist")? {
         Some(tolist) => {
@@ -131,8 +148,19 @@ fn push(request: &mut BatchRequest, entry: &Bound<'_, PyAny>, bucket: Span) -> P
     }
     if let Ok(entry) = entry.cast::<Entry>() {
         let e = entry.get();
-        let rest = Rest { start: e.start, length: e.length, opaque: e.opaque.clone(), provider: None };
-        return Ok(request.push_parts(&e.objname, e.bucket.as_deref(), e.archpath.as_deref(), rest, bucket)?);
+        let rest = Rest {
+            start: e.start,
+            length: e.length,
+            opaque: e.opaque.clone(),
+            provider: None,
+        };
+        return Ok(request.push_parts(
+            &e.objname,
+            e.bucket.as_deref(),
+            e.archpath.as_deref(),
+            rest,
+            bucket,
+        )?);
     }
     if let Ok(tuple) = entry.cast::<PyTuple>() {
         let (bucket_name, key, member): (String, String, Option<String>) = match tuple.len() {
@@ -140,20 +168,44 @@ fn push(request: &mut BatchRequest, entry: &Bound<'_, PyAny>, bucket: Span) -> P
             3 => tuple.extract(),
             _ => Err(PyTypeError::new_err("")),
         }
-        .map_err(|_| PyTypeError::new_err("an entry as a tuple is (bucket, key) or (bucket, key, archpath), all str"))?;
-        return Ok(request.push_parts(&key, Some(&bucket_name), member.as_deref(), Rest::default(), bucket)?);
+        .map_err(|_| {
+            PyTypeError::new_err(
+                "an entry as a tuple is (bucket, key) or (bucket, key, archpath), all str",
+            )
+        })?;
+        return Ok(request.push_parts(
+            &key,
+            Some(&bucket_name),
+            member.as_deref(),
+            Rest::default(),
+            bucket,
+        )?);
     }
     if let Ok(dict) = entry.cast::<PyDict>() {
         return push_dict(request, dict, bucket);
     }
-    Err(PyTypeError::new_err(format!("an entry is a str, a (bucket, key) tuple, a dict or an Entry, not {}", type_name(entry))))
+    Err(PyTypeError::new_err(format!(
+        "an entry is a str, a (bucket, key) tuple, a dict or an Entry, not {}",
+        type_name(entry)
+    )))
 }
 
 /// A dict with the names of the wire format; there `opaque` as a str is URL-safe base64.
-fn push_dict(request: &mut BatchRequest, dict: &Bound<'_, PyDict>, default_bucket: Span) -> PyResult<()> {
-    let (mut object, mut bucket, mut member, mut rest) = (None::<String>, None::<String>, None::<String>, Rest::default());
+fn push_dict(
+    request: &mut BatchRequest,
+    dict: &Bound<'_, PyDict>,
+    default_bucket: Span,
+) -> PyResult<()> {
+    let (mut object, mut bucket, mut member, mut rest) = (
+        None::<String>,
+        None::<String>,
+        None::<String>,
+        Rest::default(),
+    );
     for (key, value) in dict.iter() {
-        let key = key.cast::<PyString>().map_err(|_| PyTypeError::new_err("an entry's keys are str"))?;
+        let key = key
+            .cast::<PyString>()
+            .map_err(|_| PyTypeError::new_err("an entry's keys are str"))?;
         if value.is_none() {
             continue;
         }
@@ -175,11 +227,18 @@ fn push_dict(request: &mut BatchRequest, dict: &Bound<'_, PyDict>, default_bucke
             }
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "{other:?} is not a key of an entry (objname, bucket, archpath, start, length, opaque, provider)"
+                    "{other:?} is not a key of an entry (objname, bucket, archpath, start, \
+                     length, opaque, provider)"
                 )));
             }
         }
     }
     let object = object.ok_or_else(|| PyValueError::new_err("the entry has no objname"))?;
-    Ok(request.push_parts(&object, bucket.as_deref(), member.as_deref(), rest, default_bucket)?)
+    Ok(request.push_parts(
+        &object,
+        bucket.as_deref(),
+        member.as_deref(),
+        rest,
+        default_bucket,
+    )?)
 }

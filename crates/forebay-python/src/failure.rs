@@ -1,7 +1,9 @@
-//! What can go wrong between this process and the node, as Rust values; turned into Python exceptions at the boundary.
+//! What can go wrong between this process and the node, as Rust values; turned into Python
+//! exceptions at the boundary.
 //!
-//! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. A status that the node answered with decides the class,
-//! and the node's JSON body gives message and hint, so that Python users see the same words as users of every other protocol.
+//! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. A status that
+//! the node answered with decides the class, and the node's JSON body gives message and hint, so
+//! that Python users see the same words as users of every other protocol.
 
 use forebay_core::ErrorKind;
 use pyo3::{
@@ -88,7 +90,14 @@ pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub fn new(class: Class, message: impl Into<String>) -> Self {
-        Failure { class, message: message.into(), hint: None, status: None, request_id: None, retry_after: None }
+        Failure {
+            class,
+            message: message.into(),
+            hint: None,
+            status: None,
+            request_id: None,
+            retry_after: None,
+        }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -121,15 +130,35 @@ impl Failure {
         self
     }
 
-    /// The answer of a node that is not a success. `body` is JSON with `message` and perhaps `hint`, or any text.
+    /// The answer of a node that is not a success. `body` is JSON with `message` and perhaps
+    /// `hint`, or any text.
     pub fn from_answer(status: u16, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let text = |name: &str| {
+            headers
+                .get(name)
+                .and_then(|v| v.to_str().ok())
+                .map(str::to_owned)
+        };
         let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-        let field = |name: &str| json.as_ref().and_then(|j| j.get(name)).and_then(|v| v.as_str()).map(str::to_owned);
+        let field = |name: &str| {
+            json.as_ref()
+                .and_then(|j| j.get(name))
+                .and_then(|v| v.as_str())
+                .map(str::to_owned)
+        };
         let message = field("message").unwrap_or_else(|| {
-            let text = String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned();
-            let reason = http::StatusCode::from_u16(status).ok().and_then(|s| s.canonical_reason()).unwrap_or("error");
-            if text.is_empty() { format!("the node answered {status} {reason}") } else { text }
+            let text = String::from_utf8_lossy(&body[..body.len().min(500)])
+                .trim()
+                .to_owned();
+            let reason = http::StatusCode::from_u16(status)
+                .ok()
+                .and_then(|s| s.canonical_reason())
+                .unwrap_or("error");
+            if text.is_empty() {
+                format!("the node answered {status} {reason}")
+            } else {
+                text
+            }
         });
         Failure {
             class: Class::from_status(status),
@@ -137,7 +166,9 @@ impl Failure {
             hint: field("hint"),
             status: Some(status),
             request_id: text("x-request-id"),
-            retry_after: text("retry-after").and_then(|s| s.trim().parse().ok()).map(Duration::from_secs),
+            retry_after: text("retry-after")
+                .and_then(|s| s.trim().parse().ok())
+                .map(Duration::from_secs),
         }
     }
 
@@ -172,7 +203,9 @@ impl From<Failure> for PyErr {
                 kwargs.set_item("hint", &f.hint)?;
                 kwargs.set_item("status", f.status)?;
                 kwargs.set_item("request_id", &f.request_id)?;
-                module.getattr(f.class.name())?.call((&f.message,), Some(&kwargs))
+                module
+                    .getattr(f.class.name())?
+                    .call((&f.message,), Some(&kwargs))
             });
             match made {
                 Ok(exception) => PyErr::from_value(exception),
@@ -184,5 +217,9 @@ impl From<Failure> for PyErr {
 
 fn exception_module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    MODULE.get_or_try_init(py, || PyModule::import(py, "forebay.errors").map(Bound::unbind)).map(|m| m.bind(py))
+    MODULE
+        .get_or_try_init(py, || {
+            PyModule::import(py, "forebay.errors").map(Bound::unbind)
+        })
+        .map(|m| m.bind(py))
 }

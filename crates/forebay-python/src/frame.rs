@@ -1,9 +1,12 @@
-//! `RecordBatch`: rows as they were received, for Arrow, NumPy and plain Python, without another copy.
+//! `RecordBatch`: rows as they were received, for Arrow, NumPy and plain Python, without another
+//! copy.
 //!
-//! A frame's payload is received into memory that is aligned as Arrow wants it ([`Receiver`]); the batch's columns are slices of it. They leave through the
-//! Arrow PyCapsule interface, as buffers, or as Python values, of which bytes are views. Each of these holds the memory.
+//! A frame's payload is received into memory that is aligned as Arrow wants it ([`Receiver`]); the
+//! batch's columns are slices of it. They leave through the Arrow PyCapsule interface, as buffers,
+//! or as Python values, of which bytes are views. Each of these holds the memory.
 //!
-//! Invariant: nothing is handed out before the frame is whole and its checksum and structure have been checked.
+//! Invariant: nothing is handed out before the frame is whole and its checksum and structure have
+//! been checked.
 
 use crate::{
     batch::fill_view,
@@ -14,7 +17,9 @@ use arrow_array::{Array, ArrayRef, StructArray, ffi::to_ffi};
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_schema::DataType;
 use forebay_core::Error;
-use forebay_format::frame::{FRAME_ALIGNMENT, FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error, decode_rows};
+use forebay_format::frame::{
+    FRAME_ALIGNMENT, FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error, decode_rows,
+};
 use pyo3::{
     exceptions::{PyKeyError, PyTypeError},
     ffi,
@@ -43,14 +48,17 @@ impl Receiver {
             let header = FrameHeader::decode(&self.header).map_err(broken)?;
             let room = header.wire_payload_bytes() as usize;
             let buffer = MutableBuffer::try_with_capacity(room).map_err(|_| {
-                Failure::new(Class::Error, format!("no memory for rows of {room} bytes")).hint("ask for fewer rows or columns at a time")
+                Failure::new(Class::Error, format!("no memory for rows of {room} bytes"))
+                    .hint("ask for fewer rows or columns at a time")
             })?;
             debug_assert_eq!(buffer.as_ptr().align_offset(FRAME_ALIGNMENT), 0);
             self.payload = Some((header, buffer));
         }
         if let Some((header, buffer)) = &mut self.payload {
             let rest = &piece[taken..];
-            let now = rest.len().min(header.wire_payload_bytes() as usize - buffer.len());
+            let now = rest
+                .len()
+                .min(header.wire_payload_bytes() as usize - buffer.len());
             buffer.extend_from_slice(&rest[..now]);
             taken += now;
         }
@@ -58,21 +66,29 @@ impl Receiver {
     }
 
     pub fn is_whole(&self) -> bool {
-        self.payload.as_ref().is_some_and(|(header, buffer)| buffer.len() as u64 == header.wire_payload_bytes())
+        self.payload
+            .as_ref()
+            .is_some_and(|(header, buffer)| buffer.len() as u64 == header.wire_payload_bytes())
     }
 
     /// The frame's header and payload, without padding.
     pub fn finish(self) -> Result<(FrameHeader, Buffer)> {
         let whole = self.is_whole();
         match self.payload {
-            Some((header, buffer)) if whole => Ok((header, Buffer::from(buffer).slice_with_length(0, header.payload_bytes as usize))),
-            _ => Err(Failure::truncated("the answer ended in the middle of a frame")),
+            Some((header, buffer)) if whole => Ok((
+                header,
+                Buffer::from(buffer).slice_with_length(0, header.payload_bytes as usize),
+            )),
+            _ => Err(Failure::truncated(
+                "the answer ended in the middle of a frame",
+            )),
         }
     }
 }
 
 fn broken(e: Error) -> Failure {
-    Failure::new(Class::ServerError, e.message().to_owned()).hint(e.hint_text().unwrap_or("send the request again"))
+    Failure::new(Class::ServerError, e.message().to_owned())
+        .hint(e.hint_text().unwrap_or("send the request again"))
 }
 
 /// The rows of an answer that is one frame.
@@ -87,14 +103,17 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
     match header.kind {
         FrameKind::Rows => decode_rows(&header, &payload).map_err(broken),
         FrameKind::Error => Err(broken(decode_error(&header, &payload))),
-        other => Err(Failure::new(Class::ServerError, format!("a frame of kind {other:?} where rows were asked for"))),
+        other => Err(Failure::new(
+            Class::ServerError,
+            format!("a frame of kind {other:?} where rows were asked for"),
+        )),
     }
 }
 
 /// Rows that a node sent: one Arrow record batch, in the memory that it was received into.
 ///
-/// ``pyarrow.record_batch(batch)``, ``polars.from_arrow(batch)`` and all others that know the Arrow PyCapsule interface take it without a copy. Its memory is
-/// private to this process and writable.
+/// ``pyarrow.record_batch(batch)``, ``polars.from_arrow(batch)`` and all others that know the Arrow
+/// PyCapsule interface take it without a copy. Its memory is private to this process and writable.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct RecordBatch(arrow_array::RecordBatch, Vec<(String, f64)>);
 
@@ -107,10 +126,22 @@ impl RecordBatch {
     fn index_of(&self, column: &Bound<'_, PyAny>) -> PyResult<usize> {
         let columns = self.0.num_columns();
         if let Ok(name) = column.extract::<String>() {
-            let names = || self.0.schema().fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>().join(", ");
-            return self.0.schema().index_of(&name).map_err(|_| PyKeyError::new_err(format!("no column {name:?}: there are {}", names())));
+            let names = || {
+                self.0
+                    .schema()
+                    .fields()
+                    .iter()
+                    .map(|f| f.name().clone())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            };
+            return self.0.schema().index_of(&name).map_err(|_| {
+                PyKeyError::new_err(format!("no column {name:?}: there are {}", names()))
+            });
         }
-        let at: isize = column.extract().map_err(|_| PyTypeError::new_err("a column is named by str or int"))?;
+        let at: isize = column
+            .extract()
+            .map_err(|_| PyTypeError::new_err("a column is named by str or int"))?;
         let from_start = if at < 0 { at + columns as isize } else { at };
         if from_start < 0 || from_start as usize >= columns {
             return Err(PyKeyError::new_err(format!("column {at} of {columns}")));
@@ -121,11 +152,14 @@ impl RecordBatch {
 
 #[pymethods]
 impl RecordBatch {
-    /// Seconds that the node spent on these rows, by what: ``origin``, ``disk``, ``prepare``. Empty where it does not say.
+    /// Seconds that the node spent on these rows, by what: ``origin``, ``disk``, ``prepare``. Empty
+    /// where it does not say.
     #[getter]
     fn node_seconds<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        self.1.iter().try_for_each(|(name, seconds)| dict.set_item(name, seconds))?;
+        self.1
+            .iter()
+            .try_for_each(|(name, seconds)| dict.set_item(name, seconds))?;
         Ok(dict)
     }
 
@@ -145,7 +179,12 @@ impl RecordBatch {
 
     #[getter]
     fn column_names(&self) -> Vec<String> {
-        self.0.schema().fields().iter().map(|f| f.name().clone()).collect()
+        self.0
+            .schema()
+            .fields()
+            .iter()
+            .map(|f| f.name().clone())
+            .collect()
     }
 
     /// Bytes of memory that the columns are in.
@@ -157,18 +196,26 @@ impl RecordBatch {
     /// A column, by name or number.
     fn column(&self, column: &Bound<'_, PyAny>) -> PyResult<Column> {
         let at = self.index_of(column)?;
-        Ok(Column { name: self.0.schema().field(at).name().clone(), array: self.0.column(at).clone() })
+        Ok(Column {
+            name: self.0.schema().field(at).name().clone(),
+            array: self.0.column(at).clone(),
+        })
     }
 
-    /// Each row as a dict from column to value: numbers, bool, ``str``, ``memoryview`` for bytes (a view of this memory), lists, dicts, None.
+    /// Each row as a dict from column to value: numbers, bool, ``str``, ``memoryview`` for bytes (a
+    /// view of this memory), lists, dicts, None.
     ///
     /// Raises:
-    ///     TypeError: A column has a type that plain Python has no value for (times, decimals): use ``pyarrow.record_batch(batch).to_pylist()``.
+    ///     TypeError: A column has a type that plain Python has no value for (times, decimals): use
+    ///     ``pyarrow.record_batch(batch).to_pylist()``.
     fn to_dicts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let schema = self.0.schema();
         let mut columns = Vec::with_capacity(schema.fields().len());
         for (field, array) in schema.fields().iter().zip(self.0.columns()) {
-            columns.push((pyo3::types::PyString::intern(py, field.name()), values(py, field.name(), array)?));
+            columns.push((
+                pyo3::types::PyString::intern(py, field.name()),
+                values(py, field.name(), array)?,
+            ));
         }
         let rows = PyList::empty(py);
         for row in 0..self.0.num_rows() {
@@ -182,27 +229,39 @@ impl RecordBatch {
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        let schema = arrow_schema::ffi::FFI_ArrowSchema::try_from(self.0.schema().as_ref()).map_err(not_arrow)?;
+        let schema = arrow_schema::ffi::FFI_ArrowSchema::try_from(self.0.schema().as_ref())
+            .map_err(not_arrow)?;
         PyCapsule::new_with_value(py, schema, c"arrow_schema")
     }
 
     #[pyo3(signature = (requested_schema=None))]
-    fn __arrow_c_array__<'py>(&self, py: Python<'py>, requested_schema: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyTuple>> {
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         // A request is best effort by the protocol: the batch is what it is.
         let _ = requested_schema;
-        let (array, _) = to_ffi(&StructArray::from(self.0.clone()).into_data()).map_err(not_arrow)?;
+        let (array, _) =
+            to_ffi(&StructArray::from(self.0.clone()).into_data()).map_err(not_arrow)?;
         // With the schema's own metadata, which a struct's type does not have.
         let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
         PyTuple::new(py, [self.__arrow_c_schema__(py)?, array])
     }
 
     fn __repr__(&self) -> String {
-        format!("<forebay.RecordBatch of {} rows, columns {}>", self.0.num_rows(), self.column_names().join(", "))
+        format!(
+            "<forebay.RecordBatch of {} rows, columns {}>",
+            self.0.num_rows(),
+            self.column_names().join(", ")
+        )
     }
 }
 
 fn not_arrow(e: arrow_schema::ArrowError) -> PyErr {
-    PyTypeError::new_err(format!("these rows cannot be told by Arrow's C interface: {e}"))
+    PyTypeError::new_err(format!(
+        "these rows cannot be told by Arrow's C interface: {e}"
+    ))
 }
 
 /// One column of a :class:`RecordBatch`.
@@ -240,11 +299,14 @@ impl Column {
         self.array.offset()
     }
 
-    /// The buffers as Arrow lays them out: validity (a bit for each row; None if no value is missing), then offsets and data, or the values.
+    /// The buffers as Arrow lays them out: validity (a bit for each row; None if no value is
+    /// missing), then offsets and data, or the values.
     fn buffers(&self) -> Vec<Option<ArrowBuffer>> {
         let data = self.array.to_data();
         let validity = data.nulls().map(|n| ArrowBuffer(n.buffer().clone()));
-        std::iter::once(validity).chain(data.buffers().iter().map(|b| Some(ArrowBuffer(b.clone())))).collect()
+        std::iter::once(validity)
+            .chain(data.buffers().iter().map(|b| Some(ArrowBuffer(b.clone()))))
+            .collect()
     }
 
     /// The values as Python objects; see :meth:`RecordBatch.to_dicts`.
@@ -252,15 +314,30 @@ impl Column {
         PyList::new(py, values(py, &self.name, &self.array)?)
     }
 
-    fn __arrow_c_array__<'py>(&self, py: Python<'py>, requested_schema: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyTuple>> {
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         let _ = requested_schema;
         let (array, schema) = to_ffi(&self.array.to_data()).map_err(not_arrow)?;
         let schema = PyCapsule::new_with_value(py, schema, c"arrow_schema")?;
-        PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, c"arrow_array")?])
+        PyTuple::new(
+            py,
+            [
+                schema,
+                PyCapsule::new_with_value(py, array, c"arrow_array")?,
+            ],
+        )
     }
 
     fn __repr__(&self) -> String {
-        format!("<forebay.Column {:?} of {} values, {}>", self.name, self.array.len(), self.array.data_type())
+        format!(
+            "<forebay.Column {:?} of {} values, {}>",
+            self.name,
+            self.array.len(),
+            self.array.data_type()
+        )
     }
 }
 
@@ -274,10 +351,23 @@ impl ArrowBuffer {
         self.0.len()
     }
 
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let buffer = &slf.get().0;
-        // SAFETY: the memory lives as long as this object, which the view holds. It is this process's alone, and Rust looks at it no more.
-        unsafe { fill_view(slf.as_any(), view, flags, buffer.as_ptr().cast_mut(), buffer.len()) }
+        // SAFETY: the memory lives as long as this object, which the view holds. It is this
+        // process's alone, and Rust looks at it no more.
+        unsafe {
+            fill_view(
+                slf.as_any(),
+                view,
+                flags,
+                buffer.as_ptr().cast_mut(),
+                buffer.len(),
+            )
+        }
     }
 }
 
@@ -291,15 +381,27 @@ mod values {
     use arrow_array::{cast::AsArray, types::*};
     use pyo3::{IntoPyObjectExt, types::PyMemoryView, types::PySlice};
 
-    pub(super) fn of<'py>(py: Python<'py>, name: &str, array: &ArrayRef) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    pub(super) fn of<'py>(
+        py: Python<'py>,
+        name: &str,
+        array: &ArrayRef,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         macro_rules! numbers {
             ($t:ty) => {
-                array.as_primitive::<$t>().iter().map(|v| v.into_bound_py_any(py)).collect()
+                array
+                    .as_primitive::<$t>()
+                    .iter()
+                    .map(|v| v.into_bound_py_any(py))
+                    .collect()
             };
         }
         match array.data_type() {
             DataType::Null => Ok(vec![py.None().into_bound(py); array.len()]),
-            DataType::Boolean => array.as_boolean().iter().map(|v| v.into_bound_py_any(py)).collect(),
+            DataType::Boolean => array
+                .as_boolean()
+                .iter()
+                .map(|v| v.into_bound_py_any(py))
+                .collect(),
             DataType::Int8 => numbers!(Int8Type),
             DataType::Int16 => numbers!(Int16Type),
             DataType::Int32 => numbers!(Int32Type),
@@ -308,12 +410,28 @@ mod values {
             DataType::UInt16 => numbers!(UInt16Type),
             DataType::UInt32 => numbers!(UInt32Type),
             DataType::UInt64 => numbers!(UInt64Type),
-            DataType::Float16 => array.as_primitive::<Float16Type>().iter().map(|v| v.map(f32::from).into_bound_py_any(py)).collect(),
+            DataType::Float16 => array
+                .as_primitive::<Float16Type>()
+                .iter()
+                .map(|v| v.map(f32::from).into_bound_py_any(py))
+                .collect(),
             DataType::Float32 => numbers!(Float32Type),
             DataType::Float64 => numbers!(Float64Type),
-            DataType::Utf8 => array.as_string::<i32>().iter().map(|v| v.into_bound_py_any(py)).collect(),
-            DataType::LargeUtf8 => array.as_string::<i64>().iter().map(|v| v.into_bound_py_any(py)).collect(),
-            DataType::Utf8View => array.as_string_view().iter().map(|v| v.into_bound_py_any(py)).collect(),
+            DataType::Utf8 => array
+                .as_string::<i32>()
+                .iter()
+                .map(|v| v.into_bound_py_any(py))
+                .collect(),
+            DataType::LargeUtf8 => array
+                .as_string::<i64>()
+                .iter()
+                .map(|v| v.into_bound_py_any(py))
+                .collect(),
+            DataType::Utf8View => array
+                .as_string_view()
+                .iter()
+                .map(|v| v.into_bound_py_any(py))
+                .collect(),
             DataType::Binary => {
                 let a = array.as_binary::<i32>();
                 let ends: Vec<usize> = a.value_offsets().iter().map(|&o| o as usize).collect();
@@ -333,12 +451,22 @@ mod values {
             DataType::List(_) => {
                 let a = array.as_list::<i32>();
                 let inner = of(py, name, a.values())?;
-                lists(py, array, &inner, |row| (a.value_offsets()[row] as usize, a.value_offsets()[row + 1] as usize))
+                lists(py, array, &inner, |row| {
+                    (
+                        a.value_offsets()[row] as usize,
+                        a.value_offsets()[row + 1] as usize,
+                    )
+                })
             }
             DataType::LargeList(_) => {
                 let a = array.as_list::<i64>();
                 let inner = of(py, name, a.values())?;
-                lists(py, array, &inner, |row| (a.value_offsets()[row] as usize, a.value_offsets()[row + 1] as usize))
+                lists(py, array, &inner, |row| {
+                    (
+                        a.value_offsets()[row] as usize,
+                        a.value_offsets()[row + 1] as usize,
+                    )
+                })
             }
             DataType::FixedSizeList(_, size) => {
                 let (a, size) = (array.as_fixed_size_list(), *size as usize);
@@ -347,7 +475,11 @@ mod values {
             }
             DataType::Struct(fields) => {
                 let a = array.as_struct();
-                let columns = a.columns().iter().map(|c| of(py, name, c)).collect::<PyResult<Vec<_>>>()?;
+                let columns = a
+                    .columns()
+                    .iter()
+                    .map(|c| of(py, name, c))
+                    .collect::<PyResult<Vec<_>>>()?;
                 let value = |row: usize| -> PyResult<Bound<'py, PyAny>> {
                     let dict = PyDict::new(py);
                     for (field, column) in fields.iter().zip(&columns) {
@@ -360,11 +492,16 @@ mod values {
             DataType::Dictionary(..) => {
                 let a = array.as_any_dictionary();
                 let words = of(py, name, a.values())?;
-                let keys = if words.is_empty() { vec![0; array.len()] } else { a.normalized_keys() };
+                let keys = if words.is_empty() {
+                    vec![0; array.len()]
+                } else {
+                    a.normalized_keys()
+                };
                 each(py, array, |row| Ok(words[keys[row]].clone()))
             }
             other => Err(PyTypeError::new_err(format!(
-                "column {name:?} is {other}, which plain Python has no value for: use pyarrow.record_batch(batch).to_pylist(), or leave it out by columns="
+                "column {name:?} is {other}, which plain Python has no value for: use \
+                 pyarrow.record_batch(batch).to_pylist(), or leave it out by columns="
             ))),
         }
     }
@@ -374,7 +511,15 @@ mod values {
         array: &ArrayRef,
         value: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        (0..array.len()).map(|row| if array.is_valid(row) { value(row) } else { Ok(py.None().into_bound(py)) }).collect()
+        (0..array.len())
+            .map(|row| {
+                if array.is_valid(row) {
+                    value(row)
+                } else {
+                    Ok(py.None().into_bound(py))
+                }
+            })
+            .collect()
     }
 
     fn views<'py>(

@@ -1,9 +1,11 @@
 //! The bound on what batches may hold ahead of their consumer: bytes, and requests.
 //!
-//! A batch counts until somebody asks for it: waits on it, iterates over it, or takes it from `batches()`. From then on its bytes are
-//! the caller's. A batch that nobody asked for stops reading from its connection while the bound in bytes is reached (the node then waits too),
-//! and does not start while [`BATCHES_AHEAD_MAX`] others are ahead. A batch that somebody asked for is never held back, so the one at the head of
-//! the line always comes through: there is no deadlock, whatever the order in which batches are asked for.
+//! A batch counts until somebody asks for it: waits on it, iterates over it, or takes it from
+//! `batches()`. From then on its bytes are the caller's. A batch that nobody asked for stops
+//! reading from its connection while the bound in bytes is reached (the node then waits too), and
+//! does not start while [`BATCHES_AHEAD_MAX`] others are ahead. A batch that somebody asked for is
+//! never held back, so the one at the head of the line always comes through: there is no deadlock,
+//! whatever the order in which batches are asked for.
 
 use crate::{process, sync::Mutex};
 use std::sync::Arc;
@@ -42,7 +44,11 @@ struct Mine {
 
 impl InFlight {
     pub fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(InFlight { limit_bytes, used: Mutex::default(), changed: Notify::new() })
+        Arc::new(InFlight {
+            limit_bytes,
+            used: Mutex::default(),
+            changed: Notify::new(),
+        })
     }
 
     /// Bytes that batches hold which nobody asked for yet.
@@ -53,7 +59,11 @@ impl InFlight {
 
 impl Share {
     pub fn new(line: &Arc<InFlight>) -> Self {
-        Share { pid: process::pid(), line: line.clone(), mine: Mutex::default() }
+        Share {
+            pid: process::pid(),
+            line: line.clone(),
+            mine: Mutex::default(),
+        }
     }
 
     /// Waits until this batch may be requested.
@@ -71,7 +81,8 @@ impl Share {
 
     /// Waits until this batch may read on.
     pub async fn room(&self) {
-        self.until(|mine, used| mine.asked_for || used.bytes < self.line.limit_bytes).await
+        self.until(|mine, used| mine.asked_for || used.bytes < self.line.limit_bytes)
+            .await
     }
 
     async fn until(&self, mut go: impl FnMut(&mut Mine, &mut Used) -> bool) {
@@ -112,7 +123,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // In a forked child the line is a dead copy, and its lock may be held by a thread that is not there.
+        // In a forked child the line is a dead copy, and its lock may be held by a thread that is
+        // not there.
         if self.pid == process::pid() {
             self.ask();
         }

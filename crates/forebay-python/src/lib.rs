@@ -1,7 +1,8 @@
 //! Python bindings: the client, and the whole program inside the wheel.
 //!
-//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client speaks HTTP/1.1 to a node over TCP or a Unix socket, or to a node
-//! inside its own process; a batch is received into one region of memory and handed out as views of it.
+//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client speaks
+//! HTTP/1.1 to a node over TCP or a Unix socket, or to a node inside its own process; a batch is
+//! received into one region of memory and handed out as views of it.
 
 mod address;
 mod batch;
@@ -38,9 +39,9 @@ use pyo3::prelude::*;
 #[pyfunction]
 fn cli_main(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> i32 {
     py.detach(|| {
-        // Python's handler would only note the signal for when Python code runs again. The program's own handling is the default one, and
-        // `serve` installs its own for a graceful stop.
-        // SAFETY: setting a disposition is safe at any time.
+        // Python's handler would only note the signal for when Python code runs again. The
+        // program's own handling is the default one, and `serve` installs its own for a graceful
+        // stop. SAFETY: setting a disposition is safe at any time.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
         forebay_cli::main_from(arguments)
     })
@@ -49,7 +50,9 @@ fn cli_main(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> i32 {
 #[cfg(not(feature = "node"))]
 #[pyfunction]
 fn cli_main(_arguments: Vec<std::ffi::OsString>) -> i32 {
-    eprintln!("forebay: this build is the client alone; install the full wheel for the command line");
+    eprintln!(
+        "forebay: this build is the client alone; install the full wheel for the command line"
+    );
     2
 }
 
@@ -64,7 +67,10 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)?;
     let stop_nodes = wrap_pyfunction!(_stop_nodes, module)?;
-    module.py().import("atexit")?.call_method1("register", (&stop_nodes,))?;
+    module
+        .py()
+        .import("atexit")?
+        .call_method1("register", (&stop_nodes,))?;
     module.add_function(stop_nodes)?;
     module.add_class::<client::Client>()?;
     module.add_class::<entries::Entry>()?;

@@ -1,4 +1,5 @@
-//! Listings as Python sees them: an iterator that fetches a page when it needs one, and what it yields.
+//! Listings as Python sees them: an iterator that fetches a page when it needs one, and what it
+//! yields.
 
 use crate::{
     objects::{self, Info, Page},
@@ -9,8 +10,8 @@ use crate::{
 use pyo3::prelude::*;
 use std::{collections::VecDeque, sync::Arc};
 
-/// What is known of one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and where known ``etag``, ``last_modified`` (as HTTP
-/// writes times) and ``cache`` (``HIT``, ``MISS``…).
+/// What is known of one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and where
+/// known ``etag``, ``last_modified`` (as HTTP writes times) and ``cache`` (``HIT``, ``MISS``…).
 #[pyclass(frozen, module = "forebay")]
 pub struct ObjectInfo(pub Info);
 
@@ -53,7 +54,11 @@ impl ObjectInfo {
     }
 
     fn __repr__(&self) -> String {
-        format!("<forebay.ObjectInfo {:?}, {} bytes>", self.name(), self.0.size)
+        format!(
+            "<forebay.ObjectInfo {:?}, {} bytes>",
+            self.name(),
+            self.0.size
+        )
     }
 }
 
@@ -74,8 +79,17 @@ struct State {
 
 impl Listing {
     pub fn new(session: Arc<Session>, bucket: &str, prefix: &str, page_size: usize) -> Self {
-        let state = State { ready: VecDeque::new(), token: Some(String::new()) };
-        Listing { session, bucket: bucket.to_owned(), prefix: prefix.to_owned(), page_size, state: Mutex::new(state) }
+        let state = State {
+            ready: VecDeque::new(),
+            token: Some(String::new()),
+        };
+        Listing {
+            session,
+            bucket: bucket.to_owned(),
+            prefix: prefix.to_owned(),
+            page_size,
+            state: Mutex::new(state),
+        }
     }
 }
 
@@ -87,7 +101,8 @@ impl Listing {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<ObjectInfo>> {
         loop {
-            // The lock is not held while waiting: another thread may need the GIL that we would be waiting for.
+            // The lock is not held while waiting: another thread may need the GIL that we would be
+            // waiting for.
             let token = {
                 let mut state = self.state.lock();
                 if let Some(info) = state.ready.pop_front() {
@@ -98,7 +113,16 @@ impl Listing {
                     None => return Ok(None),
                 }
             };
-            let fetched = process::wait(py, objects::list(&self.session.transport, &self.bucket, &self.prefix, &token, self.page_size));
+            let fetched = process::wait(
+                py,
+                objects::list(
+                    &self.session.transport,
+                    &self.bucket,
+                    &self.prefix,
+                    &token,
+                    self.page_size,
+                ),
+            );
             let mut state = self.state.lock();
             match fetched {
                 Ok(Page { objects, token }) => {

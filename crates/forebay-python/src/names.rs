@@ -7,7 +7,11 @@ use crate::{
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
 
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 const KEY: &AsciiSet = &SEGMENT.remove(b'/');
 
 /// Escapes one path segment or query value.
@@ -26,15 +30,26 @@ impl Name {
     /// `"bucket/key"`, `"s3://bucket/key"`, `(bucket, key)`, or a key with `bucket`.
     pub fn from_py(name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Name> {
         if let Ok(pair) = name.cast::<PyTuple>() {
-            let (bucket, key): (String, String) =
-                pair.extract().map_err(|_| PyTypeError::new_err("a name as a tuple is (bucket, key), both str"))?;
+            let (bucket, key): (String, String) = pair.extract().map_err(|_| {
+                PyTypeError::new_err("a name as a tuple is (bucket, key), both str")
+            })?;
             return Ok(Name { bucket, key }.checked()?);
         }
-        let text: std::borrow::Cow<'_, str> =
-            name.extract().map_err(|_| PyTypeError::new_err(format!("a name is a str or (bucket, key), not {}", type_name(name))))?;
+        let text: std::borrow::Cow<'_, str> = name.extract().map_err(|_| {
+            PyTypeError::new_err(format!(
+                "a name is a str or (bucket, key), not {}",
+                type_name(name)
+            ))
+        })?;
         let name = match bucket {
-            Some(bucket) => Name { bucket: bucket.to_owned(), key: text.into_owned() },
-            None => split_name(&text).map(|(bucket, key)| Name { bucket: bucket.to_owned(), key: key.to_owned() })?,
+            Some(bucket) => Name {
+                bucket: bucket.to_owned(),
+                key: text.into_owned(),
+            },
+            None => split_name(&text).map(|(bucket, key)| Name {
+                bucket: bucket.to_owned(),
+                key: key.to_owned(),
+            })?,
         };
         Ok(name.checked()?)
     }
@@ -48,7 +63,11 @@ impl Name {
 
     /// The path of the object API.
     pub fn path(&self) -> String {
-        format!("/v1/objects/{}/{}", escape_segment(&self.bucket), utf8_percent_encode(&self.key, KEY))
+        format!(
+            "/v1/objects/{}/{}",
+            escape_segment(&self.bucket),
+            utf8_percent_encode(&self.key, KEY)
+        )
     }
 }
 
@@ -70,5 +89,9 @@ pub fn split_prefix(text: &str) -> Result<(&str, &str)> {
 }
 
 pub fn type_name(object: &Bound<'_, PyAny>) -> String {
-    object.get_type().name().map(|n| n.to_string()).unwrap_or_else(|_| "an object".into())
+    object
+        .get_type()
+        .name()
+        .map(|n| n.to_string())
+        .unwrap_or_else(|_| "an object".into())
 }

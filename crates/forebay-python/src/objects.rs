@@ -1,4 +1,5 @@
-//! Single objects: get, put, head, delete, and pages of listings, over the object API. No Python in here.
+//! Single objects: get, put, head, delete, and pages of listings, over the object API. No Python in
+//! here.
 
 use crate::{
     buffer,
@@ -43,7 +44,13 @@ pub async fn get(
     }
     let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
     if range.is_some() && answer.status != StatusCode::PARTIAL_CONTENT {
-        return Err(Failure::new(Class::ServerError, format!("{name}: the node ignored the range and answered {}", answer.status)));
+        return Err(Failure::new(
+            Class::ServerError,
+            format!(
+                "{name}: the node ignored the range and answered {}",
+                answer.status
+            ),
+        ));
     }
     let length = answer.length();
     let mut bytes = buffer::room(length.unwrap_or(0))?;
@@ -51,7 +58,11 @@ pub async fn get(
         bytes.extend_from_slice(&piece);
     }
     if length.is_some_and(|n| n != bytes.len() as u64) {
-        return Err(Failure::truncated(format!("{name}: {} bytes arrived of {}", bytes.len(), length.unwrap_or(0))));
+        return Err(Failure::truncated(format!(
+            "{name}: {} bytes arrived of {}",
+            bytes.len(),
+            length.unwrap_or(0)
+        )));
     }
     Ok((bytes, etag(&answer)))
 }
@@ -61,17 +72,25 @@ fn etag(answer: &Answer) -> Option<String> {
 }
 
 pub async fn head(transport: &Arc<Transport>, name: &Name) -> Result<Info> {
-    let answer = transport.call(&Call::new(Method::HEAD, name.path())).await.map_err(|mut f| {
-        // The answer to HEAD has no body, so no message.
-        if f.class == Class::NotFound {
-            f.message = "no such object".into();
-        }
-        f.context(name)
-    })?;
+    let answer = transport
+        .call(&Call::new(Method::HEAD, name.path()))
+        .await
+        .map_err(|mut f| {
+            // The answer to HEAD has no body, so no message.
+            if f.class == Class::NotFound {
+                f.message = "no such object".into();
+            }
+            f.context(name)
+        })?;
     Ok(Info {
         bucket: name.bucket.clone(),
         key: name.key.clone(),
-        size: answer.length().ok_or_else(|| Failure::new(Class::ServerError, format!("{name}: the node did not say its size")))?,
+        size: answer.length().ok_or_else(|| {
+            Failure::new(
+                Class::ServerError,
+                format!("{name}: the node did not say its size"),
+            )
+        })?,
         etag: etag(&answer),
         last_modified: answer.header("last-modified").map(str::to_owned),
         cache: answer.header("x-cache").map(str::to_owned),
@@ -79,8 +98,15 @@ pub async fn head(transport: &Arc<Transport>, name: &Name) -> Result<Info> {
 }
 
 /// Writes an object; returns its ETag where the node says it.
-pub async fn put(transport: &Arc<Transport>, name: &Name, body: bytes::Bytes) -> Result<Option<String>> {
-    let call = Call { body, ..Call::new(Method::PUT, name.path()) };
+pub async fn put(
+    transport: &Arc<Transport>,
+    name: &Name,
+    body: bytes::Bytes,
+) -> Result<Option<String>> {
+    let call = Call {
+        body,
+        ..Call::new(Method::PUT, name.path())
+    };
     let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
     answer.collect().await?;
     Ok(etag(&answer))
@@ -93,13 +119,19 @@ pub async fn upload(
     length: Option<u64>,
     pieces: futures::stream::BoxStream<'static, std::io::Result<bytes::Bytes>>,
 ) -> Result<Option<String>> {
-    let mut answer = transport.upload(&Call::new(Method::PUT, name.path()), length, pieces).await.map_err(|f| f.context(name))?;
+    let mut answer = transport
+        .upload(&Call::new(Method::PUT, name.path()), length, pieces)
+        .await
+        .map_err(|f| f.context(name))?;
     answer.collect().await?;
     Ok(etag(&answer))
 }
 
 pub async fn delete(transport: &Arc<Transport>, name: &Name) -> Result<()> {
-    let mut answer = transport.call(&Call::new(Method::DELETE, name.path())).await.map_err(|f| f.context(name))?;
+    let mut answer = transport
+        .call(&Call::new(Method::DELETE, name.path()))
+        .await
+        .map_err(|f| f.context(name))?;
     answer.collect().await.map(|_| ())
 }
 
@@ -130,15 +162,24 @@ struct WireEntry {
     last_modified: Option<String>,
 }
 
-pub async fn list(transport: &Arc<Transport>, bucket: &str, prefix: &str, token: &str, page_size: usize) -> Result<Page> {
+pub async fn list(
+    transport: &Arc<Transport>,
+    bucket: &str,
+    prefix: &str,
+    token: &str,
+    page_size: usize,
+) -> Result<Page> {
     let body = serde_json::json!({
         "action": "list",
         "name": "",
         "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size" },
     });
-    let call = Call::new(Method::GET, format!("/v1/buckets/{}", escape_segment(bucket)))
-        .json(body.to_string())
-        .header(header::ACCEPT, "application/json");
+    let call = Call::new(
+        Method::GET,
+        format!("/v1/buckets/{}", escape_segment(bucket)),
+    )
+    .json(body.to_string())
+    .header(header::ACCEPT, "application/json");
     let mut answer = transport.call(&call).await.map_err(|f| f.context(bucket))?;
     let page: WirePage = parse(&answer.collect().await?)?;
     let objects = page.entries.unwrap_or_default().into_iter().map(|e| {
@@ -151,17 +192,22 @@ pub async fn list(transport: &Arc<Transport>, bucket: &str, prefix: &str, token:
             cache: None,
         })
     });
-    Ok(Page { objects: objects.collect::<Result<_>>()?, token: page.continuation_token })
+    Ok(Page {
+        objects: objects.collect::<Result<_>>()?,
+        token: page.continuation_token,
+    })
 }
 
 /// Sizes come as strings of digits; absent means 0.
 fn size_of(value: &serde_json::Value) -> Result<u64> {
     match value {
         serde_json::Value::Null => Ok(0),
-        serde_json::Value::String(digits) => {
-            digits.parse().map_err(|_| Failure::new(Class::ServerError, format!("{digits:?} is not a size")))
-        }
-        other => other.as_u64().ok_or_else(|| Failure::new(Class::ServerError, format!("{other} is not a size"))),
+        serde_json::Value::String(digits) => digits
+            .parse()
+            .map_err(|_| Failure::new(Class::ServerError, format!("{digits:?} is not a size"))),
+        other => other
+            .as_u64()
+            .ok_or_else(|| Failure::new(Class::ServerError, format!("{other} is not a size"))),
     }
 }
 
@@ -180,5 +226,10 @@ pub async fn buckets(transport: &Arc<Transport>) -> Result<Vec<String>> {
 }
 
 fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(|e| Failure::new(Class::ServerError, format!("the node's answer is not what was expected: {e}")))
+    serde_json::from_slice(body).map_err(|e| {
+        Failure::new(
+            Class::ServerError,
+            format!("the node's answer is not what was expected: {e}"),
+        )
+    })
 }

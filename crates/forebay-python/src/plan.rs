@@ -1,8 +1,11 @@
-//! `Plan`, `Steps` and `Permutation`: the orders of `forebay-plan`, as the package's loader asks for them. Nothing here waits or does I/O.
+//! `Plan`, `Steps` and `Permutation`: the orders of `forebay-plan`, as the package's loader asks
+//! for them. Nothing here waits or does I/O.
 //!
-//! Rows come as [`Numbers`], typed buffers that NumPy takes as they are. Long work runs without the GIL.
+//! Rows come as [`Numbers`], typed buffers that NumPy takes as they are. Long work runs without the
+//! GIL.
 //!
-//! Documents, partitions and states are JSON in both directions: they are a few numbers, and Python keeps states as what `json` makes of them.
+//! Documents, partitions and states are JSON in both directions: they are a few numbers, and Python
+//! keeps states as what `json` makes of them.
 
 use crate::{
     batch::fill_view,
@@ -31,7 +34,8 @@ fn text(state: &State) -> String {
     serde_json::to_string(state).expect("a state is numbers and texts")
 }
 
-/// The shape of runs ``(blocks, rows per block)``, as a node sends it: for orders over what no node has opened.
+/// The shape of runs ``(blocks, rows per block)``, as a node sends it: for orders over what no node
+/// has opened.
 #[pyfunction]
 pub fn encode_shape(runs: Vec<(u64, u64)>) -> PyResult<Vec<u8>> {
     Ok(Shape::from_runs(runs).map_err(Failure::from)?.encode())
@@ -43,19 +47,32 @@ pub struct Plan(Arc<forebay_plan::Plan>);
 
 #[pymethods]
 impl Plan {
-    /// `document`: the plan as requests name it. `shapes`: of its datasets, in the order of its sources, as the node sends them.
+    /// `document`: the plan as requests name it. `shapes`: of its datasets, in the order of its
+    /// sources, as the node sends them.
     #[new]
     fn new(document: &str, shapes: Vec<PyBackedBytes>) -> PyResult<Self> {
         let document: PlanDocument = parse("plan", document)?;
         if shapes.len() != document.sources.len() {
-            return Err(Failure::invalid(format!("{} sources and {} shapes", document.sources.len(), shapes.len())).into());
+            return Err(Failure::invalid(format!(
+                "{} sources and {} shapes",
+                document.sources.len(),
+                shapes.len()
+            ))
+            .into());
         }
         let mut known = HashMap::new();
         for (source, bytes) in document.sources.iter().zip(&shapes) {
-            known.insert(source.dataset.clone(), Arc::new(Shape::decode(bytes).map_err(Failure::from)?));
+            known.insert(
+                source.dataset.clone(),
+                Arc::new(Shape::decode(bytes).map_err(Failure::from)?),
+            );
         }
-        let spec = document.resolve(|id| Ok(known[id].clone())).map_err(Failure::from)?;
-        Ok(Plan(Arc::new(forebay_plan::Plan::new(spec).map_err(Failure::from)?)))
+        let spec = document
+            .resolve(|id| Ok(known[id].clone()))
+            .map_err(Failure::from)?;
+        Ok(Plan(Arc::new(
+            forebay_plan::Plan::new(spec).map_err(Failure::from)?,
+        )))
     }
 
     #[getter]
@@ -75,7 +92,13 @@ impl Plan {
     }
 
     /// The rows at the positions from `start` to `stop` of an epoch, and which source each is of.
-    fn rows(&self, py: Python<'_>, epoch: u64, start: u64, stop: u64) -> PyResult<(Numbers, Numbers)> {
+    fn rows(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        start: u64,
+        stop: u64,
+    ) -> PyResult<(Numbers, Numbers)> {
         self.within(epoch, start, stop)?;
         let rows = py.detach(|| {
             let mut rows = Vec::new();
@@ -91,28 +114,59 @@ impl Plan {
         self.0.position_of(epoch, RowRef { source, row })
     }
 
-    /// The blocks `(source, block)` that the positions from `start` to `stop` need, in the order of their first use.
-    fn blocks(&self, py: Python<'_>, epoch: u64, start: u64, stop: u64) -> PyResult<Vec<(u32, u64)>> {
+    /// The blocks `(source, block)` that the positions from `start` to `stop` need, in the order of
+    /// their first use.
+    fn blocks(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        start: u64,
+        stop: u64,
+    ) -> PyResult<Vec<(u32, u64)>> {
         self.within(epoch, start, stop)?;
         Ok(py.detach(|| self.0.blocks_of(epoch, start..stop)))
     }
 
     /// When a row of a block is needed next, at or after a position: `(epoch, position)`.
     #[pyo3(signature = (epoch, position, block, source=0))]
-    fn next_use(&self, py: Python<'_>, epoch: u64, position: u64, block: u64, source: u32) -> Option<(u64, u64)> {
+    fn next_use(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        position: u64,
+        block: u64,
+        source: u32,
+    ) -> Option<(u64, u64)> {
         py.detach(|| self.0.next_use(epoch, position, source, block))
     }
 
-    /// The measures of quality, in batches of `batch` rows, as JSON: of this order, of a uniform one where that can be made, and what is expected of a uniform one.
+    /// The measures of quality, in batches of `batch` rows, as JSON: of this order, of a uniform
+    /// one where that can be made, and what is expected of a uniform one.
     #[pyo3(signature = (batch=32, labels=None, stretches=10))]
-    fn report(&self, py: Python<'_>, batch: u32, labels: Option<Vec<String>>, stretches: u32) -> PyResult<String> {
+    fn report(
+        &self,
+        py: Python<'_>,
+        batch: u32,
+        labels: Option<Vec<String>>,
+        stretches: u32,
+    ) -> PyResult<String> {
         let plan = &self.0;
         let rows = plan.spec().sources[0].shape.rows();
-        if labels.as_ref().is_some_and(|labels| plan.spec().sources.len() > 1 || labels.len() as u64 != rows) {
-            return Err(Failure::invalid(format!("one label is needed for each of {rows} rows, of one dataset")).into());
+        if labels
+            .as_ref()
+            .is_some_and(|labels| plan.spec().sources.len() > 1 || labels.len() as u64 != rows)
+        {
+            return Err(Failure::invalid(format!(
+                "one label is needed for each of {rows} rows, of one dataset"
+            ))
+            .into());
         }
         if !(1..=limits::PLAN_STRETCHES_MAX).contains(&stretches) {
-            return Err(Failure::invalid(format!("{stretches} stretches are not 1 to {}", limits::PLAN_STRETCHES_MAX)).into());
+            return Err(Failure::invalid(format!(
+                "{stretches} stretches are not 1 to {}",
+                limits::PLAN_STRETCHES_MAX
+            ))
+            .into());
         }
         let report = py.detach(|| {
             let given = labels.map(Given::from_text);
@@ -125,7 +179,9 @@ impl Plan {
                 .map(|(report, _)| report);
             Ok(serde_json::json!({ "order": own, "uniform": uniform, "expected": expected(plan, batch) }))
         });
-        Ok(report.map_err(|e: forebay_core::Error| Failure::from(e))?.to_string())
+        Ok(report
+            .map_err(|e: forebay_core::Error| Failure::from(e))?
+            .to_string())
     }
 
     /// The state before a position of an epoch.
@@ -142,8 +198,8 @@ impl Plan {
         Ok(text(&state))
     }
 
-    /// The steps of one rank, or of one worker of it, from a state on, to the beginning of the epoch `until`. `lengths` are those of all rows, one
-    /// array for each source.
+    /// The steps of one rank, or of one worker of it, from a state on, to the beginning of the
+    /// epoch `until`. `lengths` are those of all rows, one array for each source.
     #[pyo3(signature = (partition, state, until=None, lengths=None, worker=0, workers=1))]
     fn steps(
         &self,
@@ -154,17 +210,31 @@ impl Plan {
         worker: u32,
         workers: u32,
     ) -> PyResult<Steps> {
-        let (partition, state): (Partition, State) = (parse("partition", partition)?, parse("state", state)?);
-        let mut steps = forebay_plan::Steps::new(self.0.clone(), partition, &state).map_err(Failure::from)?;
+        let (partition, state): (Partition, State) =
+            (parse("partition", partition)?, parse("state", state)?);
+        let mut steps =
+            forebay_plan::Steps::new(self.0.clone(), partition, &state).map_err(Failure::from)?;
         steps = steps.of_worker(worker, workers).map_err(Failure::from)?;
         if let Some(epoch) = until {
             steps = steps.until_epoch(epoch);
         }
         if let Some(lengths) = lengths {
-            let of_sources = lengths.iter().map(lengths_of).collect::<PyResult<Vec<_>>>()?;
-            let rows: Vec<usize> = self.0.spec().sources.iter().map(|source| source.shape.rows() as usize).collect();
+            let of_sources = lengths
+                .iter()
+                .map(lengths_of)
+                .collect::<PyResult<Vec<_>>>()?;
+            let rows: Vec<usize> = self
+                .0
+                .spec()
+                .sources
+                .iter()
+                .map(|source| source.shape.rows() as usize)
+                .collect();
             if of_sources.iter().map(Vec::len).ne(rows.iter().copied()) {
-                return Err(Failure::invalid(format!("lengths are needed for {rows:?} rows, one array for each dataset")).into());
+                return Err(Failure::invalid(format!(
+                    "lengths are needed for {rows:?} rows, one array for each dataset"
+                ))
+                .into());
             }
             steps = steps.with_lengths(Arc::new(Arrays(of_sources)));
         }
@@ -176,7 +246,9 @@ impl Plan {
     fn within(&self, epoch: u64, start: u64, stop: u64) -> Result<()> {
         let rows = self.0.rows_per_epoch();
         if start > stop || stop > rows || epoch >= limits::PLAN_EPOCHS_MAX {
-            return Err(Failure::invalid(format!("positions {start} to {stop} of epoch {epoch}, which has {rows} rows")));
+            return Err(Failure::invalid(format!(
+                "positions {start} to {stop} of epoch {epoch}, which has {rows} rows"
+            )));
         }
         Ok(())
     }
@@ -187,7 +259,10 @@ struct Arrays(Vec<Vec<u32>>);
 
 impl Lengths for Arrays {
     fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> forebay_core::Result<()> {
-        out.extend(rows.iter().map(|row| u64::from(self.0[row.source as usize][row.row as usize])));
+        out.extend(
+            rows.iter()
+                .map(|row| u64::from(self.0[row.source as usize][row.row as usize])),
+        );
         Ok(())
     }
 }
@@ -195,13 +270,24 @@ impl Lengths for Arrays {
 /// An array of any integers, as lengths.
 fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     fn read<T: Element + TryInto<u32>>(array: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
-        let Ok(buffer) = PyBuffer::<T>::get(array) else { return Ok(None) };
+        let Ok(buffer) = PyBuffer::<T>::get(array) else {
+            return Ok(None);
+        };
         let wrong = |_| Failure::invalid("a length that is below 0, or above 4294967295");
-        let lengths = buffer.to_vec(array.py())?.into_iter().map(|n| n.try_into().map_err(|_| ()).map_err(wrong));
+        let lengths = buffer
+            .to_vec(array.py())?
+            .into_iter()
+            .map(|n| n.try_into().map_err(|_| ()).map_err(wrong));
         Ok(Some(lengths.collect::<Result<_>>()?))
     }
-    let read_as: [fn(&Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>>; 6] =
-        [read::<i64>, read::<u32>, read::<i32>, read::<u64>, read::<u16>, read::<i16>];
+    let read_as: [fn(&Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>>; 6] = [
+        read::<i64>,
+        read::<u32>,
+        read::<i32>,
+        read::<u64>,
+        read::<u16>,
+        read::<i16>,
+    ];
     for read in read_as {
         if let Some(lengths) = read(array)? {
             return Ok(lengths);
@@ -219,7 +305,9 @@ impl Permutation {
     #[new]
     fn new(n: u64, key: u64) -> PyResult<Self> {
         if n > forebay_plan::Permutation::MAX {
-            return Err(Failure::invalid(format!("a permutation of {n} numbers: at most 2**62")).into());
+            return Err(
+                Failure::invalid(format!("a permutation of {n} numbers: at most 2**62")).into(),
+            );
         }
         Ok(Permutation(forebay_plan::Permutation::new(n, key)))
     }
@@ -243,11 +331,14 @@ impl Permutation {
     /// The numbers at the places from `start` to `stop`.
     fn numbers(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Numbers> {
         if start > stop || stop > self.0.len() {
-            return Err(Failure::invalid(format!("places {start} to {stop} of {}", self.0.len())).into());
+            return Err(
+                Failure::invalid(format!("places {start} to {stop} of {}", self.0.len())).into(),
+            );
         }
         let numbers = py.detach(|| {
             let mut numbers = Vec::with_capacity((stop - start) as usize * 8);
-            self.0.for_each(start..stop, |n| numbers.extend_from_slice(&n.to_ne_bytes()));
+            self.0
+                .for_each(start..stop, |n| numbers.extend_from_slice(&n.to_ne_bytes()));
             numbers
         });
         Ok(Numbers::new(numbers, 8))
@@ -256,7 +347,14 @@ impl Permutation {
 
 impl Permutation {
     fn within(&self, i: u64) -> Result<()> {
-        if i < self.0.len() { Ok(()) } else { Err(Failure::invalid(format!("{i} is not below {}", self.0.len()))) }
+        if i < self.0.len() {
+            Ok(())
+        } else {
+            Err(Failure::invalid(format!(
+                "{i} is not below {}",
+                self.0.len()
+            )))
+        }
     }
 }
 
@@ -268,7 +366,9 @@ pub struct Steps(Mutex<forebay_plan::Steps>);
 impl Steps {
     /// The step of this number; None past the end.
     fn step(&self, py: Python<'_>, number: u64) -> PyResult<Option<Step>> {
-        let found = py.detach(|| self.0.lock().step(number)).map_err(Failure::from)?;
+        let found = py
+            .detach(|| self.0.lock().step(number))
+            .map_err(Failure::from)?;
         Ok(found.map(Step))
     }
 
@@ -282,7 +382,10 @@ impl Steps {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Step>> {
-        let found = py.detach(|| self.0.lock().next()).transpose().map_err(Failure::from)?;
+        let found = py
+            .detach(|| self.0.lock().next())
+            .transpose()
+            .map_err(Failure::from)?;
         Ok(found.map(Step))
     }
 }
@@ -332,10 +435,14 @@ fn numbers_of_rows(rows: &[RowRef]) -> Numbers {
 }
 
 fn numbers_of_sources(rows: &[RowRef]) -> Numbers {
-    Numbers::new(rows.iter().flat_map(|r| r.source.to_ne_bytes()).collect(), 4)
+    Numbers::new(
+        rows.iter().flat_map(|r| r.source.to_ne_bytes()).collect(),
+        4,
+    )
 }
 
-/// Unsigned numbers of 4 or 8 bytes: a buffer of that type, which ``numpy.asarray`` takes without a copy.
+/// Unsigned numbers of 4 or 8 bytes: a buffer of that type, which ``numpy.asarray`` takes without a
+/// copy.
 #[pyclass(frozen, module = "forebay")]
 pub struct Numbers {
     bytes: Vec<u8>,
@@ -346,7 +453,11 @@ pub struct Numbers {
 
 impl Numbers {
     fn new(bytes: Vec<u8>, width: usize) -> Self {
-        Numbers { count: (bytes.len() / width) as ffi::Py_ssize_t, width: width as ffi::Py_ssize_t, bytes }
+        Numbers {
+            count: (bytes.len() / width) as ffi::Py_ssize_t,
+            width: width as ffi::Py_ssize_t,
+            bytes,
+        }
     }
 }
 
@@ -356,16 +467,31 @@ impl Numbers {
         self.count as usize
     }
 
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let numbers = slf.get();
-        // SAFETY: the bytes live as long as this object, which the view holds; nothing here reads or moves them. The type, shape and
-        // stride that replace those of plain
-        // bytes are of the same memory, and are pointers into this object or to constants; a view without a shape is one of bytes, whatever its type.
+        // SAFETY: the bytes live as long as this object, which the view holds; nothing here reads
+        // or moves them. The type, shape and stride that replace those of plain bytes are of the
+        // same memory, and are pointers into this object or to constants; a view without a shape is
+        // one of bytes, whatever its type.
         unsafe {
-            fill_view(slf.as_any(), view, flags, numbers.bytes.as_ptr().cast_mut(), numbers.bytes.len())?;
+            fill_view(
+                slf.as_any(),
+                view,
+                flags,
+                numbers.bytes.as_ptr().cast_mut(),
+                numbers.bytes.len(),
+            )?;
             (*view).itemsize = numbers.width;
             if flags & ffi::PyBUF_FORMAT == ffi::PyBUF_FORMAT {
-                (*view).format = if numbers.width == 8 { c"Q".as_ptr().cast_mut() } else { c"I".as_ptr().cast_mut() };
+                (*view).format = if numbers.width == 8 {
+                    c"Q".as_ptr().cast_mut()
+                } else {
+                    c"I".as_ptr().cast_mut()
+                };
             }
             if flags & ffi::PyBUF_ND == ffi::PyBUF_ND {
                 (*view).shape = (&raw const numbers.count).cast_mut();

@@ -1,11 +1,14 @@
 //! One small runtime per process, and waiting on it from Python.
 //!
-//! Training scripts fork (PyTorch's DataLoader does by default). Threads do not survive a fork, and an epoll instance that does is shared
-//! with the parent. So everything that stands on the runtime is tied to the process id that made it: a child finds another id, makes its own
-//! runtime and sockets, and *leaks* what it inherited, because dropping it would reach into the parent's epoll or wait for threads that are not
-//! there. The runtime's pointer is swapped atomically; no lock can be left held by a thread that the fork lost.
+//! Training scripts fork (PyTorch's DataLoader does by default). Threads do not survive a fork, and
+//! an epoll instance that does is shared with the parent. So everything that stands on the runtime
+//! is tied to the process id that made it: a child finds another id, makes its own runtime and
+//! sockets, and *leaks* what it inherited, because dropping it would reach into the parent's epoll
+//! or wait for threads that are not there. The runtime's pointer is swapped atomically; no lock can
+//! be left held by a thread that the fork lost.
 //!
-//! Waits release the GIL and come back for signals every [`SIGNAL_TICK`], so that Ctrl-C interrupts every call.
+//! Waits release the GIL and come back for signals every [`SIGNAL_TICK`], so that Ctrl-C interrupts
+//! every call.
 
 use crate::failure::{Class, Failure, Result};
 use pyo3::prelude::*;
@@ -50,7 +53,12 @@ pub fn runtime() -> Result<&'static Runtime> {
         .enable_io()
         .enable_time()
         .build()
-        .map_err(|e| Failure::new(Class::Error, format!("cannot start the client's threads: {e}")))?;
+        .map_err(|e| {
+            Failure::new(
+                Class::Error,
+                format!("cannot start the client's threads: {e}"),
+            )
+        })?;
     let made = Box::into_raw(Box::new(PerProcess { pid, runtime }));
     match CURRENT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just made, and from now on never freed.
@@ -63,12 +71,18 @@ pub fn runtime() -> Result<&'static Runtime> {
     }
 }
 
-/// Runs `future` to its end with the GIL released; a signal handler that raises (`KeyboardInterrupt`) drops it.
-pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T>> + Send) -> PyResult<T> {
+/// Runs `future` to its end with the GIL released; a signal handler that raises
+/// (`KeyboardInterrupt`) drops it.
+pub fn wait<T: Send>(
+    py: Python<'_>,
+    future: impl Future<Output = Result<T>> + Send,
+) -> PyResult<T> {
     let runtime = runtime()?;
     let mut future = pin!(future);
     loop {
-        let polled = py.detach(|| runtime.block_on(async { tokio::time::timeout(SIGNAL_TICK, future.as_mut()).await }));
+        let polled = py.detach(|| {
+            runtime.block_on(async { tokio::time::timeout(SIGNAL_TICK, future.as_mut()).await })
+        });
         match polled {
             Ok(done) => return Ok(done?),
             Err(_) => py.check_signals()?,

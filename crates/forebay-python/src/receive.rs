@@ -1,8 +1,9 @@
 //! A batch on its way: requested and received by a task, watched by Python threads.
 //!
-//! The task appends what arrives to the batch's region, lets the tar parser find whole entries, and publishes them once per received piece.
-//! It ends in exactly one of two ways, whatever happens to it: all entries in order and the proper end of the stream, or a failure. An
-//! answer with fewer or more entries than were asked for, or in another order, is a failure.
+//! The task appends what arrives to the batch's region, lets the tar parser find whole entries, and
+//! publishes them once per received piece. It ends in exactly one of two ways, whatever happens to
+//! it: all entries in order and the proper end of the stream, or a failure. An answer with fewer or
+//! more entries than were asked for, or in another order, is a failure.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -43,7 +44,10 @@ pub struct State {
 
 impl Receiving {
     /// Starts to receive; returns at once.
-    pub fn start(session: Arc<Session>, request: BatchRequest) -> Result<(Arc<Receiving>, tokio::task::AbortHandle)> {
+    pub fn start(
+        session: Arc<Session>,
+        request: BatchRequest,
+    ) -> Result<(Arc<Receiving>, tokio::task::AbortHandle)> {
         if request.len() == 0 {
             return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
         }
@@ -66,7 +70,9 @@ impl Receiving {
     async fn run(&self, session: &Session) -> Result<()> {
         self.share.start().await;
         let (path, json) = self.request.to_http(".tar");
-        let call = Call::new(Method::POST, path).json(json).header(HeaderName::from_static("x-forebay-entry-errors"), "pax");
+        let call = Call::new(Method::POST, path)
+            .json(json)
+            .header(HeaderName::from_static("x-forebay-entry-errors"), "pax");
         let mut answer = session.transport.call(&call).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
         let region = Region::new(&session.regions)?;
@@ -82,7 +88,11 @@ impl Receiving {
         let mut whole = Vec::new();
         let cut = |mut failure: Failure, parser: &TarParser, seen: usize| {
             failure.request_id = request_id.clone();
-            failure.message = format!("{} ({seen} of {} entries had arrived)", failure.message, self.request.len());
+            failure.message = format!(
+                "{} ({seen} of {} entries had arrived)",
+                failure.message,
+                self.request.len()
+            );
             if let Some(said) = &parser.last_error {
                 failure.message = format!("{said}: {}", failure.message);
             }
@@ -99,10 +109,15 @@ impl Receiving {
             region.append(&piece)?;
             let parsed = parser.advance(region, |slot| {
                 if seen >= self.request.len() {
-                    return Err(Failure::truncated("the answer holds more entries than were asked for"));
+                    return Err(Failure::truncated(
+                        "the answer holds more entries than were asked for",
+                    ));
                 }
                 if !self.request.answers(seen, &slot.name(region)) {
-                    return Err(Failure::truncated(format!("entry {seen} is {:?}, which is not what was asked for", slot.name(region))));
+                    return Err(Failure::truncated(format!(
+                        "entry {seen} is {:?}, which is not what was asked for",
+                        slot.name(region)
+                    )));
                 }
                 seen += 1;
                 whole.push(slot);
@@ -117,7 +132,11 @@ impl Receiving {
             }
         }
         if seen != self.request.len() || !parser.ended() {
-            return Err(cut(Failure::truncated("the answer ended early"), &parser, seen));
+            return Err(cut(
+                Failure::truncated("the answer ended early"),
+                &parser,
+                seen,
+            ));
         }
         Ok(())
     }
@@ -141,20 +160,30 @@ impl Receiving {
         self.region().map_or(0, Region::len)
     }
 
-    /// What a reader sees now. In a forked child only a batch that was complete before the fork can be looked at.
+    /// What a reader sees now. In a forked child only a batch that was complete before the fork can
+    /// be looked at.
     pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> Result<T> {
         if self.pid == process::pid() {
             return Ok(look(&self.state.lock()));
         }
         match self.state.try_lock() {
             Some(state) if state.finished.is_some() => Ok(look(&state)),
-            _ => Err(Failure::new(Class::Error, "this batch was on its way when the process forked")
-                .hint("request batches in the process that uses them")),
+            _ => Err(Failure::new(
+                Class::Error,
+                "this batch was on its way when the process forked",
+            )
+            .hint("request batches in the process that uses them")),
         }
     }
 
-    /// Waits until `ready`, the end of the batch, or `patience`; true unless patience ended. Signals interrupt it.
-    pub fn wait(&self, py: Python<'_>, patience: Option<Duration>, ready: impl Fn(&State) -> bool + Sync) -> PyResult<bool> {
+    /// Waits until `ready`, the end of the batch, or `patience`; true unless patience ended.
+    /// Signals interrupt it.
+    pub fn wait(
+        &self,
+        py: Python<'_>,
+        patience: Option<Duration>,
+        ready: impl Fn(&State) -> bool + Sync,
+    ) -> PyResult<bool> {
         let ready = |state: &State| state.finished.is_some() || ready(state);
         if self.look(ready)? {
             self.ask();
@@ -193,6 +222,9 @@ struct EndOfTask(Arc<Receiving>);
 
 impl Drop for EndOfTask {
     fn drop(&mut self) {
-        self.0.finish(Err(Failure::new(Class::Error, "the batch was given up before it was complete")));
+        self.0.finish(Err(Failure::new(
+            Class::Error,
+            "the batch was given up before it was complete",
+        )));
     }
 }

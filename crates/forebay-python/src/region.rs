@@ -1,11 +1,12 @@
 //! The memory that one batch is received into.
 //!
-//! A region reserves address space once and commits pages as bytes arrive, so it grows without moving: views handed out while the batch is
-//! still arriving stay valid. It is private, writable memory. When the last view is gone the region returns to a small pool, whose
-//! pages are mapped already: the next batch does not pay for page faults.
+//! A region reserves address space once and commits pages as bytes arrive, so it grows without
+//! moving: views handed out while the batch is still arriving stay valid. It is private, writable
+//! memory. When the last view is gone the region returns to a small pool, whose pages are mapped
+//! already: the next batch does not pay for page faults.
 //!
-//! Invariant: one writer appends; readers are given only ranges below what the writer has published (under the batch's lock), so a reader and the
-//! writer never touch the same byte.
+//! Invariant: one writer appends; readers are given only ranges below what the writer has published
+//! (under the batch's lock), so a reader and the writer never touch the same byte.
 
 use crate::failure::{Class, Failure, Result};
 use crate::process;
@@ -42,7 +43,8 @@ impl Mapping {
     fn reserve() -> Result<Mapping> {
         let mut size = REGION_RESERVE_BYTES;
         loop {
-            // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
+            // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
+            // that exists.
             let at = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -54,7 +56,13 @@ impl Mapping {
                 )
             };
             match NonNull::new(at.cast::<u8>()) {
-                Some(base) if at != libc::MAP_FAILED => return Ok(Mapping { base, reserved: size, committed: 0 }),
+                Some(base) if at != libc::MAP_FAILED => {
+                    return Ok(Mapping {
+                        base,
+                        reserved: size,
+                        committed: 0,
+                    });
+                }
                 _ if size > REGION_RESERVE_MIN_BYTES => size /= 2,
                 _ => return Err(out_of_memory("address space for a batch")),
             }
@@ -66,14 +74,25 @@ impl Mapping {
             return Ok(());
         }
         if upto > self.reserved {
-            return Err(Failure::new(Class::TooLarge, format!("the batch is larger than {} bytes", self.reserved))
-                .hint("ask for fewer entries in one batch"));
+            return Err(Failure::new(
+                Class::TooLarge,
+                format!("the batch is larger than {} bytes", self.reserved),
+            )
+            .hint("ask for fewer entries in one batch"));
         }
-        // By a quarter and not to the double: the pool counts what is committed, and would turn away regions that are half empty.
-        let target = upto.max(self.committed + self.committed / 4).next_multiple_of(COMMIT_STEP_BYTES).min(self.reserved);
+        // By a quarter and not to the double: the pool counts what is committed, and would turn
+        // away regions that are half empty.
+        let target = upto
+            .max(self.committed + self.committed / 4)
+            .next_multiple_of(COMMIT_STEP_BYTES)
+            .min(self.reserved);
         // SAFETY: the range lies inside our own mapping.
         let rc = unsafe {
-            libc::mprotect(self.base.as_ptr().add(self.committed).cast(), target - self.committed, libc::PROT_READ | libc::PROT_WRITE)
+            libc::mprotect(
+                self.base.as_ptr().add(self.committed).cast(),
+                target - self.committed,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
         };
         if rc != 0 {
             return Err(out_of_memory("memory for a batch"));
@@ -84,8 +103,11 @@ impl Mapping {
 }
 
 fn out_of_memory(what: &str) -> Failure {
-    Failure::new(Class::Error, format!("no {what}: {}", std::io::Error::last_os_error()))
-        .hint("ask for smaller batches, prefetch fewer, or raise the process's memory limit")
+    Failure::new(
+        Class::Error,
+        format!("no {what}: {}", std::io::Error::last_os_error()),
+    )
+    .hint("ask for smaller batches, prefetch fewer, or raise the process's memory limit")
 }
 
 impl Drop for Mapping {
@@ -125,7 +147,8 @@ pub struct Region {
     published: AtomicUsize,
 }
 
-// SAFETY: `base` points into `mapping`, which lives as long as the region; who may read and write which bytes is the module's invariant.
+// SAFETY: `base` points into `mapping`, which lives as long as the region; who may read and write
+// which bytes is the module's invariant.
 unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
@@ -152,7 +175,9 @@ impl Region {
             mapping.commit(end)?;
         }
         // SAFETY: `at..end` is committed, above what any reader was given, and there is one writer.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len())
+        };
         self.published.store(end, Ordering::Release);
         Ok(())
     }
@@ -163,7 +188,10 @@ impl Region {
     }
 
     pub fn bytes(&self, at: usize, len: usize) -> &[u8] {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "a view past what has arrived");
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.len()),
+            "a view past what has arrived"
+        );
         // SAFETY: published, so committed and no longer written by us.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
@@ -179,7 +207,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.get_mut().take() {
-            // In a forked child the pool's lock may be held by a thread that is not there: unmap instead.
+            // In a forked child the pool's lock may be held by a thread that is not there: unmap
+            // instead.
             if self.pid == process::pid() {
                 self.pool.give(mapping);
             }

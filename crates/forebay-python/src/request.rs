@@ -1,7 +1,8 @@
 //! A batch request: from Python objects to the JSON that the node reads.
 //!
-//! Building the request item by item in Python is what costs other clients most. Here one pass under the GIL copies all strings into one arena; the JSON
-//! is written from the arena without the GIL. The arena stays with the batch, so that each entry knows what it was asked for.
+//! Building the request item by item in Python is what costs other clients most. Here one pass
+//! under the GIL copies all strings into one arena; the JSON is written from the arena without the
+//! GIL. The arena stays with the batch, so that each entry knows what it was asked for.
 
 use crate::failure::{Failure, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
@@ -16,7 +17,10 @@ pub struct Span {
 
 impl Span {
     /// Stands for "not given".
-    pub const NONE: Span = Span { at: u32::MAX, len: 0 };
+    pub const NONE: Span = Span {
+        at: u32::MAX,
+        len: 0,
+    };
 }
 
 /// One wanted entry.
@@ -71,38 +75,71 @@ impl BatchRequest {
         let (at, len) = (self.text.len(), text.len());
         if at + len >= u32::MAX as usize {
             return Err(
-                Failure::invalid("the names of the batch are longer than 4 GiB together").hint("ask for fewer entries in one batch")
+                Failure::invalid("the names of the batch are longer than 4 GiB together")
+                    .hint("ask for fewer entries in one batch"),
             );
         }
         self.text.push_str(text);
-        Ok(Span { at: at as u32, len: len as u32 })
+        Ok(Span {
+            at: at as u32,
+            len: len as u32,
+        })
     }
 
-    /// Adds an entry whose name is one string: `key` where `bucket` is given, `bucket/key` or `scheme://bucket/key` otherwise.
+    /// Adds an entry whose name is one string: `key` where `bucket` is given, `bucket/key` or
+    /// `scheme://bucket/key` otherwise.
     pub fn push_name(&mut self, name: &str, bucket: Span) -> Result<()> {
         let (bucket, object) = if bucket != Span::NONE {
             (bucket, self.keep(name)?)
         } else {
             let (b, key) = split_name(name)?;
             let span = self.keep(name)?;
-            let at = |part: &str| Span { at: span.at + (part.as_ptr() as usize - name.as_ptr() as usize) as u32, len: part.len() as u32 };
+            let at = |part: &str| Span {
+                at: span.at + (part.as_ptr() as usize - name.as_ptr() as usize) as u32,
+                len: part.len() as u32,
+            };
             (at(b), at(key))
         };
-        self.entries.push(Wanted { bucket, object, member: Span::NONE, rest: u32::MAX });
+        self.entries.push(Wanted {
+            bucket,
+            object,
+            member: Span::NONE,
+            rest: u32::MAX,
+        });
         Ok(())
     }
 
-    /// Adds an entry given in parts; an entry without a bucket takes `default_bucket`, or finds it in its name.
-    pub fn push_parts(&mut self, object: &str, bucket: Option<&str>, member: Option<&str>, rest: Rest, default_bucket: Span) -> Result<()> {
+    /// Adds an entry given in parts; an entry without a bucket takes `default_bucket`, or finds it
+    /// in its name.
+    pub fn push_parts(
+        &mut self,
+        object: &str,
+        bucket: Option<&str>,
+        member: Option<&str>,
+        rest: Rest,
+        default_bucket: Span,
+    ) -> Result<()> {
         match bucket {
             Some(bucket) => {
                 let (bucket, object) = (self.keep(bucket)?, self.keep(object)?);
-                self.entries.push(Wanted { bucket, object, member: Span::NONE, rest: u32::MAX });
+                self.entries.push(Wanted {
+                    bucket,
+                    object,
+                    member: Span::NONE,
+                    rest: u32::MAX,
+                });
             }
             None => self.push_name(object, default_bucket)?,
         }
-        let member = member.map(|m| self.keep(m)).transpose()?.unwrap_or(Span::NONE);
-        let rest_at = if rest == Rest::default() { u32::MAX } else { self.rest.len() as u32 };
+        let member = member
+            .map(|m| self.keep(m))
+            .transpose()?
+            .unwrap_or(Span::NONE);
+        let rest_at = if rest == Rest::default() {
+            u32::MAX
+        } else {
+            self.rest.len() as u32
+        };
         if rest_at != u32::MAX {
             self.rest.push(rest);
         }
@@ -114,12 +151,23 @@ impl BatchRequest {
 
     /// The path and the JSON body; `mime` is `.tar`, `.tgz`, `.zip` or `.tar.lz4`.
     pub fn to_http(&self, mime: &str) -> (String, Vec<u8>) {
-        let default = self.entries.first().and_then(|e| self.text(e.bucket)).unwrap_or_default();
+        let default = self
+            .entries
+            .first()
+            .and_then(|e| self.text(e.bucket))
+            .unwrap_or_default();
         let mut json = Vec::with_capacity(self.text.len() + self.entries.len() * 24 + 128);
-        let head = format!("{{\"mime\":\"{mime}\",\"strm\":true,\"coer\":{},\"onob\":{},\"in\":[", self.continue_on_error, self.only_names);
+        let head = format!(
+            "{{\"mime\":\"{mime}\",\"strm\":true,\"coer\":{},\"onob\":{},\"in\":[",
+            self.continue_on_error, self.only_names
+        );
         json.extend_from_slice(head.as_bytes());
         for (i, wanted) in self.entries.iter().enumerate() {
-            json.extend_from_slice(if i == 0 { b"{\"objname\":" } else { b",{\"objname\":" });
+            json.extend_from_slice(if i == 0 {
+                b"{\"objname\":"
+            } else {
+                b",{\"objname\":"
+            });
             quote(&mut json, self.text(wanted.object).unwrap_or_default());
             if let Some(bucket) = self.text(wanted.bucket).filter(|b| *b != default) {
                 json.extend_from_slice(b",\"bucket\":");
@@ -140,11 +188,15 @@ impl BatchRequest {
         (path, json)
     }
 
-    /// Whether an answer called `name` may be the answer to entry `index`: order is how answers are matched, so it is checked.
+    /// Whether an answer called `name` may be the answer to entry `index`: order is how answers are
+    /// matched, so it is checked.
     pub fn answers(&self, index: usize, name: &str) -> bool {
         let wanted = self.get(index);
         let mut rest = name;
-        for part in [self.text(wanted.member), self.text(wanted.object)].into_iter().flatten() {
+        for part in [self.text(wanted.member), self.text(wanted.object)]
+            .into_iter()
+            .flatten()
+        {
             match rest.strip_suffix(part) {
                 Some(before) => rest = before.strip_suffix('/').unwrap_or(before),
                 None => return false,
@@ -204,7 +256,10 @@ pub fn split_name(name: &str) -> Result<(&str, &str)> {
     };
     match rest.split_once('/') {
         Some((bucket, key)) if !bucket.is_empty() && !key.is_empty() => Ok((bucket, key)),
-        _ => Err(Failure::invalid(format!("{:?} names no object", forebay_core::name::shorten(name)))
-            .hint("\"bucket/key\" or \"s3://bucket/key\", or a key with bucket=")),
+        _ => Err(Failure::invalid(format!(
+            "{:?} names no object",
+            forebay_core::name::shorten(name)
+        ))
+        .hint("\"bucket/key\" or \"s3://bucket/key\", or a key with bucket=")),
     }
 }

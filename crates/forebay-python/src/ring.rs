@@ -1,17 +1,22 @@
-//! Shared memory that DataLoader's workers fill and the training process reads, used again and again.
+//! Shared memory that DataLoader's workers fill and the training process reads, used again and
+//! again.
 //!
-//! A ring is a file without a name (`memfd`): workers inherit it or are handed its descriptor, nothing lies in `/dev/shm` (nor counts against its size), and
-//! the kernel frees it with the last process that has it, however that process ends. It is divided into slots of equal size; their pages are made when a
-//! slot is first written to that far, and stay.
+//! A ring is a file without a name (`memfd`): workers inherit it or are handed its descriptor,
+//! nothing lies in `/dev/shm` (nor counts against its size), and the kernel frees it with the last
+//! process that has it, however that process ends. It is divided into slots of equal size; their
+//! pages are made when a slot is first written to that far, and stay.
 //!
-//! Each slot has one word in the first page: a number that grows with each use, the process that has the slot, and its phase:
+//! Each slot has one word in the first page: a number that grows with each use, the process that
+//! has the slot, and its phase:
 //!
 //! ```text
 //! FREE ──take──► FILLING (a worker) ──send──► SENT (on its way) ──receive──► HELD (the training process) ──last view dropped──► FREE
 //! ```
 //!
-//! Invariant: every change is one compare-and-swap of the whole word, so a slot has one owner, and a message about an earlier use of a slot can never be
-//! mistaken for the present one. A slot that a process had when it died (filled, or sent and not received) is taken back when no other is free.
+//! Invariant: every change is one compare-and-swap of the whole word, so a slot has one owner, and
+//! a message about an earlier use of a slot can never be mistaken for the present one. A slot that
+//! a process had when it died (filled, or sent and not received) is taken back when no other is
+//! free.
 //!
 //! Both sides are trusted: they are one program.
 
@@ -69,7 +74,8 @@ struct Head {
     magic: u64,
     slots: u64,
     slot_bytes: u64,
-    /// Batches that went through a slot, and those that did not because none was free, or it was too small.
+    /// Batches that went through a slot, and those that did not because none was free, or it was
+    /// too small.
     sent: AtomicU64,
     none_free: AtomicU64,
     too_large: AtomicU64,
@@ -91,15 +97,24 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 fn os_error(what: &str) -> Failure {
-    Failure::new(Class::Error, format!("shared memory for batches: {what}: {}", std::io::Error::last_os_error()))
-        .hint("make the ring smaller, or raise the limit of memory or descriptors")
+    Failure::new(
+        Class::Error,
+        format!(
+            "shared memory for batches: {what}: {}",
+            std::io::Error::last_os_error()
+        ),
+    )
+    .hint("make the ring smaller, or raise the limit of memory or descriptors")
 }
 
 impl Shared {
     fn create(slots: usize, slot_bytes: usize) -> Result<Shared> {
         // SAFETY: plain system calls on a descriptor that is ours.
         let file = unsafe {
-            let fd = libc::memfd_create(c"forebay-batches".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            let fd = libc::memfd_create(
+                c"forebay-batches".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            );
             if fd < 0 {
                 return Err(os_error("memfd_create"));
             }
@@ -117,8 +132,14 @@ impl Shared {
                 return Err(os_error("seals"));
             }
         }
-        let shared = Shared { base: map(&file, bytes)?, file, slots, slot_bytes };
-        // SAFETY: the first page is ours alone until somebody is told of the file; the words are zero, which is free.
+        let shared = Shared {
+            base: map(&file, bytes)?,
+            file,
+            slots,
+            slot_bytes,
+        };
+        // SAFETY: the first page is ours alone until somebody is told of the file; the words are
+        // zero, which is free.
         unsafe {
             let head = shared.base.cast::<Head>().as_ptr();
             (*head).magic = MAGIC;
@@ -141,10 +162,17 @@ impl Shared {
         if size < HEADER_BYTES {
             return Err(foreign());
         }
-        let mut shared = Shared { base: map(&file, size)?, file, slots: 0, slot_bytes: size - HEADER_BYTES };
+        let mut shared = Shared {
+            base: map(&file, size)?,
+            file,
+            slots: 0,
+            slot_bytes: size - HEADER_BYTES,
+        };
         let head = shared.head();
         let (slots, slot_bytes) = (head.slots as usize, head.slot_bytes as usize);
-        let whole = slots.checked_mul(slot_bytes).and_then(|n| n.checked_add(HEADER_BYTES));
+        let whole = slots
+            .checked_mul(slot_bytes)
+            .and_then(|n| n.checked_add(HEADER_BYTES));
         if head.magic != MAGIC || !(1..=SLOTS_MAX).contains(&slots) || whole != Some(size) {
             // Unmapped at the size that was mapped.
             shared.slots = 1;
@@ -155,7 +183,8 @@ impl Shared {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped, and large enough; written before the file was shared, but for the atomics.
+        // SAFETY: mapped, and large enough; written before the file was shared, but for the
+        // atomics.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
@@ -164,16 +193,23 @@ impl Shared {
     }
 
     fn change(&self, index: usize, from: u64, to: u64) -> bool {
-        self.word(index).compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.word(index)
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
-    /// A slot to fill: the first that is free, so that no more pages are made than are needed; else one whose owner is dead.
+    /// A slot to fill: the first that is free, so that no more pages are made than are needed; else
+    /// one whose owner is dead.
     fn take(&self) -> Option<(usize, u64)> {
         let pid = process::pid();
         for reclaim in [false, true] {
             for index in 0..self.slots {
                 let now = self.word(index).load(Ordering::Acquire);
-                let takeable = if reclaim { phase(now) != FREE && dead(owner(now)) } else { phase(now) == FREE };
+                let takeable = if reclaim {
+                    phase(now) != FREE && dead(owner(now))
+                } else {
+                    phase(now) == FREE
+                };
                 let mine = word(uses(now) + 1, pid, FILLING);
                 if takeable && self.change(index, now, mine) {
                     if reclaim {
@@ -190,26 +226,42 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and no slot is left (slots hold this).
-        unsafe { libc::munmap(self.base.as_ptr().cast(), HEADER_BYTES + self.slots * self.slot_bytes) };
+        unsafe {
+            libc::munmap(
+                self.base.as_ptr().cast(),
+                HEADER_BYTES + self.slots * self.slot_bytes,
+            )
+        };
     }
 }
 
 fn map(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>> {
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
     match NonNull::new(at.cast::<u8>()) {
         Some(base) if at != libc::MAP_FAILED => Ok(base),
         _ => Err(os_error("mmap")),
     }
 }
 
-/// Whether there is no such process. One that ended and was not waited for has released nothing yet, and is given time.
+/// Whether there is no such process. One that ended and was not waited for has released nothing
+/// yet, and is given time.
 fn dead(pid: u32) -> bool {
     // SAFETY: signal 0 is only a question.
     unsafe { libc::kill(pid as libc::pid_t, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
 }
 
-/// Shared memory for batches, in slots of equal size; see :class:`forebay.torch.BatchRing`, which drives it.
+/// Shared memory for batches, in slots of equal size; see :class:`forebay.torch.BatchRing`, which
+/// drives it.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Ring(Arc<Shared>);
 
@@ -218,19 +270,29 @@ impl Ring {
     #[new]
     fn new(slots: usize, slot_bytes: usize) -> PyResult<Ring> {
         if !(1..=SLOTS_MAX).contains(&slots) {
-            return Err(Failure::invalid(format!("a ring has 1 to {SLOTS_MAX} slots, not {slots}")).into());
+            return Err(Failure::invalid(format!(
+                "a ring has 1 to {SLOTS_MAX} slots, not {slots}"
+            ))
+            .into());
         }
         if slot_bytes == 0 || slot_bytes > RING_MAX_BYTES / slots {
-            return Err(Failure::invalid(format!("slots of {slot_bytes} bytes")).hint("at least 1 byte, at most 1 TiB together").into());
+            return Err(Failure::invalid(format!("slots of {slot_bytes} bytes"))
+                .hint("at least 1 byte, at most 1 TiB together")
+                .into());
         }
-        Ok(Ring(Arc::new(Shared::create(slots, slot_bytes.next_multiple_of(PAGE_BYTES))?)))
+        Ok(Ring(Arc::new(Shared::create(
+            slots,
+            slot_bytes.next_multiple_of(PAGE_BYTES),
+        )?)))
     }
 
     /// The ring behind a descriptor of another process, which it takes over.
     #[staticmethod]
     fn open(descriptor: i32) -> PyResult<Ring> {
         // SAFETY: the caller gives the descriptor away.
-        Ok(Ring(Arc::new(Shared::open(unsafe { OwnedFd::from_raw_fd(descriptor) })?)))
+        Ok(Ring(Arc::new(Shared::open(unsafe {
+            OwnedFd::from_raw_fd(descriptor)
+        })?)))
     }
 
     fn fileno(&self) -> i32 {
@@ -239,18 +301,27 @@ impl Ring {
 
     /// A slot to fill, or None if none is free.
     fn take(&self) -> Option<Slot> {
-        self.0.take().map(|(index, word)| Slot::new(&self.0, index, word))
+        self.0
+            .take()
+            .map(|(index, word)| Slot::new(&self.0, index, word))
     }
 
     /// The slot that another process sent.
     fn receive(&self, index: usize, number: u64) -> PyResult<Slot> {
         let pid = process::pid();
-        let now = if index < self.0.slots { self.0.word(index).load(Ordering::Acquire) } else { 0 };
+        let now = if index < self.0.slots {
+            self.0.word(index).load(Ordering::Acquire)
+        } else {
+            0
+        };
         let held = word(number, pid, HELD);
         if phase(now) != SENT || uses(now) != number || !self.0.change(index, now, held) {
-            return Err(Failure::truncated("a batch in shared memory was lost: the worker that made it ended before it was received")
-                .hint("begin the epoch again with a new iterator")
-                .into());
+            return Err(Failure::truncated(
+                "a batch in shared memory was lost: the worker that \
+                made it ended before it was received",
+            )
+            .hint("begin the epoch again with a new iterator")
+            .into());
         }
         Ok(Slot::new(&self.0, index, held))
     }
@@ -279,25 +350,41 @@ impl Ring {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let head = self.0.head();
         let out = PyDict::new(py);
-        for (name, count) in
-            [("sent", &head.sent), ("none_free", &head.none_free), ("too_large", &head.too_large), ("reclaimed", &head.reclaimed)]
-        {
+        for (name, count) in [
+            ("sent", &head.sent),
+            ("none_free", &head.none_free),
+            ("too_large", &head.too_large),
+            ("reclaimed", &head.reclaimed),
+        ] {
             out.set_item(name, count.load(Ordering::Relaxed))?;
         }
         // What a process that ended has left behind is free for whoever needs it.
         let now = |index: usize| {
             let word = self.0.word(index).load(Ordering::Relaxed);
-            if phase(word) != FREE && dead(owner(word)) { FREE } else { phase(word) }
+            if phase(word) != FREE && dead(owner(word)) {
+                FREE
+            } else {
+                phase(word)
+            }
         };
         let phases: Vec<_> = (0..self.0.slots).map(now).collect();
-        for (name, wanted) in [("free", FREE), ("filling", FILLING), ("on_the_way", SENT), ("held", HELD)] {
-            out.set_item(name, phases.iter().filter(|phase| **phase == wanted).count())?;
+        for (name, wanted) in [
+            ("free", FREE),
+            ("filling", FILLING),
+            ("on_the_way", SENT),
+            ("held", HELD),
+        ] {
+            out.set_item(
+                name,
+                phases.iter().filter(|phase| **phase == wanted).count(),
+            )?;
         }
         Ok(out)
     }
 }
 
-/// A process's hold on a slot: the slot is free again when the last part of it is dropped, unless it was sent.
+/// A process's hold on a slot: the slot is free again when the last part of it is dropped, unless
+/// it was sent.
 struct Claim {
     shared: Arc<Shared>,
     index: usize,
@@ -309,15 +396,22 @@ struct Claim {
 impl Claim {
     fn at(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
-        unsafe { self.shared.base.as_ptr().add(HEADER_BYTES + self.index * self.shared.slot_bytes) }
+        unsafe {
+            self.shared
+                .base
+                .as_ptr()
+                .add(HEADER_BYTES + self.index * self.shared.slot_bytes)
+        }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // In a forked child the slot is the parent's. One that was sent is not ours any more: its word has changed.
+        // In a forked child the slot is the parent's. One that was sent is not ours any more: its
+        // word has changed.
         if self.pid == process::pid() {
-            self.shared.change(self.index, self.word, word(uses(self.word), 0, FREE));
+            self.shared
+                .change(self.index, self.word, word(uses(self.word), 0, FREE));
         }
     }
 }
@@ -328,15 +422,23 @@ pub struct Slot(Arc<Claim>);
 
 impl Slot {
     fn new(shared: &Arc<Shared>, index: usize, word: u64) -> Self {
-        Slot(Arc::new(Claim { shared: shared.clone(), index, word, pid: process::pid() }))
+        Slot(Arc::new(Claim {
+            shared: shared.clone(),
+            index,
+            word,
+            pid: process::pid(),
+        }))
     }
 
-    /// The memory of a slot that is being filled; the slot is not used again before the room is dropped, even if Python lets go of it first.
+    /// The memory of a slot that is being filled; the slot is not used again before the room is
+    /// dropped, even if Python lets go of it first.
     pub fn filling(&self) -> Result<Room> {
         let claim = &self.0;
         let now = claim.shared.word(claim.index).load(Ordering::Acquire);
         if claim.pid != process::pid() || now != claim.word || phase(now) != FILLING {
-            return Err(Failure::invalid("the slot is not this process's to fill any more"));
+            return Err(Failure::invalid(
+                "the slot is not this process's to fill any more",
+            ));
         }
         Ok(Room(claim.clone()))
     }
@@ -346,9 +448,19 @@ impl Slot {
 impl Slot {
     /// Gives the slot to whoever receives ``(index, number)``.
     fn send(&self) -> PyResult<(usize, u64)> {
-        let Claim { shared, index, word: now, pid } = &*self.0;
-        if *pid != process::pid() || phase(*now) != FILLING || !shared.change(*index, *now, word(uses(*now), *pid, SENT)) {
-            return Err(Failure::invalid("the slot was sent already").hint("a batch of the ring goes to one process, once").into());
+        let Claim {
+            shared,
+            index,
+            word: now,
+            pid,
+        } = &*self.0;
+        if *pid != process::pid()
+            || phase(*now) != FILLING
+            || !shared.change(*index, *now, word(uses(*now), *pid, SENT))
+        {
+            return Err(Failure::invalid("the slot was sent already")
+                .hint("a batch of the ring goes to one process, once")
+                .into());
         }
         shared.head().sent.fetch_add(1, Ordering::Relaxed);
         Ok((*index, uses(*now)))
@@ -364,10 +476,22 @@ impl Slot {
         self.0.shared.slot_bytes
     }
 
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let claim = &slf.get().0;
         // SAFETY: the mapping lives as long as this object, which the view holds.
-        unsafe { fill_view(slf.as_any(), view, flags, claim.at(), claim.shared.slot_bytes) }
+        unsafe {
+            fill_view(
+                slf.as_any(),
+                view,
+                flags,
+                claim.at(),
+                claim.shared.slot_bytes,
+            )
+        }
     }
 }
 
@@ -380,10 +504,16 @@ impl Room {
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        if at.checked_add(bytes.len()).is_none_or(|end| end > self.len()) {
-            return Err(Failure::truncated("an entry is larger than its header said"));
+        if at
+            .checked_add(bytes.len())
+            .is_none_or(|end| end > self.len())
+        {
+            return Err(Failure::truncated(
+                "an entry is larger than its header said",
+            ));
         }
-        // SAFETY: inside the slot, which no other process touches while it is filled, and this process does not read before the end.
+        // SAFETY: inside the slot, which no other process touches while it is filled, and this
+        // process does not read before the end.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.at().add(at), bytes.len()) };
         Ok(())
     }

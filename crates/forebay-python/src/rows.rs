@@ -1,4 +1,5 @@
-//! Datasets at a node: opening one, and asking for rows by their numbers. No Python in here but the reading of row numbers.
+//! Datasets at a node: opening one, and asking for rows by their numbers. No Python in here but the
+//! reading of row numbers.
 
 use crate::{
     failure::{Failure, Result},
@@ -14,12 +15,21 @@ use std::sync::Arc;
 
 /// Opens a dataset; `spec` and the answer are JSON.
 pub async fn open(transport: &Arc<Transport>, spec: String) -> Result<Bytes> {
-    transport.call(&Call::new(Method::POST, "/v1/datasets".into()).json(spec)).await?.collect().await
+    transport
+        .call(&Call::new(Method::POST, "/v1/datasets".into()).json(spec))
+        .await?
+        .collect()
+        .await
 }
 
-/// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer, a lease, are JSON.
+/// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer,
+/// a lease, are JSON.
 pub async fn follow(transport: &Arc<Transport>, registration: String) -> Result<Bytes> {
-    transport.call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration)).await?.collect().await
+    transport
+        .call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration))
+        .await?
+        .collect()
+        .await
 }
 
 /// `shape` or `manifest` of a dataset, or, empty, what is known of it.
@@ -36,7 +46,8 @@ pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Ve
     Ok(bytes)
 }
 
-/// The rows with these numbers, in this order; and the seconds that the node says its work took, by what it was spent on.
+/// The rows with these numbers, in this order; and the seconds that the node says its work took, by
+/// what it was spent on.
 pub async fn take(
     transport: &Arc<Transport>,
     id: &str,
@@ -52,9 +63,16 @@ pub async fn take(
     if columns.is_some_and(<[String]>::is_empty) {
         path.push_str("?columns=");
     }
-    let call = Call { body: rows, ..Call::new(Method::POST, path) }.header(header::CONTENT_TYPE, "application/octet-stream");
+    let call = Call {
+        body: rows,
+        ..Call::new(Method::POST, path)
+    }
+    .header(header::CONTENT_TYPE, "application/octet-stream");
     let mut answer = transport.call(&call).await?;
-    let times = answer.header("server-timing").map(server_timing).unwrap_or_default();
+    let times = answer
+        .header("server-timing")
+        .map(server_timing)
+        .unwrap_or_default();
     Ok((receive_rows(&mut answer).await?, times))
 }
 
@@ -69,10 +87,13 @@ fn server_timing(value: &str) -> Vec<(String, f64)> {
     value.split(',').take(16).filter_map(one).collect()
 }
 
-/// Row numbers as they travel: little-endian `u64`. Of a buffer of `int64` or `uint64` (an array), or any iterable of int.
+/// Row numbers as they travel: little-endian `u64`. Of a buffer of `int64` or `uint64` (an array),
+/// or any iterable of int.
 pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     let py = rows.py();
-    let negative = |row: i64| Failure::invalid(format!("row {row} is negative")).hint("rows are numbered from 0");
+    let negative = |row: i64| {
+        Failure::invalid(format!("row {row} is negative")).hint("rows are numbered from 0")
+    };
     let numbers: Vec<u64> = if let Ok(buffer) = PyBuffer::<u64>::get(rows) {
         flat(buffer.dimensions())?;
         buffer.to_vec(py)?
@@ -84,13 +105,18 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
         }
         signed.into_iter().map(|row| row as u64).collect()
     } else {
-        let items = rows.try_iter().map_err(|_| PyTypeError::new_err("rows are an array of int64 or uint64, or an iterable of int"))?;
+        let items = rows.try_iter().map_err(|_| {
+            PyTypeError::new_err("rows are an array of int64 or uint64, or an iterable of int")
+        })?;
         let mut numbers = Vec::new();
         for item in items {
             let item = item?;
-            let row: i64 = item
-                .extract()
-                .map_err(|_| PyTypeError::new_err(format!("a row number is an int, not {}", crate::names::type_name(&item))))?;
+            let row: i64 = item.extract().map_err(|_| {
+                PyTypeError::new_err(format!(
+                    "a row number is an int, not {}",
+                    crate::names::type_name(&item)
+                ))
+            })?;
             if row < 0 {
                 return Err(negative(row).into());
             }
@@ -103,9 +129,12 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
         numbers
     };
     if numbers.len() > ROWS_PER_REQUEST_MAX {
-        return Err(Failure::new(crate::failure::Class::TooLarge, format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"))
-            .hint("ask for them in several requests")
-            .into());
+        return Err(Failure::new(
+            crate::failure::Class::TooLarge,
+            format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"),
+        )
+        .hint("ask for them in several requests")
+        .into());
     }
     let mut bytes = Vec::with_capacity(numbers.len() * 8);
     for row in numbers {
@@ -115,5 +144,11 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
 }
 
 fn flat(dimensions: usize) -> PyResult<()> {
-    if dimensions == 1 { Ok(()) } else { Err(PyTypeError::new_err(format!("row numbers in {dimensions} dimensions; flatten the array"))) }
+    if dimensions == 1 {
+        Ok(())
+    } else {
+        Err(PyTypeError::new_err(format!(
+            "row numbers in {dimensions} dimensions; flatten the array"
+        )))
+    }
 }

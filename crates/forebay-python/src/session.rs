@@ -1,7 +1,7 @@
 //! What a client has per process: connections, receive buffers, the bound on bytes ahead.
 //!
-//! A client object may be carried into a forked child. The session in it then belongs to another process: it is left where it is, untouched
-//! (see [`process`]), and a new one takes its place.
+//! A client object may be carried into a forked child. The session in it then belongs to another
+//! process: it is left where it is, untouched (see [`process`]), and a new one takes its place.
 
 use crate::{
     address::Address,
@@ -48,10 +48,14 @@ pub struct Sessions {
 
 impl Sessions {
     pub fn new(config: Config) -> Self {
-        Sessions { config, current: AtomicPtr::new(std::ptr::null_mut()) }
+        Sessions {
+            config,
+            current: AtomicPtr::new(std::ptr::null_mut()),
+        }
     }
 
-    /// This process's session, made on first use. It connects, and starts an engine, when the first call does.
+    /// This process's session, made on first use. It connects, and starts an engine, when the first
+    /// call does.
     pub fn get(&self) -> Result<Arc<Session>> {
         let found = self.current.load(Ordering::Acquire);
         if let Some(session) = self.usable(found) {
@@ -61,29 +65,48 @@ impl Sessions {
             Some(url) => (Address::parse(url)?, None),
             None => {
                 let engine = Engine::new(&self.config)?;
-                (Address { tcp: None, tls: false, unix: Some(engine.socket.clone()) }, Some(engine))
+                (
+                    Address {
+                        tcp: None,
+                        tls: false,
+                        unix: Some(engine.socket.clone()),
+                    },
+                    Some(engine),
+                )
             }
         };
         let made = Arc::new(Session {
             pid: process::pid(),
-            transport: Transport::new(address, engine, self.config.token.clone(), self.config.ca.clone(), self.config.timeout),
+            transport: Transport::new(
+                address,
+                engine,
+                self.config.token.clone(),
+                self.config.ca.clone(),
+                self.config.timeout,
+            ),
             regions: Arc::default(),
             inflight: InFlight::new(self.config.max_inflight_bytes),
         });
         let raw = Arc::into_raw(made.clone()).cast_mut();
-        match self.current.compare_exchange(found, raw, Ordering::AcqRel, Ordering::Acquire) {
+        match self
+            .current
+            .compare_exchange(found, raw, Ordering::AcqRel, Ordering::Acquire)
+        {
             // What was there is null or the parent's, which is leaked on purpose.
             Ok(_) => Ok(made),
             Err(winner) => {
                 // SAFETY: `raw` came from `into_raw` and was not published.
                 drop(unsafe { Arc::from_raw(raw) });
-                self.usable(winner).ok_or_else(|| Failure::connection("the process forked in the middle of a call"))
+                self.usable(winner).ok_or_else(|| {
+                    Failure::connection("the process forked in the middle of a call")
+                })
             }
         }
     }
 
     fn usable(&self, at: *mut Session) -> Option<Arc<Session>> {
-        // SAFETY: a published pointer came from `Arc::into_raw`, and `self` holds its count until `drop`.
+        // SAFETY: a published pointer came from `Arc::into_raw`, and `self` holds its count until
+        // `drop`.
         let session = unsafe { at.as_ref() }?;
         if session.pid != process::pid() {
             return None;
@@ -98,7 +121,8 @@ impl Sessions {
 impl Drop for Sessions {
     fn drop(&mut self) {
         let at = *self.current.get_mut();
-        // SAFETY: as in `usable`; the count that `self` held ends here, in the process that made it only.
+        // SAFETY: as in `usable`; the count that `self` held ends here, in the process that made it
+        // only.
         if let Some(session) = unsafe { at.as_ref() }
             && session.pid == process::pid()
         {

@@ -1,6 +1,8 @@
-//! `Stream`: push streams for Python. Receiving is the crate `forebay_stream`'s; here are the ways to nodes, the waiting, and what Python sees.
+//! `Stream`: push streams for Python. Receiving is the crate `forebay_stream`'s; here are the ways
+//! to nodes, the waiting, and what Python sees.
 //!
-//! A stream belongs to the process that opened it. A forked child can do nothing with it, and leaves it where it is: its tasks are the parent's.
+//! A stream belongs to the process that opened it. A forked child can do nothing with it, and
+//! leaves it where it is: its tasks are the parent's.
 
 use crate::{
     batch::patience,
@@ -72,17 +74,20 @@ fn failure(error: Error) -> Failure {
 /// The steps of one job, sent by nodes before they are asked for, in order.
 ///
 /// Args:
-///     clients: One client, or one for each of several nodes that have the same datasets open. Steps are dealt over the nodes; those of a node that
+///     clients: One client, or one for each of several nodes that have the same datasets open.
+///     Steps are dealt over the nodes; those of a node that
 ///         dies are asked of the others.
-///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``), ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to
-///         begin), ``until_epoch`` (the first epoch that is not sent), ``columns``, ``window_bytes`` (what a node prepares ahead for one connection).
-///     connections: How many; None: chosen by round trip and rate, from 2 to 16.
-///     ahead_bytes: The bound, in bytes, on what is received and not yet yielded.
-///     retry_for: Seconds that a step is tried for without any progress; default: the first client's ``timeout``.
-///     from_step: The first step that is wanted, counted from ``state``.
+///     request: JSON with ``plan`` (``sources``, ``seed``, ``shuffle``, ``epoch_rows``),
+///     ``partition`` (``world``, ``rank``, ``batch``, ``uneven``), ``state`` (where to
+///         begin), ``until_epoch`` (the first epoch that is not sent), ``columns``,
+///         ``window_bytes`` (what a node prepares ahead for one connection).
+///     connections: How many; None: chosen by round trip and rate, from 2 to 16. ahead_bytes: The
+///     bound, in bytes, on what is received and not yet yielded. retry_for: Seconds that a step is
+///     tried for without any progress; default: the first client's ``timeout``. from_step: The
+///     first step that is wanted, counted from ``state``.
 ///
-/// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An error is raised in the place of the step that it is about, and
-/// stays.
+/// It begins to receive at once. Iterating yields :class:`StreamStep`, each step once, in order. An
+/// error is raised in the place of the step that it is about, and stays.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Stream {
     pid: u32,
@@ -103,9 +108,12 @@ impl Stream {
         if self.pid == process::pid() {
             return Ok(&self.inner);
         }
-        Err(Failure::new(Class::Error, "this stream was opened before the process forked")
-            .hint("open it in the process that reads it")
-            .into())
+        Err(Failure::new(
+            Class::Error,
+            "this stream was opened before the process forked",
+        )
+        .hint("open it in the process that reads it")
+        .into())
     }
 }
 
@@ -123,16 +131,42 @@ impl Stream {
     ) -> PyResult<Self> {
         let clients: Vec<Bound<'_, Client>> = match clients.cast::<Client>() {
             Ok(one) => vec![one.clone()],
-            Err(_) => clients.try_iter()?.map(|c| Ok(c?.cast_into::<Client>()?)).collect::<PyResult<_>>()?,
+            Err(_) => clients
+                .try_iter()?
+                .map(|c| Ok(c?.cast_into::<Client>()?))
+                .collect::<PyResult<_>>()?,
         };
-        let transports = clients.iter().map(|c| Ok(c.get().session()?.transport.clone())).collect::<PyResult<Vec<_>>>()?;
-        let Some(first) = transports.first() else { return Err(Failure::invalid("a stream needs a client").into()) };
+        let transports = clients
+            .iter()
+            .map(|c| Ok(c.get().session()?.transport.clone()))
+            .collect::<PyResult<Vec<_>>>()?;
+        let Some(first) = transports.first() else {
+            return Err(Failure::invalid("a stream needs a client").into());
+        };
         let silence = first.timeout();
         let retry_for = retry_for.map_or(Ok(silence), patience)?;
-        let options = Options { connections, ahead_bytes, silence, retry_for, from_step };
-        let nodes = transports.into_iter().map(|t| Arc::new(Node(t)) as Arc<dyn Dial>).collect();
-        let inner = forebay_stream::Stream::open(process::runtime()?.handle(), nodes, request.into_bytes(), options).map_err(failure)?;
-        Ok(Stream { pid: process::pid(), inner: ManuallyDrop::new(inner) })
+        let options = Options {
+            connections,
+            ahead_bytes,
+            silence,
+            retry_for,
+            from_step,
+        };
+        let nodes = transports
+            .into_iter()
+            .map(|t| Arc::new(Node(t)) as Arc<dyn Dial>)
+            .collect();
+        let inner = forebay_stream::Stream::open(
+            process::runtime()?.handle(),
+            nodes,
+            request.into_bytes(),
+            options,
+        )
+        .map_err(failure)?;
+        Ok(Stream {
+            pid: process::pid(),
+            inner: ManuallyDrop::new(inner),
+        })
     }
 
     /// The next step; None after the last one.
@@ -142,11 +176,25 @@ impl Stream {
             Some(next) => next.map_err(failure)?,
             None => process::wait(py, async { stream.next().await.map_err(failure) })?,
         };
-        let Some(Received { header, payload }) = received else { return Ok(None) };
-        let batch = py.detach(|| decode_checked(&header, &payload)).map_err(failure)?;
+        let Some(Received { header, payload }) = received else {
+            return Ok(None);
+        };
+        let batch = py
+            .detach(|| decode_checked(&header, &payload))
+            .map_err(failure)?;
         let batch = Py::new(py, RecordBatch::new(batch, Vec::new()))?;
-        let next = if header.tag.next == 0 { (header.tag.epoch + 1, 0) } else { (header.tag.epoch, header.tag.next) };
-        Ok(Some(StreamStep { step: header.tag.step, epoch: header.tag.epoch, next, padding: header.tag.padding, batch }))
+        let next = if header.tag.next == 0 {
+            (header.tag.epoch + 1, 0)
+        } else {
+            (header.tag.epoch, header.tag.next)
+        };
+        Ok(Some(StreamStep {
+            step: header.tag.step,
+            epoch: header.tag.epoch,
+            next,
+            padding: header.tag.padding,
+            batch,
+        }))
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -157,10 +205,15 @@ impl Stream {
         self.next(py)
     }
 
-    /// Where the time went, so far: seconds, bytes, connections, what the reader waited, and (``node``) what the nodes say, summed over connections.
+    /// Where the time went, so far: seconds, bytes, connections, what the reader waited, and
+    /// (``node``) what the nodes say, summed over connections.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let json = serde_json::to_string(&self.here()?.stats()).map_err(|e| Failure::new(Class::Error, e.to_string()))?;
-        Ok(py.import("json")?.call_method1("loads", (json,))?.cast_into::<PyDict>()?)
+        let json = serde_json::to_string(&self.here()?.stats())
+            .map_err(|e| Failure::new(Class::Error, e.to_string()))?;
+        Ok(py
+            .import("json")?
+            .call_method1("loads", (json,))?
+            .cast_into::<PyDict>()?)
     }
 
     /// Closes the connections. What is read after this is an error.
@@ -188,7 +241,8 @@ pub struct StreamStep {
     step: u64,
     #[pyo3(get)]
     epoch: u64,
-    /// ``(epoch, position)`` after this step, of all ranks together: where a job that has yielded it is.
+    /// ``(epoch, position)`` after this step, of all ranks together: where a job that has yielded
+    /// it is.
     #[pyo3(get)]
     next: (u64, u64),
     /// Rows at the end that only fill the step up and do not count.

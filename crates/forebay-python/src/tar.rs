@@ -1,11 +1,13 @@
 //! A tar stream, parsed in place while it arrives.
 //!
-//! The parser looks only at headers: it is told how many bytes the region holds, and answers with the entries that have become whole. Nothing is copied;
-//! an entry is a pair of offsets. A message that the node sends for an entry that it could not give comes as the PAX record
-//! `FOREBAY.error` in front of a placeholder of size 0 whose name begins with `__404__/`.
+//! The parser looks only at headers: it is told how many bytes the region holds, and answers with
+//! the entries that have become whole. Nothing is copied; an entry is a pair of offsets. A message
+//! that the node sends for an entry that it could not give comes as the PAX record `FOREBAY.error`
+//! in front of a placeholder of size 0 whose name begins with `__404__/`.
 //!
-//! Invariant: an entry is reported once all its bytes are there, in the order of the stream, and [`TarParser::ended`] is true only after the
-//! end-of-archive mark: a stream that stops anywhere else is cut.
+//! Invariant: an entry is reported once all its bytes are there, in the order of the stream, and
+//! [`TarParser::ended`] is true only after the end-of-archive mark: a stream that stops anywhere
+//! else is cut.
 
 use crate::{
     failure::{Failure, Result},
@@ -53,7 +55,9 @@ impl Slot {
 
 /// Why an entry is not there; `None` for one that is.
 pub fn why_absent(extended: Option<&Extended>, placeholder: bool) -> Option<&str> {
-    extended.and_then(|e| e.error.as_deref()).or(placeholder.then_some("not found"))
+    extended
+        .and_then(|e| e.error.as_deref())
+        .or(placeholder.then_some("not found"))
 }
 
 #[derive(Default)]
@@ -75,7 +79,11 @@ impl TarParser {
     }
 
     /// Looks at what has arrived and hands each whole entry to `entry`.
-    pub fn advance(&mut self, region: &Region, mut entry: impl FnMut(Slot) -> Result<()>) -> Result<()> {
+    pub fn advance(
+        &mut self,
+        region: &Region,
+        mut entry: impl FnMut(Slot) -> Result<()>,
+    ) -> Result<()> {
         let have = region.len();
         loop {
             if let Some(open) = self.open.take() {
@@ -98,16 +106,31 @@ impl TarParser {
     /// Reads the header at `position`; false if more bytes are needed first.
     fn header(&mut self, region: &Region, have: usize) -> Result<bool> {
         let at = self.position;
-        match read_header(region.bytes(at, BLOCK), at, &mut self.pending, self.zero_blocks > 0)? {
+        match read_header(
+            region.bytes(at, BLOCK),
+            at,
+            &mut self.pending,
+            self.zero_blocks > 0,
+        )? {
             Header::Zeros => {
                 self.zero_blocks += 1;
                 self.position += BLOCK;
             }
-            Header::Entry { size, extended, placeholder } => {
+            Header::Entry {
+                size,
+                extended,
+                placeholder,
+            } => {
                 if let Some(message) = extended.as_ref().and_then(|e| e.error.as_ref()) {
                     self.last_error = Some(message.clone());
                 }
-                self.open = Some(Slot { at: at + BLOCK, size, header_at: at, extended, placeholder });
+                self.open = Some(Slot {
+                    at: at + BLOCK,
+                    size,
+                    header_at: at,
+                    extended,
+                    placeholder,
+                });
             }
             Header::Extended { kind, size } => {
                 let end = at + BLOCK + size.next_multiple_of(BLOCK);
@@ -130,12 +153,17 @@ pub enum Header {
     /// A block of zeros: two of them end the archive.
     Zeros,
     /// An entry of `size` bytes follows.
-    Entry { size: usize, extended: Option<Box<Extended>>, placeholder: bool },
+    Entry {
+        size: usize,
+        extended: Option<Box<Extended>>,
+        placeholder: bool,
+    },
     /// `size` bytes about the next entry follow.
     Extended { kind: u8, size: usize },
 }
 
-/// Reads the header that lies at byte `at` of the stream; an entry takes what extended headers before it said.
+/// Reads the header that lies at byte `at` of the stream; an entry takes what extended headers
+/// before it said.
 pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool) -> Result<Header> {
     if block.iter().all(|b| *b == 0) {
         return Ok(Header::Zeros);
@@ -143,22 +171,42 @@ pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool)
     if ended {
         return Err(bad(at, "an entry after the end of the archive"));
     }
-    let sum: u64 = block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { b' ' as u64 } else { *b as u64 }).sum();
+    let sum: u64 = block
+        .iter()
+        .enumerate()
+        .map(|(i, b)| {
+            if (148..156).contains(&i) {
+                b' ' as u64
+            } else {
+                *b as u64
+            }
+        })
+        .sum();
     if octal(&block[148..156]) != Some(sum) {
         return Err(bad(at, "the header's checksum is wrong"));
     }
     let size = number(&block[124..136]).ok_or_else(|| bad(at, "the size is not a number"))?;
-    let size = pending.size.filter(|_| matches!(block[156], b'0' | 0)).unwrap_or(size);
+    let size = pending
+        .size
+        .filter(|_| matches!(block[156], b'0' | 0))
+        .unwrap_or(size);
     let size = usize::try_from(size).map_err(|_| bad(at, "the size is absurd"))?;
     match block[156] {
         b'0' | 0 => {
             let extended = std::mem::take(pending);
             let placeholder = match &extended.name {
                 Some(name) => name.starts_with(PLACEHOLDER_PREFIX),
-                None => block.starts_with(PLACEHOLDER_PREFIX.as_bytes()) || block[345..500].starts_with(b"__404__"),
+                None => {
+                    block.starts_with(PLACEHOLDER_PREFIX.as_bytes())
+                        || block[345..500].starts_with(b"__404__")
+                }
             };
             let some = extended.name.is_some() || extended.error.is_some();
-            Ok(Header::Entry { size, extended: some.then(|| Box::new(extended)), placeholder })
+            Ok(Header::Entry {
+                size,
+                extended: some.then(|| Box::new(extended)),
+                placeholder,
+            })
         }
         kind @ (b'x' | b'g' | b'L') => {
             if size > EXTENDED_MAX_BYTES {
@@ -183,7 +231,9 @@ pub fn read_extended(kind: u8, data: &[u8], at: usize, pending: &mut Extended) -
 }
 
 pub fn bad(at: usize, what: &str) -> Failure {
-    Failure::truncated(format!("the archive in the answer is damaged at byte {at}: {what}"))
+    Failure::truncated(format!(
+        "the archive in the answer is damaged at byte {at}: {what}"
+    ))
 }
 
 /// Text up to the first NUL.
@@ -194,12 +244,23 @@ fn text(field: &[u8]) -> String {
 
 pub fn header_name(block: &[u8]) -> String {
     let name = text(&block[..100]);
-    let prefix = if &block[257..262] == b"ustar" { text(&block[345..500]) } else { String::new() };
-    if prefix.is_empty() { name } else { format!("{prefix}/{name}") }
+    let prefix = if &block[257..262] == b"ustar" {
+        text(&block[345..500])
+    } else {
+        String::new()
+    };
+    if prefix.is_empty() {
+        name
+    } else {
+        format!("{prefix}/{name}")
+    }
 }
 
 fn octal(field: &[u8]) -> Option<u64> {
-    let digits = field.iter().skip_while(|b| **b == b' ').take_while(|b| !matches!(b, 0 | b' '));
+    let digits = field
+        .iter()
+        .skip_while(|b| **b == b' ')
+        .take_while(|b| !matches!(b, 0 | b' '));
     digits.into_iter().try_fold(0u64, |n, b| match b {
         b'0'..=b'7' => n.checked_mul(8)?.checked_add((b - b'0') as u64),
         _ => None,
@@ -211,7 +272,11 @@ fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 == 0 {
         return octal(field);
     }
-    field[1..].iter().try_fold((field[0] & 0x7f) as u64, |n, b| n.checked_mul(256)?.checked_add(*b as u64))
+    field[1..]
+        .iter()
+        .try_fold((field[0] & 0x7f) as u64, |n, b| {
+            n.checked_mul(256)?.checked_add(*b as u64)
+        })
 }
 
 /// Records of the form `<length> <key>=<value>\n`.

@@ -1,9 +1,11 @@
 //! HTTP/1.1 to the node, over TCP, TLS or its Unix socket.
 //!
-//! Connections are kept alive in a small pool and belong to one process (see [`process`](crate::process)). A node on the same machine is found by
-//! asking it over TCP where its socket is, once per process; the socket is used only if it leads to that same node, and TCP remains the way
-//! back when the socket goes away. `timeout` bounds each stretch without progress (connecting, waiting for the answer, between bytes), and the
-//! total time spent on being told to come back later (429, 503).
+//! Connections are kept alive in a small pool and belong to one process (see
+//! [`process`](crate::process)). A node on the same machine is found by asking it over TCP where
+//! its socket is, once per process; the socket is used only if it leads to that same node, and TCP
+//! remains the way back when the socket goes away. `timeout` bounds each stretch without progress
+//! (connecting, waiting for the answer, between bytes), and the total time spent on being told to
+//! come back later (429, 503).
 
 use crate::{
     address::{Address, NodeInfo},
@@ -59,7 +61,12 @@ pub struct Call {
 
 impl Call {
     pub fn new(method: Method, path: String) -> Self {
-        Call { method, path, headers: Vec::new(), body: Bytes::new() }
+        Call {
+            method,
+            path,
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
     }
 
     pub fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
@@ -68,7 +75,11 @@ impl Call {
     }
 
     pub fn json(self, body: impl Into<Bytes>) -> Self {
-        Call { body: body.into(), ..self }.header(header::CONTENT_TYPE, "application/json")
+        Call {
+            body: body.into(),
+            ..self
+        }
+        .header(header::CONTENT_TYPE, "application/json")
     }
 }
 
@@ -86,7 +97,13 @@ pub struct Transport {
 }
 
 impl Transport {
-    pub fn new(address: Address, engine: Option<Engine>, token: Option<Arc<str>>, ca: Option<String>, timeout: Duration) -> Arc<Self> {
+    pub fn new(
+        address: Address,
+        engine: Option<Engine>,
+        token: Option<Arc<str>>,
+        ca: Option<String>,
+        timeout: Duration,
+    ) -> Arc<Self> {
         Arc::new(Transport {
             address,
             engine,
@@ -99,16 +116,22 @@ impl Transport {
         })
     }
 
-    /// How the node is reached, for people: `unix:/path`, `http://host:port` or `https://host:port`.
+    /// How the node is reached, for people: `unix:/path`, `http://host:port` or
+    /// `https://host:port`.
     pub fn route(&self) -> String {
         let local = self.local_socket.get().and_then(|s| s.as_ref());
         match (self.address.unix.as_ref().or(local), &self.address.tcp) {
             (Some(path), _) => format!("unix:{}", path.display()),
-            (None, tcp) => format!("{}://{}", self.address.scheme(), tcp.as_deref().unwrap_or_default()),
+            (None, tcp) => format!(
+                "{}://{}",
+                self.address.scheme(),
+                tcp.as_deref().unwrap_or_default()
+            ),
         }
     }
 
-    /// Sends, and sends again while the node says 429 or 503, until `timeout` is over. The answer is a success.
+    /// Sends, and sends again while the node says 429 or 503, until `timeout` is over. The answer
+    /// is a success.
     pub async fn call(self: &Arc<Self>, call: &Call) -> Result<Answer> {
         let deadline = Instant::now() + self.timeout;
         let mut backoff = BACKOFF_FIRST;
@@ -136,11 +159,17 @@ impl Transport {
                 Some(sender) => sender,
                 None => self.connect().await?,
             };
-            let body = Full::new(call.body.clone()).map_err(|never| match never {}).boxed();
+            let body = Full::new(call.body.clone())
+                .map_err(|never| match never {})
+                .boxed();
             let request = self.request(&call.method, &call.path, &call.headers, body)?;
             match timeout(self.timeout, sender.send_request(request)).await {
                 Err(_) => return Err(self.no_answer()),
-                Ok(Ok(response)) => return self.accept(response, sender, call.method == Method::HEAD).await,
+                Ok(Ok(response)) => {
+                    return self
+                        .accept(response, sender, call.method == Method::HEAD)
+                        .await;
+                }
                 Ok(Err(_)) if was_kept => continue,
                 Ok(Err(e)) => return Err(self.broken(e)),
             }
@@ -148,7 +177,12 @@ impl Transport {
     }
 
     /// Sends a body that can be read once, so without a second attempt.
-    pub async fn upload(self: &Arc<Self>, call: &Call, length: Option<u64>, body: BoxStream<'static, io::Result<Bytes>>) -> Result<Answer> {
+    pub async fn upload(
+        self: &Arc<Self>,
+        call: &Call,
+        length: Option<u64>,
+        body: BoxStream<'static, io::Result<Bytes>>,
+    ) -> Result<Answer> {
         use futures::StreamExt;
         self.find_local_socket().await?;
         let mut sender = self.connect().await?;
@@ -158,10 +192,14 @@ impl Transport {
             counter.fetch_add(1, Ordering::Relaxed);
             piece.map(hyper::body::Frame::data)
         });
-        let body = BodyExt::boxed(StreamBody::new(SyncStream(Mutex::new(StreamExt::boxed(pieces)))));
+        let body = BodyExt::boxed(StreamBody::new(SyncStream(Mutex::new(StreamExt::boxed(
+            pieces,
+        )))));
         let mut request = self.request(&call.method, &call.path, &call.headers, body)?;
         if let Some(length) = length {
-            request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            request
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
         let mut response = std::pin::pin!(sender.send_request(request));
         let mut seen = 0;
@@ -190,27 +228,51 @@ impl Transport {
             .method(method)
             .uri(path)
             .header(header::HOST, self.address.authority())
-            .header(header::USER_AGENT, concat!("forebay-python/", env!("CARGO_PKG_VERSION")));
+            .header(
+                header::USER_AGENT,
+                concat!("forebay-python/", env!("CARGO_PKG_VERSION")),
+            );
         for (name, value) in headers {
             request = request.header(name, value);
         }
         if let Some(token) = &self.token {
-            let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-                .map_err(|_| Failure::invalid("the token holds characters that HTTP cannot carry"))?;
+            let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+                Failure::invalid("the token holds characters that HTTP cannot carry")
+            })?;
             value.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, value);
         }
-        request.body(body).map_err(|e| Failure::invalid(format!("not a valid request: {e}")))
+        request
+            .body(body)
+            .map_err(|e| Failure::invalid(format!("not a valid request: {e}")))
     }
 
-    async fn accept(self: &Arc<Self>, response: http::Response<Incoming>, sender: Sender, no_body: bool) -> Result<Answer> {
+    async fn accept(
+        self: &Arc<Self>,
+        response: http::Response<Incoming>,
+        sender: Sender,
+        no_body: bool,
+    ) -> Result<Answer> {
         let (head, body) = response.into_parts();
-        let mut answer = Answer { status: head.status, headers: head.headers, body, lease: Some((self.clone(), sender)) };
+        let mut answer = Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+            lease: Some((self.clone(), sender)),
+        };
         if answer.status.is_success() {
             return Ok(answer);
         }
-        let text = if no_body { Bytes::new() } else { answer.collect().await.unwrap_or_default() };
-        Err(Failure::from_answer(answer.status.as_u16(), &answer.headers, &text))
+        let text = if no_body {
+            Bytes::new()
+        } else {
+            answer.collect().await.unwrap_or_default()
+        };
+        Err(Failure::from_answer(
+            answer.status.as_u16(),
+            &answer.headers,
+            &text,
+        ))
     }
 
     /// A kept connection that still looks alive.
@@ -241,9 +303,16 @@ impl Transport {
     pub fn request_headers(&self) -> Vec<(String, String)> {
         let mut headers = vec![
             ("host".to_owned(), self.address.authority().to_owned()),
-            ("user-agent".to_owned(), concat!("forebay-python/", env!("CARGO_PKG_VERSION")).to_owned()),
+            (
+                "user-agent".to_owned(),
+                concat!("forebay-python/", env!("CARGO_PKG_VERSION")).to_owned(),
+            ),
         ];
-        headers.extend(self.token.iter().map(|token| ("authorization".to_owned(), format!("Bearer {token}"))));
+        headers.extend(
+            self.token
+                .iter()
+                .map(|token| ("authorization".to_owned(), format!("Bearer {token}"))),
+        );
         headers
     }
 
@@ -265,46 +334,69 @@ impl Transport {
                 // The way over TCP remains.
                 _ if self.address.tcp.is_some() => {}
                 Ok(Err(e)) => {
-                    return Err(Failure::connection(format!("cannot connect to unix:{}: {e}", path.display()))
-                        .hint("is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE"));
+                    return Err(Failure::connection(format!(
+                        "cannot connect to unix:{}: {e}",
+                        path.display()
+                    ))
+                    .hint(
+                        "is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE",
+                    ));
                 }
                 Err(_) => return Err(self.no_answer()),
             }
         }
-        let Some(authority) = &self.address.tcp else { return Err(Failure::connection("the node has no address")) };
+        let Some(authority) = &self.address.tcp else {
+            return Err(Failure::connection("the node has no address"));
+        };
         let scheme = self.address.scheme();
         match timeout(self.timeout, TcpStream::connect(authority.as_str())).await {
             Ok(Ok(stream)) => {
-                stream.set_nodelay(true).map_err(|e| Failure::connection(format!("{scheme}://{authority}: {e}")))?;
+                stream
+                    .set_nodelay(true)
+                    .map_err(|e| Failure::connection(format!("{scheme}://{authority}: {e}")))?;
                 if !self.address.tls {
                     return Ok(Box::new(stream));
                 }
-                let tls = self.tls.get_or_try_init(|| async { ClientTls::new(self.ca.as_deref().map(Path::new)) }).await?;
+                let tls = self
+                    .tls
+                    .get_or_try_init(|| async { ClientTls::new(self.ca.as_deref().map(Path::new)) })
+                    .await?;
                 match timeout(self.timeout, tls.connect(self.address.host(), stream)).await {
                     Ok(Ok(stream)) => Ok(Box::new(stream)),
-                    Ok(Err(e)) if e.kind() == ErrorKind::OriginUnavailable => Err(Failure { class: Class::ConnectionFailed, ..e.into() }),
+                    Ok(Err(e)) if e.kind() == ErrorKind::OriginUnavailable => Err(Failure {
+                        class: Class::ConnectionFailed,
+                        ..e.into()
+                    }),
                     Ok(Err(e)) => Err(e.into()),
                     Err(_) => Err(self.no_answer()),
                 }
             }
-            Ok(Err(e)) => Err(Failure::connection(format!("cannot connect to {scheme}://{authority}: {e}"))
-                .hint("is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE")),
+            Ok(Err(e)) => Err(Failure::connection(format!(
+                "cannot connect to {scheme}://{authority}: {e}"
+            ))
+            .hint("is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE")),
             Err(_) => Err(self.no_answer()),
         }
     }
 
-    /// Asks the node, once, whether it is on this machine. Only a node that cannot be reached at all is an error.
+    /// Asks the node, once, whether it is on this machine. Only a node that cannot be reached at
+    /// all is an error.
     pub async fn find_local_socket(&self) -> Result<()> {
         if self.address.unix.is_some() {
             return Ok(());
         }
         let found = self.local_socket.get_or_try_init(|| async {
             let mut over_tcp = self.connect().await?;
-            let Some(info) = self.ask_info(&mut over_tcp).await else { return Ok(None) };
+            let Some(info) = self.ask_info(&mut over_tcp).await else {
+                return Ok(None);
+            };
             if let Some(path) = info.local_socket()
                 && let Ok(Ok(stream)) = timeout(DISCOVERY_TIMEOUT, UnixStream::connect(path)).await
                 && let Ok(mut over_unix) = handshake(stream).await
-                && self.ask_info(&mut over_unix).await.is_some_and(|there| there.node_id == info.node_id)
+                && self
+                    .ask_info(&mut over_unix)
+                    .await
+                    .is_some_and(|there| there.node_id == info.node_id)
             {
                 self.give_idle(over_unix);
                 return Ok(Some(path.to_owned()));
@@ -316,19 +408,36 @@ impl Transport {
     }
 
     async fn ask_info(&self, sender: &mut Sender) -> Option<NodeInfo> {
-        let empty = Full::new(Bytes::new()).map_err(|never| match never {}).boxed();
-        let request = self.request(&Method::GET, "/v1/forebay/info", &[], empty).ok()?;
-        let response = timeout(DISCOVERY_TIMEOUT, sender.send_request(request)).await.ok()?.ok()?;
+        let empty = Full::new(Bytes::new())
+            .map_err(|never| match never {})
+            .boxed();
+        let request = self
+            .request(&Method::GET, "/v1/forebay/info", &[], empty)
+            .ok()?;
+        let response = timeout(DISCOVERY_TIMEOUT, sender.send_request(request))
+            .await
+            .ok()?
+            .ok()?;
         if !response.status().is_success() {
             return None;
         }
-        let body = timeout(DISCOVERY_TIMEOUT, http_body_util::Limited::new(response.into_body(), 64 << 10).collect()).await.ok()?.ok()?;
+        let body = timeout(
+            DISCOVERY_TIMEOUT,
+            http_body_util::Limited::new(response.into_body(), 64 << 10).collect(),
+        )
+        .await
+        .ok()?
+        .ok()?;
         serde_json::from_slice(&body.to_bytes()).ok()
     }
 
     fn no_answer(&self) -> Failure {
-        Failure::timeout(format!("{} did not answer in {} s", self.route(), self.timeout.as_secs_f32()))
-            .hint("raise timeout= or look at the node's log")
+        Failure::timeout(format!(
+            "{} did not answer in {} s",
+            self.route(),
+            self.timeout.as_secs_f32()
+        ))
+        .hint("raise timeout= or look at the node's log")
     }
 
     fn broken(&self, e: hyper::Error) -> Failure {
@@ -348,7 +457,9 @@ fn chain(e: &dyn std::error::Error) -> String {
     text
 }
 
-async fn handshake(stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static) -> Result<Sender> {
+async fn handshake(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+) -> Result<Sender> {
     let (sender, connection) = http1::Builder::new()
         .max_buf_size(1 << 20)
         .handshake(TokioIo::new(stream))
@@ -382,12 +493,21 @@ impl Answer {
 
     /// The next piece of the body; `None` at its proper end. A body that breaks off is an error.
     pub async fn piece(&mut self) -> Result<Option<Bytes>> {
-        let limit = self.lease.as_ref().map_or(Duration::from_secs(60), |(t, _)| t.timeout);
+        let limit = self
+            .lease
+            .as_ref()
+            .map_or(Duration::from_secs(60), |(t, _)| t.timeout);
         loop {
             match timeout(limit, self.body.frame()).await {
-                Err(_) => return Err(Failure::timeout(format!("no bytes for {} s in the middle of an answer", limit.as_secs_f32()))),
+                Err(_) => {
+                    return Err(Failure::timeout(format!(
+                        "no bytes for {} s in the middle of an answer",
+                        limit.as_secs_f32()
+                    )));
+                }
                 Ok(Some(Err(e))) => {
-                    let mut failure = Failure::truncated(format!("the answer broke off: {}", chain(&e)));
+                    let mut failure =
+                        Failure::truncated(format!("the answer broke off: {}", chain(&e)));
                     failure.request_id = self.header("x-request-id").map(str::to_owned);
                     return Err(failure);
                 }
@@ -412,7 +532,8 @@ impl Answer {
         while let Some(piece) = self.piece().await? {
             if all.len() + piece.len() > SHORT_ANSWER_MAX_BYTES {
                 return Err(Failure::connection(format!(
-                    "an answer of more than {SHORT_ANSWER_MAX_BYTES} bytes where a short one was due"
+                    "an answer of more than {SHORT_ANSWER_MAX_BYTES} bytes where a short one was \
+                     due"
                 )));
             }
             all.extend_from_slice(&piece);
@@ -427,7 +548,10 @@ struct SyncStream<T>(Mutex<BoxStream<'static, T>>);
 impl<T> futures::Stream for SyncStream<T> {
     type Item = T;
 
-    fn poll_next(self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<T>> {
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<T>> {
         self.get_mut().0.get_mut().as_mut().poll_next(cx)
     }
 }

@@ -1,4 +1,5 @@
-//! Writing an object from a Python file: read under the GIL, sent without it, a few pieces in memory at a time.
+//! Writing an object from a Python file: read under the GIL, sent without it, a few pieces in
+//! memory at a time.
 
 use crate::{
     failure::{Class, Failure, Result},
@@ -12,7 +13,8 @@ use std::sync::Arc;
 /// Pieces in which files are sent.
 const UPLOAD_PIECE_BYTES: usize = 1 << 20;
 
-/// Sends what `file.read` gives, piece by piece: memory stays at a few pieces however large the file is.
+/// Sends what `file.read` gives, piece by piece: memory stays at a few pieces however large the
+/// file is.
 pub fn from_file(
     py: Python<'_>,
     session: &Arc<Session>,
@@ -20,8 +22,9 @@ pub fn from_file(
     file: &Bound<'_, PyAny>,
     length: Option<u64>,
 ) -> PyResult<Option<String>> {
-    // `None` is the proper end. A channel that closes without it breaks the request off: a caller that was interrupted, or a file that could not be
-    // read on, must not leave half an object that looks whole.
+    // `None` is the proper end. A channel that closes without it breaks the request off: a caller
+    // that was interrupted, or a file that could not be read on, must not leave half an object that
+    // looks whole.
     let (sender, receiver) = tokio::sync::mpsc::channel::<Option<bytes::Bytes>>(2);
     let pieces = futures::stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
@@ -32,11 +35,14 @@ pub fn from_file(
         }
     });
     let (session, name) = (session.clone(), name.clone());
-    let upload = async move { objects::upload(&session.transport, &name, length, Box::pin(pieces)).await };
+    let upload =
+        async move { objects::upload(&session.transport, &name, length, Box::pin(pieces)).await };
     let task = Upload(process::runtime()?.spawn(upload));
     loop {
         let piece = file.call_method1("read", (UPLOAD_PIECE_BYTES,))?;
-        let piece = piece.cast::<PyBytes>().map_err(|_| PyTypeError::new_err("the file is not opened in binary mode"))?;
+        let piece = piece
+            .cast::<PyBytes>()
+            .map_err(|_| PyTypeError::new_err("the file is not opened in binary mode"))?;
         if piece.as_bytes().is_empty() {
             break;
         }
@@ -50,7 +56,9 @@ pub fn from_file(
     process::wait(py, async {
         // If the upload has failed already, its own error says why.
         let _ = sender.send(None).await;
-        (&mut task.0).await.map_err(|e| Failure::new(Class::Error, format!("the upload stopped: {e}")))?
+        (&mut task.0)
+            .await
+            .map_err(|e| Failure::new(Class::Error, format!("the upload stopped: {e}")))?
     })
 }
 

@@ -1,4 +1,5 @@
-//! The admin listener: metrics and health, for this machine and the monitoring. Nothing here changes anything.
+//! The admin listener: metrics and health, for this machine and the monitoring. Nothing here
+//! changes anything.
 
 use crate::{
     app::App,
@@ -24,7 +25,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stop.abort.cancelled() => return,
@@ -34,7 +37,11 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
             continue;
         };
         let (app, abort) = (app.clone(), stop.abort.clone());
-        let stream = Wire::new(stream, app.tls.clone().filter(|_| app.config.tls.admin), &app.metrics);
+        let stream = Wire::new(
+            stream,
+            app.tls.clone().filter(|_| app.config.tls.admin),
+            &app.metrics,
+        );
         tokio::spawn(async move {
             let _place = place;
             tokio::select! {
@@ -50,8 +57,10 @@ async fn converse(app: Arc<App>, stream: Wire) {
         let answer = answer(&app, &request);
         async move { Ok::<_, Infallible>(answer) }
     });
-    let connection =
-        http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).serve_connection(TokioIo::new(stream), service);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(e) = connection.await {
         tracing::debug!(error = %e, "the admin connection ended");
     }
@@ -59,13 +68,21 @@ async fn converse(app: Arc<App>, stream: Wire) {
 
 fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is answered here\n".into());
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "text/plain",
+            "only GET is answered here\n".into(),
+        );
     }
     match request.uri().path() {
         "/" => text(StatusCode::OK, "text/html; charset=utf-8", index(app)),
         "/metrics" => match app.scrape.page() {
             Ok(page) => text(StatusCode::OK, OPENMETRICS, page),
-            Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", format!("the metrics could not be written: {e}\n")),
+            Err(e) => text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "text/plain",
+                format!("the metrics could not be written: {e}\n"),
+            ),
         },
         // The process answers, so it lives.
         "/healthz" => text(StatusCode::OK, "text/plain", "ok\n".into()),
@@ -85,12 +102,24 @@ fn ready(app: &App) -> Response<Full<Bytes>> {
         .map(|d| json!({"path": d.path, "state": d.state.as_str()}))
         .collect();
     // A failing disk makes the node slower, not wrong: it stays ready.
-    let body = json!({"ready": ready, "state": if ready { "ready" } else { "stopping" }, "cache": dirs});
-    text(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, "application/json", format!("{body}\n"))
+    let body =
+        json!({"ready": ready, "state": if ready { "ready" } else { "stopping" }, "cache": dirs});
+    text(
+        if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        "application/json",
+        format!("{body}\n"),
+    )
 }
 
 fn index(app: &App) -> String {
-    let metrics: usize = SECTIONS.iter().map(|(_, m): &(&str, &[Metric])| m.len()).sum();
+    let metrics: usize = SECTIONS
+        .iter()
+        .map(|(_, m): &(&str, &[Metric])| m.len())
+        .sum();
     format!(
         "<!doctype html><title>Forebay</title><h1>Forebay {}</h1><p>Node {}.</p><ul>\
          <li><a href=\"/metrics\">/metrics</a>: {metrics} metrics, for Prometheus\
@@ -104,7 +133,11 @@ fn index(app: &App) -> String {
 fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }

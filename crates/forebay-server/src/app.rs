@@ -56,6 +56,10 @@ impl App {
 
     /// The same for the admin port.
     pub fn admin_scheme(&self) -> &'static str {
-        if self.tls.is_some() && self.config.tls.admin { "https" } else { "http" }
+        if self.tls.is_some() && self.config.tls.admin {
+            "https"
+        } else {
+            "http"
+        }
     }
 }

@@ -9,20 +9,24 @@ use tokio::time::timeout;
 
 /// Buckets of wildcards that are known to exist, at most.
 const KNOWN_MAX: usize = 4096;
-/// How long the question may take, once for each bucket: a read of what is cached must not wait for an origin that is away.
+/// How long the question may take, once for each bucket: a read of what is cached must not wait for
+/// an origin that is away.
 const EXISTS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// [`Origins`] behind the engine's trait.
 pub struct OriginBuckets {
     origins: Arc<Origins>,
-    /// Buckets that are not asked for again. One that is not known is asked for once, so that a misspelt bucket is "no such bucket" before any
-    /// work.
+    /// Buckets that are not asked for again. One that is not known is asked for once, so that a
+    /// misspelt bucket is "no such bucket" before any work.
     known: RwLock<HashSet<String>>,
 }
 
 impl OriginBuckets {
     pub fn new(origins: Arc<Origins>) -> Self {
-        OriginBuckets { origins, known: RwLock::default() }
+        OriginBuckets {
+            origins,
+            known: RwLock::default(),
+        }
     }
 }
 
@@ -35,7 +39,9 @@ impl Buckets for OriginBuckets {
         }
         // An origin that does not say, or not soon, is tried; what is cached is served without it.
         if let Ok(Ok(false)) = timeout(EXISTS_TIMEOUT, self.origins.exists(bucket)).await {
-            return Err(Error::bucket_not_found(format!("there is no bucket {bucket:?} at its origin")));
+            return Err(Error::bucket_not_found(format!(
+                "there is no bucket {bucket:?} at its origin"
+            )));
         }
         let mut known = self.known.write();
         if known.len() >= KNOWN_MAX {

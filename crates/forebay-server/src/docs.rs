@@ -8,5 +8,9 @@ pub fn check(page: &str, text: &str) {
         std::fs::write(&path, &text).expect("docs can be written");
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == text, "docs/{page} is not current: FOREBAY_WRITE_DOCS=1 cargo test --release -p forebay-server docs");
+    assert!(
+        written == text,
+        "docs/{page} is not current: FOREBAY_WRITE_DOCS=1 cargo test --release -p forebay-server \
+         docs"
+    );
 }

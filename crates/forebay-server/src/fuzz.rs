@@ -1,4 +1,5 @@
-//! Changed requests and settings: everything that this crate parses by itself, and the XML bodies that the S3 library parses for it.
+//! Changed requests and settings: everything that this crate parses by itself, and the XML bodies
+//! that the S3 library parses for it.
 
 #[path = "../../../tests/fuzz/harness.rs"]
 mod harness;
@@ -21,8 +22,15 @@ fn lines(texts: &[&str]) -> Vec<Vec<u8>> {
 /// A mistake of the client's, told in few words.
 fn checked<T>(result: Result<T>) -> Result<T> {
     result.inspect_err(|e| {
-        assert!(matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Unsupported), "{e:?}");
-        assert!(e.to_string().len() < 4000, "a message of {} bytes", e.to_string().len());
+        assert!(
+            matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Unsupported),
+            "{e:?}"
+        );
+        assert!(
+            e.to_string().len() < 4000,
+            "a message of {} bytes",
+            e.to_string().len()
+        );
     })
 }
 
@@ -30,7 +38,12 @@ fn checked<T>(result: Result<T>) -> Result<T> {
 fn told<T>(result: Result<T>, written: &str) -> Result<T> {
     result.inspect_err(|e| {
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e:?}");
-        assert!(e.to_string().len() < 4000 + 8 * written.len(), "a message of {} bytes for {}", e.to_string().len(), written.len());
+        assert!(
+            e.to_string().len() < 4000 + 8 * written.len(),
+            "a message of {} bytes for {}",
+            e.to_string().len(),
+            written.len()
+        );
     })
 }
 
@@ -42,7 +55,9 @@ impl Unchunk<'_> {
         let end = self.0.iter().position(|&b| b == b'\n');
         let line = &self.0[..end.unwrap_or(self.0.len())];
         self.0 = &self.0[end.map_or(self.0.len(), |e| e + 1)..];
-        (line.len() <= 1024).then(|| std::str::from_utf8(line).ok())?.map(|text| text.trim_end_matches('\r').to_owned())
+        (line.len() <= 1024)
+            .then(|| std::str::from_utf8(line).ok())?
+            .map(|text| text.trim_end_matches('\r').to_owned())
     }
 
     /// Data and the number of trailers; `None` if anything is wrong.
@@ -58,7 +73,9 @@ impl Unchunk<'_> {
             match digits.then(|| u64::from_str_radix(size, 16).ok())?? {
                 0 => break,
                 size => {
-                    let size = usize::try_from(size).ok().filter(|&size| size < self.0.len())?;
+                    let size = usize::try_from(size)
+                        .ok()
+                        .filter(|&size| size < self.0.len())?;
                     data.extend_from_slice(&self.0[..size]);
                     self.0 = &self.0[size..];
                 }
@@ -88,7 +105,8 @@ impl Unchunk<'_> {
 #[test]
 fn fuzz_aws_chunked() {
     let corpus = lines(&[
-        "5;chunk-signature=00\r\nhello\r\n3;chunk-signature=00\r\n, w\r\n0;chunk-signature=00\r\n\r\n",
+        "5;chunk-signature=00\r\nhello\r\n3;chunk-signature=00\r\n, \
+         w\r\n0;chunk-signature=00\r\n\r\n",
         "8\r\nhello, w\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\nx-amz-trailer-signature:0\r\n\r\n",
         "0\r\n",
         "A\r\n0123456789\r\n1\r\nx\r\n000\r\n\r\n",
@@ -107,11 +125,23 @@ fn fuzz_aws_chunked() {
         b"1\r\nx\r\n",
         b"a:b\r\n",
     ];
-    let target = Target { name: "aws_chunked", corpus, words, max_len: 1 << 16, memory: (2 << 20, 16) };
+    let target = Target {
+        name: "aws_chunked",
+        corpus,
+        words,
+        max_len: 1 << 16,
+        memory: (2 << 20, 16),
+    };
     target.run(
         |_, _| {},
         |bytes, rng| {
-            let (whole, lengths) = (Bytes::copy_from_slice(bytes), rng.cut(bytes).into_iter().map(<[u8]>::len).collect::<Vec<_>>());
+            let (whole, lengths) = (
+                Bytes::copy_from_slice(bytes),
+                rng.cut(bytes)
+                    .into_iter()
+                    .map(<[u8]>::len)
+                    .collect::<Vec<_>>(),
+            );
             let pieces = lengths.into_iter().scan(0, move |at, len| {
                 *at += len;
                 Some(Ok(whole.slice(*at - len..*at)))
@@ -121,7 +151,8 @@ fn fuzz_aws_chunked() {
                 data.extend_from_slice(&piece);
                 Ok(data)
             });
-            let read = checked(block_on(data)).map(|data| (data, trailers.lock().take().map_or(0, |t| t.len())));
+            let read = checked(block_on(data))
+                .map(|data| (data, trailers.lock().take().map_or(0, |t| t.len())));
             let model = Unchunk(bytes).read();
             match (&read, &model) {
                 (Ok(a), Some(b)) => assert_eq!(a, b),
@@ -154,15 +185,27 @@ fn fuzz_xml_bodies_of_s3() {
         b"<a/>",
         b"<PartNumber>-1",
     ];
-    let target = Target { name: "xml_bodies_of_s3", corpus, words, max_len: 1 << 17, memory: (256 << 10, 400) };
+    let target = Target {
+        name: "xml_bodies_of_s3",
+        corpus,
+        words,
+        max_len: 1 << 17,
+        memory: (256 << 10, 400),
+    };
     target.run(
         |_, _| {},
         |bytes, _| {
             let whole = |e: s3s::xml::DeError| Error::invalid(e.to_string());
-            let delete = dto::Delete::deserialize(&mut s3s::xml::Deserializer::new(bytes)).map_err(whole);
-            let complete = dto::CompletedMultipartUpload::deserialize(&mut s3s::xml::Deserializer::new(bytes)).map_err(whole);
+            let delete =
+                dto::Delete::deserialize(&mut s3s::xml::Deserializer::new(bytes)).map_err(whole);
+            let complete =
+                dto::CompletedMultipartUpload::deserialize(&mut s3s::xml::Deserializer::new(bytes))
+                    .map_err(whole);
             let delete = delete.map(|d| {
-                assert!(d.objects.len() * 8 <= bytes.len() && d.objects.iter().all(|o| o.key.len() <= bytes.len()));
+                assert!(
+                    d.objects.len() * 8 <= bytes.len()
+                        && d.objects.iter().all(|o| o.key.len() <= bytes.len())
+                );
                 d.objects.len().min(5)
             });
             let complete = complete.map(|c| c.parts.map(|p| p.len().min(5)));
@@ -175,8 +218,10 @@ fn fuzz_xml_bodies_of_s3() {
 fn fuzz_configuration() {
     let full = toml::to_string(&Config::default()).expect("a configuration is TOML");
     let corpus = lines(&[
-        "[listen]\ns3 = \"127.0.0.1:1\"\nadmin = \"off\"\n[cache]\ndirs = [\"/a:1GiB\"]\nfreshness = \"always\"\n",
-        "[[origins]]\nname = \"b\"\nurl = \"s3://b?endpoint=http://h:1\"\nattempts = 2\n[buckets.b]\nfreshness = \"60s\"\n[limits]\nconnections = 3\n",
+        "[listen]\ns3 = \"127.0.0.1:1\"\nadmin = \"off\"\n[cache]\ndirs = \
+         [\"/a:1GiB\"]\nfreshness = \"always\"\n",
+        "[[origins]]\nname = \"b\"\nurl = \"s3://b?endpoint=http://h:1\"\nattempts = \
+         2\n[buckets.b]\nfreshness = \"60s\"\n[limits]\nconnections = 3\n",
         "[memory]\nbudget = \"1GiB\"\n[log]\nlevel = \"debug\"\n[auth]\ntokens = [\"12345\"]\n",
         &full,
     ]);
@@ -196,7 +241,13 @@ fn fuzz_configuration() {
         b"~/",
         b"-1",
     ];
-    let target = Target { name: "configuration", corpus, words, max_len: 1 << 15, memory: (1 << 20, 400) };
+    let target = Target {
+        name: "configuration",
+        corpus,
+        words,
+        max_len: 1 << 15,
+        memory: (1 << 20, 400),
+    };
     target.run(
         |_, _| {},
         |bytes, rng| {
@@ -209,16 +260,26 @@ fn fuzz_configuration() {
             let origin = told(NamedOrigin::parse(value.trim().trim_matches('"')), line).is_ok();
             let size = told(units::parse_bytes(value), line).is_ok();
             let time = told(units::parse_duration(value), line).is_ok();
-            outcome::<_, Error>(Ok([outcome(parsed.map(|c| c.origins.len().min(3))), outcome::<_, Error>(Ok([set, origin, size, time]))]))
+            outcome::<_, Error>(Ok([
+                outcome(parsed.map(|c| c.origins.len().min(3))),
+                outcome::<_, Error>(Ok([set, origin, size, time])),
+            ]))
         },
     );
 }
 
-/// What RFC 9110 says of one range, in numbers that cannot overflow: first and last byte of an object of `size`.
+/// What RFC 9110 says of one range, in numbers that cannot overflow: first and last byte of an
+/// object of `size`.
 fn simple_range(header: &str, size: u64) -> Option<(u128, u128)> {
     let (unit, bytes) = header.trim().split_once('=')?;
-    let (first, last) = bytes.trim().split_once('-').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
-    let number = |s: &str| (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse::<u128>().unwrap_or(u128::MAX));
+    let (first, last) = bytes
+        .trim()
+        .split_once('-')
+        .filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
+    let number = |s: &str| {
+        (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit()))
+            .then(|| s.parse::<u128>().unwrap_or(u128::MAX))
+    };
     let size = u128::from(size);
     match (first.trim(), last.trim()) {
         ("", n) => Some((size.saturating_sub(number(n)?), size.checked_sub(1)?)),
@@ -251,7 +312,13 @@ fn fuzz_range_and_conditional_headers() {
         b"+9999",
         b"Feb 30 99999",
     ];
-    let target = Target { name: "range_and_conditional_headers", corpus, words, max_len: 4096, memory: (64 << 10, 200) };
+    let target = Target {
+        name: "range_and_conditional_headers",
+        corpus,
+        words,
+        max_len: 4096,
+        memory: (64 << 10, 200),
+    };
     target.run(
         |_, _| {},
         |bytes, rng| {
@@ -272,21 +339,36 @@ fn fuzz_range_and_conditional_headers() {
             let options = object::read_options(&headers);
             let parsed = checked(object::range_header(&headers));
             let size = [0, 1, 10, u64::MAX][rng.below(4)];
-            let text = headers.get(header::RANGE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let text = headers
+                .get(header::RANGE)
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or_default();
             match &parsed {
                 Err(_) => assert!(text.contains(',')),
                 Ok(None) => {
-                    assert!(simple_range(text, u64::MAX).is_none_or(|(first, last)| first > last) || text.contains(','), "{text:?}")
+                    assert!(
+                        simple_range(text, u64::MAX).is_none_or(|(first, last)| first > last)
+                            || text.contains(','),
+                        "{text:?}"
+                    )
                 }
                 Ok(Some(range)) => agrees(*range, text, size),
             }
-            if let Some(ms) = std::str::from_utf8(&date).ok().and_then(object::parse_http_date) {
+            if let Some(ms) = std::str::from_utf8(&date)
+                .ok()
+                .and_then(object::parse_http_date)
+            {
                 // What was read is written so that it is read again.
-                assert!(object::parse_http_date(&object::http_date(ms)).is_none_or(|again| again == ms.div_euclid(1000) * 1000), "{ms}");
+                assert!(
+                    object::parse_http_date(&object::http_date(ms))
+                        .is_none_or(|again| again == ms.div_euclid(1000) * 1000),
+                    "{ms}"
+                );
             }
             let uri = Uri::try_from(uri).ok();
             let target = uri.map(|uri| {
-                checked(s3::Target::of(&uri, &headers, &["s3.test".to_owned()])).map(|t| (t.key.is_empty(), t.query.len().min(3)))
+                checked(s3::Target::of(&uri, &headers, &["s3.test".to_owned()]))
+                    .map(|t| (t.key.is_empty(), t.query.len().min(3)))
             });
             let conditions = options.conditions;
             outcome::<_, Error>(Ok((
@@ -303,9 +385,19 @@ fn agrees(range: ByteRange, text: &str, size: u64) {
     let simple = simple_range(text, size).filter(|(first, last)| first <= last);
     match range.resolve(size) {
         Ok(found) => {
-            assert!(found.start < found.end && found.end <= size, "{text:?} {found:?}");
-            assert_eq!(simple, Some((u128::from(found.start), u128::from(found.end) - 1)), "{text:?} of {size}");
+            assert!(
+                found.start < found.end && found.end <= size,
+                "{text:?} {found:?}"
+            );
+            assert_eq!(
+                simple,
+                Some((u128::from(found.start), u128::from(found.end) - 1)),
+                "{text:?} of {size}"
+            );
         }
-        Err(e) => assert!(e.kind() == ErrorKind::RangeNotSatisfiable && simple.is_none(), "{text:?} of {size}: {simple:?}"),
+        Err(e) => assert!(
+            e.kind() == ErrorKind::RangeNotSatisfiable && simple.is_none(),
+            "{text:?} of {size}: {simple:?}"
+        ),
     }
 }

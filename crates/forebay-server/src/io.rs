@@ -23,17 +23,31 @@ pub struct Watched<S> {
 }
 
 impl<S> Watched<S> {
-    /// Cuts off who takes nothing for `timeout`, or less than `bytes_per_second` over so much of waiting.
+    /// Cuts off who takes nothing for `timeout`, or less than `bytes_per_second` over so much of
+    /// waiting.
     pub fn new(inner: S, timeout: Duration, bytes_per_second: u64) -> Self {
-        Watched { inner, timeout, timer: None, waiting: false, pace: Pace::new(timeout, bytes_per_second) }
+        Watched {
+            inner,
+            timeout,
+            timer: None,
+            waiting: false,
+            pace: Pace::new(timeout, bytes_per_second),
+        }
     }
 
     /// As [`Watched::watch`], for writes of data: who takes too little is cut off too.
-    fn watch_write(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn watch_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         match &outcome {
             Poll::Pending => self.pace.wait(Instant::now()),
             Poll::Ready(Ok(n)) if !self.pace.moved(Instant::now(), *n as u64) => {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client took too little for too long")));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the client took too little for too long",
+                )));
             }
             Poll::Ready(_) => {}
         }
@@ -41,7 +55,11 @@ impl<S> Watched<S> {
     }
 
     /// Passes a write's outcome on; one that waits too long becomes an error.
-    fn watch<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn watch<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.waiting = false;
             return outcome;
@@ -54,25 +72,40 @@ impl<S> Watched<S> {
         }
         match timer.as_mut().poll(cx) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client took nothing for too long"))),
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the client took nothing for too long",
+            ))),
         }
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().inner).poll_read(cx, buf)
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.inner).poll_write(cx, buf);
         this.watch_write(cx, outcome)
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
         this.watch_write(cx, outcome)

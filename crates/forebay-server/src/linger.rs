@@ -1,10 +1,12 @@
 //! Reading on for a moment in what a client sends after it was answered.
 //!
-//! A request may be answered before its body is read: refused for overload, for want of a key, for its headers. Closing the connection over unread bytes
-//! resets it, and a client that is still sending sees the reset and not the answer. So what is left of a body is read away, within bounds, by a task
-//! that holds nothing else.
+//! A request may be answered before its body is read: refused for overload, for want of a key, for
+//! its headers. Closing the connection over unread bytes resets it, and a client that is still
+//! sending sees the reset and not the answer. So what is left of a body is read away, within
+//! bounds, by a task that holds nothing else.
 //!
-//! Invariant: a client that waits to be told to send (`Expect: 100-continue`) is not told so by this.
+//! Invariant: a client that waits to be told to send (`Expect: 100-continue`) is not told so by
+//! this.
 
 use bytes::Bytes;
 use http::{Request, header::EXPECT};
@@ -30,7 +32,10 @@ pub struct Lingering {
 impl Lingering {
     pub fn of(request: Request<Incoming>) -> Request<Lingering> {
         let coming = !request.headers().contains_key(EXPECT);
-        request.map(|body| Lingering { inner: Some(body), coming })
+        request.map(|body| Lingering {
+            inner: Some(body),
+            coming,
+        })
     }
 }
 
@@ -38,7 +43,10 @@ impl Body for Lingering {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
         this.coming = true;
         match &mut this.inner {
@@ -59,13 +67,18 @@ impl Body for Lingering {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+        self.inner
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
     }
 }
 
 impl Drop for Lingering {
     fn drop(&mut self) {
-        let rest = self.inner.take().filter(|body| self.coming && !body.is_end_stream());
+        let rest = self
+            .inner
+            .take()
+            .filter(|body| self.coming && !body.is_end_stream());
         // Without a runtime the process is ending, and the connection with it.
         if let (Some(body), Ok(runtime)) = (rest, tokio::runtime::Handle::try_current()) {
             runtime.spawn(tokio::time::timeout(LINGER, read_away(body)));

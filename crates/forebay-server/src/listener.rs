@@ -1,7 +1,8 @@
 //! Accepting connections, over TCP and the Unix socket, and serving HTTP/1.1 on them.
 //!
-//! Past the limit of open connections the next one is told so with 503 and closed (`refuse.rs`); those are bounded too, and more wait in the kernel's
-//! queue. Stopping: no connection is accepted any more, idle ones are closed, busy ones after their answer.
+//! Past the limit of open connections the next one is told so with 503 and closed (`refuse.rs`);
+//! those are bounded too, and more wait in the kernel's queue. Stopping: no connection is accepted
+//! any more, idle ones are closed, busy ones after their answer.
 
 use crate::{
     app::App,
@@ -52,7 +53,9 @@ pub struct Gate {
 
 pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
     loop {
-        let Some(seat) = gate.seat().await else { return };
+        let Some(seat) = gate.seat().await else {
+            return;
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = gate.stop.stop.cancelled() => return,
@@ -73,7 +76,9 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
 
 pub async fn serve_unix(listener: UnixListener, gate: Gate) {
     loop {
-        let Some(seat) = gate.seat().await else { return };
+        let Some(seat) = gate.seat().await else {
+            return;
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = gate.stop.stop.cancelled() => return,
@@ -87,17 +92,28 @@ pub async fn serve_unix(listener: UnixListener, gate: Gate) {
 
 async fn accept_failed(e: &io::Error) {
     // A client that left before it was accepted is nobody's trouble.
-    if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted) {
+    if matches!(
+        e.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    ) {
         return;
     }
-    tracing::error!(error = %e, "a connection could not be accepted; if too many files are open, raise the limit (ulimit -n)");
+    tracing::error!(error = %e, "a connection could not be accepted; if too many files are open, \
+        raise the limit (ulimit -n)");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
 impl Gate {
     pub fn new(app: Arc<App>, stop: Stop) -> Self {
         let places = Arc::new(Semaphore::new(app.config.limits.connections));
-        Gate { app, places, refusals: Arc::new(Semaphore::new(refuse::REFUSALS_MAX)), stop }
+        Gate {
+            app,
+            places,
+            refusals: Arc::new(Semaphore::new(refuse::REFUSALS_MAX)),
+            stop,
+        }
     }
 
     /// What the next connection may take at least: the time to be refused.
@@ -108,7 +124,12 @@ impl Gate {
         }
     }
 
-    fn spawn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer, seat: OwnedSemaphorePermit) {
+    fn spawn<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: S,
+        peer: Peer,
+        seat: OwnedSemaphorePermit,
+    ) {
         let gate = self.clone();
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             self.app.metrics.refused_connections.fetch_add(1, Relaxed);
@@ -126,16 +147,26 @@ impl Gate {
         });
     }
 
-    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(&self, stream: S, peer: Peer) {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: S,
+        peer: Peer,
+    ) {
         let limits = &self.app.config.limits;
-        let io = TokioIo::new(Watched::new(stream, limits.write_timeout.0, limits.slowest_client.0));
+        let io = TokioIo::new(Watched::new(
+            stream,
+            limits.write_timeout.0,
+            limits.slowest_client.0,
+        ));
         let app = self.app.clone();
         let service = service_fn(move |request| {
             let app = app.clone();
             async move { Ok::<_, std::convert::Infallible>(service::handle(app, request, peer).await) }
         });
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout.0);
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.idle_timeout.0);
         builder.max_header_size(usize::try_from(limits.head.0).unwrap_or(usize::MAX));
         if limits.headers != HEADERS_ON_THE_STACK {
             builder.max_headers(limits.headers);
@@ -149,14 +180,16 @@ impl Gate {
                 tokio::select! {
                     result = connection.as_mut() => result,
                     () = self.stop.abort.cancelled() => {
-                        tracing::warn!(%peer, "an answer was broken off because the node is stopping");
+                        tracing::warn!(%peer, "an answer was broken off because the node is \
+                            stopping");
                         return;
                     }
                 }
             }
         };
         if let Err(e) = result {
-            // Clients that leave, time out or send what is not HTTP; what was wrong with an answer is in its own log line.
+            // Clients that leave, time out or send what is not HTTP; what was wrong with an answer
+            // is in its own log line.
             tracing::debug!(%peer, error = %e, "the connection ended");
         }
     }
@@ -170,7 +203,10 @@ struct Open {
 
 impl Open {
     fn new(app: &Arc<App>, peer: Peer) -> Self {
-        let open = Open { app: app.clone(), peer };
+        let open = Open {
+            app: app.clone(),
+            peer,
+        };
         open.connections().open.fetch_add(1, Relaxed);
         open.connections().accepted.fetch_add(1, Relaxed);
         open

@@ -18,7 +18,8 @@ pub fn filter(log: &Log) -> Result<EnvFilter> {
     })
 }
 
-/// Sends this process's events to standard error. A second call does nothing: the first one's settings hold.
+/// Sends this process's events to standard error. A second call does nothing: the first one's
+/// settings hold.
 ///
 /// # Errors
 /// `Invalid` for a level that cannot be read.
@@ -26,11 +27,25 @@ pub fn init(log: &Log) -> Result<()> {
     let registry = tracing_subscriber::registry().with(filter(log)?);
     let installed = match log.format {
         LogFormat::Json => registry
-            .with(fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false).with_writer(std::io::stderr))
+            .with(
+                fmt::layer()
+                    .json()
+                    .flatten_event(true)
+                    .with_current_span(false)
+                    .with_span_list(false)
+                    .with_writer(std::io::stderr),
+            )
             .try_init(),
         LogFormat::Text => {
             let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            registry.with(fmt::layer().compact().with_ansi(ansi).with_writer(std::io::stderr)).try_init()
+            registry
+                .with(
+                    fmt::layer()
+                        .compact()
+                        .with_ansi(ansi)
+                        .with_writer(std::io::stderr),
+                )
+                .try_init()
         }
     };
     if installed.is_err() {

@@ -1,7 +1,8 @@
 //! A node: its parts put together, started, and stopped.
 //!
-//! Order matters twice. At the start addresses are bound first (a mistake there is told at once), then the store is opened (which may read a log), and only
-//! then is anything accepted. At the end nothing new is taken, answers in flight finish, and the store is closed last.
+//! Order matters twice. At the start addresses are bound first (a mistake there is told at once),
+//! then the store is opened (which may read a log), and only then is anything accepted. At the end
+//! nothing new is taken, answers in flight finish, and the store is closed last.
 
 use crate::{
     admin,
@@ -58,8 +59,8 @@ impl Node {
     /// Starts a node, and sends this process's logs where `config.log` says.
     ///
     /// # Errors
-    /// `Invalid` for a configuration that cannot work, `AlreadyExists` for an address that is taken, `Conflict` for a cache directory that another
-    /// process has open.
+    /// `Invalid` for a configuration that cannot work, `AlreadyExists` for an address that is
+    /// taken, `Conflict` for a cache directory that another process has open.
     pub async fn start(config: Config) -> Result<Node> {
         config.checked()?;
         logging::init(&config.log)?;
@@ -148,7 +149,8 @@ impl Node {
         let stop = Stop::default();
         let gate = Gate::new(app.clone(), stop.clone());
         if let Some(listener) = s3 {
-            stop.tasks.spawn(listener::serve_tcp(listener, gate.clone()));
+            stop.tasks
+                .spawn(listener::serve_tcp(listener, gate.clone()));
         }
         if let Some(listener) = unix {
             stop.tasks.spawn(listener::serve_unix(listener, gate));
@@ -169,7 +171,13 @@ impl Node {
             unix = app.unix_path.as_ref().map(|p| p.display().to_string()),
             "the node is ready"
         );
-        Ok(Node { app, stop, reload, reloads_files, pid: std::process::id() })
+        Ok(Node {
+            app,
+            stop,
+            reload,
+            reloads_files,
+            pid: std::process::id(),
+        })
     }
 
     /// Where S3 and the batch API listen over TCP.
@@ -179,12 +187,16 @@ impl Node {
 
     /// The data port as a URL.
     pub fn url(&self) -> Option<String> {
-        self.app.s3_addr.map(|a| format!("{}://{a}", self.app.scheme()))
+        self.app
+            .s3_addr
+            .map(|a| format!("{}://{a}", self.app.scheme()))
     }
 
     /// The admin port as a URL.
     pub fn admin_url(&self) -> Option<String> {
-        self.app.admin_addr.map(|a| format!("{}://{a}", self.app.admin_scheme()))
+        self.app
+            .admin_addr
+            .map(|a| format!("{}://{a}", self.app.admin_scheme()))
     }
 
     pub fn admin_addr(&self) -> Option<SocketAddr> {
@@ -218,10 +230,12 @@ impl Node {
         self.reload.notify_one();
     }
 
-    /// Takes nothing new, lets answers in flight finish for as long as `deadline`, and closes the store.
+    /// Takes nothing new, lets answers in flight finish for as long as `deadline`, and closes the
+    /// store.
     ///
     /// # Errors
-    /// `Timeout` if answers had to be broken off; everything else is done all the same. Or what kept the store from closing.
+    /// `Timeout` if answers had to be broken off; everything else is done all the same. Or what
+    /// kept the store from closing.
     pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
         self.app.ready.store(false, Relaxed);
         self.stop.stop.cancel();
@@ -245,8 +259,10 @@ impl Node {
             tracing::info!("the node has stopped");
             return Ok(());
         }
-        Err(Error::timeout(format!("{open} connections were broken off after {deadline:?}"))
-            .hint("limits.drain_timeout is how long they may take"))
+        Err(Error::timeout(format!(
+            "{open} connections were broken off after {deadline:?}"
+        ))
+        .hint("limits.drain_timeout is how long they may take"))
     }
 }
 
@@ -272,15 +288,22 @@ async fn bind(key: &str, address: &str) -> Result<Option<TcpListener>> {
         return Ok(None);
     }
     TcpListener::bind(address).await.map(Some).map_err(|e| {
-        let failed = |kind, hint: &str| Error::new(kind, format!("{key}: cannot listen on {address}: {e}")).hint(hint);
+        let failed = |kind, hint: &str| {
+            Error::new(kind, format!("{key}: cannot listen on {address}: {e}")).hint(hint)
+        };
         match e.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                failed(ErrorKind::AlreadyExists, "another process listens there: choose another port, or stop it")
-            }
-            std::io::ErrorKind::PermissionDenied => {
-                failed(ErrorKind::PermissionDenied, "ports below 1024 need a privilege: choose a higher one")
-            }
-            _ => failed(ErrorKind::Invalid, "it must be an address of this machine, as in 127.0.0.1:8080"),
+            std::io::ErrorKind::AddrInUse => failed(
+                ErrorKind::AlreadyExists,
+                "another process listens there: choose another port, or stop it",
+            ),
+            std::io::ErrorKind::PermissionDenied => failed(
+                ErrorKind::PermissionDenied,
+                "ports below 1024 need a privilege: choose a higher one",
+            ),
+            _ => failed(
+                ErrorKind::Invalid,
+                "it must be an address of this machine, as in 127.0.0.1:8080",
+            ),
         }
     })
 }
@@ -289,7 +312,9 @@ fn open_origins(config: &Config) -> Result<Origins> {
     let mut origins = Origins::new();
     for origin in &config.origins {
         let name = origin.bucket()?.unwrap_or_else(|| WILDCARD.to_owned());
-        origins.add_config(&name, &origin.config).map_err(|e| e.context(format!("origin {}", origin.config.url)))?;
+        origins
+            .add_config(&name, &origin.config)
+            .map_err(|e| e.context(format!("origin {}", origin.config.url)))?;
     }
     Ok(origins)
 }
@@ -298,10 +323,23 @@ async fn open_store(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc
     if config.cache.dirs.is_empty() {
         return Ok(None);
     }
-    let dirs: Vec<DirConfig> = config.cache.dirs.iter().map(|d| DirConfig { path: d.path.clone(), capacity_bytes: d.size.0 }).collect();
-    let store_config = StoreConfig { dirs, ..StoreConfig::default() };
+    let dirs: Vec<DirConfig> = config
+        .cache
+        .dirs
+        .iter()
+        .map(|d| DirConfig {
+            path: d.path.clone(),
+            capacity_bytes: d.size.0,
+        })
+        .collect();
+    let store_config = StoreConfig {
+        dirs,
+        ..StoreConfig::default()
+    };
     let opened = tokio::task::spawn_blocking(move || Store::open(store_config, clock)).await;
-    opened.map_err(|e| Error::internal(format!("opening the cache: {e}")))?.map(|s| Some(Arc::new(s)))
+    opened
+        .map_err(|e| Error::internal(format!("opening the cache: {e}")))?
+        .map(|s| Some(Arc::new(s)))
 }
 
 /// A node inside another process, or the one that has the cache directory already.
@@ -316,8 +354,9 @@ pub enum Embedded {
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(10);
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(50);
 
-/// Starts a node without TCP listeners, on a Unix socket in the first cache directory. Where another process has the directory open, its socket is
-/// the answer; where that process is just starting or ending, this waits a moment for one or the other.
+/// Starts a node without TCP listeners, on a Unix socket in the first cache directory. Where
+/// another process has the directory open, its socket is the answer; where that process is just
+/// starting or ending, this waits a moment for one or the other.
 ///
 /// # Errors
 /// As [`Node::start`]; `Conflict` if the directory stays taken and nobody listens.
@@ -325,9 +364,13 @@ pub async fn embedded(mut config: Config) -> Result<Embedded> {
     config.listen.s3 = "off".into();
     config.listen.admin = "off".into();
     if config.listen.unix == "off" || config.cache.dirs.is_empty() {
-        return Err(Error::invalid("an embedded node needs a cache directory").hint("cache=\"DIR:SIZE\""));
+        return Err(
+            Error::invalid("an embedded node needs a cache directory").hint("cache=\"DIR:SIZE\"")
+        );
     }
-    let path = config.unix_path().ok_or_else(|| Error::invalid("an embedded node needs a Unix socket"))?;
+    let path = config
+        .unix_path()
+        .ok_or_else(|| Error::invalid("an embedded node needs a Unix socket"))?;
     let began = Instant::now();
     loop {
         match Node::start_with(config.clone(), Arc::new(SystemClock)).await {
@@ -337,7 +380,10 @@ pub async fn embedded(mut config: Config) -> Result<Embedded> {
                     return Ok(Embedded::Existing(path));
                 }
                 if began.elapsed() > TAKEOVER_TIMEOUT {
-                    return Err(e.hint(format!("another process has the cache open, and nobody answers at {}", path.display())));
+                    return Err(e.hint(format!(
+                        "another process has the cache open, and nobody answers at {}",
+                        path.display()
+                    )));
                 }
                 tokio::time::sleep(TAKEOVER_PAUSE).await;
             }

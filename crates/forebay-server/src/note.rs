@@ -72,7 +72,14 @@ pub struct Learned {
 
 impl Note {
     pub fn new(id: RequestId, peer: Peer, method: Method, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Note { id, peer, method, began: Instant::now(), metrics, learned: Mutex::default() })
+        Arc::new(Note {
+            id,
+            peer,
+            method,
+            began: Instant::now(),
+            metrics,
+            learned: Mutex::default(),
+        })
     }
 
     pub fn set_api(&self, api: Api) {
@@ -93,7 +100,8 @@ impl Note {
         self.learned.lock()
     }
 
-    /// Sets `X-Cache` and counts it. The one place that does either, so the header and its counter never disagree.
+    /// Sets `X-Cache` and counts it. The one place that does either, so the header and its counter
+    /// never disagree.
     pub fn x_cache(&self, headers: &mut HeaderMap, status: CacheStatus) {
         headers.insert(X_CACHE, HeaderValue::from_static(status.as_str()));
         self.metrics.answers.count(status);
@@ -101,11 +109,15 @@ impl Note {
     }
 }
 
-/// Without control characters: what a client names must not begin a line in the log, or speak to a terminal. No name that is valid has any.
+/// Without control characters: what a client names must not begin a line in the log, or speak to a
+/// terminal. No name that is valid has any.
 fn printable(text: &str) -> String {
     match text.chars().any(char::is_control) {
         false => text.to_owned(),
-        true => text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
+        true => text
+            .chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect(),
     }
 }
 
@@ -113,7 +125,10 @@ fn printable(text: &str) -> String {
 mod tests {
     #[test]
     fn what_a_client_names_begins_no_line_in_the_log() {
-        assert_eq!(super::printable("a\nERROR b\r\x1b[31m\u{9b}c"), "a\u{fffd}ERROR b\u{fffd}\u{fffd}[31m\u{fffd}c");
+        assert_eq!(
+            super::printable("a\nERROR b\r\x1b[31m\u{9b}c"),
+            "a\u{fffd}ERROR b\u{fffd}\u{fffd}[31m\u{fffd}c"
+        );
         assert_eq!(super::printable("ü/日本"), "ü/日本");
     }
 }

@@ -1,9 +1,12 @@
-//! Answering GET and HEAD of an object: ranges, conditions and headers, as both the S3 front and `/v1/objects` give them.
+//! Answering GET and HEAD of an object: ranges, conditions and headers, as both the S3 front and
+//! `/v1/objects` give them.
 
 use crate::{body::AnswerBody, note::Note};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use chrono::{DateTime, Datelike, Timelike, Utc};
-use forebay_core::{Attributes, ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result};
+use forebay_core::{
+    Attributes, ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result,
+};
 use forebay_engine::{Conditions, Engine, ReadOptions};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::ops::Range;
@@ -13,11 +16,20 @@ pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache")
 
 /// What a request's headers ask of a read.
 pub fn read_options(headers: &HeaderMap) -> ReadOptions {
-    let text = |name: HeaderName| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let text = |name: HeaderName| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .map(str::to_owned)
+    };
     // A date that cannot be read is as none: RFC 9110, section 13.1.3.
     let date = |name: HeaderName| text(name).and_then(|t| parse_http_date(&t));
     let has = |name: HeaderName, word: &str| {
-        headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).any(|v| v.split(',').any(|w| w.trim().eq_ignore_ascii_case(word)))
+        headers
+            .get_all(name)
+            .iter()
+            .filter_map(|v| v.to_str().ok())
+            .any(|v| v.split(',').any(|w| w.trim().eq_ignore_ascii_case(word)))
     };
     ReadOptions {
         conditions: Conditions {
@@ -36,7 +48,8 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
 pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
     if headers.get_all(header::RANGE).iter().nth(1).is_some() {
         // Which of them a proxy before this node has looked at is not known.
-        return Err(Error::invalid("the header Range is there twice").hint("send one request for each range"));
+        return Err(Error::invalid("the header Range is there twice")
+            .hint("send one request for each range"));
     }
     match headers.get(header::RANGE).map(|v| v.to_str()) {
         None | Some(Err(_)) => Ok(None),
@@ -48,11 +61,20 @@ pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
 ///
 /// # Errors
 /// What the engine says, but for "not modified", which is an answer.
-pub async fn answer(engine: &Engine, name: &ObjectName, method: &Method, headers: &HeaderMap, note: &Note) -> Result<Response<AnswerBody>> {
+pub async fn answer(
+    engine: &Engine,
+    name: &ObjectName,
+    method: &Method,
+    headers: &HeaderMap,
+    note: &Note,
+) -> Result<Response<AnswerBody>> {
     let mut options = read_options(headers);
     let mut range = range_header(headers)?;
     if range.is_some() && headers.contains_key(header::IF_RANGE) {
-        range = if_range(engine, name, headers, &mut options).await?.then_some(range).flatten();
+        range = if_range(engine, name, headers, &mut options)
+            .await?
+            .then_some(range)
+            .flatten();
     }
     let answer = if *method == Method::HEAD {
         head(engine, name, range, &options, note).await
@@ -76,7 +98,11 @@ async fn get(
     let mut response = described(&read.meta, range.map(|_| read.range.clone()));
     note.x_cache(response.headers_mut(), read.cache);
     let length = read.range.end - read.range.start;
-    *response.body_mut() = if length == 0 { AnswerBody::Empty } else { AnswerBody::stream(read.body, Some(length)) };
+    *response.body_mut() = if length == 0 {
+        AnswerBody::Empty
+    } else {
+        AnswerBody::stream(read.body, Some(length))
+    };
     Ok(response)
 }
 
@@ -88,21 +114,44 @@ async fn head(
     note: &Note,
 ) -> Result<Response<AnswerBody>> {
     let head = engine.head(name, options).await?;
-    let range = range.map(|r| r.resolve(head.meta.size)).transpose().map_err(|e| e.context(name))?;
+    let range = range
+        .map(|r| r.resolve(head.meta.size))
+        .transpose()
+        .map_err(|e| e.context(name))?;
     let mut response = described(&head.meta, range);
     note.x_cache(response.headers_mut(), head.cache);
     Ok(response)
 }
 
 /// Whether `If-Range` lets the range hold; if it does, the version is held too.
-async fn if_range(engine: &Engine, name: &ObjectName, headers: &HeaderMap, options: &mut ReadOptions) -> Result<bool> {
-    let wanted = headers.get(header::IF_RANGE).and_then(|v| v.to_str().ok()).unwrap_or_default().trim().to_owned();
-    let meta =
-        engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass, ..Default::default() }).await?.meta;
+async fn if_range(
+    engine: &Engine,
+    name: &ObjectName,
+    headers: &HeaderMap,
+    options: &mut ReadOptions,
+) -> Result<bool> {
+    let wanted = headers
+        .get(header::IF_RANGE)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
+    let meta = engine
+        .head(
+            name,
+            &ReadOptions {
+                conditions: Conditions::default(),
+                bypass: options.bypass,
+                ..Default::default()
+            },
+        )
+        .await?
+        .meta;
     let holds = if wanted.starts_with('"') {
         meta.etag.as_deref() == Some(wanted.as_str())
     } else {
-        parse_http_date(&wanted).is_some_and(|t| t.div_euclid(1000) == meta.last_modified_ms.div_euclid(1000))
+        parse_http_date(&wanted)
+            .is_some_and(|t| t.div_euclid(1000) == meta.last_modified_ms.div_euclid(1000))
     };
     if holds && options.conditions.if_match.is_none() {
         options.conditions.if_match = meta.etag.clone();
@@ -111,13 +160,38 @@ async fn if_range(engine: &Engine, name: &ObjectName, headers: &HeaderMap, optio
 }
 
 /// 304 names the version that the client has.
-async fn not_modified(engine: &Engine, name: &ObjectName, options: &ReadOptions) -> Result<Response<AnswerBody>> {
+async fn not_modified(
+    engine: &Engine,
+    name: &ObjectName,
+    options: &ReadOptions,
+) -> Result<Response<AnswerBody>> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
-    let head = engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: options.bypass, ..Default::default() }).await?;
-    set(response.headers_mut(), header::ETAG, head.meta.etag.as_deref());
-    set(response.headers_mut(), header::CACHE_CONTROL, head.meta.attributes.cache_control.as_deref());
-    set(response.headers_mut(), header::LAST_MODIFIED, Some(&http_date(head.meta.last_modified_ms)));
+    let head = engine
+        .head(
+            name,
+            &ReadOptions {
+                conditions: Conditions::default(),
+                bypass: options.bypass,
+                ..Default::default()
+            },
+        )
+        .await?;
+    set(
+        response.headers_mut(),
+        header::ETAG,
+        head.meta.etag.as_deref(),
+    );
+    set(
+        response.headers_mut(),
+        header::CACHE_CONTROL,
+        head.meta.attributes.cache_control.as_deref(),
+    );
+    set(
+        response.headers_mut(),
+        header::LAST_MODIFIED,
+        Some(&http_date(head.meta.last_modified_ms)),
+    );
     Ok(response)
 }
 
@@ -127,26 +201,55 @@ fn described(meta: &ObjectMeta, range: Option<Range<u64>>) -> Response<AnswerBod
     let length = range.as_ref().map_or(meta.size, |r| r.end - r.start);
     if let Some(range) = range {
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-        let value = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), meta.size);
+        let value = format!(
+            "bytes {}-{}/{}",
+            range.start,
+            range.end.saturating_sub(1),
+            meta.size
+        );
         set(response.headers_mut(), header::CONTENT_RANGE, Some(&value));
     }
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     set(headers, header::ETAG, meta.etag.as_deref());
-    set(headers, header::LAST_MODIFIED, Some(&http_date(meta.last_modified_ms)));
+    set(
+        headers,
+        header::LAST_MODIFIED,
+        Some(&http_date(meta.last_modified_ms)),
+    );
     set_attributes(headers, &meta.attributes);
     response
 }
 
 fn set_attributes(headers: &mut HeaderMap, a: &Attributes) {
-    set(headers, header::CONTENT_TYPE, Some(a.content_type.as_deref().unwrap_or("binary/octet-stream")));
-    set(headers, header::CONTENT_ENCODING, a.content_encoding.as_deref());
-    set(headers, header::CONTENT_LANGUAGE, a.content_language.as_deref());
-    set(headers, header::CONTENT_DISPOSITION, a.content_disposition.as_deref());
+    set(
+        headers,
+        header::CONTENT_TYPE,
+        Some(a.content_type.as_deref().unwrap_or("binary/octet-stream")),
+    );
+    set(
+        headers,
+        header::CONTENT_ENCODING,
+        a.content_encoding.as_deref(),
+    );
+    set(
+        headers,
+        header::CONTENT_LANGUAGE,
+        a.content_language.as_deref(),
+    );
+    set(
+        headers,
+        header::CONTENT_DISPOSITION,
+        a.content_disposition.as_deref(),
+    );
     set(headers, header::CACHE_CONTROL, a.cache_control.as_deref());
     if let Some(class) = a.storage_class.as_deref().filter(|c| *c != "STANDARD") {
-        set(headers, HeaderName::from_static("x-amz-storage-class"), Some(class));
+        set(
+            headers,
+            HeaderName::from_static("x-amz-storage-class"),
+            Some(class),
+        );
     }
     for (name, value) in &a.user {
         if let Ok(name) = format!("x-amz-meta-{name}").parse::<HeaderName>() {
@@ -157,7 +260,11 @@ fn set_attributes(headers: &mut HeaderMap, a: &Attributes) {
 
 /// Metadata that is not ASCII goes into a header as RFC 2047 says, which is what S3 does.
 fn header_text(value: &str) -> String {
-    if value.bytes().all(|b| (b' '..=b'~').contains(&b)) { value.to_owned() } else { format!("=?UTF-8?B?{}?=", STANDARD.encode(value)) }
+    if value.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+        value.to_owned()
+    } else {
+        format!("=?UTF-8?B?{}?=", STANDARD.encode(value))
+    }
 }
 
 fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
@@ -168,36 +275,71 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 
 /// For 416: how long the object is.
 pub async fn size_of(engine: &Engine, name: &ObjectName) -> Option<u64> {
-    engine.head(name, &ReadOptions::default()).await.ok().map(|h| h.meta.size)
+    engine
+        .head(name, &ReadOptions::default())
+        .await
+        .ok()
+        .map(|h| h.meta.size)
 }
 
 /// Sends the bytes of a member or of a whole answer under one cache status.
-pub fn streamed(body: forebay_engine::ByteStream, length: u64, cache: CacheStatus, note: &Note) -> Response<AnswerBody> {
-    let mut response = Response::new(if length == 0 { AnswerBody::Empty } else { AnswerBody::stream(body, Some(length)) });
-    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+pub fn streamed(
+    body: forebay_engine::ByteStream,
+    length: u64,
+    cache: CacheStatus,
+    note: &Note,
+) -> Response<AnswerBody> {
+    let mut response = Response::new(if length == 0 {
+        AnswerBody::Empty
+    } else {
+        AnswerBody::stream(body, Some(length))
+    });
+    response
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     note.x_cache(response.headers_mut(), cache);
     response
 }
 
 const WEEKDAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
 
 /// `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub fn http_date(ms: i64) -> String {
     let t = DateTime::<Utc>::from_timestamp_millis(ms).unwrap_or_default();
     // By hand: each answer has one, and a format string is parsed anew each time.
-    let (day, month) = (WEEKDAYS[t.weekday().num_days_from_monday() as usize], MONTHS[t.month0() as usize]);
-    format!("{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT", t.day(), t.year(), t.hour(), t.minute(), t.second())
+    let (day, month) = (
+        WEEKDAYS[t.weekday().num_days_from_monday() as usize],
+        MONTHS[t.month0() as usize],
+    );
+    format!(
+        "{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT",
+        t.day(),
+        t.year(),
+        t.hour(),
+        t.minute(),
+        t.second()
+    )
 }
 
 /// Milliseconds since the epoch.
 pub fn parse_http_date(text: &str) -> Option<i64> {
-    DateTime::parse_from_rfc2822(text.trim()).ok().map(|t| t.timestamp_millis())
+    DateTime::parse_from_rfc2822(text.trim())
+        .ok()
+        .map(|t| t.timestamp_millis())
 }
 
 /// An object's name out of a request.
 pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
-    ObjectName::new(bucket, key).map_err(|e| if e.kind() == ErrorKind::Invalid { e } else { Error::invalid(e.message()) })
+    ObjectName::new(bucket, key).map_err(|e| {
+        if e.kind() == ErrorKind::Invalid {
+            e
+        } else {
+            Error::invalid(e.message())
+        }
+    })
 }
 
 #[cfg(test)]
@@ -211,7 +353,10 @@ mod tests {
         assert_eq!(http_date(784_111_777_999), text);
         assert_eq!(parse_http_date("yesterday"), None);
         for ms in (0..4_000_000_000_000).step_by(86_399_000_003) {
-            let slow = DateTime::<Utc>::from_timestamp_millis(ms).unwrap().format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+            let slow = DateTime::<Utc>::from_timestamp_millis(ms)
+                .unwrap()
+                .format("%a, %d %b %Y %H:%M:%S GMT")
+                .to_string();
             assert_eq!(http_date(ms), slow);
         }
     }
@@ -231,18 +376,41 @@ mod tests {
         let response = described(&meta, Some(2..5));
         let get = |n: &str| response.headers()[n].to_str().unwrap();
         assert_eq!(response.status(), StatusCode::PARTIAL_CONTENT);
-        assert_eq!((get("content-range"), get("content-length"), get("etag")), ("bytes 2-4/10", "3", "\"e-1\""));
-        assert_eq!((get("content-type"), get("x-amz-meta-a"), get("x-amz-meta-b")), ("image/png", "=?UTF-8?B?w7w=?=", "x"));
+        assert_eq!(
+            (get("content-range"), get("content-length"), get("etag")),
+            ("bytes 2-4/10", "3", "\"e-1\"")
+        );
+        assert_eq!(
+            (
+                get("content-type"),
+                get("x-amz-meta-a"),
+                get("x-amz-meta-b")
+            ),
+            ("image/png", "=?UTF-8?B?w7w=?=", "x")
+        );
         assert_eq!(get("last-modified"), "Thu, 01 Jan 1970 00:00:00 GMT");
     }
 
     #[test]
     fn a_client_may_ask_past_the_cache() {
         let with = |n: &'static str, v: &'static str| {
-            read_options(&[(n.parse::<HeaderName>().unwrap(), v.parse().unwrap())].into_iter().collect())
+            read_options(
+                &[(n.parse::<HeaderName>().unwrap(), v.parse().unwrap())]
+                    .into_iter()
+                    .collect(),
+            )
         };
-        assert!(with("cache-control", "max-age=0, No-Cache").bypass && with("x-forebay-cache", "bypass").bypass);
+        assert!(
+            with("cache-control", "max-age=0, No-Cache").bypass
+                && with("x-forebay-cache", "bypass").bypass
+        );
         assert!(!with("cache-control", "max-age=0").bypass);
-        assert_eq!(with("if-none-match", "\"a\"").conditions.if_none_match.as_deref(), Some("\"a\""));
+        assert_eq!(
+            with("if-none-match", "\"a\"")
+                .conditions
+                .if_none_match
+                .as_deref(),
+            Some("\"a\"")
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! How slow the other side of a connection may be.
 //!
-//! A timeout alone does not bound how long a client holds its place: one that moves a byte now and then is never silent for long. So the time that is
-//! spent waiting for the client is added up, and each time that it comes to the timeout, the bytes that moved meanwhile must have been worth it. Time in
-//! which this node was the slow one (an origin, a disk) is not counted.
+//! A timeout alone does not bound how long a client holds its place: one that moves a byte now and
+//! then is never silent for long. So the time that is spent waiting for the client is added up, and
+//! each time that it comes to the timeout, the bytes that moved meanwhile must have been worth it.
+//! Time in which this node was the slow one (an origin, a disk) is not counted.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -17,10 +18,17 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// For at least `bytes_per_second` over each `timeout` of waiting; 0: whatever the client likes.
+    /// For at least `bytes_per_second` over each `timeout` of waiting; 0: whatever the client
+    /// likes.
     pub fn new(timeout: Duration, bytes_per_second: u64) -> Self {
         let min_bytes = (timeout.as_secs_f64() * bytes_per_second as f64) as u64;
-        Pace { timeout, min_bytes, waited: Duration::ZERO, moved: 0, since: None }
+        Pace {
+            timeout,
+            min_bytes,
+            waited: Duration::ZERO,
+            moved: 0,
+            since: None,
+        }
     }
 
     /// The client is waited for from `now` on.
@@ -31,7 +39,9 @@ impl Pace {
     /// `bytes` moved. Whether that is fast enough.
     pub fn moved(&mut self, now: Instant, bytes: u64) -> bool {
         self.moved = self.moved.saturating_add(bytes);
-        let Some(since) = self.since.take() else { return true };
+        let Some(since) = self.since.take() else {
+            return true;
+        };
         self.waited += now.saturating_duration_since(since);
         if self.waited < self.timeout {
             return true;
@@ -46,8 +56,14 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// When a client that moves `bytes` after each `waited`, and lets this node work for `worked` in between, is too slow.
-    fn too_slow_after(bytes: u64, waited: Duration, worked: Duration, bytes_per_second: u64) -> Option<Duration> {
+    /// When a client that moves `bytes` after each `waited`, and lets this node work for `worked`
+    /// in between, is too slow.
+    fn too_slow_after(
+        bytes: u64,
+        waited: Duration,
+        worked: Duration,
+        bytes_per_second: u64,
+    ) -> Option<Duration> {
         let mut pace = Pace::new(Duration::from_secs(60), bytes_per_second);
         let began = Instant::now();
         let mut now = began;
@@ -64,18 +80,33 @@ mod tests {
 
     #[test]
     fn a_dripping_client_is_too_slow_and_one_that_comes_in_bursts_is_not() {
-        let (second, none, minute) = (Duration::from_secs(1), Duration::ZERO, Duration::from_secs(60));
+        let (second, none, minute) = (
+            Duration::from_secs(1),
+            Duration::ZERO,
+            Duration::from_secs(60),
+        );
         assert_eq!(too_slow_after(1, second, none, 1000), Some(minute));
         assert_eq!(too_slow_after(999, second, none, 1000), Some(minute));
         assert_eq!(too_slow_after(1000, second, none, 1000), None);
-        assert_eq!(too_slow_after(60_000, minute - second, none, 1000), None, "nothing for a minute, then all at once");
-        assert_eq!(too_slow_after(1, second, none, 0), None, "no rate is asked for");
+        assert_eq!(
+            too_slow_after(60_000, minute - second, none, 1000),
+            None,
+            "nothing for a minute, then all at once"
+        );
+        assert_eq!(
+            too_slow_after(1, second, none, 0),
+            None,
+            "no rate is asked for"
+        );
     }
 
     #[test]
     fn time_that_this_node_takes_is_not_the_clients() {
         let (none, minute) = (Duration::ZERO, Duration::from_secs(60));
         assert_eq!(too_slow_after(1, none, minute, 1000), None);
-        assert_eq!(too_slow_after(1, minute / 10, minute, 1000), Some(minute * 10));
+        assert_eq!(
+            too_slow_after(1, minute / 10, minute, 1000),
+            Some(minute * 10)
+        );
     }
 }

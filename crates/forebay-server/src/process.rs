@@ -1,24 +1,30 @@
-//! What the operating system says of this process and machine. Linux's `/proc`; elsewhere the answers are zero.
+//! What the operating system says of this process and machine. Linux's `/proc`; elsewhere the
+//! answers are zero.
 
 use std::{fs, time::Duration};
 
 /// User and system time that this process has used.
 pub fn cpu_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` is a valid place for one `rusage`, and all-zero bytes are a valid value of it.
+    // SAFETY: `usage` is a valid place for one `rusage`, and all-zero bytes are a valid value of
+    // it.
     let usage = unsafe {
         if libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) != 0 {
             return Duration::ZERO;
         }
         usage.assume_init()
     };
-    let time = |t: libc::timeval| Duration::new(t.tv_sec.max(0) as u64, (t.tv_usec.max(0) as u32) * 1000);
+    let time =
+        |t: libc::timeval| Duration::new(t.tv_sec.max(0) as u64, (t.tv_usec.max(0) as u32) * 1000);
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
 /// Resident memory of this process.
 pub fn resident_bytes() -> u64 {
-    let pages = fs::read_to_string("/proc/self/statm").ok().and_then(|s| s.split(' ').nth(1)?.parse::<u64>().ok()).unwrap_or(0);
+    let pages = fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|s| s.split(' ').nth(1)?.parse::<u64>().ok())
+        .unwrap_or(0);
     // SAFETY: `sysconf` reads a constant.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     pages * u64::try_from(page).unwrap_or(4096)
@@ -26,12 +32,18 @@ pub fn resident_bytes() -> u64 {
 
 /// Open file descriptors of this process.
 pub fn open_fds() -> u64 {
-    fs::read_dir("/proc/self/fd").map(|d| d.count() as u64).unwrap_or(0)
+    fs::read_dir("/proc/self/fd")
+        .map(|d| d.count() as u64)
+        .unwrap_or(0)
 }
 
-/// Raises this process's limit of open files as far as it may, and returns it. Systems begin with as few as 1,024, for programs of long ago.
+/// Raises this process's limit of open files as far as it may, and returns it. Systems begin with
+/// as few as 1,024, for programs of long ago.
 pub fn raise_open_files() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: `limit` is a valid place for one `rlimit`, and a valid value of it to read.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
@@ -50,16 +62,32 @@ pub fn raise_open_files() -> u64 {
 pub fn memory_total_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo")
         .ok()
-        .and_then(|text| text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()))
+        .and_then(|text| {
+            text.lines().find_map(|l| {
+                l.strip_prefix("MemTotal:")?
+                    .trim()
+                    .strip_suffix(" kB")?
+                    .trim()
+                    .parse::<u64>()
+                    .ok()
+            })
+        })
         .map_or(u64::MAX, |kib| kib * 1024);
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok()).unwrap_or(u64::MAX);
+    let group = fs::read_to_string("/sys/fs/cgroup/memory.max")
+        .ok()
+        .and_then(|t| t.trim().parse::<u64>().ok())
+        .unwrap_or(u64::MAX);
     machine.min(group)
 }
 
-/// Stands for this boot of this machine: two processes with the same value share a file system and its sockets.
+/// Stands for this boot of this machine: two processes with the same value share a file system and
+/// its sockets.
 pub fn host_id() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!("{:016x}", (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64)
+    format!(
+        "{:016x}",
+        (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64
+    )
 }
 
 #[cfg(test)]

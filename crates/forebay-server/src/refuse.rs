@@ -1,7 +1,8 @@
 //! The answer to a connection that is one too many: 503, without looking at what it asks.
 //!
-//! The client's request is taken off the wire before the connection is closed, as far as it comes in a moment: closing over unread bytes would reset the
-//! connection, and the client would see that instead of the answer.
+//! The client's request is taken off the wire before the connection is closed, as far as it comes
+//! in a moment: closing over unread bytes would reset the connection, and the client would see that
+//! instead of the answer.
 
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -17,14 +18,19 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, connection
          (try again; limits.connections is the limit)</Message></Error>"
     );
     let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/xml\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/xml\r\nretry-after: \
+         1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     // Who is not there any more does not miss it.
     let _ = tokio::time::timeout(LINGER, async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;
-        tokio::io::copy(&mut (&mut stream).take(LINGER_MAX_BYTES), &mut tokio::io::sink()).await
+        tokio::io::copy(
+            &mut (&mut stream).take(LINGER_MAX_BYTES),
+            &mut tokio::io::sink(),
+        )
+        .await
     })
     .await;
 }
@@ -36,13 +42,20 @@ mod tests {
     #[tokio::test]
     async fn a_client_reads_the_whole_answer_although_it_sent_a_request() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         client.write_all(&[b'x'; 100_000]).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         let refused = tokio::spawn(refuse(stream, 7));
         let mut text = String::new();
         client.read_to_string(&mut text).await.unwrap();
-        assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1\r\n") && text.contains("7 connections"), "{text}");
+        assert!(
+            text.starts_with("HTTP/1.1 503 ")
+                && text.contains("retry-after: 1\r\n")
+                && text.contains("7 connections"),
+            "{text}"
+        );
         drop(client);
         refused.await.unwrap();
     }

@@ -1,4 +1,5 @@
-//! The id of a request: what the client sends if it is sane, or else a new one. It is in the answer, in the logs and in error texts.
+//! The id of a request: what the client sends if it is sane, or else a new one. It is in the
+//! answer, in the logs and in error texts.
 
 use http::{HeaderMap, HeaderName};
 use std::{
@@ -33,8 +34,11 @@ impl RequestId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         static PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
         let process = PROCESS.get_or_init(|| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
-            (forebay_core::name::hash_name("process", &format!("{now}/{}", std::process::id())) >> 64) as u64
+            let now = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |d| d.as_nanos());
+            (forebay_core::name::hash_name("process", &format!("{now}/{}", std::process::id()))
+                >> 64) as u64
         });
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         RequestId(format!("{process:016x}{n:08x}").into())
@@ -57,7 +61,9 @@ impl fmt::Display for RequestId {
 fn is_sane(id: &str) -> bool {
     !id.is_empty()
         && id.len() <= MAX_BYTES
-        && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'/' | b'+' | b'='))
+        && id.bytes().all(|b| {
+            b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'/' | b'+' | b'=')
+        })
 }
 
 #[cfg(test)]

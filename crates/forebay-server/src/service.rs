@@ -1,7 +1,8 @@
 //! One request on a data listener: id, admission, routing, log line.
 //!
-//! Invariants: each request is counted and logged once, when its answer is out, cut or abandoned; its place among the requests in flight is held until
-//! then. Log lines hold no query strings, which may carry signatures, and no header values.
+//! Invariants: each request is counted and logged once, when its answer is out, cut or abandoned;
+//! its place among the requests in flight is held until then. Log lines hold no query strings,
+//! which may carry signatures, and no header values.
 
 use crate::{
     app::App,
@@ -30,7 +31,12 @@ const AMZ_REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
 /// Answers one request.
 pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Response<Tracked> {
-    let note = Note::new(RequestId::of(request.headers()), peer, request.method().clone(), app.metrics.clone());
+    let note = Note::new(
+        RequestId::of(request.headers()),
+        peer,
+        request.method().clone(),
+        app.metrics.clone(),
+    );
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
@@ -42,8 +48,13 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
-            let request = request.map(|body| UploadBody::new(body, limits.body_timeout.0, limits.slowest_client.0));
-            if is_v1 { v1::call(app.clone(), request, note.clone()).await } else { app.s3.call(request, note.clone()).await }
+            let request = request
+                .map(|body| UploadBody::new(body, limits.body_timeout.0, limits.slowest_client.0));
+            if is_v1 {
+                v1::call(app.clone(), request, note.clone()).await
+            } else {
+                app.s3.call(request, note.clone()).await
+            }
         }
     };
     if note.method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED {
@@ -58,40 +69,66 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let (api, cache) = {
         let learned = note.learned();
         // HEADs and listings are no GETs of objects.
-        (learned.api.unwrap_or(Api::S3), learned.cache.filter(|_| note.method == Method::GET))
+        (
+            learned.api.unwrap_or(Api::S3),
+            learned.cache.filter(|_| note.method == Method::GET),
+        )
     };
-    app.metrics.request(api, &note.method, response.status().as_u16());
+    app.metrics
+        .request(api, &note.method, response.status().as_u16());
     if response.status().is_success() && (cache.is_some() || api == Api::Batch) {
         app.metrics.first_byte(api, cache, note.began.elapsed());
     }
     flight.answered = true;
     let status = response.status();
     let expected = response.body().size_hint().exact();
-    response.map(|body| Tracked { body, flight, status, api, cache, expected, sent: 0, end: End::Open })
+    response.map(|body| Tracked {
+        body,
+        flight,
+        status,
+        api,
+        cache,
+        expected,
+        sent: 0,
+        end: End::Open,
+    })
 }
 
 /// A place among the requests in flight, or why there is none.
 fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
     if !app.ready.load(Relaxed) {
         app.metrics.refused_stopping.fetch_add(1, Relaxed);
-        return (None, Some(Error::new(ErrorKind::ShuttingDown, "the node is stopping").hint("try another, or again in a while")));
+        return (
+            None,
+            Some(
+                Error::new(ErrorKind::ShuttingDown, "the node is stopping")
+                    .hint("try another, or again in a while"),
+            ),
+        );
     }
     match app.in_flight.clone().try_acquire_owned() {
         Ok(permit) => (Some(permit), None),
         Err(_) => {
             app.metrics.refused_overload.fetch_add(1, Relaxed);
-            let e = Error::busy(format!("{} requests are in flight, the most that this node takes", app.config.limits.requests_in_flight))
-                .hint("try again; limits.requests_in_flight is the limit")
-                .retry_after(Duration::from_secs(1));
+            let e = Error::busy(format!(
+                "{} requests are in flight, the most that this node takes",
+                app.config.limits.requests_in_flight
+            ))
+            .hint("try again; limits.requests_in_flight is the limit")
+            .retry_after(Duration::from_secs(1));
             (None, Some(e))
         }
     }
 }
 
-/// HTTP/1.1 wants one `Host` that is one: two machines on the way that read different ones would not agree on what is asked for.
+/// HTTP/1.1 wants one `Host` that is one: two machines on the way that read different ones would
+/// not agree on what is asked for.
 fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
     let mut hosts = request.headers().get_all(http::header::HOST).iter();
-    let bad = |what: &str| Err(Error::invalid(format!("the header Host {what}")).hint("send one Host header, as in Host: 127.0.0.1:8080"));
+    let bad = |what: &str| {
+        Err(Error::invalid(format!("the header Host {what}"))
+            .hint("send one Host header, as in Host: 127.0.0.1:8080"))
+    };
     match (hosts.next(), hosts.next()) {
         (None, _) if request.version() >= http::Version::HTTP_11 => bad("is missing"),
         (None, _) => Ok(()),
@@ -105,11 +142,17 @@ fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
 }
 
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {
-    // The body of a request that is refused is not taken, so its connection cannot go on; hyper closes it when the client has read why (`linger.rs`).
-    if is_v1 { v1::refused(app, note, path, e) } else { s3::refused(e, path, note) }
+    // The body of a request that is refused is not taken, so its connection cannot go on; hyper
+    // closes it when the client has read why (`linger.rs`).
+    if is_v1 {
+        v1::refused(app, note, path, e)
+    } else {
+        s3::refused(e, path, note)
+    }
 }
 
-/// A request in flight, from its head to the end of its answer. One that is dropped before there is an answer was left by its client.
+/// A request in flight, from its head to the end of its answer. One that is dropped before there is
+/// an answer was left by its client.
 struct Flight {
     note: Arc<Note>,
     path: String,
@@ -120,7 +163,12 @@ struct Flight {
 impl Flight {
     fn begin(note: Arc<Note>, path: String, permit: Option<OwnedSemaphorePermit>) -> Self {
         note.metrics.in_flight.fetch_add(1, Relaxed);
-        Flight { note, path, answered: false, _permit: permit }
+        Flight {
+            note,
+            path,
+            answered: false,
+            _permit: permit,
+        }
     }
 }
 
@@ -130,7 +178,9 @@ impl Drop for Flight {
         note.metrics.in_flight.fetch_sub(1, Relaxed);
         if !self.answered {
             let learned = note.learned();
-            note.metrics.abandoned.add(learned.api.unwrap_or(Api::S3), 1);
+            note.metrics
+                .abandoned
+                .add(learned.api.unwrap_or(Api::S3), 1);
             tracing::info!(
                 target: "forebay::request",
                 id = %note.id,
@@ -170,7 +220,10 @@ impl Body for Tracked {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         let polled = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
         match &polled {
@@ -201,8 +254,11 @@ impl Drop for Tracked {
         let metrics = &note.metrics;
         metrics.sent_bytes.add(self.api, self.sent);
         let took = note.began.elapsed();
-        // A body that was sent to its last announced byte is complete, whether or not its end was asked for.
-        if matches!(self.end, End::Open) && (self.body.is_end_stream() || self.expected == Some(self.sent)) {
+        // A body that was sent to its last announced byte is complete, whether or not its end was
+        // asked for.
+        if matches!(self.end, End::Open)
+            && (self.body.is_end_stream() || self.expected == Some(self.sent))
+        {
             self.end = End::Complete;
         }
         let learned = note.learned();
@@ -241,6 +297,10 @@ impl Drop for Tracked {
                 error = (!error.is_empty()).then_some(error),
             )
         } }
-        if status >= 500 || matches!(self.end, End::Cut(_)) { line!(warn) } else { line!(info) }
+        if status >= 500 || matches!(self.end, End::Cut(_)) {
+            line!(warn)
+        } else {
+            line!(info)
+        }
     }
 }

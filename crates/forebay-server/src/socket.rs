@@ -1,4 +1,5 @@
-//! The Unix socket: its permissions are right before anybody can open it, and one left behind by a process that died is replaced.
+//! The Unix socket: its permissions are right before anybody can open it, and one left behind by a
+//! process that died is replaced.
 
 use forebay_core::{Error, ErrorKind, Result};
 use std::{
@@ -11,20 +12,35 @@ use std::{
 };
 use tokio::net::UnixListener;
 
-/// Listens at `path`. The socket is made under another name, given its mode, and then moved into place.
+/// Listens at `path`. The socket is made under another name, given its mode, and then moved into
+/// place.
 pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     let failed = |e: std::io::Error| {
-        let kind = if e.kind() == std::io::ErrorKind::PermissionDenied { ErrorKind::PermissionDenied } else { ErrorKind::Invalid };
-        Error::new(kind, format!("listen.unix: cannot listen on {}: {e}", path.display()))
-            .hint("set listen.unix to a path in a directory of yours, or to \"off\"")
+        let kind = if e.kind() == std::io::ErrorKind::PermissionDenied {
+            ErrorKind::PermissionDenied
+        } else {
+            ErrorKind::Invalid
+        };
+        Error::new(
+            kind,
+            format!("listen.unix: cannot listen on {}: {e}", path.display()),
+        )
+        .hint("set listen.unix to a path in a directory of yours, or to \"off\"")
     };
     match fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(Error::invalid(format!("listen.unix: {} is there and is no socket", path.display())).hint("choose another path"));
+            return Err(Error::invalid(format!(
+                "listen.unix: {} is there and is no socket",
+                path.display()
+            ))
+            .hint("choose another path"));
         }
         Ok(_) if UnixStream::connect(path).is_ok() => {
-            return Err(Error::new(ErrorKind::AlreadyExists, format!("listen.unix: another process listens on {}", path.display()))
-                .hint("stop it, or choose another path"));
+            return Err(Error::new(
+                ErrorKind::AlreadyExists,
+                format!("listen.unix: another process listens on {}", path.display()),
+            )
+            .hint("stop it, or choose another path"));
         }
         _ => {}
     }
@@ -36,7 +52,8 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     let new = Path::new(&new);
     let _ = fs::remove_file(new);
     let listener = UnixListener::bind(new).map_err(failed)?;
-    let placed = fs::set_permissions(new, fs::Permissions::from_mode(mode)).and_then(|()| fs::rename(new, path));
+    let placed = fs::set_permissions(new, fs::Permissions::from_mode(mode))
+        .and_then(|()| fs::rename(new, path));
     if let Err(e) = placed {
         let _ = fs::remove_file(new);
         return Err(failed(e));
@@ -60,8 +77,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f.sock");
         let listener = bind(&path, 0o600).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(bind(&path, 0o600).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert_eq!(
+            bind(&path, 0o600).unwrap_err().kind(),
+            ErrorKind::AlreadyExists
+        );
         drop(listener);
         assert!(path.exists(), "as after kill -9");
         let _listener = bind(&path, 0o660).unwrap();

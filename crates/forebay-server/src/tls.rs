@@ -1,4 +1,5 @@
-//! The certificate of the TCP listeners, read again while the node runs. (`wire.rs` speaks TLS with it.)
+//! The certificate of the TCP listeners, read again while the node runs. (`wire.rs` speaks TLS with
+//! it.)
 
 use crate::{
     auth::watch::{Reload, ReloadStats},
@@ -28,11 +29,19 @@ impl Tls {
     /// `Invalid` for files that cannot be used.
     pub fn open(config: &config::Tls) -> Result<Option<Self>> {
         // That neither is there alone is the configuration's check.
-        let (Some(certificate), Some(key)) = (&config.cert, &config.key) else { return Ok(None) };
+        let (Some(certificate), Some(key)) = (&config.cert, &config.key) else {
+            return Ok(None);
+        };
         let files = Identity::read(certificate, key)?;
         let server = ServerTls::new(Identity::parse(&files.0, &files.1)?)?;
         let (certificate, key) = (certificate.clone(), key.clone());
-        Ok(Some(Tls { certificate, key, server, seen: Mutex::new(Some(files)), stats: ReloadStats::default() }))
+        Ok(Some(Tls {
+            certificate,
+            key,
+            server,
+            seen: Mutex::new(Some(files)),
+            stats: ReloadStats::default(),
+        }))
     }
 
     /// When the certificate in force ends, in seconds since the Unix epoch.
@@ -58,7 +67,8 @@ impl Reload for Tls {
             Err(e) => {
                 if self.seen.lock().take().is_some() || asked {
                     self.stats.failed();
-                    tracing::error!(error = %e.describe(), "the certificate cannot be read; the one that was read before stays in force");
+                    tracing::error!(error = %e.describe(), "the certificate cannot be read; the \
+                        one that was read before stays in force");
                 }
                 return;
             }
@@ -75,7 +85,8 @@ impl Reload for Tls {
             Err(e) => {
                 // Often the one file was replaced, and the other is about to be.
                 self.stats.failed();
-                tracing::error!(error = %e.describe(), "the certificate was changed and cannot be used; the one that was read before stays in force");
+                tracing::error!(error = %e.describe(), "the certificate was changed and cannot \
+                    be used; the one that was read before stays in force");
             }
         }
     }

@@ -22,9 +22,16 @@ pub struct UploadBody {
 }
 
 impl UploadBody {
-    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of waiting.
+    /// Gives up after a silence of `timeout`, or at less than `bytes_per_second` over so much of
+    /// waiting.
     pub fn new(inner: Lingering, timeout: Duration, bytes_per_second: u64) -> Self {
-        UploadBody { inner, timeout, timer: None, armed: false, pace: Pace::new(timeout, bytes_per_second) }
+        UploadBody {
+            inner,
+            timeout,
+            timer: None,
+            armed: false,
+            pace: Pace::new(timeout, bytes_per_second),
+        }
     }
 }
 
@@ -32,18 +39,34 @@ impl Body for UploadBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) {
             this.armed = false;
-            let bytes = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(|f| f.data_ref()).map_or(0, Bytes::len);
+            let bytes = frame
+                .as_ref()
+                .and_then(|f| f.as_ref().ok())
+                .and_then(|f| f.data_ref())
+                .map_or(0, Bytes::len);
             if frame.is_some() && !this.pace.moved(Instant::now(), bytes as u64) {
-                let e = Error::invalid(format!("the upload brought too little in {:?}", this.timeout));
-                return Poll::Ready(Some(Err(e.hint("limits.slowest_client is the limit").into())));
+                let e = Error::invalid(format!(
+                    "the upload brought too little in {:?}",
+                    this.timeout
+                ));
+                return Poll::Ready(Some(Err(e
+                    .hint("limits.slowest_client is the limit")
+                    .into())));
             }
-            return Poll::Ready(
-                frame.map(|f| f.map_err(|e| Error::invalid(format!("the upload broke off: {e}")).hint("send it again").into())),
-            );
+            return Poll::Ready(frame.map(|f| {
+                f.map_err(|e| {
+                    Error::invalid(format!("the upload broke off: {e}"))
+                        .hint("send it again")
+                        .into()
+                })
+            }));
         }
         this.pace.wait(Instant::now());
         let timeout = this.timeout;
@@ -54,9 +77,11 @@ impl Body for UploadBody {
         }
         match timer.as_mut().poll(cx) {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => Poll::Ready(Some(Err(Error::invalid(format!("the upload was silent for {timeout:?}"))
-                .hint("limits.body_timeout is the limit")
-                .into()))),
+            Poll::Ready(()) => Poll::Ready(Some(Err(Error::invalid(format!(
+                "the upload was silent for {timeout:?}"
+            ))
+            .hint("limits.body_timeout is the limit")
+            .into()))),
         }
     }
 
@@ -72,13 +97,23 @@ impl Body for UploadBody {
 /// What a body may have before its memory is taken from the budget.
 const UNRESERVED_BYTES: u64 = 256 << 10;
 
-/// Reads a whole body of at most `limit` bytes. Large ones come with their share of the memory budget.
+/// Reads a whole body of at most `limit` bytes. Large ones come with their share of the memory
+/// budget.
 ///
 /// # Errors
 /// `TooLarge` over the limit, `Busy` if the budget is used up, or what broke the upload off.
-pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget) -> forebay_core::Result<(Bytes, Vec<Reservation>)> {
+pub async fn read_all(
+    mut body: UploadBody,
+    limit: usize,
+    budget: &MemoryBudget,
+) -> forebay_core::Result<(Bytes, Vec<Reservation>)> {
     use http_body_util::BodyExt;
-    let too_large = || Error::new(forebay_core::ErrorKind::TooLarge, format!("the body of the request is larger than {limit} bytes"));
+    let too_large = || {
+        Error::new(
+            forebay_core::ErrorKind::TooLarge,
+            format!("the body of the request is larger than {limit} bytes"),
+        )
+    };
     let announced = body.size_hint().exact();
     if announced.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
@@ -88,7 +123,11 @@ pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget)
         if total > allowed {
             // As a buffer grows: at least doubled, so that there are few reservations.
             let more = (total - allowed).max(if announced.is_none() { allowed } else { 0 });
-            held.push(budget.try_hold(more).map_err(|e| e.context("the body of the request"))?);
+            held.push(
+                budget
+                    .try_hold(more)
+                    .map_err(|e| e.context("the body of the request"))?,
+            );
             allowed += more;
         }
         Ok(())
@@ -101,7 +140,9 @@ pub async fn read_all(mut body: UploadBody, limit: usize, budget: &MemoryBudget)
             Ok(e) => *e,
             Err(e) => Error::invalid(e.to_string()),
         })?;
-        let Ok(piece) = frame.into_data() else { continue };
+        let Ok(piece) = frame.into_data() else {
+            continue;
+        };
         let total = all.len() + first.as_ref().map_or(0, Bytes::len) + piece.len();
         if total > limit {
             return Err(too_large());

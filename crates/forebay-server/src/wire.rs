@@ -1,9 +1,11 @@
-//! A client's connection over TCP: plain, or TLS whose handshake is made by the first read or write.
+//! A client's connection over TCP: plain, or TLS whose handshake is made by the first read or
+//! write.
 //!
-//! So a connection that has only begun is held, limited, refused and stopped like any other. A client that speaks plain HTTP to a port that speaks TLS
-//! is told so in plain HTTP.
+//! So a connection that has only begun is held, limited, refused and stopped like any other. A
+//! client that speaks plain HTTP to a port that speaks TLS is told so in plain HTTP.
 //!
-//! Invariant: where there is a certificate, no byte of a request is handed on that did not come through TLS.
+//! Invariant: where there is a certificate, no byte of a request is handed on that did not come
+//! through TLS.
 
 use crate::{metrics::Metrics, tls::Tls};
 use forebay_tls::{Accept, ServerStream};
@@ -51,7 +53,10 @@ impl Wire {
             None => State::Plain(stream),
             Some(tls) => State::Fresh(stream, tls, Box::pin(sleep(HANDSHAKE_TIMEOUT))),
         };
-        Wire { state, metrics: metrics.clone() }
+        Wire {
+            state,
+            metrics: metrics.clone(),
+        }
     }
 
     /// Brings the handshake to its end; then there is a stream, but for a client that was refused.
@@ -68,7 +73,9 @@ impl Wire {
             State::Plain(stream) => Ok(Some(Stream::Plain(Pin::new(stream)))),
             State::Tls(stream) => Ok(Some(Stream::Tls(Pin::new(stream.as_mut())))),
             State::Refused(..) => Ok(None),
-            State::Fresh(..) | State::Handshake(..) | State::Failed => Err(io::Error::from(io::ErrorKind::NotConnected)),
+            State::Fresh(..) | State::Handshake(..) | State::Failed => {
+                Err(io::Error::from(io::ErrorKind::NotConnected))
+            }
         })
     }
 
@@ -81,26 +88,43 @@ impl Wire {
                         Poll::Pending => {
                             let over = limit.as_mut().poll(cx).is_ready();
                             self.state = State::Fresh(stream, tls, limit);
-                            return if over { Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut))) } else { Poll::Pending };
+                            return if over {
+                                Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
+                            } else {
+                                Poll::Pending
+                            };
                         }
                         Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
-                        Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::Error::from(io::ErrorKind::UnexpectedEof))),
-                        Poll::Ready(Ok(_)) if first[0] == HANDSHAKE_RECORD => State::Handshake(Box::new(tls.accept(stream)), limit),
+                        Poll::Ready(Ok(0)) => {
+                            return Poll::Ready(Err(io::Error::from(io::ErrorKind::UnexpectedEof)));
+                        }
+                        Poll::Ready(Ok(_)) if first[0] == HANDSHAKE_RECORD => {
+                            State::Handshake(Box::new(tls.accept(stream)), limit)
+                        }
                         Poll::Ready(Ok(_)) if first[0].is_ascii_uppercase() => {
                             // The buffer of a new connection has room for it.
                             stream.try_write(PLAIN_ANSWER)?;
                             self.metrics.tls_failed.fetch_add(1, Relaxed);
                             State::Refused(stream, 0)
                         }
-                        Poll::Ready(Ok(_)) => return Poll::Ready(Err(io::Error::other("the client does not speak TLS"))),
+                        Poll::Ready(Ok(_)) => {
+                            return Poll::Ready(Err(io::Error::other(
+                                "the client does not speak TLS",
+                            )));
+                        }
                     }
                 }
-                State::Handshake(mut accept, mut limit) => match Pin::new(accept.as_mut()).poll(cx) {
+                State::Handshake(mut accept, mut limit) => match Pin::new(accept.as_mut()).poll(cx)
+                {
                     Poll::Ready(stream) => State::Tls(Box::new(stream?)),
                     Poll::Pending => {
                         let over = limit.as_mut().poll(cx).is_ready();
                         self.state = State::Handshake(accept, limit);
-                        return if over { Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut))) } else { Poll::Pending };
+                        return if over {
+                            Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut)))
+                        } else {
+                            Poll::Pending
+                        };
                     }
                 },
                 done => {
@@ -113,7 +137,9 @@ impl Wire {
 
     /// Reads on in what a refused client sends, and then says that nothing came.
     fn read_away(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let State::Refused(stream, bytes) = &mut self.state else { return Poll::Ready(Ok(())) };
+        let State::Refused(stream, bytes) = &mut self.state else {
+            return Poll::Ready(Ok(()));
+        };
         let mut scratch = [0; 4096];
         while *bytes < PLAIN_MAX_BYTES {
             let mut buffer = ReadBuf::new(&mut scratch);
@@ -149,7 +175,11 @@ fn refused<T>() -> Poll<io::Result<T>> {
 }
 
 impl AsyncRead for Wire {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Some(stream) = ready!(this.opened(cx))? {
             return either!(stream, s => s.poll_read(cx, buf));
@@ -159,14 +189,22 @@ impl AsyncRead for Wire {
 }
 
 impl AsyncWrite for Wire {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match ready!(self.get_mut().opened(cx))? {
             Some(stream) => either!(stream, s => s.poll_write(cx, buf)),
             None => refused(),
         }
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match ready!(self.get_mut().opened(cx))? {
             Some(stream) => either!(stream, s => s.poll_write_vectored(cx, bufs)),
             None => refused(),
@@ -189,7 +227,9 @@ impl AsyncWrite for Wire {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().state {
-            State::Plain(stream) | State::Fresh(stream, ..) | State::Refused(stream, _) => Pin::new(stream).poll_shutdown(cx),
+            State::Plain(stream) | State::Fresh(stream, ..) | State::Refused(stream, _) => {
+                Pin::new(stream).poll_shutdown(cx)
+            }
             State::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
             State::Handshake(..) | State::Failed => Poll::Ready(Ok(())),
         }
@@ -204,6 +244,10 @@ mod tests {
     fn the_answer_to_plain_http_is_whole() {
         let text = std::str::from_utf8(PLAIN_ANSWER).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{}", body.len());
+        assert!(
+            head.contains(&format!("Content-Length: {}\r\n", body.len())),
+            "{}",
+            body.len()
+        );
     }
 }

@@ -1,9 +1,13 @@
-//! What the store does on this machine: `cargo run --release -p forebay-store --example store_bench -- [DIR] [SMALL] [OBJECTS]`.
+//! What the store does on this machine:
+//! `cargo run --release -p forebay-store --example store_bench -- [DIR] [SMALL] [OBJECTS]`.
 //!
-//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then SMALL records (default 1,000,000) for
-//! RAM per entry and the time of a restart, with a checkpoint and without. First of all, the checksum and a copy, without any disk.
+//! Writes OBJECTS of 10 KiB (default 100,000) and reads them warm on one thread and on all; then
+//! SMALL records (default 1,000,000) for RAM per entry and the time of a restart, with a checkpoint
+//! and without. First of all, the checksum and a copy, without any disk.
 
-use forebay_core::{Attributes, ObjectMeta, ObjectName, SystemClock, checksum::crc32c, limits::CHUNK_BYTES};
+use forebay_core::{
+    Attributes, ObjectMeta, ObjectName, SystemClock, checksum::crc32c, limits::CHUNK_BYTES,
+};
 use forebay_store::{DirConfig, Part, Store, StoreConfig};
 use std::{hint::black_box, path::Path, sync::Arc, time::Instant};
 
@@ -14,30 +18,56 @@ fn name(i: u64) -> ObjectName {
 }
 
 fn meta(size: u64, i: u64) -> ObjectMeta {
-    let attributes = Attributes { content_type: Some("image/jpeg".into()), ..Attributes::default() };
-    ObjectMeta { size, etag: Some(format!("\"{i:032x}\"")), last_modified_ms: 1_700_000_000_000, attributes }
+    let attributes = Attributes {
+        content_type: Some("image/jpeg".into()),
+        ..Attributes::default()
+    };
+    ObjectMeta {
+        size,
+        etag: Some(format!("\"{i:032x}\"")),
+        last_modified_ms: 1_700_000_000_000,
+        attributes,
+    }
 }
 
 fn open(dir: &Path, capacity_bytes: u64) -> forebay_core::Result<Store> {
-    let config = StoreConfig { dirs: vec![DirConfig { path: dir.to_path_buf(), capacity_bytes }], ..StoreConfig::default() };
+    let config = StoreConfig {
+        dirs: vec![DirConfig {
+            path: dir.to_path_buf(),
+            capacity_bytes,
+        }],
+        ..StoreConfig::default()
+    };
     Store::open(config, Arc::new(SystemClock))
 }
 
 fn rate(what: &str, n: u64, bytes: u64, begin: Instant) {
     let s = begin.elapsed().as_secs_f64();
-    println!("{what:<44} {:>12.0} /s {:>10.1} MiB/s {:>8.2} µs each", n as f64 / s, bytes as f64 / s / 1048576.0, s * 1e6 / n as f64);
+    println!(
+        "{what:<44} {:>12.0} /s {:>10.1} MiB/s {:>8.2} µs each",
+        n as f64 / s,
+        bytes as f64 / s / 1048576.0,
+        s * 1e6 / n as f64
+    );
 }
 
 fn read_some(store: &Store, objects: u64, reads: u64, seed: u64) -> u64 {
     let mut out = Vec::with_capacity(1 << 20);
     let (mut x, mut bytes) = (seed | 1, 0);
     for _ in 0..reads {
-        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        x = x
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         if out.len() > 900 << 10 {
             out.clear();
         }
         let before = out.len();
-        let got = store.append_inline(&name((x >> 33) % objects), None, &mut out, &mut |_, _, out| out.extend_from_slice(&[0; 512]));
+        let got = store.append_inline(
+            &name((x >> 33) % objects),
+            None,
+            &mut out,
+            &mut |_, _, out| out.extend_from_slice(&[0; 512]),
+        );
         assert!(got.is_some(), "everything fits, so everything is there");
         bytes += (out.len() - before) as u64;
     }
@@ -57,7 +87,12 @@ fn checksum_and_copy() {
                 black_box(crc32c(block));
             }
         }
-        rate(&format!("CRC-32C of {} KiB", size >> 10), rounds as u64 * per_round, total, begin);
+        rate(
+            &format!("CRC-32C of {} KiB", size >> 10),
+            rounds as u64 * per_round,
+            total,
+            begin,
+        );
         let begin = Instant::now();
         for _ in 0..rounds {
             for (to, from) in copy.chunks_mut(size).zip(black_box(&blocks).chunks(size)) {
@@ -65,13 +100,23 @@ fn checksum_and_copy() {
             }
             black_box(&mut copy);
         }
-        rate(&format!("copy of {} KiB", size >> 10), rounds as u64 * per_round, total, begin);
+        rate(
+            &format!("copy of {} KiB", size >> 10),
+            rounds as u64 * per_round,
+            total,
+            begin,
+        );
     }
 }
 
 fn main() -> forebay_core::Result<()> {
     let mut args = std::env::args().skip(1);
-    let root = args.next().unwrap_or_else(|| std::env::temp_dir().join("forebay-store-bench").display().to_string());
+    let root = args.next().unwrap_or_else(|| {
+        std::env::temp_dir()
+            .join("forebay-store-bench")
+            .display()
+            .to_string()
+    });
     let number = |arg: Option<String>, default| arg.and_then(|a| a.parse().ok()).unwrap_or(default);
     let small: u64 = number(args.next(), 1_000_000);
     let objects: u64 = number(args.next(), 100_000);
@@ -86,7 +131,12 @@ fn main() -> forebay_core::Result<()> {
     for i in 0..objects {
         store.put_head(&name(i), &meta(OBJECT_BYTES as u64, i), 1, Some(&data))?;
     }
-    rate("put 10 KiB, 1 thread", objects, objects * OBJECT_BYTES as u64, begin);
+    rate(
+        "put 10 KiB, 1 thread",
+        objects,
+        objects * OBJECT_BYTES as u64,
+        begin,
+    );
     let reads = 300_000;
     read_some(&store, objects, reads / 10, 1);
     let begin = Instant::now();
@@ -104,14 +154,26 @@ fn main() -> forebay_core::Result<()> {
             .collect();
         threads.into_iter().map(|t| t.join().unwrap_or(0)).sum()
     });
-    rate(&format!("append_inline 10 KiB, warm, {cores} threads"), reads * cores, bytes, begin);
+    rate(
+        &format!("append_inline 10 KiB, warm, {cores} threads"),
+        reads * cores,
+        bytes,
+        begin,
+    );
     let begin = Instant::now();
     let n = 5_000_000u64;
-    let found = (0..n).filter(|i| store.peek(&name(i % objects)).is_some()).count() as u64;
+    let found = (0..n)
+        .filter(|i| store.peek(&name(i % objects)).is_some())
+        .count() as u64;
     rate("peek (with making the name), 1 thread", found, 0, begin);
 
     let big = meta(64 * CHUNK_BYTES, 1);
-    let chunk: Vec<u8> = data.iter().copied().cycle().take(CHUNK_BYTES as usize).collect();
+    let chunk: Vec<u8> = data
+        .iter()
+        .copied()
+        .cycle()
+        .take(CHUNK_BYTES as usize)
+        .collect();
     let begin = Instant::now();
     for i in 0..64 {
         store.put_part(&name(objects), big.version(), Part::Chunk(i), &chunk)?;
@@ -121,18 +183,41 @@ fn main() -> forebay_core::Result<()> {
     let begin = Instant::now();
     for i in 0..2000u32 {
         out.clear();
-        assert!(store.append_part(&name(objects), big.version(), Part::Chunk(i % 64), 0..CHUNK_BYTES, &mut out));
+        assert!(store.append_part(
+            &name(objects),
+            big.version(),
+            Part::Chunk(i % 64),
+            0..CHUNK_BYTES,
+            &mut out
+        ));
     }
-    rate("append_part 1 MiB, warm, 1 thread", 2000, 2000 * CHUNK_BYTES, begin);
+    rate(
+        "append_part 1 MiB, warm, 1 thread",
+        2000,
+        2000 * CHUNK_BYTES,
+        begin,
+    );
     let begin = Instant::now();
     for i in 0..200_000u64 {
         out.clear();
         let at = (i * 7919) % (CHUNK_BYTES - 4096);
-        assert!(store.append_part(&name(objects), big.version(), Part::Chunk((i % 64) as u32), at..at + 4096, &mut out));
+        assert!(store.append_part(
+            &name(objects),
+            big.version(),
+            Part::Chunk((i % 64) as u32),
+            at..at + 4096,
+            &mut out
+        ));
     }
-    rate("append_part 4 KiB of 1 MiB, warm, 1 thread", 200_000, 200_000 * 4096, begin);
+    rate(
+        "append_part 4 KiB of 1 MiB, warm, 1 thread",
+        200_000,
+        200_000 * 4096,
+        begin,
+    );
     drop(store);
-    std::fs::remove_dir_all(&dir).map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))?;
+    std::fs::remove_dir_all(&dir)
+        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))?;
 
     let dir = root.join("small");
     let capacity = small * 1024 + (1 << 30);
@@ -143,18 +228,31 @@ fn main() -> forebay_core::Result<()> {
     }
     rate("put 32 B, 1 thread", small, small * 32, begin);
     let stats = store.stats();
-    println!("RAM of the index: {:.1} bytes for each of {} entries", stats.index_bytes as f64 / stats.entries as f64, stats.entries);
+    println!(
+        "RAM of the index: {:.1} bytes for each of {} entries",
+        stats.index_bytes as f64 / stats.entries as f64,
+        stats.entries
+    );
     let begin = Instant::now();
     store.close()?;
-    println!("close (checkpoint and sync): {:.2} s", begin.elapsed().as_secs_f64());
+    println!(
+        "close (checkpoint and sync): {:.2} s",
+        begin.elapsed().as_secs_f64()
+    );
     drop(store);
     for what in ["with the checkpoint", "from the records alone"] {
         let begin = Instant::now();
         let store = open(&dir, capacity)?;
-        println!("restart {what}: {:.2} s for {} entries", begin.elapsed().as_secs_f64(), store.stats().entries);
+        println!(
+            "restart {what}: {:.2} s for {} entries",
+            begin.elapsed().as_secs_f64(),
+            store.stats().entries
+        );
         store.close()?;
         drop(store);
-        std::fs::remove_file(dir.join("checkpoint")).map_err(|e| forebay_core::Error::internal("no checkpoint was written").source(e))?;
+        std::fs::remove_file(dir.join("checkpoint"))
+            .map_err(|e| forebay_core::Error::internal("no checkpoint was written").source(e))?;
     }
-    std::fs::remove_dir_all(root).map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))
+    std::fs::remove_dir_all(root)
+        .map_err(|e| forebay_core::Error::internal("the benchmark's files stay").source(e))
 }

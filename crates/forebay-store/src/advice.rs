@@ -1,20 +1,27 @@
-//! Eviction that knows what is coming: an [`Advisor`] says when each entry is wanted next, and what is wanted last goes first.
+//! Eviction that knows what is coming: an [`Advisor`] says when each entry is wanted next, and what
+//! is wanted last goes first.
 //!
-//! The log gives space back by whole segments, so the question is which segment to empty. Of each segment a few entries are remembered as
-//! *samples* (at most [`SAMPLES`], drawn evenly from all that were appended). When room is needed, the advisor is asked about the samples of
-//! some segments (the youngest, where what was read once lies, and a few others in turn), and its answers are kept for the next time.
+//! The log gives space back by whole segments, so the question is which segment to empty. Of each
+//! segment a few entries are remembered as *samples* (at most [`SAMPLES`], drawn evenly from all
+//! that were appended). When room is needed, the advisor is asked about the samples of some
+//! segments (the youngest, where what was read once lies, and a few others in turn), and its
+//! answers are kept for the next time.
 //!
-//! - Where at least half of a segment is of no plan, or of no more use to one, it goes first, the oldest of these before others: within
-//!   it the rule is that of a store without advice.
-//! - Otherwise the segment goes that holds least of what is wanted *in this round*, that is, before each plan's present epoch ends. What is
-//!   wanted in a later round only is let go of freely: as each entry is used once in a round, what is held when a round begins decides how
-//!   much of it is found, whichever entries these are, and to exchange one for another would be writing for nothing.
-//! - Where (nearly) everything is wanted in this round, the fifth that is wanted last counts as not wanted.
-//! - What is wanted moves to the end of the log when its segment goes, up to half of the segment: so each pass makes progress, and at most one
-//!   byte is moved for each byte that is written.
+//! - Where at least half of a segment is of no plan, or of no more use to one, it goes first, the
+//!   oldest of these before others: within it the rule is that of a store without advice.
+//! - Otherwise the segment goes that holds least of what is wanted *in this round*, that is, before
+//!   each plan's present epoch ends. What is wanted in a later round only is let go of freely: as
+//!   each entry is used once in a round, what is held when a round begins decides how much of it is
+//!   found, whichever entries these are, and to exchange one for another would be writing for
+//!   nothing.
+//! - Where (nearly) everything is wanted in this round, the fifth that is wanted last counts as not
+//!   wanted.
+//! - What is wanted moves to the end of the log when its segment goes, up to half of the segment:
+//!   so each pass makes progress, and at most one byte is moved for each byte that is written.
 //!
-//! Advice is soft: nothing of it is on disk, an entry that the advisor is wrong about is a miss at worst, and without an advisor, or while it
-//! knows no plan, nothing here is used. It is asked by the evictor alone, never by a read.
+//! Advice is soft: nothing of it is on disk, an entry that the advisor is wrong about is a miss at
+//! worst, and without an advisor, or while it knows no plan, nothing here is used. It is asked by
+//! the evictor alone, never by a read.
 
 use crate::{
     dir::Directory,
@@ -49,7 +56,8 @@ pub enum NextUse {
     LaterRound(u64),
 }
 
-/// Says when entries are wanted. Called by whoever evicts, with no lock held that a read or a write waits for.
+/// Says when entries are wanted. Called by whoever evicts, with no lock held that a read or a write
+/// waits for.
 pub trait Advisor: Send + Sync {
     /// Whether any plan is followed. While it is `false`, eviction is as without an advisor.
     fn is_active(&self) -> bool;
@@ -66,7 +74,8 @@ const ASKED_IN_TURN: usize = 8;
 const ASKED_UNKNOWN: usize = 16;
 /// Of so many parts one counts as not wanted, even if all is wanted in this round.
 const FAR_SHARE: u64 = 5;
-/// Tombstones may take this share of a directory before old records are tidied away, which makes tombstones needless.
+/// Tombstones may take this share of a directory before old records are tidied away, which makes
+/// tombstones needless.
 const TOMBSTONE_SHARE: u64 = 64;
 
 /// Some of a segment's entries, and what was last said of them.
@@ -83,14 +92,19 @@ struct Said {
 }
 
 impl Samples {
-    /// Remembers an entry, or one in so many of them that all have the same chance. `chance` is any number that differs for each.
+    /// Remembers an entry, or one in so many of them that all have the same chance. `chance` is any
+    /// number that differs for each.
     pub fn note(&mut self, entry: Cached, bytes: u64, chance: u64) {
         self.seen += 1;
         let bytes = bytes.min(u32::MAX as u64) as u32;
         if self.entries.len() < SAMPLES {
             self.entries.push((entry, bytes));
         } else {
-            let at = chance.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31).wrapping_mul(0xD6E8_FEB8_6659_FD93) % self.seen;
+            let at = chance
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .rotate_left(31)
+                .wrapping_mul(0xD6E8_FEB8_6659_FD93)
+                % self.seen;
             if let Some(place) = self.entries.get_mut(at as usize) {
                 *place = (entry, bytes);
             }
@@ -123,17 +137,30 @@ impl Choice {
 pub fn cached_of(kind: Kind, key: u128, version: u64, name: &[u8], meta: &[u8]) -> Option<Cached> {
     let version = VersionId(version);
     match kind {
-        Kind::Head => Some(Cached { name: key, version, part: None }),
+        Kind::Head => Some(Cached {
+            name: key,
+            version,
+            part: None,
+        }),
         Kind::Part => {
             let (bucket, object_key) = split_name(name)?;
-            Some(Cached { name: forebay_core::name::hash_name(bucket, object_key), version, part: Some(Part::decode(meta)?) })
+            Some(Cached {
+                name: forebay_core::name::hash_name(bucket, object_key),
+                version,
+                part: Some(Part::decode(meta)?),
+            })
         }
         Kind::Tombstone | Kind::Pin => None,
     }
 }
 
-/// The segment that is to go, of `sealed` (oldest first; none of them has a write under way), and how. `cursor` goes round.
-pub fn choose(advisor: &dyn Advisor, dir: &Directory, sealed: &[Arc<Segment>]) -> Option<(Arc<Segment>, Choice)> {
+/// The segment that is to go, of `sealed` (oldest first; none of them has a write under way), and
+/// how. `cursor` goes round.
+pub fn choose(
+    advisor: &dyn Advisor,
+    dir: &Directory,
+    sealed: &[Arc<Segment>],
+) -> Option<(Arc<Segment>, Choice)> {
     if sealed.is_empty() {
         return None;
     }
@@ -143,25 +170,52 @@ pub fn choose(advisor: &dyn Advisor, dir: &Directory, sealed: &[Arc<Segment>]) -
     let mut near = Quantile::default();
     for segment in sealed {
         let samples = segment.samples.lock();
-        let Some(said) = samples.said.as_ref().filter(|s| s.generation == generation) else { continue };
-        said.of.iter().for_each(|(next, bytes)| near.add(*next, *bytes));
+        let Some(said) = samples.said.as_ref().filter(|s| s.generation == generation) else {
+            continue;
+        };
+        said.of
+            .iter()
+            .for_each(|(next, bytes)| near.add(*next, *bytes));
         estimates.push((segment, said.of.clone()));
     }
     let near = near.near();
     let unwanted = estimates.iter().find(|(segment, said)| {
-        let of = |f: fn(&NextUse) -> bool| said.iter().filter(|(n, _)| f(n)).map(|(_, b)| *b).sum::<u64>();
-        let (all, wanted) = (of(|_| true), of(|n| matches!(n, NextUse::ThisRound(_) | NextUse::LaterRound(_))));
-        all == 0 || (segment.live_bytes.load(Relaxed) as f64) * (wanted as f64 / all as f64) * 2.0 <= segment.end.load(Relaxed) as f64
+        let of = |f: fn(&NextUse) -> bool| {
+            said.iter()
+                .filter(|(n, _)| f(n))
+                .map(|(_, b)| *b)
+                .sum::<u64>()
+        };
+        let (all, wanted) = (
+            of(|_| true),
+            of(|n| matches!(n, NextUse::ThisRound(_) | NextUse::LaterRound(_))),
+        );
+        all == 0
+            || (segment.live_bytes.load(Relaxed) as f64) * (wanted as f64 / all as f64) * 2.0
+                <= segment.end.load(Relaxed) as f64
     });
     if let Some((segment, _)) = unwanted {
-        return Some(((*segment).clone(), Choice { near: u64::MAX, keep_later: true }));
+        return Some((
+            (*segment).clone(),
+            Choice {
+                near: u64::MAX,
+                keep_later: true,
+            },
+        ));
     }
-    let choice = Choice { near, keep_later: false };
-    let best = estimates.iter().map(|(segment, said)| (segment, burden(said, segment, near))).min_by_key(|(_, b)| *b);
+    let choice = Choice {
+        near,
+        keep_later: false,
+    };
+    let best = estimates
+        .iter()
+        .map(|(segment, said)| (segment, burden(said, segment, near)))
+        .min_by_key(|(_, b)| *b);
     best.map(|(segment, _)| ((*segment).clone(), choice))
 }
 
-/// What emptying a segment costs: sixteenths of it that must move, and of equals the one first that is wanted last.
+/// What emptying a segment costs: sixteenths of it that must move, and of equals the one first that
+/// is wanted last.
 fn burden(said: &[(NextUse, u64)], segment: &Segment, near: u64) -> (u64, std::cmp::Reverse<u64>) {
     let (mut all, mut moved, mut distance) = (0u64, 0u64, 0u128);
     for (next, bytes) in said {
@@ -180,25 +234,41 @@ fn burden(said: &[(NextUse, u64)], segment: &Segment, near: u64) -> (u64, std::c
     }
     let live = segment.live_bytes.load(Relaxed) as f64 / segment.end.load(Relaxed).max(1) as f64;
     let share = moved as f64 / all.max(1) as f64 * live;
-    ((share * 16.0) as u64, std::cmp::Reverse((distance / u128::from(all.max(1))) as u64))
+    (
+        (share * 16.0) as u64,
+        std::cmp::Reverse((distance / u128::from(all.max(1))) as u64),
+    )
 }
 
 /// Asks about the samples of some segments.
 fn ask(advisor: &dyn Advisor, generation: u64, dir: &Directory, sealed: &[Arc<Segment>]) {
-    let known = |s: &Segment| s.samples.lock().said.as_ref().is_some_and(|said| said.generation == generation);
+    let known = |s: &Segment| {
+        s.samples
+            .lock()
+            .said
+            .as_ref()
+            .is_some_and(|said| said.generation == generation)
+    };
     let unknown = sealed.iter().filter(|s| !known(s)).take(ASKED_UNKNOWN);
     let from = dir.asked_in_turn.fetch_add(ASKED_IN_TURN as u64, Relaxed) as usize;
     let in_turn = (0..ASKED_IN_TURN.min(sealed.len())).map(|i| &sealed[(from + i) % sealed.len()]);
-    let mut asked: Vec<&Arc<Segment>> = unknown.chain(in_turn).chain(sealed.iter().rev().take(ASKED_YOUNGEST)).collect();
+    let mut asked: Vec<&Arc<Segment>> = unknown
+        .chain(in_turn)
+        .chain(sealed.iter().rev().take(ASKED_YOUNGEST))
+        .collect();
     asked.sort_by_key(|s| s.ordinal);
     asked.dedup_by_key(|s| s.ordinal);
     for segment in asked {
         let mut entries = segment.samples.lock().entries.clone();
         if entries.is_empty() {
-            // From before the restart, or before there was an advisor: its first entries stand for all.
+            // From before the restart, or before there was an advisor: its first entries stand for
+            // all.
             entries = first_entries(segment);
         }
-        let of: Vec<_> = entries.iter().map(|(entry, bytes)| (advisor.next_use(entry), u64::from(*bytes))).collect();
+        let of: Vec<_> = entries
+            .iter()
+            .map(|(entry, bytes)| (advisor.next_use(entry), u64::from(*bytes)))
+            .collect();
         let mut samples = segment.samples.lock();
         if samples.entries.is_empty() {
             samples.seen = entries.len() as u64;
@@ -211,11 +281,19 @@ fn ask(advisor: &dyn Advisor, generation: u64, dir: &Directory, sealed: &[Arc<Se
 fn first_entries(segment: &Segment) -> Vec<(Cached, u32)> {
     let mut entries = Vec::new();
     let walk = segment.scan(0, true, &mut |_, header, name, meta| {
-        entries.extend(cached_of(header.kind, header.key, header.version, name, meta).map(|c| (c, header.len() as u32)));
-        if entries.len() < SAMPLES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        entries.extend(
+            cached_of(header.kind, header.key, header.version, name, meta)
+                .map(|c| (c, header.len() as u32)),
+        );
+        if entries.len() < SAMPLES {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     });
     if let Err(e) = walk {
-        tracing::debug!(file = %segment.path.display(), error = %e, "what lies in a segment could not be seen");
+        tracing::debug!(file = %segment.path.display(), error = %e, "what lies in a segment \
+            could not be seen");
     }
     entries
 }
@@ -251,14 +329,17 @@ impl Quantile {
     }
 }
 
-/// A segment with old records of names that live on elsewhere, or with tombstones, where tombstones take too much.
+/// A segment with old records of names that live on elsewhere, or with tombstones, where tombstones
+/// take too much.
 pub fn untidy(dir: &Directory, sealed: &[Arc<Segment>]) -> Option<Arc<Segment>> {
     let tombstones = |s: &Segment| s.tombstone_bytes.load(Relaxed);
     if sealed.iter().map(|s| tombstones(s)).sum::<u64>() <= dir.capacity / TOMBSTONE_SHARE {
         return None;
     }
     let outdated = sealed.iter().find(|s| s.outdated.load(Relaxed) > 0);
-    outdated.or_else(|| sealed.iter().max_by_key(|s| tombstones(s))).cloned()
+    outdated
+        .or_else(|| sealed.iter().max_by_key(|s| tombstones(s)))
+        .cloned()
 }
 
 /// Where a segment keeps its samples.

@@ -1,4 +1,5 @@
-//! The index of a directory, written out: what a restart loads instead of reading the log from its beginning.
+//! The index of a directory, written out: what a restart loads instead of reading the log from its
+//! beginning.
 //!
 //! ```text
 //! magic, format, directory id, distrust mark, next sequence number, replay ordinal, replay offset, segments n, entries m
@@ -7,8 +8,9 @@
 //! xxh3 of all before
 //! ```
 //!
-//! It is written beside the old one, synced and renamed. It is not a snapshot: writers go on meanwhile. That is right because the replay
-//! position is taken first (before any record that has a place but no entry yet): whatever happens later lies behind it in the log.
+//! It is written beside the old one, synced and renamed. It is not a snapshot: writers go on
+//! meanwhile. That is right because the replay position is taken first (before any record that has
+//! a place but no entry yet): whatever happens later lies behind it in the log.
 
 use crate::{
     dir::{Class, Directory},
@@ -35,7 +37,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 /// Flags that outlive a restart.
 const KEPT_FLAGS: u32 = HEAD | INLINE | PIN | PINNED | VISITED;
-/// A checkpoint may take this share of the capacity; with records so small that it would take more, a restart reads the log instead.
+/// A checkpoint may take this share of the capacity; with records so small that it would take more,
+/// a restart reads the log instead.
 const SHARE: u64 = 8;
 
 impl Inner {
@@ -53,13 +56,21 @@ impl Inner {
 
     fn checkpoint_dir(&self, dir: &Directory) -> Result<()> {
         let old_bytes = dir.state.lock().checkpoint_bytes;
-        let records: u64 = dir.state.lock().segments.values().map(|s| s.live_records.load(Relaxed)).sum();
+        let records: u64 = dir
+            .state
+            .lock()
+            .segments
+            .values()
+            .map(|s| s.live_records.load(Relaxed))
+            .sum();
         let entries_max = records + records / 16 + 256;
         let segments_max = dir.state.lock().segments.len() as u64 + 64;
-        let claim = HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
+        let claim =
+            HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
         if claim > dir.capacity / SHARE {
             // The older one, if any, stays: it is still right, only the replay is longer.
-            tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large for this cache to be written out; a restart reads the records");
+            tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large for \
+                this cache to be written out; a restart reads the records");
             return Ok(());
         }
         self.claim(dir, claim, Class::Normal)?;
@@ -81,12 +92,15 @@ impl Inner {
                 state.checkpoint_bytes = bytes;
                 drop(state);
                 // If the new name is lost with the power, the old checkpoint is there.
-                dir.disk.sync_dir(&dir.path).map_err(|e| dir.write_failed(e, self.now()).context("checkpoint"))
+                dir.disk
+                    .sync_dir(&dir.path)
+                    .map_err(|e| dir.write_failed(e, self.now()).context("checkpoint"))
             }
             Err(e) => {
                 match dir.disk.delete(&tmp) {
                     Err(gone) if gone.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(file = %tmp.display(), error = %gone, "a half-written checkpoint could not be deleted; its space stays charged");
+                        tracing::warn!(file = %tmp.display(), error = %gone, "a half-written \
+                            checkpoint could not be deleted; its space stays charged");
                     }
                     _ => dir.unclaim(claim),
                 }
@@ -103,10 +117,20 @@ impl Inner {
         segments: &[Arc<Segment>],
         entries_max: u64,
     ) -> io::Result<u64> {
-        // In RAM first: the count comes before the entries, and the entries of a shard under its lock.
-        let numbers: HashMap<u32, u32> = segments.iter().enumerate().map(|(i, s)| (s.slot, i as u32)).collect();
+        // In RAM first: the count comes before the entries, and the entries of a shard under its
+        // lock.
+        let numbers: HashMap<u32, u32> = segments
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (s.slot, i as u32))
+            .collect();
         let file = dir.disk.open(path, OpenMode::Create)?;
-        let mut out = Output { file: &*file, buffer: Vec::with_capacity(BUFFER_BYTES + 4096), at: HEADER_BYTES, hash: Xxh3::new() };
+        let mut out = Output {
+            file: &*file,
+            buffer: Vec::with_capacity(BUFFER_BYTES + 4096),
+            at: HEADER_BYTES,
+            hash: Xxh3::new(),
+        };
         for s in segments {
             out.buffer.put_u64_le(s.ordinal);
             out.buffer.put_u64_le(s.tombstone_bytes.load(Relaxed));
@@ -115,12 +139,18 @@ impl Inner {
         let mut batch = Vec::new();
         for shard in self.index.shards() {
             batch.clear();
-            batch.extend(shard.iter().filter(|e| numbers.contains_key(&e.slot())).copied());
+            batch.extend(
+                shard
+                    .iter()
+                    .filter(|e| numbers.contains_key(&e.slot()))
+                    .copied(),
+            );
             drop(shard);
             for e in &batch {
                 out.buffer.put_u128_le(e.key());
                 out.buffer.put_u64_le(e.seq);
-                out.buffer.put_u32_le(numbers[&e.slot()] | (e.flags() & KEPT_FLAGS));
+                out.buffer
+                    .put_u32_le(numbers[&e.slot()] | (e.flags() & KEPT_FLAGS));
                 out.buffer.put_u32_le((e.offset() / 64) as u32);
                 out.buffer.put_u32_le(e.len);
                 out.buffer.put_u32_le(e.validated_at);
@@ -130,7 +160,9 @@ impl Inner {
                 }
             }
             if entries > entries_max {
-                return Err(io::Error::other("the index grew too fast to be written out"));
+                return Err(io::Error::other(
+                    "the index grew too fast to be written out",
+                ));
             }
         }
         out.flush()?;
@@ -176,12 +208,18 @@ pub struct Loaded {
     pub replay: (u64, u64),
 }
 
-/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose segment is still there, and whether its time of
-/// validation already heeds the directory's distrust mark. `Ok(None)`: there is none, or it is damaged.
+/// Loads a checkpoint: calls `reserve` with the number of entries, then `add` with each whose
+/// segment is still there, and whether its time of validation already heeds the directory's
+/// distrust mark. `Ok(None)`: there is none, or it is damaged.
 ///
-/// The file is read twice, a piece at a time, because of many entries it is as large as half of the index: once for the checksum of all, once for what it
-/// says. Nothing is added before all was found to be whole, nor anything that reads differently the second time.
-pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut reserve: impl FnMut(usize)) -> io::Result<Option<Loaded>> {
+/// The file is read twice, a piece at a time, because of many entries it is as large as half of the
+/// index: once for the checksum of all, once for what it says. Nothing is added before all was
+/// found to be whole, nor anything that reads differently the second time.
+pub fn load(
+    dir: &crate::recover::Found,
+    mut add: impl FnMut(Entry, bool),
+    mut reserve: impl FnMut(usize),
+) -> io::Result<Option<Loaded>> {
     let file = match dir.disk.open(&dir.path.join(FILE), OpenMode::Read) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -200,16 +238,28 @@ pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut r
     read(&mut first, 0..HEADER_BYTES)?;
     let mut header = &first[..];
     let (magic, id) = (header.get_u64_le(), header.get_u64_le());
-    let loaded =
-        Loaded { distrust_below: header.get_u64_le(), next_seq: header.get_u64_le(), replay: (header.get_u64_le(), header.get_u64_le()) };
+    let loaded = Loaded {
+        distrust_below: header.get_u64_le(),
+        next_seq: header.get_u64_le(),
+        replay: (header.get_u64_le(), header.get_u64_le()),
+    };
     let (segments, entries) = (header.get_u64_le(), header.get_u64_le());
-    let table_end = segments.checked_mul(SEGMENT_BYTES).and_then(|n| n.checked_add(HEADER_BYTES));
-    let entries_end = table_end.zip(entries.checked_mul(ENTRY_BYTES)).and_then(|(a, b)| a.checked_add(b));
-    let (Some(table_end), Some(entries_end)) = (table_end, entries_end) else { return Ok(None) };
+    let table_end = segments
+        .checked_mul(SEGMENT_BYTES)
+        .and_then(|n| n.checked_add(HEADER_BYTES));
+    let entries_end = table_end
+        .zip(entries.checked_mul(ENTRY_BYTES))
+        .and_then(|(a, b)| a.checked_add(b));
+    let (Some(table_end), Some(entries_end)) = (table_end, entries_end) else {
+        return Ok(None);
+    };
     if magic != MAGIC || id != dir.identity.id || entries_end != size - TRAILER_BYTES {
         return Ok(None);
     }
-    let pieces = || pieces(HEADER_BYTES..table_end, SEGMENT_BYTES).chain(pieces(table_end..entries_end, ENTRY_BYTES));
+    let pieces = || {
+        pieces(HEADER_BYTES..table_end, SEGMENT_BYTES)
+            .chain(pieces(table_end..entries_end, ENTRY_BYTES))
+    };
     let (mut hash, mut hashes) = (Xxh3::new(), Vec::new());
     for range in pieces() {
         read(&mut bytes, range)?;
@@ -253,7 +303,9 @@ pub fn load(dir: &crate::recover::Found, mut add: impl FnMut(Entry, bool), mut r
 /// `range` in pieces of whole records.
 fn pieces(range: Range<u64>, record_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let step = PIECE_BYTES / record_bytes * record_bytes;
-    (range.start..range.end).step_by(step as usize).map(move |from| from..range.end.min(from + step))
+    (range.start..range.end)
+        .step_by(step as usize)
+        .map(move |from| from..range.end.min(from + step))
 }
 
 /// The next entry, if its segment is still there and as long as it says.
@@ -266,5 +318,15 @@ fn entry_of(rest: &mut &[u8], table: &[Option<&Arc<Segment>>]) -> Option<Entry> 
     let validated_at = rest.get_u32_le();
     let segment = (*table.get((number_and_flags & (SLOTS_MAX as u32 - 1)) as usize)?)?;
     let inside = offset + len as u64 <= segment.end.load(Relaxed);
-    inside.then(|| Entry::new(key, seq, segment.slot, offset, len, validated_at, number_and_flags & KEPT_FLAGS))
+    inside.then(|| {
+        Entry::new(
+            key,
+            seq,
+            segment.slot,
+            offset,
+            len,
+            validated_at,
+            number_and_flags & KEPT_FLAGS,
+        )
+    })
 }

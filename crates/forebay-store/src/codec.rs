@@ -1,7 +1,9 @@
-//! [`ObjectMeta`] as compact bytes: it is parsed for each object of a batch, where JSON would cost more than the disk read.
+//! [`ObjectMeta`] as compact bytes: it is parsed for each object of a batch, where JSON would cost
+//! more than the disk read.
 //!
-//! Layout: format (1), size (u64), last modified (i64), a bit for each optional text that is present, then the texts (LEB128 length, UTF-8)
-//! in the order of the bits, then the number of user pairs and the pairs.
+//! Layout: format (1), size (u64), last modified (i64), a bit for each optional text that is
+//! present, then the texts (LEB128 length, UTF-8) in the order of the bits, then the number of user
+//! pairs and the pairs.
 
 use bytes::{Buf, BufMut};
 use forebay_core::{Attributes, ObjectMeta};
@@ -10,13 +12,25 @@ const FORMAT: u8 = 1;
 
 pub fn encode(meta: &ObjectMeta) -> Vec<u8> {
     let a = &meta.attributes;
-    let texts =
-        [&meta.etag, &a.content_type, &a.content_encoding, &a.content_language, &a.content_disposition, &a.cache_control, &a.storage_class];
+    let texts = [
+        &meta.etag,
+        &a.content_type,
+        &a.content_encoding,
+        &a.content_language,
+        &a.content_disposition,
+        &a.cache_control,
+        &a.storage_class,
+    ];
     let mut out = Vec::with_capacity(64);
     out.put_u8(FORMAT);
     out.put_u64_le(meta.size);
     out.put_i64_le(meta.last_modified_ms);
-    out.put_u8(texts.iter().enumerate().fold(0, |bits, (i, t)| bits | ((t.is_some() as u8) << i)));
+    out.put_u8(
+        texts
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (i, t)| bits | ((t.is_some() as u8) << i)),
+    );
     for text in texts.into_iter().flatten() {
         put_text(&mut out, text);
     }
@@ -36,7 +50,13 @@ pub fn decode(mut b: &[u8]) -> Option<ObjectMeta> {
     let size = b.try_get_u64_le().ok()?;
     let last_modified_ms = b.try_get_i64_le().ok()?;
     let bits = b.try_get_u8().ok()?;
-    let mut text = |i: u8| -> Option<Option<String>> { if bits & (1 << i) == 0 { Some(None) } else { get_text(&mut b).map(Some) } };
+    let mut text = |i: u8| -> Option<Option<String>> {
+        if bits & (1 << i) == 0 {
+            Some(None)
+        } else {
+            get_text(&mut b).map(Some)
+        }
+    };
     let etag = text(0)?;
     let mut attributes = Attributes {
         content_type: text(1)?,
@@ -50,7 +70,12 @@ pub fn decode(mut b: &[u8]) -> Option<ObjectMeta> {
     for _ in 0..get_number(&mut b)? {
         attributes.user.push((get_text(&mut b)?, get_text(&mut b)?));
     }
-    Some(ObjectMeta { size, etag, last_modified_ms, attributes })
+    Some(ObjectMeta {
+        size,
+        etag,
+        last_modified_ms,
+        attributes,
+    })
 }
 
 fn put_number(out: &mut Vec<u8>, mut n: usize) {

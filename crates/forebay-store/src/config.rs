@@ -15,12 +15,14 @@ pub struct DirConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     pub dirs: Vec<DirConfig>,
-    /// Size of a segment file; `None`: derived from the capacity (1/256 of it, 2 to 256 MiB, smaller for small caches).
+    /// Size of a segment file; `None`: derived from the capacity (1/256 of it, 2 to 256 MiB,
+    /// smaller for small caches).
     pub segment_bytes: Option<u64>,
     /// How often the index is written out, if anything changed.
     pub checkpoint_interval: Duration,
-    /// How many appended records ask for a checkpoint before its time, once they take as many bytes as the last checkpoint: they bound what a restart
-    /// after a crash reads again, and what checkpoints cost.
+    /// How many appended records ask for a checkpoint before its time, once they take as many bytes
+    /// as the last checkpoint: they bound what a restart after a crash reads again, and what
+    /// checkpoints cost.
     pub checkpoint_records: u64,
     /// How long a directory that refused a write is left alone.
     pub retry_after: Duration,
@@ -42,7 +44,8 @@ impl Default for StoreConfig {
 }
 
 pub(crate) const SEGMENT_MIN_BYTES: u64 = 4 << 10;
-const SEGMENT_DERIVED_MIN_BYTES: u64 = record::ALIGN_BYTES * ((CHUNK_BYTES + OVERHEAD_MAX_BYTES) / record::ALIGN_BYTES + 1);
+const SEGMENT_DERIVED_MIN_BYTES: u64 =
+    record::ALIGN_BYTES * ((CHUNK_BYTES + OVERHEAD_MAX_BYTES) / record::ALIGN_BYTES + 1);
 const SEGMENT_MAX_BYTES: u64 = 1 << 30;
 /// What is kept free for the identity file and its successor.
 pub(crate) const IDENTITY_RESERVE_BYTES: u64 = 16 << 10;
@@ -56,9 +59,14 @@ impl DirConfig {
             .clamp(2 * SEGMENT_DERIVED_MIN_BYTES, 256 << 20)
             .min(self.capacity_bytes / 8)
             .max(SEGMENT_DERIVED_MIN_BYTES);
-        let bytes = configured.unwrap_or(derived).next_multiple_of(record::ALIGN_BYTES);
+        let bytes = configured
+            .unwrap_or(derived)
+            .next_multiple_of(record::ALIGN_BYTES);
         if !(SEGMENT_MIN_BYTES..=SEGMENT_MAX_BYTES).contains(&bytes) {
-            return Err(Error::invalid(format!("a segment of {} is outside 4 KiB to 1 GiB", format_bytes(bytes))));
+            return Err(Error::invalid(format!(
+                "a segment of {} is outside 4 KiB to 1 GiB",
+                format_bytes(bytes)
+            )));
         }
         let least = bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
         if self.capacity_bytes < least {
@@ -79,7 +87,13 @@ mod tests {
 
     #[test]
     fn segment_sizes_follow_the_capacity() {
-        let of = |capacity_bytes| DirConfig { path: "/c".into(), capacity_bytes }.segment_bytes(None);
+        let of = |capacity_bytes| {
+            DirConfig {
+                path: "/c".into(),
+                capacity_bytes,
+            }
+            .segment_bytes(None)
+        };
         assert!(of(1 << 20).is_err());
         assert!(of(8 << 20).unwrap() < 2 << 20);
         assert_eq!(of(256 << 20).unwrap(), 2 * SEGMENT_DERIVED_MIN_BYTES);

@@ -1,8 +1,9 @@
 //! One cache directory: its segments, the space that they take, and whether it can be written.
 //!
-//! Invariant: `used`, which is charged before a byte is written and credited after a file is gone, is never less than the sum of the sizes
-//! of all files of the store in the directory, but for what is prepared of the active segment, and never more than the capacity less the room that
-//! is kept free for that.
+//! Invariant: `used`, which is charged before a byte is written and credited after a file is gone,
+//! is never less than the sum of the sizes of all files of the store in the directory, but for what
+//! is prepared of the active segment, and never more than the capacity less the room that is kept
+//! free for that.
 
 use crate::{
     config::IDENTITY_RESERVE_BYTES,
@@ -49,7 +50,8 @@ pub struct Directory {
     pub segment_bytes: u64,
     /// Kept free for the evictor's copies: a segment's worth.
     pub reserve: u64,
-    /// The active segment is prepared in steps of this many bytes, for which room is kept free; 0: not at all, segments are too small.
+    /// The active segment is prepared in steps of this many bytes, for which room is kept free; 0:
+    /// not at all, segments are too small.
     ahead: u64,
     pub id: u64,
     pub secret: u64,
@@ -59,7 +61,8 @@ pub struct Directory {
     pub evict: Mutex<()>,
     roll: Mutex<()>,
     pub counters: Counters,
-    /// Times that records without an entry may be in a file: a removal writes its tombstone here even if the name is not known.
+    /// Times that records without an entry may be in a file: a removal writes its tombstone here
+    /// even if the name is not known.
     pub ghosts: AtomicU64,
     /// The identity in RAM is not on disk yet: nothing may be written before it is.
     pub identity_unsaved: AtomicBool,
@@ -87,7 +90,9 @@ pub struct State {
 
 impl State {
     fn is_active(&self, segment: &Segment) -> bool {
-        self.active.as_ref().is_some_and(|a| a.ordinal == segment.ordinal)
+        self.active
+            .as_ref()
+            .is_some_and(|a| a.ordinal == segment.ordinal)
     }
 
     /// All but the active one, the oldest first.
@@ -115,7 +120,12 @@ pub struct Opening {
 
 impl Directory {
     pub fn new(o: Opening, state: State) -> Self {
-        let largest = state.segments.values().map(|s| s.end.load(Relaxed)).max().unwrap_or(0);
+        let largest = state
+            .segments
+            .values()
+            .map(|s| s.end.load(Relaxed))
+            .max()
+            .unwrap_or(0);
         let segment = o.segment_bytes.max(largest).min(o.capacity / 4);
         Self {
             index: o.index,
@@ -166,8 +176,9 @@ impl Directory {
         self.state.lock().used -= bytes;
     }
 
-    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, or not prepared so far: [`roll`](Self::roll)
-    /// first. `seq` is called under the lock, so that numbers and places of new records have the same order.
+    /// The next `bytes` of the active segment, which were claimed before. `None`: it is full, or
+    /// not prepared so far: [`roll`](Self::roll) first. `seq` is called under the lock, so that
+    /// numbers and places of new records have the same order.
     pub fn place(&self, bytes: u64, seq: impl FnOnce() -> u64) -> Option<Placed> {
         let mut state = self.state.lock();
         let segment = state.active.clone()?;
@@ -180,26 +191,41 @@ impl Directory {
         state.in_flight.push((segment.ordinal, offset));
         state.appended_since_checkpoint += 1;
         state.bytes_since_checkpoint += bytes;
-        Some(Placed { segment, offset, seq: seq() })
+        Some(Placed {
+            segment,
+            offset,
+            seq: seq(),
+        })
     }
 
     /// The record at this place is written and published, or given up.
     pub fn finish(&self, placed: &Placed) {
         let mut state = self.state.lock();
-        if let Some(at) = state.in_flight.iter().position(|p| *p == (placed.segment.ordinal, placed.offset)) {
+        if let Some(at) = state
+            .in_flight
+            .iter()
+            .position(|p| *p == (placed.segment.ordinal, placed.offset))
+        {
             state.in_flight.swap_remove(at);
         }
         placed.segment.pending.fetch_sub(1, Relaxed);
     }
 
     /// Makes the next `bytes` of the active segment ready, or opens a new one.
-    pub fn roll(&self, bytes: u64, segments: &Segments, ordinals: &AtomicU64, now: u32) -> Result<()> {
+    pub fn roll(
+        &self,
+        bytes: u64,
+        segments: &Segments,
+        ordinals: &AtomicU64,
+        now: u32,
+    ) -> Result<()> {
         if bytes > self.segment_bytes {
             return Err(too_large(bytes, self.segment_bytes));
         }
         let _guard = self.roll.lock();
         let active = self.state.lock().active.clone();
-        if let Some(segment) = active.filter(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes) {
+        if let Some(segment) = active.filter(|s| s.end.load(Relaxed) + bytes <= self.segment_bytes)
+        {
             self.prepare(&segment, bytes);
             // Whoever closed it meanwhile may have cut its file before it was prepared.
             let closed = !self.state.lock().is_active(&segment);
@@ -209,10 +235,12 @@ impl Directory {
             return Ok(());
         }
         if self.identity_unsaved.load(Relaxed) {
-            self.save_identity().map_err(|e| self.write_failed(e, now))?;
+            self.save_identity()
+                .map_err(|e| self.write_failed(e, now))?;
         }
-        let slot =
-            segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files").hint("raise the segment size"))?;
+        let slot = segments.take_slot().ok_or_else(|| {
+            Error::internal("the cache has too many segment files").hint("raise the segment size")
+        })?;
         let ordinal = ordinals.fetch_add(1, Relaxed);
         let path = self.path.join(Segment::file_name(ordinal));
         let file = match self.disk.open(&path, OpenMode::Create) {
@@ -222,7 +250,15 @@ impl Directory {
                 return Err(self.write_failed(e, now));
             }
         };
-        let segment = Arc::new(Segment::new(self.index, slot, ordinal, self.secret, path, file, 0));
+        let segment = Arc::new(Segment::new(
+            self.index,
+            slot,
+            ordinal,
+            self.secret,
+            path,
+            file,
+            0,
+        ));
         self.prepare(&segment, bytes);
         segments.publish(&segment);
         let full = {
@@ -236,15 +272,22 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes room for the next `bytes` of a segment. The caller holds `roll`, or nobody else knows the segment.
+    /// Makes room for the next `bytes` of a segment. The caller holds `roll`, or nobody else knows
+    /// the segment.
     fn prepare(&self, segment: &Segment, bytes: u64) {
         let end = segment.end.load(Relaxed) + bytes;
         if self.ahead == 0 {
             segment.prepared.store(self.segment_bytes, Relaxed);
         } else if segment.prepared.load(Relaxed) < end {
             let until = end.next_multiple_of(self.ahead).min(self.segment_bytes);
-            // Blocks that the record fills by itself need no zeros. No record lies beyond what was prepared, so nothing is written over.
-            segment.file.prepare(segment.prepared.load(Relaxed).max(end / self.ahead * self.ahead)..until);
+            // Blocks that the record fills by itself need no zeros. No record lies beyond what was
+            // prepared, so nothing is written over.
+            segment.file.prepare(
+                segment
+                    .prepared
+                    .load(Relaxed)
+                    .max(end / self.ahead * self.ahead)..until,
+            );
             segment.prepared.store(until, Relaxed);
         }
     }
@@ -255,10 +298,12 @@ impl Directory {
             return;
         }
         if let Err(e) = segment.file.set_size(segment.end.load(Relaxed)) {
-            tracing::debug!(file = %segment.path.display(), error = %e, "what was prepared could not be cut off");
+            tracing::debug!(file = %segment.path.display(), error = %e, "what was prepared could \
+                not be cut off");
             let mut state = self.state.lock();
             if state.segments.contains_key(&segment.ordinal) {
-                // The room that is kept free for this is the next segment's: from now on it is used.
+                // The room that is kept free for this is the next segment's: from now on it is
+                // used.
                 let end = segment.end.load(Relaxed);
                 let until = segment.prepared.load(Relaxed).max(end);
                 segment.end.store(until, Relaxed);
@@ -275,7 +320,8 @@ impl Directory {
         }
     }
 
-    /// From where on the log must be read again if the index is written out now, and the segments that it then refers to.
+    /// From where on the log must be read again if the index is written out now, and the segments
+    /// that it then refers to.
     pub fn replay_from(&self) -> ((u64, u64), Vec<Arc<Segment>>) {
         let mut state = self.state.lock();
         state.appended_since_checkpoint = 0;
@@ -285,17 +331,32 @@ impl Directory {
             (None, Some((last, _))) => (last + 1, 0),
             (None, None) => (0, 0),
         };
-        let from = state.in_flight.iter().copied().min().map_or(next, |first| first.min(next));
+        let from = state
+            .in_flight
+            .iter()
+            .copied()
+            .min()
+            .map_or(next, |first| first.min(next));
         (from, state.segments.values().cloned().collect())
     }
 
-    /// Notes a failed write, after which the directory is left alone for a while, and puts the failure into words.
+    /// Notes a failed write, after which the directory is left alone for a while, and puts the
+    /// failure into words.
     pub fn write_failed(&self, e: io::Error, now: u32) -> Error {
         use io::ErrorKind::*;
         let (state, hint) = match e.kind() {
-            StorageFull | QuotaExceeded => (DirState::Full, "free space on that file system, or give the cache a smaller size"),
-            ReadOnlyFilesystem | PermissionDenied => (DirState::ReadOnly, "make the directory writable; until then it only serves reads"),
-            _ => (DirState::Failing, "check the disk; the cache goes on without it"),
+            StorageFull | QuotaExceeded => (
+                DirState::Full,
+                "free space on that file system, or give the cache a smaller size",
+            ),
+            ReadOnlyFilesystem | PermissionDenied => (
+                DirState::ReadOnly,
+                "make the directory writable; until then it only serves reads",
+            ),
+            _ => (
+                DirState::Failing,
+                "check the disk; the cache goes on without it",
+            ),
         };
         self.counters.write_failures.fetch_add(1, Relaxed);
         if self.health.swap(state as u8, Relaxed) != state as u8 {
@@ -304,7 +365,12 @@ impl Directory {
         self.retry_at.store(now, Relaxed);
         // Later records go to a new file: this one may end in a torn record.
         self.close_active();
-        Error::internal(format!("cache directory {}: a write failed", self.path.display())).hint(hint).source(e)
+        Error::internal(format!(
+            "cache directory {}: a write failed",
+            self.path.display()
+        ))
+        .hint(hint)
+        .source(e)
     }
 
     pub fn write_succeeded(&self) {
@@ -314,8 +380,8 @@ impl Directory {
         }
     }
 
-    /// Whether a write may be tried: the directory is well, or was left alone for `retry_after` seconds. (A clock that was set back
-    /// counts as that.)
+    /// Whether a write may be tried: the directory is well, or was left alone for `retry_after`
+    /// seconds. (A clock that was set back counts as that.)
     pub fn may_write(&self, now: u32, retry_after: u32) -> bool {
         self.health() == DirState::Ok || {
             let failed_at = self.retry_at.load(Relaxed);
@@ -338,7 +404,8 @@ impl Directory {
         saved
     }
 
-    /// Pinned *derived* data are held up to here: how much there is of them is not known when an object is pinned.
+    /// Pinned *derived* data are held up to here: how much there is of them is not known when an
+    /// object is pinned.
     pub fn holds_derived(&self) -> bool {
         self.held_bytes.load(Relaxed) < self.limit(Class::Normal) / 2
     }
@@ -362,7 +429,11 @@ fn ahead_of(segment_bytes: u64) -> u64 {
 pub fn too_large(bytes: u64, segment_bytes: u64) -> Error {
     Error::new(
         forebay_core::ErrorKind::TooLarge,
-        format!("a record of {} does not fit a segment of {}", format_bytes(bytes), format_bytes(segment_bytes)),
+        format!(
+            "a record of {} does not fit a segment of {}",
+            format_bytes(bytes),
+            format_bytes(segment_bytes)
+        ),
     )
     .hint("give the cache more space, or larger segments")
 }

@@ -1,7 +1,9 @@
-//! The seam between the store and the file system: every open, read, write, rename and delete goes through [`Disk`].
+//! The seam between the store and the file system: every open, read, write, rename and delete goes
+//! through [`Disk`].
 //!
-//! [`RealDisk`] is the machine's file system. [`FaultyDisk`](crate::faults::FaultyDisk) wraps any other and fails on demand: that is how
-//! tests meet full, failing and read-only disks, flipped bits and torn writes.
+//! [`RealDisk`] is the machine's file system. [`FaultyDisk`](crate::faults::FaultyDisk) wraps any
+//! other and fails on demand: that is how tests meet full, failing and read-only disks, flipped
+//! bits and torn writes.
 
 use std::{
     fs, io,
@@ -37,14 +39,17 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Appends exactly `len` bytes from `offset` to `out`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file is shorter. `out` may hold a part of the bytes then: the caller cuts it back.
+    /// `UnexpectedEof` if the file is shorter. `out` may hold a part of the bytes then: the caller
+    /// cuts it back.
     fn read_append(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<()>;
-    /// The same, if no disk is waited for: `false`, with `out` as it was, if the bytes are not all in the page cache, or it cannot be known.
+    /// The same, if no disk is waited for: `false`, with `out` as it was, if the bytes are not all
+    /// in the page cache, or it cannot be known.
     fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool>;
     /// Writes all of `parts`, one after the other, from `offset` on.
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()>;
-    /// Puts zeros where nothing was written yet, so that what is written there soon lies in few large pages of the page cache and not in many small
-    /// ones; at most [`PREPARED_BYTES`]. For speed alone: a failure changes nothing.
+    /// Puts zeros where nothing was written yet, so that what is written there soon lies in few
+    /// large pages of the page cache and not in many small ones; at most [`PREPARED_BYTES`]. For
+    /// speed alone: a failure changes nothing.
     fn prepare(&self, range: Range<u64>);
     /// Cuts the file, or makes it longer with zeros.
     fn set_size(&self, size: u64) -> io::Result<()>;
@@ -52,8 +57,9 @@ pub trait DiskFile: Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// How much of a file is [prepared](DiskFile::prepare) at a time. Larger pages are hardly quicker to read, and these zeros stay in the core's cache
-/// until the record is written over them ([ADR 15](../../../docs/adr/0015-records-lie-in-large-pages.md)).
+/// How much of a file is [prepared](DiskFile::prepare) at a time. Larger pages are hardly quicker
+/// to read, and these zeros stay in the core's cache until the record is written over them ([ADR
+/// 15](../../../docs/adr/0015-records-lie-in-large-pages.md)).
 pub const PREPARED_BYTES: u64 = 256 << 10;
 
 /// The machine's file system.
@@ -68,12 +74,23 @@ struct RealFile {
 
 impl RealFile {
     /// One call, into the spare capacity of `out`, until it is `end` bytes long.
-    fn pread(&self, out: &mut Vec<u8>, end: usize, offset: u64, flags: libc::c_int) -> io::Result<usize> {
+    fn pread(
+        &self,
+        out: &mut Vec<u8>,
+        end: usize,
+        offset: u64,
+        flags: libc::c_int,
+    ) -> io::Result<usize> {
         let have = out.len();
         let spare = &mut out.spare_capacity_mut()[..end - have];
-        let iov = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
-        // SAFETY: the iovec names spare capacity that `out` owns; the kernel writes at most `spare.len()` bytes there.
-        let n = unsafe { libc::preadv2(self.file.as_raw_fd(), &iov, 1, offset as libc::off_t, flags) };
+        let iov = libc::iovec {
+            iov_base: spare.as_mut_ptr().cast(),
+            iov_len: spare.len(),
+        };
+        // SAFETY: the iovec names spare capacity that `out` owns; the kernel writes at most
+        // `spare.len()` bytes there.
+        let n =
+            unsafe { libc::preadv2(self.file.as_raw_fd(), &iov, 1, offset as libc::off_t, flags) };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -100,7 +117,10 @@ impl Disk for RealDisk {
                 options.write(true).create(true).truncate(true);
             }
         }
-        Ok(Box::new(RealFile { file: options.open(path)?, always_waits: AtomicBool::new(false) }))
+        Ok(Box::new(RealFile {
+            file: options.open(path)?,
+            always_waits: AtomicBool::new(false),
+        }))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>> {
@@ -150,13 +170,23 @@ impl DiskFile for RealFile {
         let start = out.len();
         out.reserve(len);
         while out.len() < start + len {
-            let waits = match self.pread(out, start + len, offset + (out.len() - start) as u64, libc::RWF_NOWAIT) {
+            let waits = match self.pread(
+                out,
+                start + len,
+                offset + (out.len() - start) as u64,
+                libc::RWF_NOWAIT,
+            ) {
                 Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => continue,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
                 // A file system, or a kernel, that does not know the flag.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => {
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+                    ) =>
+                {
                     self.always_waits.store(true, Relaxed);
                     Ok(false)
                 }
@@ -170,10 +200,22 @@ impl DiskFile for RealFile {
 
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {
         let total: usize = parts.iter().map(|p| p.len()).sum();
-        let iov: Vec<libc::iovec> =
-            parts.iter().map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() }).collect();
+        let iov: Vec<libc::iovec> = parts
+            .iter()
+            .map(|p| libc::iovec {
+                iov_base: p.as_ptr().cast_mut().cast(),
+                iov_len: p.len(),
+            })
+            .collect();
         // SAFETY: each iovec names a live slice, which the kernel only reads.
-        let n = unsafe { libc::pwritev(self.file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int, offset as libc::off_t) };
+        let n = unsafe {
+            libc::pwritev(
+                self.file.as_raw_fd(),
+                iov.as_ptr(),
+                iov.len() as libc::c_int,
+                offset as libc::off_t,
+            )
+        };
         let written = match n {
             -1 => {
                 let error = io::Error::last_os_error();
@@ -187,7 +229,8 @@ impl DiskFile for RealFile {
         if written == total {
             return Ok(());
         }
-        // A short write (a nearly full disk, a signal): the rest part by part, so that the reason comes out as an error.
+        // A short write (a nearly full disk, a signal): the rest part by part, so that the reason
+        // comes out as an error.
         let mut skip = written;
         let mut at = offset + written as u64;
         for part in parts {
@@ -225,11 +268,20 @@ mod tests {
     #[test]
     fn a_read_that_does_not_wait_gives_the_same_bytes_or_none() {
         let dir = tempfile::tempdir().unwrap();
-        let file = RealDisk.open(&dir.path().join("f"), OpenMode::Create).unwrap();
+        let file = RealDisk
+            .open(&dir.path().join("f"), OpenMode::Create)
+            .unwrap();
         let data: Vec<u8> = (0..300_000u32).map(|i| (i * 7) as u8).collect();
-        file.write_all_at(&[&data[..100_000], &data[100_000..]], 0).unwrap();
+        file.write_all_at(&[&data[..100_000], &data[100_000..]], 0)
+            .unwrap();
         let mut here = 0;
-        for (offset, len) in [(0, 300_000), (0, 0), (4_095, 2), (299_999, 1), (123_456, 100_000)] {
+        for (offset, len) in [
+            (0, 300_000),
+            (0, 0),
+            (4_095, 2),
+            (299_999, 1),
+            (123_456, 100_000),
+        ] {
             let mut out = b"before".to_vec();
             if file.read_append_now(&mut out, len, offset as u64).unwrap() {
                 here += 1;
@@ -244,7 +296,10 @@ mod tests {
         // File systems that cannot say (here always), or that have just written (always).
         assert!(here == 0 || here == 5, "{here}");
         let mut out = b"before".to_vec();
-        assert!(file.read_append_now(&mut out, 10, 299_995).is_err() || here == 0, "beyond the end");
+        assert!(
+            file.read_append_now(&mut out, 10, 299_995).is_err() || here == 0,
+            "beyond the end"
+        );
         assert_eq!(out, b"before");
     }
 }

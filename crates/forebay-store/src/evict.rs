@@ -1,17 +1,20 @@
 //! Making room: whole segments go, the oldest first.
 //!
 //! - A segment in which nothing lives is deleted at once, wherever it stands.
-//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in it, tombstones too, moves to the end of
-//!   the log.
-//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and pinned ones, move to the end of the log;
-//!   the rest is dropped. At most half of a segment moves for having been read, so each pass makes progress.
-//! - While an advisor knows what is coming, any segment may go in place of the oldest, and its word counts more than whether a record was
-//!   read ([`advice`](crate::advice)).
+//! - One of which at least half is dead (overwritten, removed) is *compacted*: all that lives in
+//!   it, tombstones too, moves to the end of the log.
+//! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and
+//!   pinned ones, move to the end of the log; the rest is dropped. At most half of a segment moves
+//!   for having been read, so each pass makes progress.
+//! - While an advisor knows what is coming, any segment may go in place of the oldest, and its word
+//!   counts more than whether a record was read ([`advice`](crate::advice)).
 //!
-//! Invariant: when a record that is the newest of its name is *dropped*, nothing older of that name is left that could be taken for current
-//! after a restart: it goes with the oldest segment, or no older segment holds an outdated record of any name, or a tombstone takes its
-//! place. For the same reason a tombstone is needed until its segment is the oldest, or the older ones hold nothing outdated. (Parts are
-//! found through their head, and their bytes are those of their version: they may go anywhere.)
+//! Invariant: when a record that is the newest of its name is *dropped*, nothing older of that name
+//! is left that could be taken for current after a restart: it goes with the oldest segment, or no
+//! older segment holds an outdated record of any name, or a tombstone takes its place. For the same
+//! reason a tombstone is needed until its segment is the oldest, or the older ones hold nothing
+//! outdated. (Parts are found through their head, and their bytes are those of their version: they
+//! may go anywhere.)
 
 use crate::{
     advice::{self, Advisor, Choice, NextUse},
@@ -61,7 +64,8 @@ impl Inner {
             return Err(dir.full_error(bytes));
         }
         let _guard = dir.evict.lock();
-        // Pinned data only move: a full round of the log without enough room means that there is none.
+        // Pinned data only move: a full round of the log without enough room means that there is
+        // none.
         let passes = 2 * dir.state.lock().segments.len() + 4;
         for _ in 0..passes {
             if dir.try_claim(bytes, class) {
@@ -71,7 +75,11 @@ impl Inner {
                 break;
             }
         }
-        if dir.try_claim(bytes, class) { Ok(()) } else { Err(dir.full_error(bytes)) }
+        if dir.try_claim(bytes, class) {
+            Ok(())
+        } else {
+            Err(dir.full_error(bytes))
+        }
     }
 
     /// Makes room ahead of need, so that writers seldom wait for it.
@@ -109,10 +117,14 @@ impl Inner {
             // Everything is in the active segment.
             dir.close_active();
         }
-        let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else { return Ok(false) };
+        let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else {
+            return Ok(false);
+        };
         match self.free(dir, &victim, mode, advisor.clone()) {
-            // Moves that a failing disk broke off have used up the room for moving: what can be dropped makes room again.
-            Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir) {
+            // Moves that a failing disk broke off have used up the room for moving: what can be
+            // dropped makes room again.
+            Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir)
+            {
                 Some(oldest) => self.free(dir, &oldest, Mode::Clock, advisor).map(|()| true),
                 None => Err(e),
             },
@@ -128,72 +140,123 @@ impl Inner {
     fn choose(dir: &Directory, advisor: Option<&dyn Advisor>) -> Option<(Arc<Segment>, Mode)> {
         let (idle, found) = {
             let state = dir.state.lock();
-            let idle: Vec<_> = state.sealed().filter(|s| s.pending.load(Relaxed) == 0).collect();
+            let idle: Vec<_> = state
+                .sealed()
+                .filter(|s| s.pending.load(Relaxed) == 0)
+                .collect();
             let half_dead = |s: &&&Arc<Segment>| s.dead_bytes() * 2 >= s.end.load(Relaxed);
-            let empty = idle.iter().find(|s| s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0);
+            let empty = idle.iter().find(|s| {
+                s.live_records.load(Relaxed) == 0 && s.tombstone_bytes.load(Relaxed) == 0
+            });
             let oldest = state.sealed().next();
-            let found = match (empty, idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()), oldest) {
+            let found = match (
+                empty,
+                idle.iter().filter(half_dead).max_by_key(|s| s.dead_bytes()),
+                oldest,
+            ) {
                 (Some(empty), _, _) => return Some(((*empty).clone(), Mode::Compact)),
-                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => return Some(((*dead).clone(), Mode::Compact)),
+                (None, Some(dead), Some(oldest)) if dead.ordinal != oldest.ordinal => {
+                    return Some(((*dead).clone(), Mode::Compact));
+                }
                 (_, _, Some(oldest)) => (oldest.clone(), Mode::Clock),
                 (_, _, None) => return None,
             };
             (idle.into_iter().cloned().collect::<Vec<_>>(), found)
         };
-        let Some(advisor) = advisor else { return Some(found) };
+        let Some(advisor) = advisor else {
+            return Some(found);
+        };
         let advised = match advice::untidy(dir, &idle) {
             Some(untidy) => Some((untidy, Mode::Compact)),
-            None => advice::choose(advisor, dir, &idle).map(|(victim, choice)| (victim, Mode::Advised(choice))),
+            None => advice::choose(advisor, dir, &idle)
+                .map(|(victim, choice)| (victim, Mode::Advised(choice))),
         };
         Some(advised.unwrap_or(found))
     }
 
-    fn free(&self, dir: &Directory, victim: &Arc<Segment>, mode: Mode, advisor: Option<Arc<dyn Advisor>>) -> Result<()> {
+    fn free(
+        &self,
+        dir: &Directory,
+        victim: &Arc<Segment>,
+        mode: Mode,
+        advisor: Option<Arc<dyn Advisor>>,
+    ) -> Result<()> {
         let mut waited = Duration::ZERO;
         while victim.pending.load(Relaxed) > 0 {
             if waited >= PENDING_WAIT {
-                return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
+                return Err(Error::busy(format!(
+                    "cache directory {}: a write takes long",
+                    dir.path.display()
+                )));
             }
             sleep(Duration::from_millis(1));
             waited += Duration::from_millis(1);
         }
-        // From the first dropped entry until the file is gone, its records are in no index but would be found by a restart.
+        // From the first dropped entry until the file is gone, its records are in no index but
+        // would be found by a restart.
         if !victim.emptying.swap(true, Relaxed) {
             dir.ghosts.fetch_add(1, Relaxed);
         }
         if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
             let second_round = victim.end.load(Relaxed) / 2;
             let nothing_older = Self::nothing_older(dir, victim);
-            self.empty(dir, Victim { segment: victim, mode, advisor, nothing_older, second_round })?;
+            self.empty(
+                dir,
+                Victim {
+                    segment: victim,
+                    mode,
+                    advisor,
+                    nothing_older,
+                    second_round,
+                },
+            )?;
         }
         dir.disk
             .delete(&victim.path)
-            .or_else(|e| if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
-            .map_err(|e| dir.write_failed(e, self.now()).context(format!("segment {} could not be deleted", victim.path.display())))?;
+            .or_else(|e| {
+                if e.kind() == std::io::ErrorKind::NotFound {
+                    Ok(())
+                } else {
+                    Err(e)
+                }
+            })
+            .map_err(|e| {
+                dir.write_failed(e, self.now()).context(format!(
+                    "segment {} could not be deleted",
+                    victim.path.display()
+                ))
+            })?;
         {
             let mut state = dir.state.lock();
             state.segments.remove(&victim.ordinal);
             state.used -= victim.end.load(Relaxed);
         }
-        dir.held_bytes.fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
+        dir.held_bytes
+            .fetch_sub(victim.held_bytes.load(Relaxed), Relaxed);
         self.segments.free(victim.slot);
         dir.ghosts.fetch_sub(1, Relaxed);
         Ok(())
     }
 
-    /// Whether no segment that is older than `victim` can hold a record of a name that is not current.
+    /// Whether no segment that is older than `victim` can hold a record of a name that is not
+    /// current.
     fn nothing_older(dir: &Directory, victim: &Segment) -> bool {
         // One for the victim itself.
         let ghosts = dir.ghosts.load(Relaxed) > 1;
         let state = dir.state.lock();
         // What is being written may turn out to be outdated; afterwards it is counted.
-        !ghosts && state.segments.range(..victim.ordinal).all(|(_, s)| s.pending.load(Relaxed) == 0 && s.outdated.load(Relaxed) == 0)
+        !ghosts
+            && state
+                .segments
+                .range(..victim.ordinal)
+                .all(|(_, s)| s.pending.load(Relaxed) == 0 && s.outdated.load(Relaxed) == 0)
     }
 
     /// Takes every entry out of a segment: moved or dropped.
     fn empty(&self, dir: &Directory, mut victim: Victim<'_>) -> Result<()> {
         let mut failure = None;
-        let names = victim.mode != Mode::Compact && (!self.pins.is_empty() || victim.advisor.is_some());
+        let names =
+            victim.mode != Mode::Compact && (!self.pins.is_empty() || victim.advisor.is_some());
         let segment = victim.segment;
         let walk = segment.scan(0, names, &mut |offset, header, name, meta| {
             let result = match header.kind {
@@ -213,7 +276,8 @@ impl Inner {
         }
         if let Err(e) = walk {
             dir.counters.read_failures.fetch_add(1, Relaxed);
-            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read; what it holds is dropped");
+            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be \
+                read; what it holds is dropped");
         }
         if segment.live_records.load(Relaxed) > 0 {
             self.sweep(dir, segment, victim.mode);
@@ -221,15 +285,33 @@ impl Inner {
         Ok(())
     }
 
-    fn empty_record(&self, dir: &Directory, victim: &mut Victim<'_>, offset: u64, header: &Header, name: &[u8], meta: &[u8]) -> Result<()> {
+    fn empty_record(
+        &self,
+        dir: &Directory,
+        victim: &mut Victim<'_>,
+        offset: u64,
+        header: &Header,
+        name: &[u8],
+        meta: &[u8],
+    ) -> Result<()> {
         let mode = victim.mode;
-        let at_victim = || self.index.peek(header.key).filter(|e| e.is_at(victim.segment.slot, offset));
-        let Some(mut entry) = at_victim() else { return Ok(()) };
+        let at_victim = || {
+            self.index
+                .peek(header.key)
+                .filter(|e| e.is_at(victim.segment.slot, offset))
+        };
+        let Some(mut entry) = at_victim() else {
+            return Ok(());
+        };
         let mut waited = Duration::ZERO;
         while mode != Mode::Clock && entry.has(SUPERSEDED) {
-            // Its successor is being written. To drop this one before that has succeeded could bring back an older one after a crash.
+            // Its successor is being written. To drop this one before that has succeeded could
+            // bring back an older one after a crash.
             if waited >= PENDING_WAIT {
-                return Err(Error::busy(format!("cache directory {}: a write takes long", dir.path.display())));
+                return Err(Error::busy(format!(
+                    "cache directory {}: a write takes long",
+                    dir.path.display()
+                )));
             }
             sleep(Duration::from_millis(1));
             waited += Duration::from_millis(1);
@@ -243,8 +325,12 @@ impl Inner {
         let again = victim.second_round >= len
             && match (mode, &victim.advisor) {
                 (Mode::Advised(choice), Some(advisor)) => {
-                    let cached = advice::cached_of(header.kind, header.key, header.version, name, meta);
-                    choice.keeps(cached.map_or(NextUse::Unknown, |c| advisor.next_use(&c)), &entry)
+                    let cached =
+                        advice::cached_of(header.kind, header.key, header.version, name, meta);
+                    choice.keeps(
+                        cached.map_or(NextUse::Unknown, |c| advisor.next_use(&c)),
+                        &entry,
+                    )
                 }
                 _ => entry.has(VISITED),
             };
@@ -262,7 +348,10 @@ impl Inner {
                 Err(_) => {}
             }
         }
-        if self.forget(header.key, |e| e.is_at(victim.segment.slot, offset)).is_some() {
+        if self
+            .forget(header.key, |e| e.is_at(victim.segment.slot, offset))
+            .is_some()
+        {
             dir.counters.evicted_records.fetch_add(1, Relaxed);
             dir.counters.evicted_bytes.fetch_add(len, Relaxed);
             if mode != Mode::Clock
@@ -280,25 +369,43 @@ impl Inner {
     fn is_held(&self, dir: &Directory, header: &Header, name: &[u8]) -> bool {
         header.kind == Kind::Part
             && (header.flags & FLAG_DERIVED == 0 || dir.holds_derived())
-            && split_name(name).is_some_and(|(bucket, key)| self.pins.holds(forebay_core::name::hash_name(bucket, key), header.version))
+            && split_name(name).is_some_and(|(bucket, key)| {
+                self.pins
+                    .holds(forebay_core::name::hash_name(bucket, key), header.version)
+            })
     }
 
-    fn empty_tombstone(&self, dir: &Directory, victim: &Victim<'_>, offset: u64, header: &Header) -> Result<()> {
-        // What an attempt that broke off has moved is not moved again: else each attempt would cost its room, until none is left.
+    fn empty_tombstone(
+        &self,
+        dir: &Directory,
+        victim: &Victim<'_>,
+        offset: u64,
+        header: &Header,
+    ) -> Result<()> {
+        // What an attempt that broke off has moved is not moved again: else each attempt would cost
+        // its room, until none is left.
         let moved = offset < victim.segment.tombstones_moved_to.load(Relaxed);
         let needed = victim.mode != Mode::Clock && !victim.nothing_older && !moved && {
             // A newer record of the key in the same log does the tombstone's work.
-            let newer = self.index.peek(header.key).filter(|e| e.seq > header.seq).and_then(|e| self.segments.get(e.slot()));
+            let newer = self
+                .index
+                .peek(header.key)
+                .filter(|e| e.seq > header.seq)
+                .and_then(|e| self.segments.get(e.slot()));
             newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
             self.relocate(dir, victim.segment, offset, header, false, (&[], &[]))?;
-            victim.segment.tombstones_moved_to.store(offset + padded(header.len()), Relaxed);
+            victim
+                .segment
+                .tombstones_moved_to
+                .store(offset + padded(header.len()), Relaxed);
         }
         Ok(())
     }
 
-    /// Copies a record to the end of the log under its old number. `false`: it is not current, or damaged.
+    /// Copies a record to the end of the log under its old number. `false`: it is not current, or
+    /// damaged.
     fn relocate(
         &self,
         dir: &Directory,
@@ -313,12 +420,15 @@ impl Inner {
         }
         let tombstone = header.kind == Kind::Tombstone;
         let mut bytes = Vec::new();
-        let read = victim.file.read_append(&mut bytes, header.len() as usize, offset);
+        let read = victim
+            .file
+            .read_append(&mut bytes, header.len() as usize, offset);
         if read.is_err() || !header.body_is_whole(&bytes) {
             dir.counters.checksum_failures.fetch_add(1, Relaxed);
             if let Some(entry) = self.forget(header.key, |e| e.is_at(victim.slot, offset))
                 && Self::is_named(&entry)
-                && let Err(e) = self.write_tombstone(dir, header.key, "", "", None, Class::Relocation, |_| {})
+                && let Err(e) =
+                    self.write_tombstone(dir, header.key, "", "", None, Class::Relocation, |_| {})
             {
                 self.distrust(dir, &e);
             }
@@ -334,7 +444,9 @@ impl Inner {
             let mut shard = self.index.shard(header.key);
             if !tombstone {
                 match shard.get(header.key) {
-                    Some(e) if e.is_at(victim.slot, offset) && !e.has(SUPERSEDED) => header.validated_at = e.validated_at,
+                    Some(e) if e.is_at(victim.slot, offset) && !e.has(SUPERSEDED) => {
+                        header.validated_at = e.validated_at
+                    }
                     _ => {
                         current = false;
                         return Some(None);
@@ -352,13 +464,21 @@ impl Inner {
             dir.unclaim(len);
             return Ok(false);
         };
-        bytes[..crate::record::HEADER_BYTES].copy_from_slice(&header.encode(placed.segment.place(placed.offset)));
-        let written = placed.segment.file.write_all_at(&[&bytes], placed.offset).map_err(|e| self.write_failed(dir, &placed, e));
+        bytes[..crate::record::HEADER_BYTES]
+            .copy_from_slice(&header.encode(placed.segment.place(placed.offset)));
+        let written = placed
+            .segment
+            .file
+            .write_all_at(&[&bytes], placed.offset)
+            .map_err(|e| self.write_failed(dir, &placed, e));
         if written.is_ok() {
             dir.counters.relocated_bytes.fetch_add(len, Relaxed);
             if !tombstone {
                 let mut shard = self.index.shard(header.key);
-                if let Some(e) = shard.get(header.key).filter(|e| e.is_at(victim.slot, offset)) {
+                if let Some(e) = shard
+                    .get(header.key)
+                    .filter(|e| e.is_at(victim.slot, offset))
+                {
                     e.move_to(placed.segment.slot, placed.offset);
                     e.clear(VISITED);
                     victim.sub_live(len);
@@ -372,8 +492,15 @@ impl Inner {
                     placed.segment.outdated.fetch_add(1, Relaxed);
                 }
                 drop(shard);
-                if let Some(cached) = advice::cached_of(header.kind, header.key, header.version, name, meta).filter(|_| !name.is_empty()) {
-                    placed.segment.samples.lock().note(cached, len, header.seq ^ placed.segment.ordinal);
+                if let Some(cached) =
+                    advice::cached_of(header.kind, header.key, header.version, name, meta)
+                        .filter(|_| !name.is_empty())
+                {
+                    placed.segment.samples.lock().note(
+                        cached,
+                        len,
+                        header.seq ^ placed.segment.ordinal,
+                    );
                 }
             }
         }
@@ -400,7 +527,8 @@ impl Inner {
         }
         // Older segments stay: what they hold of these keys must not be taken for current.
         for key in named {
-            if let Err(e) = self.write_tombstone(dir, key, "", "", None, Class::Relocation, |_| {}) {
+            if let Err(e) = self.write_tombstone(dir, key, "", "", None, Class::Relocation, |_| {})
+            {
                 self.distrust(dir, &e);
             }
         }

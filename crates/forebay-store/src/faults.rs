@@ -1,8 +1,8 @@
-//! A disk that fails on demand: [`FaultyDisk`] wraps any other [`Disk`] and does to its operations what the [`Rule`]s of its [`Faults`]
-//! say.
+//! A disk that fails on demand: [`FaultyDisk`] wraps any other [`Disk`] and does to its operations
+//! what the [`Rule`]s of its [`Faults`] say.
 //!
-//! It is part of the library so that tests of other crates, and tools that rehearse failures, can use it; nothing in the store's own path
-//! knows of it.
+//! It is part of the library so that tests of other crates, and tools that rehearse failures, can
+//! use it; nothing in the store's own path knows of it.
 //!
 //! ```
 //! use forebay_store::{disk::RealDisk, faults::{Fault, FaultyDisk, Op, Rule}};
@@ -40,10 +40,11 @@ pub enum Fault {
     Error(i32),
     /// Only the first bytes are written; then this error number comes back.
     Short(usize, i32),
-    /// Only the first bytes are written, and success is reported: what a power cut leaves of data in the page cache.
+    /// Only the first bytes are written, and success is reported: what a power cut leaves of data
+    /// in the page cache.
     Torn(usize),
-    /// One bit of what is read or written changes: of the byte at this position, counted from the beginning of the transfer (modulo its
-    /// length).
+    /// One bit of what is read or written changes: of the byte at this position, counted from the
+    /// beginning of the transfer (modulo its length).
     FlipBit(usize),
     /// It takes longer.
     Delay(Duration),
@@ -64,7 +65,13 @@ pub struct Rule {
 impl Rule {
     /// Happens to every operation of this kind.
     pub fn new(op: Op, fault: Fault) -> Self {
-        Self { op, fault, file: String::new(), after: 0, times: u64::MAX }
+        Self {
+            op,
+            fault,
+            file: String::new(),
+            after: 0,
+            times: u64::MAX,
+        }
     }
 
     /// Only to files whose path contains `part`.
@@ -97,7 +104,14 @@ impl Faults {
 
     /// The file system became read-only, as after an error of its journal.
     pub fn read_only(&self, path: &str) {
-        for op in [Op::Create, Op::OpenWrite, Op::Write, Op::Resize, Op::Delete, Op::Rename] {
+        for op in [
+            Op::Create,
+            Op::OpenWrite,
+            Op::Write,
+            Op::Resize,
+            Op::Delete,
+            Op::Rename,
+        ] {
             self.add(Rule::new(op, Fault::Error(libc::EROFS)).on(path));
         }
     }
@@ -121,7 +135,10 @@ impl Faults {
         let mut state = self.0.lock();
         let (rules, happened) = &mut *state;
         let path = path.to_string_lossy();
-        for rule in rules.iter_mut().filter(|r| r.op == op && path.contains(&r.file) && r.times > 0) {
+        for rule in rules
+            .iter_mut()
+            .filter(|r| r.op == op && path.contains(&r.file) && r.times > 0)
+        {
             if rule.after > 0 {
                 rule.after -= 1;
             } else {
@@ -137,14 +154,19 @@ impl Faults {
     fn peek(&self, op: Op, path: &Path) -> Option<Fault> {
         let state = self.0.lock();
         let path = path.to_string_lossy();
-        let next = state.0.iter().find(|r| r.op == op && path.contains(&r.file) && r.times > 0 && r.after == 0);
+        let next = state
+            .0
+            .iter()
+            .find(|r| r.op == op && path.contains(&r.file) && r.times > 0 && r.after == 0);
         next.map(|r| r.fault)
     }
 
     /// For operations that carry no bytes. `false`: skip it.
     fn check(&self, op: Op, path: &Path) -> io::Result<bool> {
         match self.next(op, path) {
-            Some(Fault::Error(errno) | Fault::Short(_, errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::Error(errno) | Fault::Short(_, errno)) => {
+                Err(io::Error::from_raw_os_error(errno))
+            }
             Some(Fault::Delay(time)) => {
                 std::thread::sleep(time);
                 Ok(true)
@@ -163,7 +185,13 @@ pub struct FaultyDisk {
 impl FaultyDisk {
     pub fn new(disk: impl Disk) -> (Self, Faults) {
         let faults = Faults::default();
-        (Self { disk: Arc::new(disk), faults: faults.clone() }, faults)
+        (
+            Self {
+                disk: Arc::new(disk),
+                faults: faults.clone(),
+            },
+            faults,
+        )
     }
 }
 
@@ -186,7 +214,11 @@ impl Disk for FaultyDisk {
             OpenMode::Create => Op::Create,
         };
         self.faults.check(op, path)?;
-        Ok(Box::new(FaultyFile { file: self.disk.open(path, mode)?, path: path.to_owned(), faults: self.faults.clone() }))
+        Ok(Box::new(FaultyFile {
+            file: self.disk.open(path, mode)?,
+            path: path.to_owned(),
+            faults: self.faults.clone(),
+        }))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>> {
@@ -195,15 +227,27 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        if self.faults.check(Op::Rename, to)? { self.disk.rename(from, to) } else { Ok(()) }
+        if self.faults.check(Op::Rename, to)? {
+            self.disk.rename(from, to)
+        } else {
+            Ok(())
+        }
     }
 
     fn delete(&self, path: &Path) -> io::Result<()> {
-        if self.faults.check(Op::Delete, path)? { self.disk.delete(path) } else { Ok(()) }
+        if self.faults.check(Op::Delete, path)? {
+            self.disk.delete(path)
+        } else {
+            Ok(())
+        }
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        if self.faults.check(Op::Sync, dir)? { self.disk.sync_dir(dir) } else { Ok(()) }
+        if self.faults.check(Op::Sync, dir)? {
+            self.disk.sync_dir(dir)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -232,7 +276,11 @@ impl DiskFile for FaultyFile {
 
     /// A disk that is slow is waited for; everything else happens at once.
     fn read_append_now(&self, out: &mut Vec<u8>, len: usize, offset: u64) -> io::Result<bool> {
-        if self.faults.peek(Op::Read, &self.path).is_some_and(|f| matches!(f, Fault::Delay(_))) {
+        if self
+            .faults
+            .peek(Op::Read, &self.path)
+            .is_some_and(|f| matches!(f, Fault::Delay(_)))
+        {
             return Ok(false);
         }
         let begin = out.len();
@@ -245,15 +293,22 @@ impl DiskFile for FaultyFile {
 
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {
         let fault = self.faults.next(Op::Write, &self.path);
-        let mut bytes = if fault.is_some() { parts.concat() } else { Vec::new() };
+        let mut bytes = if fault.is_some() {
+            parts.concat()
+        } else {
+            Vec::new()
+        };
         match fault {
             None => self.file.write_all_at(parts, offset),
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
             Some(Fault::Short(n, errno)) => {
-                self.file.write_all_at(&[&bytes[..n.min(bytes.len())]], offset)?;
+                self.file
+                    .write_all_at(&[&bytes[..n.min(bytes.len())]], offset)?;
                 Err(io::Error::from_raw_os_error(errno))
             }
-            Some(Fault::Torn(n)) => self.file.write_all_at(&[&bytes[..n.min(bytes.len())]], offset),
+            Some(Fault::Torn(n)) => self
+                .file
+                .write_all_at(&[&bytes[..n.min(bytes.len())]], offset),
             Some(Fault::Skip) => Ok(()),
             Some(Fault::FlipBit(at)) => {
                 if !bytes.is_empty() {
@@ -269,13 +324,18 @@ impl DiskFile for FaultyFile {
         }
     }
 
-    /// No operation of its own, for it changes nothing: rules count what the store reads and writes.
+    /// No operation of its own, for it changes nothing: rules count what the store reads and
+    /// writes.
     fn prepare(&self, range: Range<u64>) {
         self.file.prepare(range);
     }
 
     fn set_size(&self, size: u64) -> io::Result<()> {
-        if self.faults.check(Op::Resize, &self.path)? { self.file.set_size(size) } else { Ok(()) }
+        if self.faults.check(Op::Resize, &self.path)? {
+            self.file.set_size(size)
+        } else {
+            Ok(())
+        }
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -283,6 +343,10 @@ impl DiskFile for FaultyFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        if self.faults.check(Op::Sync, &self.path)? { self.file.sync() } else { Ok(()) }
+        if self.faults.check(Op::Sync, &self.path)? {
+            self.file.sync()
+        } else {
+            Ok(())
+        }
     }
 }

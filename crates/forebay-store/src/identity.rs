@@ -1,9 +1,10 @@
 //! Who a cache directory is, and how far what it says may be trusted after a restart.
 //!
-//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a second one, overwritten: its size
-//! never changes. It holds the key of the header checks, the boot in which the directory was last open, whether it was closed cleanly,
-//! and the *distrust mark*: entries with a lower sequence number must be revalidated at the origin before use, because a tombstone or a
-//! newer record of theirs may have been lost (see the crate's documentation).
+//! `identity.json` is replaced as a whole (write, sync, rename), or, where there is no space for a
+//! second one, overwritten: its size never changes. It holds the key of the header checks, the boot
+//! in which the directory was last open, whether it was closed cleanly, and the *distrust mark*:
+//! entries with a lower sequence number must be revalidated at the origin before use, because a
+//! tombstone or a newer record of theirs may have been lost (see the crate's documentation).
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};
@@ -18,7 +19,8 @@ const FORMAT: u32 = 1;
 const FILE: &str = "identity.json";
 const TMP: &str = "identity.tmp";
 const LOCK: &str = "lock";
-/// The file is padded with spaces to this size, so that it can be overwritten on a full disk. 255 peers fit.
+/// The file is padded with spaces to this size, so that it can be overwritten on a full disk. 255
+/// peers fit.
 const FILE_BYTES: usize = 8 << 10;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,7 +33,8 @@ pub struct Identity {
     pub clean: bool,
     /// Counts the openings of the store.
     pub run: u64,
-    /// The same in all directories of one run, and in no other: one that differs from that of the highest run was away.
+    /// The same in all directories of one run, and in no other: one that differs from that of the
+    /// highest run was away.
     pub session: u64,
     pub distrust_below: u64,
     /// A tombstone was missed in this run: the next one distrusts everything.
@@ -68,7 +71,9 @@ impl Identity {
         let size = file.size()?.min(FILE_BYTES as u64);
         let mut bytes = Vec::new();
         file.read_append(&mut bytes, size as usize, 0)?;
-        Ok(serde_json::from_slice::<Identity>(&bytes).ok().filter(|i| i.format == FORMAT))
+        Ok(serde_json::from_slice::<Identity>(&bytes)
+            .ok()
+            .filter(|i| i.format == FORMAT))
     }
 
     pub fn save(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
@@ -82,7 +87,12 @@ impl Identity {
         });
         match replaced {
             Ok(()) => disk.sync_dir(dir),
-            Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                ) =>
+            {
                 let file = disk.open(&path, OpenMode::ReadWrite).map_err(|_| e)?;
                 file.write_all_at(&[&bytes], 0)?;
                 file.sync()
@@ -92,9 +102,12 @@ impl Identity {
     }
 }
 
-/// Changes with each start of the machine. Empty where the system does not tell: then no unclean restart is trusted.
+/// Changes with each start of the machine. Empty where the system does not tell: then no unclean
+/// restart is trusted.
 pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|s| s.trim().to_owned()).unwrap_or_default()
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|s| s.trim().to_owned())
+        .unwrap_or_default()
 }
 
 pub fn random() -> Result<u64> {
@@ -102,7 +115,9 @@ pub fn random() -> Result<u64> {
     // SAFETY: the kernel writes at most the eight bytes that the pointer and length name.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if n != 8 {
-        return Err(Error::internal("the system gave no random numbers").source(io::Error::last_os_error()));
+        return Err(
+            Error::internal("the system gave no random numbers").source(io::Error::last_os_error())
+        );
     }
     Ok(u64::from_le_bytes(bytes))
 }
@@ -116,8 +131,8 @@ pub struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the file would not do: a process that was forked meanwhile may have it open for a moment, or as long as it lives. There it is
-        // not the child's to give back.
+        // Closing the file would not do: a process that was forked meanwhile may have it open for a
+        // moment, or as long as it lives. There it is not the child's to give back.
         if self.pid == std::process::id() {
             let _ = self.file.unlock();
         }
@@ -136,19 +151,36 @@ pub fn lock(dir: &Path) -> Result<Lock> {
         .create(true)
         .truncate(false)
         .open(&path)
-        .or_else(|e| if e.kind() == io::ErrorKind::ReadOnlyFilesystem { File::open(&path) } else { Err(e) })
+        .or_else(|e| {
+            if e.kind() == io::ErrorKind::ReadOnlyFilesystem {
+                File::open(&path)
+            } else {
+                Err(e)
+            }
+        })
         .map_err(|e| {
             Error::internal(format!("cache directory {} cannot be used", dir.display()))
                 .hint("check that the directory is writable by this user")
                 .source(e)
         })?;
     match file.try_lock() {
-        Ok(()) => Ok(Lock { file, pid: std::process::id() }),
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::new(ErrorKind::Conflict, format!("cache directory {} is in use by another process", dir.display()))
-                .hint("give each forebay process a cache directory of its own"))
-        }
-        Err(TryLockError::Error(e)) => Err(Error::internal(format!("cache directory {} cannot be locked", dir.display())).source(e)),
+        Ok(()) => Ok(Lock {
+            file,
+            pid: std::process::id(),
+        }),
+        Err(TryLockError::WouldBlock) => Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "cache directory {} is in use by another process",
+                dir.display()
+            ),
+        )
+        .hint("give each forebay process a cache directory of its own")),
+        Err(TryLockError::Error(e)) => Err(Error::internal(format!(
+            "cache directory {} cannot be locked",
+            dir.display()
+        ))
+        .source(e)),
     }
 }
 
@@ -161,7 +193,8 @@ mod tests {
 
     impl Forked {
         fn new(run: impl FnOnce()) -> Self {
-            // SAFETY: the child calls nothing that another thread's state could stand in the way of: `run` is as careful, and it never returns.
+            // SAFETY: the child calls nothing that another thread's state could stand in the way
+            // of: `run` is as careful, and it never returns.
             match unsafe { libc::fork() } {
                 0 => {
                     run();
@@ -201,7 +234,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let held = lock(dir.path()).unwrap();
         let done = dir.path().join("done");
-        let (mut inside, path) = (Some(held), std::ffi::CString::new(done.as_os_str().as_encoded_bytes()).unwrap());
+        let (mut inside, path) = (
+            Some(held),
+            std::ffi::CString::new(done.as_os_str().as_encoded_bytes()).unwrap(),
+        );
         let forked = Forked::new(|| {
             drop(inside.take());
             // SAFETY: a path that ends with a zero.

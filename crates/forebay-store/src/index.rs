@@ -1,10 +1,13 @@
-//! The index in RAM: where the newest record of each key lies. 40 bytes an entry, in sharded hash tables.
+//! The index in RAM: where the newest record of each key lies. 40 bytes an entry, in sharded hash
+//! tables.
 //!
-//! A table holds the entries themselves, keyed by the 128-bit hash that they contain; names stay on disk and are compared after the read.
-//! A shard's lock is held for lookups and changes only, never during disk I/O.
+//! A table holds the entries themselves, keyed by the 128-bit hash that they contain; names stay on
+//! disk and are compared after the read. A shard's lock is held for lookups and changes only, never
+//! during disk I/O.
 //!
-//! Invariant: while an entry is in the table, its segment is in [`Segments`]: the evictor takes a segment's entries out before it frees the
-//! slot. So [`Index::locate`], which takes the segment under the shard's lock, always finds the right file.
+//! Invariant: while an entry is in the table, its segment is in [`Segments`]: the evictor takes a
+//! segment's entries out before it frees the slot. So [`Index::locate`], which takes the segment
+//! under the shard's lock, always finds the right file.
 
 use crate::{
     segment::{Segment, Segments},
@@ -24,7 +27,8 @@ pub const VISITED: u32 = 1 << 24;
 pub const PINNED: u32 = 1 << 25;
 /// The object's bytes are in the head record.
 pub const INLINE: u32 = 1 << 26;
-/// A newer record of this key has its place in the log already: this one must not be copied behind it.
+/// A newer record of this key has its place in the log already: this one must not be copied behind
+/// it.
 pub const SUPERSEDED: u32 = 1 << 27;
 /// A head record.
 pub const HEAD: u32 = 1 << 28;
@@ -45,9 +49,24 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(key: u128, seq: u64, slot: u32, offset: u64, len: u32, validated_at: u32, flags: u32) -> Self {
+    pub fn new(
+        key: u128,
+        seq: u64,
+        slot: u32,
+        offset: u64,
+        len: u32,
+        validated_at: u32,
+        flags: u32,
+    ) -> Self {
         debug_assert!(slot < SLOTS_MAX as u32 && offset.is_multiple_of(64));
-        Entry { key: split(key), seq, slot_and_flags: slot | flags, offset_units: (offset / 64) as u32, len, validated_at }
+        Entry {
+            key: split(key),
+            seq,
+            slot_and_flags: slot | flags,
+            offset_units: (offset / 64) as u32,
+            len,
+            validated_at,
+        }
     }
 
     pub fn key(&self) -> u128 {
@@ -99,7 +118,8 @@ fn split(key: u128) -> [u64; 2] {
 #[derive(Default)]
 struct Table {
     entries: HashTable<Entry>,
-    /// Records of these keys have a place in the log and are being written. A handful at most: one for each writing thread.
+    /// Records of these keys have a place in the log and are being written. A handful at most: one
+    /// for each writing thread.
     writing: Vec<Writing>,
 }
 
@@ -124,12 +144,23 @@ impl Shard<'_> {
         if let Some(entry) = self.get(key) {
             entry.set(SUPERSEDED);
         }
-        self.0.writing.push(Writing { key, seq, dir, cancelled: false });
+        self.0.writing.push(Writing {
+            key,
+            seq,
+            dir,
+            cancelled: false,
+        });
     }
 
-    /// Ends what [`begin_write`](Self::begin_write) began. `false`: the key was removed meanwhile, so the record must not be published.
+    /// Ends what [`begin_write`](Self::begin_write) began. `false`: the key was removed meanwhile,
+    /// so the record must not be published.
     pub fn end_write(&mut self, key: u128, seq: u64) -> bool {
-        match self.0.writing.iter().position(|w| w.key == key && w.seq == seq) {
+        match self
+            .0
+            .writing
+            .iter()
+            .position(|w| w.key == key && w.seq == seq)
+        {
             Some(at) => !self.0.writing.swap_remove(at).cancelled,
             None => false,
         }
@@ -137,33 +168,60 @@ impl Shard<'_> {
 
     /// Directories where records of `key` are being written.
     pub fn writing_dirs(&self, key: u128) -> impl Iterator<Item = usize> {
-        self.0.writing.iter().filter(move |w| w.key == key).map(|w| w.dir)
+        self.0
+            .writing
+            .iter()
+            .filter(move |w| w.key == key)
+            .map(|w| w.dir)
     }
 
     /// Keeps records of `key` that are being written to `dir` from being published.
     pub fn cancel_writes(&mut self, key: u128, dir: usize) {
-        for w in self.0.writing.iter_mut().filter(|w| w.key == key && w.dir == dir) {
+        for w in self
+            .0
+            .writing
+            .iter_mut()
+            .filter(|w| w.key == key && w.dir == dir)
+        {
             w.cancelled = true;
         }
     }
 
     /// Puts `entry` in place of any other of its key, which is returned.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
-        if let Some(old) = self.0.entries.find_mut(entry.key[1], |e| e.key == entry.key) {
+        if let Some(old) = self
+            .0
+            .entries
+            .find_mut(entry.key[1], |e| e.key == entry.key)
+        {
             return Some(std::mem::replace(old, entry));
         }
-        self.0.entries.insert_unique(entry.key[1], entry, |e| e.key[1]);
+        self.0
+            .entries
+            .insert_unique(entry.key[1], entry, |e| e.key[1]);
         None
     }
 
     pub fn remove(&mut self, key: u128) -> Option<Entry> {
         let k = split(key);
-        self.0.entries.find_entry(k[1], |e| e.key == k).ok().map(|found| found.remove().0)
+        self.0
+            .entries
+            .find_entry(k[1], |e| e.key == k)
+            .ok()
+            .map(|found| found.remove().0)
     }
 
     /// Removes the entry of `key` if `condition` holds.
-    pub fn remove_if(&mut self, key: u128, condition: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
-        if condition(self.get(key)?) { self.remove(key) } else { None }
+    pub fn remove_if(
+        &mut self,
+        key: u128,
+        condition: impl FnOnce(&Entry) -> bool,
+    ) -> Option<Entry> {
+        if condition(self.get(key)?) {
+            self.remove(key)
+        } else {
+            None
+        }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
@@ -185,7 +243,9 @@ pub struct Index {
 
 impl Index {
     pub fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
     }
 
     pub fn shard(&self, key: u128) -> Shard<'_> {
@@ -214,7 +274,10 @@ impl Index {
 
     /// Bytes that the tables take.
     pub fn ram_bytes(&self) -> usize {
-        self.shards.iter().map(|s| s.lock().entries.allocation_size()).sum()
+        self.shards
+            .iter()
+            .map(|s| s.lock().entries.allocation_size())
+            .sum()
     }
 
     pub fn reserve(&self, entries: usize) {

@@ -5,9 +5,11 @@
 //! 3. *Write* with no lock held.
 //! 4. *Publish*: under the shard's lock again, replace the key's entry.
 //!
-//! Invariant: in the log of each directory, the records of a key lie in the order of their sequence numbers (copies that the evictor makes
-//! included, because it, too, takes places under the shard's lock, and never for an entry that a newer record is about to replace). So
-//! whatever prefix of old segments is gone, the newest record that is left, or a tombstone behind it, tells the truth about the key.
+//! Invariant: in the log of each directory, the records of a key lie in the order of their sequence
+//! numbers (copies that the evictor makes included, because it, too, takes places under the shard's
+//! lock, and never for an entry that a newer record is about to replace). So whatever prefix of old
+//! segments is gone, the newest record that is left, or a tombstone behind it, tells the truth
+//! about the key.
 
 use crate::{
     advice::{Advisor, cached_of},
@@ -65,8 +67,8 @@ impl Inner {
         Ok(guard)
     }
 
-    /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding or removing a directory moves only
-    /// what must.
+    /// Directories for a key, the preferred one first: weighted rendezvous hashing, so that adding
+    /// or removing a directory moves only what must.
     fn candidates(&self, key: u128) -> Vec<&Directory> {
         let mut dirs: Vec<_> = self.dirs.iter().collect();
         if dirs.len() > 1 {
@@ -80,7 +82,8 @@ impl Inner {
         dirs
     }
 
-    /// Writes a record to the best directory that takes it. If none does, an older record of the key is gone too: it is not current.
+    /// Writes a record to the best directory that takes it. If none does, an older record of the
+    /// key is gone too: it is not current.
     pub fn append(&self, record: &NewRecord<'_>, flags: u32) -> Result<()> {
         let mut last: Option<Error> = None;
         for dir in self.candidates(record.key) {
@@ -98,8 +101,12 @@ impl Inner {
     }
 
     pub fn resting(dir: &Directory) -> Error {
-        Error::internal(format!("cache directory {} is {}", dir.path.display(), dir.health().as_str()))
-            .hint("it is tried again soon; see the log for the failure")
+        Error::internal(format!(
+            "cache directory {} is {}",
+            dir.path.display(),
+            dir.health().as_str()
+        ))
+        .hint("it is tried again soon; see the log for the failure")
     }
 
     /// Writes a record to `dir`, or fails.
@@ -117,23 +124,43 @@ impl Inner {
             Some(placed)
         })?;
         let bytes = prefix.seal(placed.seq, placed.segment.place(placed.offset));
-        let written = placed.segment.file.write_all_at(&[bytes, record.data], placed.offset);
+        let written = placed
+            .segment
+            .file
+            .write_all_at(&[bytes, record.data], placed.offset);
         let result = match written {
             Ok(()) => {
                 dir.counters.written_bytes.fetch_add(len, Relaxed);
-                let entry = Entry::new(record.key, placed.seq, placed.segment.slot, placed.offset, len as u32, record.validated_at, flags);
+                let entry = Entry::new(
+                    record.key,
+                    placed.seq,
+                    placed.segment.slot,
+                    placed.offset,
+                    len as u32,
+                    record.validated_at,
+                    flags,
+                );
                 self.publish(entry, &placed, record);
                 if self.advisor().is_some() {
-                    let name = &bytes[HEADER_BYTES..HEADER_BYTES + record.bucket.len() + 1 + record.object_key.len()];
-                    if let Some(cached) = cached_of(record.kind, record.key, record.version, name, record.meta) {
-                        placed.segment.samples.lock().note(cached, padded(len), placed.seq);
+                    let name = &bytes[HEADER_BYTES
+                        ..HEADER_BYTES + record.bucket.len() + 1 + record.object_key.len()];
+                    if let Some(cached) =
+                        cached_of(record.kind, record.key, record.version, name, record.meta)
+                    {
+                        placed
+                            .segment
+                            .samples
+                            .lock()
+                            .note(cached, padded(len), placed.seq);
                     }
                 }
                 self.write_succeeded(dir);
                 Ok(())
             }
             Err(e) => {
-                self.index.shard(record.key).end_write(record.key, placed.seq);
+                self.index
+                    .shard(record.key)
+                    .end_write(record.key, placed.seq);
                 Err(self.write_failed(dir, &placed, e))
             }
         };
@@ -141,15 +168,28 @@ impl Inner {
         result
     }
 
-    /// A write failed, but the record may be there all the same, or become whole by what is written later: makes it unreadable.
+    /// A write failed, but the record may be there all the same, or become whole by what is written
+    /// later: makes it unreadable.
     pub fn write_failed(&self, dir: &Directory, placed: &Placed, e: std::io::Error) -> Error {
         let error = dir.write_failed(e, self.now());
-        if placed.segment.file.write_all_at(&[&[0; HEADER_BYTES]], placed.offset).is_err() {
+        if placed
+            .segment
+            .file
+            .write_all_at(&[&[0; HEADER_BYTES]], placed.offset)
+            .is_err()
+        {
             let mut header = Vec::new();
-            let absent = match placed.segment.file.read_append(&mut header, HEADER_BYTES, placed.offset) {
-                Ok(()) => Header::decode(&header, placed.segment.place(placed.offset)).is_none(),
-                Err(e) => e.kind() == std::io::ErrorKind::UnexpectedEof,
-            };
+            let absent =
+                match placed
+                    .segment
+                    .file
+                    .read_append(&mut header, HEADER_BYTES, placed.offset)
+                {
+                    Ok(()) => {
+                        Header::decode(&header, placed.segment.place(placed.offset)).is_none()
+                    }
+                    Err(e) => e.kind() == std::io::ErrorKind::UnexpectedEof,
+                };
             if !absent {
                 // It cannot be undone: a restart may find it.
                 dir.ghosts.fetch_add(1, Relaxed);
@@ -159,8 +199,14 @@ impl Inner {
         error
     }
 
-    /// Calls `take` until it gets a place, opening new segments; gives the claim back if that fails.
-    pub fn place<T>(&self, dir: &Directory, bytes: u64, mut take: impl FnMut() -> Option<T>) -> Result<T> {
+    /// Calls `take` until it gets a place, opening new segments; gives the claim back if that
+    /// fails.
+    pub fn place<T>(
+        &self,
+        dir: &Directory,
+        bytes: u64,
+        mut take: impl FnMut() -> Option<T>,
+    ) -> Result<T> {
         loop {
             if let Some(placed) = take() {
                 return Ok(placed);
@@ -184,22 +230,34 @@ impl Inner {
                 // Another put of the key was quicker: what was just written is the older record.
                 Some(newer) => {
                     placed.segment.note_outdated(&entry);
-                    self.segments.get(newer.slot()).map(|s| (s.dir, placed.segment.dir, newer.seq))
+                    self.segments
+                        .get(newer.slot())
+                        .map(|s| (s.dir, placed.segment.dir, newer.seq))
                 }
                 None => {
                     placed.segment.add_live(entry.padded());
                     let old = shard.insert(entry).inspect(|old| self.sub_live(old));
-                    old.and_then(|old| self.segments.get(old.slot())).map(|s| (placed.segment.dir, s.dir, placed.seq))
+                    old.and_then(|old| self.segments.get(old.slot()))
+                        .map(|s| (placed.segment.dir, s.dir, placed.seq))
                 }
             }
         };
-        // Each directory's log must tell the truth by itself: end the older record where it lies. The tombstone has the newer one's number.
+        // Each directory's log must tell the truth by itself: end the older record where it lies.
+        // The tombstone has the newer one's number.
         if let Some((newer_dir, older_dir, seq)) = other
             && newer_dir != older_dir
             && record.kind == Kind::Head
         {
             let dir = &self.dirs[older_dir];
-            if let Err(e) = self.write_tombstone(dir, record.key, record.bucket, record.object_key, Some(seq), Class::Tombstone, |_| {}) {
+            if let Err(e) = self.write_tombstone(
+                dir,
+                record.key,
+                record.bucket,
+                record.object_key,
+                Some(seq),
+                Class::Tombstone,
+                |_| {},
+            ) {
                 self.distrust(dir, &e);
             }
         }
@@ -217,7 +275,8 @@ impl Inner {
         self.advisor.read().clone().filter(|a| a.is_active())
     }
 
-    /// Takes the entry of `key` out of the index, if `condition` holds. The record stays in its file.
+    /// Takes the entry of `key` out of the index, if `condition` holds. The record stays in its
+    /// file.
     pub fn forget(&self, key: u128, condition: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let mut shard = self.index.shard(key);
         let entry = shard.remove_if(key, condition)?;
@@ -225,16 +284,25 @@ impl Inner {
         Some(entry)
     }
 
-    /// Removes a key for good: its entry, and with a tombstone whatever older records may be in the files.
+    /// Removes a key for good: its entry, and with a tombstone whatever older records may be in the
+    /// files.
     pub fn bury(&self, key: u128, bucket: &str, object_key: &str) -> Removed {
-        let mut targets: Vec<usize> = self.dirs.iter().filter(|d| d.ghosts.load(Relaxed) > 0).map(|d| d.index).collect();
+        let mut targets: Vec<usize> = self
+            .dirs
+            .iter()
+            .filter(|d| d.ghosts.load(Relaxed) > 0)
+            .map(|d| d.index)
+            .collect();
         let mut removed = Removed::default();
         {
             let mut shard = self.index.shard(key);
             targets.extend(shard.writing_dirs(key));
             if let Some(entry) = shard.get(key) {
                 // What counts is what is here now: making room for the tombstone may evict it.
-                removed = Removed { existed: true, bytes: entry.padded() };
+                removed = Removed {
+                    existed: true,
+                    bytes: entry.padded(),
+                };
                 targets.extend(self.segments.get(entry.slot()).map(|s| s.dir));
             }
         }
@@ -244,13 +312,25 @@ impl Inner {
             let mut taken = None;
             let mut take = |shard: &mut Shard<'_>| {
                 shard.cancel_writes(key, dir.index);
-                let here = |e: &Entry| self.segments.get(e.slot()).is_some_and(|s| s.dir == dir.index);
+                let here = |e: &Entry| {
+                    self.segments
+                        .get(e.slot())
+                        .is_some_and(|s| s.dir == dir.index)
+                };
                 if let Some(entry) = shard.remove_if(key, here) {
                     self.sub_live(&entry);
                     taken = Some(entry);
                 }
             };
-            let written = self.write_tombstone(dir, key, bucket, object_key, None, Class::Tombstone, &mut take);
+            let written = self.write_tombstone(
+                dir,
+                key,
+                bucket,
+                object_key,
+                None,
+                Class::Tombstone,
+                &mut take,
+            );
             if let Err(e) = written {
                 // It may have failed before it had a place.
                 take(&mut self.index.shard(key));
@@ -263,7 +343,8 @@ impl Inner {
         removed
     }
 
-    /// Appends a tombstone; `at_place` runs when it has its place, under the lock of the key's shard.
+    /// Appends a tombstone; `at_place` runs when it has its place, under the lock of the key's
+    /// shard.
     pub fn write_tombstone(
         &self,
         dir: &Directory,
@@ -274,8 +355,17 @@ impl Inner {
         class: Class,
         mut at_place: impl FnMut(&mut Shard<'_>),
     ) -> Result<()> {
-        let tombstone =
-            NewRecord { kind: Kind::Tombstone, flags: 0, key, bucket, object_key, meta: &[], data: &[], validated_at: 0, version: 0 };
+        let tombstone = NewRecord {
+            kind: Kind::Tombstone,
+            flags: 0,
+            key,
+            bucket,
+            object_key,
+            meta: &[],
+            data: &[],
+            validated_at: 0,
+            version: 0,
+        };
         let len = padded(tombstone.len());
         if !dir.may_write(self.now(), self.retry_after_secs()) {
             return Err(Self::resting(dir));
@@ -283,14 +373,20 @@ impl Inner {
         self.claim(dir, len, class)?;
         let placed = self.place(dir, len, || {
             let mut shard = self.index.shard(key);
-            let placed = dir.place(len, || seq.unwrap_or_else(|| self.seq.fetch_add(1, Relaxed)))?;
+            let placed = dir.place(len, || {
+                seq.unwrap_or_else(|| self.seq.fetch_add(1, Relaxed))
+            })?;
             placed.segment.tombstone_bytes.fetch_add(len, Relaxed);
             at_place(&mut shard);
             Some(placed)
         })?;
         let mut prefix = tombstone.prefix();
         let bytes = prefix.seal(placed.seq, placed.segment.place(placed.offset));
-        let written = placed.segment.file.write_all_at(&[bytes], placed.offset).map_err(|e| dir.write_failed(e, self.now()));
+        let written = placed
+            .segment
+            .file
+            .write_all_at(&[bytes], placed.offset)
+            .map_err(|e| dir.write_failed(e, self.now()));
         dir.finish(&placed);
         if written.is_ok() {
             self.write_succeeded(dir);
@@ -298,22 +394,29 @@ impl Inner {
         written
     }
 
-    /// The last resort where no tombstone can be appended: makes the record itself unreadable, which needs no space.
+    /// The last resort where no tombstone can be appended: makes the record itself unreadable,
+    /// which needs no space.
     fn void(&self, entry: &Entry) {
         if let Some(segment) = self.segments.get(entry.slot())
-            && let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], entry.offset())
+            && let Err(e) = segment
+                .file
+                .write_all_at(&[&[0; HEADER_BYTES]], entry.offset())
         {
-            tracing::warn!(file = %segment.path.display(), error = %e, "a removed record could not be made unreadable");
+            tracing::warn!(file = %segment.path.display(), error = %e, "a removed record could \
+                not be made unreadable");
         }
     }
 
-    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The mark goes to every directory that takes
-    /// it.
+    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The
+    /// mark goes to every directory that takes it.
     pub fn distrust(&self, dir: &Directory, why: &Error) {
-        if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true) && !dir.identity_unsaved.load(Relaxed) {
+        if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true)
+            && !dir.identity_unsaved.load(Relaxed)
+        {
             return;
         }
-        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: what is cached here is revalidated after the next restart");
+        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: \
+            what is cached here is revalidated after the next restart");
         let mut saved = dir.save_identity().is_ok();
         for peer in self.dirs.iter().filter(|p| p.index != dir.index) {
             let fresh = {
@@ -327,7 +430,8 @@ impl Inner {
             saved |= !fresh || peer.save_identity().is_ok();
         }
         if !saved {
-            tracing::error!(dir = %dir.path.display(), "no cache directory can be written: a removed object may be there again after a restart");
+            tracing::error!(dir = %dir.path.display(), "no cache directory can be written: a \
+                removed object may be there again after a restart");
         }
     }
 
@@ -336,20 +440,27 @@ impl Inner {
         if dir.identity_unsaved.load(Relaxed)
             && let Err(e) = dir.save_identity()
         {
-            tracing::warn!(dir = %dir.path.display(), error = %e, "the identity file could not be written");
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the identity file could not \
+                be written");
         }
     }
 
-    /// Whether an entry is one that [`Inner::bury`] must end on disk, too: parts are found through their head only.
+    /// Whether an entry is one that [`Inner::bury`] must end on disk, too: parts are found through
+    /// their head only.
     pub fn is_named(entry: &Entry) -> bool {
         entry.has(HEAD) || entry.has(PIN)
     }
 
     /// The entry's record was unreadable or not what was written: it is a miss from now on.
     pub fn drop_damaged(&self, entry: &Entry, bucket: &str, object_key: &str, what: Damage) {
-        let Some(segment) = self.segments.get(entry.slot()) else { return };
+        let Some(segment) = self.segments.get(entry.slot()) else {
+            return;
+        };
         let dir = &self.dirs[segment.dir];
-        let same = self.index.peek(entry.key()).is_some_and(|e| e.seq == entry.seq);
+        let same = self
+            .index
+            .peek(entry.key())
+            .is_some_and(|e| e.seq == entry.seq);
         if !same {
             return;
         }
@@ -358,8 +469,10 @@ impl Inner {
             Damage::Io => &dir.counters.read_failures,
         };
         counter.fetch_add(1, Relaxed);
-        tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it is fetched again");
-        // Who closes the cache may wait for this very thread's writing: then it is as good as closed.
+        tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached \
+            record is damaged; it is fetched again");
+        // Who closes the cache may wait for this very thread's writing: then it is as good as
+        // closed.
         if Self::is_named(entry) && self.closed.try_read().is_some_and(|closed| !*closed) {
             self.bury(entry.key(), bucket, object_key);
         } else {
@@ -379,10 +492,16 @@ pub enum Damage {
 /// Checks what every record must satisfy before any space is taken.
 pub fn check_sizes(meta_len: usize, data_len: usize) -> Result<()> {
     if meta_len > record::META_MAX_BYTES {
-        return Err(Error::new(ErrorKind::TooLarge, format!("metadata of {meta_len} bytes are too long to be cached")));
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("metadata of {meta_len} bytes are too long to be cached"),
+        ));
     }
     if data_len as u64 > 1 << 30 {
-        return Err(Error::new(ErrorKind::TooLarge, format!("{data_len} bytes do not fit one record of the cache")));
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("{data_len} bytes do not fit one record of the cache"),
+        ));
     }
     Ok(())
 }

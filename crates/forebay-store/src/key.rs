@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 pub enum Part {
     /// Bytes `i * CHUNK_BYTES ..` of the object.
     Chunk(u32),
-    /// Data derived from the object: what the first number says, piece by piece (the member index of an archive, chunks of its
-    /// uncompressed form).
+    /// Data derived from the object: what the first number says, piece by piece (the member index
+    /// of an archive, chunks of its uncompressed form).
     Aux(u8, u32),
 }
 
@@ -85,6 +85,9 @@ mod tests {
             part_key(1, VersionId(2), Part::Chunk(0)),
             pin_key(1, 1),
         ];
-        assert_eq!(keys.iter().collect::<std::collections::HashSet<_>>().len(), keys.len());
+        assert_eq!(
+            keys.iter().collect::<std::collections::HashSet<_>>().len(),
+            keys.len()
+        );
     }
 }

@@ -1,11 +1,12 @@
 //! Names that the evictor must keep.
 //!
-//! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and the loss of a directory, and needs no
-//! file besides. It may be set before the object is cached. It holds the head, the chunks and the derived data of the current version.
+//! A pin is a record of its own in the log of *every* directory, so that it outlives restarts and
+//! the loss of a directory, and needs no file besides. It may be set before the object is cached.
+//! It holds the head, the chunks and the derived data of the current version.
 //!
-//! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of the capacity, so the evictor always
-//! finds something to drop. A pinned object that would go over it when it arrives is cached, but not held; [`Pins::not_held`] counts
-//! those.
+//! Invariant: what the held pins cost (whole objects and the pins' own records) is at most half of
+//! the capacity, so the evictor always finds something to drop. A pinned object that would go over
+//! it when it arrives is cached, but not held; [`Pins::not_held`] counts those.
 
 use crate::{
     Store, codec,
@@ -19,12 +20,15 @@ use crate::{
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
-use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, units::format_bytes};
+use forebay_core::{
+    Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, units::format_bytes,
+};
 use std::collections::{BTreeSet, HashMap};
 
 struct Pin {
     name: ObjectName,
-    /// The version that is held; `None`: nothing is cached yet, or the object is too large to be held.
+    /// The version that is held; `None`: nothing is cached yet, or the object is too large to be
+    /// held.
     version: Option<u64>,
     too_large: bool,
     own_cost: u64,
@@ -44,14 +48,27 @@ pub fn cost_of(name: &ObjectName, meta: &ObjectMeta, meta_len: usize) -> u64 {
     if meta.size <= CHUNK_BYTES {
         return padded(record_len(name_len, meta_len, meta.size as usize));
     }
-    let chunk = |n: u64| padded(record_len(name_len, crate::key::PART_META_BYTES, n as usize));
+    let chunk = |n: u64| {
+        padded(record_len(
+            name_len,
+            crate::key::PART_META_BYTES,
+            n as usize,
+        ))
+    };
     let (whole, rest) = (meta.size / CHUNK_BYTES, meta.size % CHUNK_BYTES);
-    padded(record_len(name_len, meta_len, 0)) + whole * chunk(CHUNK_BYTES) + if rest > 0 { chunk(rest) } else { 0 }
+    padded(record_len(name_len, meta_len, 0))
+        + whole * chunk(CHUNK_BYTES)
+        + if rest > 0 { chunk(rest) } else { 0 }
 }
 
 impl Pins {
     pub fn new(capacity: u64) -> Self {
-        Self { map: RwLock::default(), count: AtomicUsize::new(0), cost: AtomicU64::new(0), limit: capacity / 2 }
+        Self {
+            map: RwLock::default(),
+            count: AtomicUsize::new(0),
+            cost: AtomicU64::new(0),
+            limit: capacity / 2,
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -82,8 +99,14 @@ impl Pins {
         self.map.read().values().map(|p| p.name.clone()).collect()
     }
 
-    /// Adds a pin, with the version that is cached and what it takes. `Err`: what all pins would cost.
-    pub fn add(&self, name: &ObjectName, own_cost: u64, cached: Option<(u64, u64)>) -> Result<(), u64> {
+    /// Adds a pin, with the version that is cached and what it takes. `Err`: what all pins would
+    /// cost.
+    pub fn add(
+        &self,
+        name: &ObjectName,
+        own_cost: u64,
+        cached: Option<(u64, u64)>,
+    ) -> Result<(), u64> {
         let mut map = self.map.write();
         if map.contains_key(&name.hash128()) {
             return Ok(());
@@ -94,14 +117,25 @@ impl Pins {
             return Err(total);
         }
         self.cost.store(total, Relaxed);
-        map.insert(name.hash128(), Pin { name: name.clone(), version: cached.map(|c| c.0), too_large: false, own_cost, object_cost });
+        map.insert(
+            name.hash128(),
+            Pin {
+                name: name.clone(),
+                version: cached.map(|c| c.0),
+                too_large: false,
+                own_cost,
+                object_cost,
+            },
+        );
         self.count.store(map.len(), Relaxed);
         Ok(())
     }
 
     pub fn remove(&self, name: &ObjectName) -> bool {
         let mut map = self.map.write();
-        let Some(pin) = map.remove(&name.hash128()) else { return false };
+        let Some(pin) = map.remove(&name.hash128()) else {
+            return false;
+        };
         self.cost.fetch_sub(pin.own_cost + pin.object_cost, Relaxed);
         self.count.store(map.len(), Relaxed);
         true
@@ -113,25 +147,38 @@ impl Pins {
             return false;
         }
         let mut map = self.map.write();
-        let Some(pin) = map.get_mut(&hash) else { return false };
+        let Some(pin) = map.get_mut(&hash) else {
+            return false;
+        };
         let others = self.cost.load(Relaxed) - pin.object_cost;
         pin.too_large = others + object_cost > self.limit;
-        (pin.version, pin.object_cost) = if pin.too_large { (None, 0) } else { (Some(version), object_cost) };
+        (pin.version, pin.object_cost) = if pin.too_large {
+            (None, 0)
+        } else {
+            (Some(version), object_cost)
+        };
         self.cost.store(others + pin.object_cost, Relaxed);
         if pin.too_large {
-            tracing::warn!(object = %pin.name, "pinned, but not held: the pins would take more than half of the cache");
+            tracing::warn!(object = %pin.name, "pinned, but not held: the pins would take more \
+                than half of the cache");
         }
         !pin.too_large
     }
 
     /// Whether the evictor must keep a record of this name and version.
     pub fn holds(&self, hash: u128, version: u64) -> bool {
-        !self.is_empty() && self.map.read().get(&hash).is_some_and(|p| p.version == Some(version))
+        !self.is_empty()
+            && self
+                .map
+                .read()
+                .get(&hash)
+                .is_some_and(|p| p.version == Some(version))
     }
 }
 
 impl Store {
-    /// Keeps an object, present or future, from eviction: its head and the parts of its current version. Survives restarts.
+    /// Keeps an object, present or future, from eviction: its head and the parts of its current
+    /// version. Survives restarts.
     ///
     /// # Errors
     /// `TooLarge` if all pinned objects together would take more than half of the capacity.
@@ -139,11 +186,15 @@ impl Store {
         let _open = self.inner.open_for_writes()?;
         let inner = &self.inner;
         let hash = name.hash128();
-        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * inner.dirs.len() as u64;
+        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
+            * inner.dirs.len() as u64;
         if inner.pins.contains(hash) {
             return Ok(());
         }
-        inner.pins.add(name, own, None).map_err(|total| self.pins_full(name, total))?;
+        inner
+            .pins
+            .add(name, own, None)
+            .map_err(|total| self.pins_full(name, total))?;
         if let Err(e) = self.hold_cached(name).and_then(|()| inner.write_pin(name)) {
             self.release(name);
             return Err(e);
@@ -155,7 +206,8 @@ impl Store {
         Error::new(
             ErrorKind::TooLarge,
             format!(
-                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the cache) is the limit",
+                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the \
+                 cache) is the limit",
                 format_bytes(total),
                 format_bytes(self.inner.pins.limit())
             ),
@@ -182,11 +234,14 @@ impl Store {
 
     /// Ends a pin. `false`: there was none.
     pub fn unpin(&self, name: &ObjectName) -> bool {
-        let Ok(_open) = self.inner.open_for_writes() else { return false };
+        let Ok(_open) = self.inner.open_for_writes() else {
+            return false;
+        };
         let was = self.release(name);
         if was {
             for dir in &self.inner.dirs {
-                self.inner.bury(pin_key(name.hash128(), dir.id), name.bucket(), name.key());
+                self.inner
+                    .bury(pin_key(name.hash128(), dir.id), name.bucket(), name.key());
             }
         }
         was
@@ -201,12 +256,17 @@ impl Store {
 }
 
 impl Inner {
-    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the object costs.
+    /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the
+    /// object costs.
     pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
         let hash = name.hash128();
         let (seq, version, cost) = self.with_record(hash, name, |entry: &Entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
-            Ok((entry.seq, record.header.version, cost_of(name, &meta, record.meta().len())))
+            Ok((
+                entry.seq,
+                record.header.version,
+                cost_of(name, &meta, record.meta().len()),
+            ))
         })?;
         let held = self.pins.arrived(hash, version, cost);
         if held && let Some(entry) = self.index.shard(hash).get(hash).filter(|e| e.seq == seq) {
@@ -236,7 +296,9 @@ impl Inner {
             } else {
                 self.append_to(dir, &record, PIN).and_then(|()| {
                     let active = dir.state.lock().active.clone();
-                    active.map_or(Ok(()), |s| s.file.sync()).map_err(|e| dir.write_failed(e, self.now()))
+                    active
+                        .map_or(Ok(()), |s| s.file.sync())
+                        .map_err(|e| dir.write_failed(e, self.now()))
                 })
             };
             if result.is_err() {
@@ -248,16 +310,34 @@ impl Inner {
 
     /// Reads the names of all pins, and writes those that a directory lacks to it.
     pub(crate) fn load_pins(&self, away: &[bool]) {
-        let pins: Vec<Entry> =
-            self.index.shards().flat_map(|shard| shard.iter().filter(|e| e.has(PIN)).copied().collect::<Vec<_>>()).collect();
+        let pins: Vec<Entry> = self
+            .index
+            .shards()
+            .flat_map(|shard| {
+                shard
+                    .iter()
+                    .filter(|e| e.has(PIN))
+                    .copied()
+                    .collect::<Vec<_>>()
+            })
+            .collect();
         let mut names = BTreeSet::new();
         let mut stale = Vec::new();
         for entry in pins {
-            let Some(segment) = self.segments.get(entry.slot()) else { continue };
+            let Some(segment) = self.segments.get(entry.slot()) else {
+                continue;
+            };
             let mut bytes = Vec::new();
-            let read = segment.file.read_append(&mut bytes, entry.len as usize, entry.offset());
-            let header = read.ok().and_then(|()| Header::decode(&bytes, segment.place(entry.offset()))).filter(|h| h.body_is_whole(&bytes));
-            let name = header.and_then(|h| split_name(&bytes[h.name_range()])).and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
+            let read = segment
+                .file
+                .read_append(&mut bytes, entry.len as usize, entry.offset());
+            let header = read
+                .ok()
+                .and_then(|()| Header::decode(&bytes, segment.place(entry.offset())))
+                .filter(|h| h.body_is_whole(&bytes));
+            let name = header
+                .and_then(|h| split_name(&bytes[h.name_range()]))
+                .and_then(|(bucket, key)| ObjectName::new(bucket, key).ok());
             match name {
                 Some(name) if away[segment.dir] => stale.push((entry.key(), name)),
                 Some(name) => {
@@ -270,7 +350,8 @@ impl Inner {
         }
         // All are held before anything is written: writing may evict.
         names.retain(|name| {
-            let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0)) * self.dirs.len() as u64;
+            let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
+                * self.dirs.len() as u64;
             let held = self.pins.add(name, own, None).is_ok();
             if held {
                 self.hold_cached(name);
@@ -284,7 +365,8 @@ impl Inner {
         }
         for name in names {
             if let Err(e) = self.write_pin(&name) {
-                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
+                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new \
+                    cache directory");
             }
         }
     }

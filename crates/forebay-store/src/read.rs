@@ -1,10 +1,12 @@
-//! The read path: one lookup, one `pread`, checks, and the bytes go straight to where they are wanted.
+//! The read path: one lookup, one `pread`, checks, and the bytes go straight to where they are
+//! wanted.
 //!
-//! Small records are read whole into a buffer of the thread and copied from there while they are hot. Of large ones the beginning is read
-//! (header, name, meta, block table), then the blocks that the range touches, directly into the caller's buffer.
+//! Small records are read whole into a buffer of the thread and copied from there while they are
+//! hot. Of large ones the beginning is read (header, name, meta, block table), then the blocks that
+//! the range touches, directly into the caller's buffer.
 //!
-//! Invariant: no byte leaves without its checksum verified, and only under the name and key that it was written for. On any failure the
-//! caller's buffer is as before.
+//! Invariant: no byte leaves without its checksum verified, and only under the name and key that it
+//! was written for. On any failure the caller's buffer is as before.
 
 use crate::{
     index::Entry,
@@ -17,9 +19,11 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 
 /// Records up to this size are read with one call, whatever the range.
 const SINGLE_READ_BYTES: usize = 64 << 10;
-/// What is read of the beginning of larger ones: enough for header, name, meta and block table, nearly always.
+/// What is read of the beginning of larger ones: enough for header, name, meta and block table,
+/// nearly always.
 const PREFIX_READ_BYTES: usize = 4 << 10;
-/// Blocks of large ones are read and verified in steps of this size: their checksums are computed while the bytes are in the core's cache.
+/// Blocks of large ones are read and verified in steps of this size: their checksums are computed
+/// while the bytes are in the core's cache.
 const STEP_BLOCKS: usize = (128 << 10) / BLOCK_BYTES;
 
 thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
@@ -48,7 +52,13 @@ pub enum Wait {
 pub struct WouldWait;
 
 /// Reads as `wait` says.
-fn read_append(segment: &Segment, wait: Wait, out: &mut Vec<u8>, len: usize, offset: u64) -> Result<(), Miss> {
+fn read_append(
+    segment: &Segment,
+    wait: Wait,
+    out: &mut Vec<u8>,
+    len: usize,
+    offset: u64,
+) -> Result<(), Miss> {
     match wait {
         Wait::May => segment.file.read_append(out, len, offset)?,
         Wait::MustNot if segment.file.read_append_now(out, len, offset)? => {}
@@ -60,7 +70,11 @@ fn read_append(segment: &Segment, wait: Wait, out: &mut Vec<u8>, len: usize, off
 impl From<std::io::Error> for Miss {
     fn from(e: std::io::Error) -> Self {
         // A file that is shorter than the index says lost its end.
-        Miss::Damaged(if e.kind() == std::io::ErrorKind::UnexpectedEof { Damage::Checksum } else { Damage::Io })
+        Miss::Damaged(if e.kind() == std::io::ErrorKind::UnexpectedEof {
+            Damage::Checksum
+        } else {
+            Damage::Io
+        })
     }
 }
 
@@ -94,7 +108,10 @@ impl<'a> Record<'a> {
         let span = self.header.bytes_of(&blocks);
         let data_start = self.header.prefix_len();
         let within = range.start as usize - span.start..range.end as usize - span.start;
-        if let Some(data) = self.bytes.get(data_start + span.start..data_start + span.end) {
+        if let Some(data) = self
+            .bytes
+            .get(data_start + span.start..data_start + span.end)
+        {
             if !self.header.blocks_are_whole(self.bytes, &blocks, data) {
                 return Err(Miss::Damaged(Damage::Checksum));
             }
@@ -107,7 +124,13 @@ impl<'a> Record<'a> {
             let step = first..(first + STEP_BLOCKS).min(blocks.end);
             let bytes = self.header.bytes_of(&step);
             let at = out.len();
-            let read = read_append(self.segment, self.wait, out, bytes.len(), self.offset + (data_start + bytes.start) as u64);
+            let read = read_append(
+                self.segment,
+                self.wait,
+                out,
+                bytes.len(),
+                self.offset + (data_start + bytes.start) as u64,
+            );
             if read.is_err() || !self.header.blocks_are_whole(self.bytes, &step, &out[at..]) {
                 out.truncate(begin);
                 read?;
@@ -123,18 +146,35 @@ impl<'a> Record<'a> {
 }
 
 /// Reads and checks the beginning of a record into `buffer`.
-fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, wait: Wait, buffer: &'a mut Vec<u8>) -> Result<Record<'a>, Miss> {
+fn open<'a>(
+    entry: &Entry,
+    segment: &'a Segment,
+    name: &ObjectName,
+    wait: Wait,
+    buffer: &'a mut Vec<u8>,
+) -> Result<Record<'a>, Miss> {
     let len = entry.len as usize;
-    let first = if len <= SINGLE_READ_BYTES { len } else { PREFIX_READ_BYTES };
+    let first = if len <= SINGLE_READ_BYTES {
+        len
+    } else {
+        PREFIX_READ_BYTES
+    };
     buffer.clear();
     read_append(segment, wait, buffer, first, entry.offset())?;
-    let header = Header::decode(buffer, segment.place(entry.offset())).ok_or(Miss::Damaged(Damage::Checksum))?;
+    let header = Header::decode(buffer, segment.place(entry.offset()))
+        .ok_or(Miss::Damaged(Damage::Checksum))?;
     if header.key != entry.key() || header.len() != entry.len as u64 {
         return Err(Miss::Damaged(Damage::Checksum));
     }
     if header.prefix_len() > buffer.len() {
         let have = buffer.len();
-        read_append(segment, wait, buffer, header.prefix_len() - have, entry.offset() + have as u64)?;
+        read_append(
+            segment,
+            wait,
+            buffer,
+            header.prefix_len() - have,
+            entry.offset() + have as u64,
+        )?;
     }
     if !header.body_is_whole(buffer) {
         return Err(Miss::Damaged(Damage::Checksum));
@@ -142,13 +182,26 @@ fn open<'a>(entry: &Entry, segment: &'a Segment, name: &ObjectName, wait: Wait, 
     if !name_is(&buffer[header.name_range()], name.bucket(), name.key()) {
         return Err(Miss::Collision);
     }
-    Ok(Record { header, bytes: buffer, segment, offset: entry.offset(), wait })
+    Ok(Record {
+        header,
+        bytes: buffer,
+        segment,
+        offset: entry.offset(),
+        wait,
+    })
 }
 
 impl Inner {
-    /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted and the entry dropped.
-    pub fn with_record<T>(&self, key: u128, name: &ObjectName, use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>) -> Option<T> {
-        self.with_record_waiting(key, name, Wait::May, use_it).unwrap_or_default()
+    /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted
+    /// and the entry dropped.
+    pub fn with_record<T>(
+        &self,
+        key: u128,
+        name: &ObjectName,
+        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
+    ) -> Option<T> {
+        self.with_record_waiting(key, name, Wait::May, use_it)
+            .unwrap_or_default()
     }
 
     /// The same, with or without waiting for the disk.
@@ -159,10 +212,15 @@ impl Inner {
         wait: Wait,
         use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
     ) -> Result<Option<T>, WouldWait> {
-        let Some((entry, segment)): Option<(Entry, Arc<Segment>)> = self.index.locate(key, &self.segments) else { return Ok(None) };
+        let Some((entry, segment)): Option<(Entry, Arc<Segment>)> =
+            self.index.locate(key, &self.segments)
+        else {
+            return Ok(None);
+        };
         // Taken out, so that what `use_it` calls may read, too.
         let mut buffer = BUFFER.take();
-        let result = open(&entry, &segment, name, wait, &mut buffer).and_then(|record| use_it(&entry, &record));
+        let result = open(&entry, &segment, name, wait, &mut buffer)
+            .and_then(|record| use_it(&entry, &record));
         if buffer.capacity() <= 4 * SINGLE_READ_BYTES {
             BUFFER.set(buffer);
         }

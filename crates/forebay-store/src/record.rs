@@ -10,11 +10,13 @@
 //! 64  name (bucket NUL key), meta, CRC32C of each 4 KiB block of data, data, padding to 64
 //! ```
 //!
-//! All numbers are little-endian. The header check is keyed with the directory's secret and covers the segment and the offset: a
-//! record is valid only where the store wrote it. So an object whose *content* looks like a record (a cached segment file, or a
-//! hostile upload) is never taken for one when a scan resynchronises in the middle of data.
+//! All numbers are little-endian. The header check is keyed with the directory's secret and covers
+//! the segment and the offset: a record is valid only where the store wrote it. So an object whose
+//! *content* looks like a record (a cached segment file, or a hostile upload) is never taken for
+//! one when a scan resynchronises in the middle of data.
 //!
-//! Each block of data has its own checksum, so a short range of a large record reads and verifies only the blocks that it touches.
+//! Each block of data has its own checksum, so a short range of a large record reads and verifies
+//! only the blocks that it touches.
 
 use bytes::{Buf, BufMut};
 use forebay_core::crc32c;
@@ -93,7 +95,11 @@ pub fn part_data_len(len: u64, name_len: usize) -> u64 {
 impl Header {
     /// Bytes of the record, without padding.
     pub fn len(&self) -> u64 {
-        record_len(self.name_len as usize, self.meta_len as usize, self.data_len as usize)
+        record_len(
+            self.name_len as usize,
+            self.meta_len as usize,
+            self.data_len as usize,
+        )
     }
 
     /// Bytes before the data.
@@ -164,7 +170,9 @@ impl Header {
 
     /// Whether the bytes between header and data are those that were written.
     pub fn body_is_whole(&self, prefix: &[u8]) -> bool {
-        prefix.get(HEADER_BYTES..self.prefix_len()).is_some_and(|body| crc32c(body) == self.body_crc)
+        prefix
+            .get(HEADER_BYTES..self.prefix_len())
+            .is_some_and(|body| crc32c(body) == self.body_crc)
     }
 
     /// The blocks that hold `range` of the data, which is not empty.
@@ -180,10 +188,14 @@ impl Header {
     /// Whether `data`, which are exactly the given blocks, match the table in `prefix`.
     pub fn blocks_are_whole(&self, prefix: &[u8], blocks: &Range<usize>, data: &[u8]) -> bool {
         let table = self.table_start();
-        data.chunks(BLOCK_BYTES).zip(blocks.clone()).all(|(block, i)| {
-            let at = table + 4 * i;
-            prefix.get(at..at + 4).is_some_and(|want| want == crc32c(block).to_le_bytes())
-        })
+        data.chunks(BLOCK_BYTES)
+            .zip(blocks.clone())
+            .all(|(block, i)| {
+                let at = table + 4 * i;
+                prefix
+                    .get(at..at + 4)
+                    .is_some_and(|want| want == crc32c(block).to_le_bytes())
+            })
     }
 }
 
@@ -217,7 +229,8 @@ impl NewRecord<'_> {
         record_len(self.name_len(), self.meta.len(), self.data.len())
     }
 
-    /// Everything before the data, with room for the header, which [`Prefix::seal`] writes once the place is known.
+    /// Everything before the data, with room for the header, which [`Prefix::seal`] writes once the
+    /// place is known.
     pub fn prefix(&self) -> Prefix {
         let mut bytes = Vec::with_capacity((self.len() - self.data.len() as u64) as usize);
         bytes.resize(HEADER_BYTES, 0);
@@ -268,7 +281,10 @@ pub fn name_is(stored: &[u8], bucket: &str, key: &str) -> bool {
 /// Splits a record's name.
 pub fn split_name(stored: &[u8]) -> Option<(&str, &str)> {
     let at = stored.iter().position(|b| *b == 0)?;
-    Some((std::str::from_utf8(&stored[..at]).ok()?, std::str::from_utf8(&stored[at + 1..]).ok()?))
+    Some((
+        std::str::from_utf8(&stored[..at]).ok()?,
+        std::str::from_utf8(&stored[at + 1..]).ok()?,
+    ))
 }
 
 #[cfg(test)]
@@ -276,7 +292,11 @@ mod tests {
     use super::*;
 
     fn place(offset: u64) -> Place {
-        Place { secret: 7, ordinal: 3, offset }
+        Place {
+            secret: 7,
+            ordinal: 3,
+            offset,
+        }
     }
 
     #[test]
@@ -295,12 +315,24 @@ mod tests {
         let mut prefix = rec.prefix();
         let bytes = prefix.seal(42, place(64)).to_vec();
         let h = Header::decode(&bytes, place(64)).unwrap();
-        assert_eq!((h.seq, h.key, h.version, h.len()), (42, 0x1234, 5, rec.len()));
+        assert_eq!(
+            (h.seq, h.key, h.version, h.len()),
+            (42, 0x1234, 5, rec.len())
+        );
         assert!(h.body_is_whole(&bytes));
         assert!(name_is(&bytes[h.name_range()], "bb", "k/1"));
         assert_eq!(&bytes[h.meta_range()], b"meta");
         assert!(Header::decode(&bytes, place(128)).is_none());
-        assert!(Header::decode(&bytes, Place { secret: 8, ..place(64) }).is_none());
+        assert!(
+            Header::decode(
+                &bytes,
+                Place {
+                    secret: 8,
+                    ..place(64)
+                }
+            )
+            .is_none()
+        );
         let blocks = h.blocks_of(&(70_000..70_001));
         assert_eq!(blocks, 70_000 / BLOCK_BYTES..70_000 / BLOCK_BYTES + 1);
         assert!(h.blocks_are_whole(&bytes, &blocks, &rec.data[h.bytes_of(&blocks)]));

@@ -1,12 +1,15 @@
 //! Opening a store: from the files to the index.
 //!
-//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of what was appended after it (of
-//! everything, without one). Scans run on several threads and in any order, because the highest sequence number of a key wins; tombstones
-//! stay in the index until all is read.
+//! For each directory: take the lock, read who it is, load the checkpoint, and scan the headers of
+//! what was appended after it (of everything, without one). Scans run on several threads and in any
+//! order, because the highest sequence number of a key wins; tombstones stay in the index until all
+//! is read.
 //!
-//! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer record of its key can have been lost:
-//! the directory was closed cleanly or is opened in the same boot of the machine, was there in the store's last run, and missed no
-//! tombstone. Otherwise the time becomes 0, and stays so however often the store is opened (the distrust mark is saved before use).
+//! Invariant: an entry is trusted (keeps the time of its validation) only if no tombstone or newer
+//! record of its key can have been lost: the directory was closed cleanly or is opened in the same
+//! boot of the machine, was there in the store's last run, and missed no tombstone. Otherwise the
+//! time becomes 0, and stays so however often the store is opened (the distrust mark is saved
+//! before use).
 
 use crate::{
     checkpoint,
@@ -35,7 +38,8 @@ use std::{
 };
 
 const SCAN_THREADS_MAX: usize = 16;
-/// After a kill, records near the end of the last segments are checked: those that were being written then lie there.
+/// After a kill, records near the end of the last segments are checked: those that were being
+/// written then lie there.
 const CHECKED_SEGMENTS: usize = 2;
 const CHECKED_BYTES: u64 = 64 << 20;
 
@@ -60,7 +64,8 @@ struct Scan<'a> {
     segment: &'a Arc<Segment>,
     from: u64,
     distrust_all: bool,
-    /// Records that begin here or later may have been cut off by a kill: their data are read and checked.
+    /// Records that begin here or later may have been cut off by a kill: their data are read and
+    /// checked.
     check_from: u64,
 }
 
@@ -79,17 +84,34 @@ impl Inner {
         let mut found = Vec::new();
         for (i, dir) in config.dirs.iter().enumerate() {
             let segment_bytes = dir.segment_bytes(config.segment_bytes)?;
-            found.push(find(&disk, i, dir.path.clone(), dir.capacity_bytes, segment_bytes, &segments)?);
+            found.push(find(
+                &disk,
+                i,
+                dir.path.clone(),
+                dir.capacity_bytes,
+                segment_bytes,
+                &segments,
+            )?);
         }
         let mut ids = BTreeSet::new();
         if let Some(twice) = found.iter().find(|f| !ids.insert(f.identity.id)) {
-            return Err(Error::invalid(format!("cache directory {} is a copy of another one", twice.path.display()))
-                .hint("empty it: copies of a cache directory cannot be used together"));
+            return Err(Error::invalid(format!(
+                "cache directory {} is a copy of another one",
+                twice.path.display()
+            ))
+            .hint("empty it: copies of a cache directory cannot be used together"));
         }
         let boot = identity::boot_id();
-        let (last_run, last_session) = found.iter().map(|f| (f.identity.run, f.identity.session)).max().unwrap_or((0, 0));
+        let (last_run, last_session) = found
+            .iter()
+            .map(|f| (f.identity.run, f.identity.session))
+            .max()
+            .unwrap_or((0, 0));
         let session = identity::random()?;
-        let accused: BTreeSet<u64> = found.iter().flat_map(|f| f.identity.distrusted_peers.iter().copied()).collect();
+        let accused: BTreeSet<u64> = found
+            .iter()
+            .flat_map(|f| f.identity.distrusted_peers.iter().copied())
+            .collect();
         let distrust: Vec<bool> = found
             .iter()
             .map(|f| {
@@ -114,14 +136,31 @@ impl Inner {
             segment.outdated.store(u64::from(unclear), Relaxed);
         }
 
-        let next_ordinal = found.iter().filter_map(|f| f.segments.last_key_value()).map(|(o, _)| o + 1).max().unwrap_or(0);
+        let next_ordinal = found
+            .iter()
+            .filter_map(|f| f.segments.last_key_value())
+            .map(|(o, _)| o + 1)
+            .max()
+            .unwrap_or(0);
         let capacity = found.iter().map(|f| f.capacity).sum();
-        let away: Vec<bool> = found.iter().map(|f| f.identity.session != last_session).collect();
+        let away: Vec<bool> = found
+            .iter()
+            .map(|f| f.identity.session != last_session)
+            .collect();
         let now = clock.now_secs();
         let dirs = found
             .into_iter()
             .zip(&distrust)
-            .map(|(f, distrust)| adopt(f, *distrust, (last_run + 1, session), &boot, next_seq.load(Relaxed), now))
+            .map(|(f, distrust)| {
+                adopt(
+                    f,
+                    *distrust,
+                    (last_run + 1, session),
+                    &boot,
+                    next_seq.load(Relaxed),
+                    now,
+                )
+            })
             .collect();
         let inner = Inner {
             config,
@@ -139,7 +178,8 @@ impl Inner {
         inner.load_pins(&away);
         for dir in &inner.dirs {
             if let Err(e) = inner.shrink(dir) {
-                tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory is over its size");
+                tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory is over \
+                    its size");
             }
         }
         Ok(inner)
@@ -155,7 +195,10 @@ impl Inner {
         for dir in &self.dirs {
             dir.close_active();
             let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
-            let synced = segments.iter().try_for_each(|s| s.file.sync()).and_then(|()| dir.disk.sync_dir(&dir.path));
+            let synced = segments
+                .iter()
+                .try_for_each(|s| s.file.sync())
+                .and_then(|()| dir.disk.sync_dir(&dir.path));
             let saved = synced.and_then(|()| {
                 dir.identity.lock().clean = true;
                 dir.save_identity()
@@ -169,7 +212,14 @@ impl Inner {
 }
 
 /// Locks a directory and opens its files.
-fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segment_bytes: u64, segments: &Segments) -> Result<Found> {
+fn find(
+    disk: &Arc<dyn Disk>,
+    index: usize,
+    path: PathBuf,
+    capacity: u64,
+    segment_bytes: u64,
+    segments: &Segments,
+) -> Result<Found> {
     if let Err(e) = disk.create_dir_all(&path) {
         // A read-only file system may hold it already; the lock tells.
         if !path.is_dir() {
@@ -214,8 +264,18 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
                 Ok::<_, io::Error>(file)
             });
             let file = file.map_err(|e| unusable(&path, e))?;
-            let slot = segments.take_slot().ok_or_else(|| Error::internal("the cache has too many segment files"))?;
-            let segment = Arc::new(Segment::new(index, slot, ordinal, found.identity.secret, path, file, padded(size)));
+            let slot = segments
+                .take_slot()
+                .ok_or_else(|| Error::internal("the cache has too many segment files"))?;
+            let segment = Arc::new(Segment::new(
+                index,
+                slot,
+                ordinal,
+                found.identity.secret,
+                path,
+                file,
+                padded(size),
+            ));
             segments.publish(&segment);
             found.segments.insert(ordinal, segment);
         } else if name == checkpoint::FILE {
@@ -226,7 +286,13 @@ fn find(disk: &Arc<dyn Disk>, index: usize, path: PathBuf, capacity: u64, segmen
 }
 
 /// Loads the checkpoints and scans the rest of the logs.
-fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segments, next_seq: &AtomicU64) -> Result<()> {
+fn read_all(
+    found: &[Found],
+    distrust: &[bool],
+    index: &Index,
+    segments: &Segments,
+    next_seq: &AtomicU64,
+) -> Result<()> {
     let mut scans = Vec::new();
     for (dir, distrust_all) in found.iter().zip(distrust.iter().copied()) {
         let mark = dir.identity.distrust_below;
@@ -241,26 +307,49 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
             |n| index.reserve(n),
         );
         let loaded = loaded.unwrap_or_else(|e| {
-            tracing::warn!(dir = %dir.path.display(), error = %e, "the checkpoint cannot be read; the records are read instead");
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the checkpoint cannot be \
+                read; the records are read instead");
             None
         });
         if let Some(loaded) = &loaded {
             next_seq.fetch_max(loaded.next_seq, Relaxed);
         }
         let from = loaded.map_or((0, 0), |l| l.replay);
-        let unchecked = if dir.identity.clean { dir.segments.len() } else { dir.segments.len().saturating_sub(CHECKED_SEGMENTS) };
-        let first_checked = dir.segments.keys().nth(unchecked).copied().unwrap_or(u64::MAX);
+        let unchecked = if dir.identity.clean {
+            dir.segments.len()
+        } else {
+            dir.segments.len().saturating_sub(CHECKED_SEGMENTS)
+        };
+        let first_checked = dir
+            .segments
+            .keys()
+            .nth(unchecked)
+            .copied()
+            .unwrap_or(u64::MAX);
         for (ordinal, segment) in dir.segments.range(from.0..) {
             let end = segment.end.load(Relaxed);
-            let check_from = if *ordinal >= first_checked { end.saturating_sub(CHECKED_BYTES) } else { u64::MAX };
+            let check_from = if *ordinal >= first_checked {
+                end.saturating_sub(CHECKED_BYTES)
+            } else {
+                u64::MAX
+            };
             let from = if *ordinal == from.0 { from.1 } else { 0 };
             if from < end {
-                scans.push(Scan { dir, segment, from, distrust_all, check_from });
+                scans.push(Scan {
+                    dir,
+                    segment,
+                    from,
+                    distrust_all,
+                    check_from,
+                });
             }
         }
     }
     let next = AtomicUsize::new(0);
-    let threads = std::thread::available_parallelism().map_or(2, |n| 2 * n.get()).min(SCAN_THREADS_MAX).min(scans.len());
+    let threads = std::thread::available_parallelism()
+        .map_or(2, |n| 2 * n.get())
+        .min(SCAN_THREADS_MAX)
+        .min(scans.len());
     crate::sync::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -274,15 +363,24 @@ fn read_all(found: &[Found], distrust: &[bool], index: &Index, segments: &Segmen
 }
 
 fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &AtomicU64) {
-    let Scan { dir, segment, from, distrust_all, check_from } = scan;
+    let Scan {
+        dir,
+        segment,
+        from,
+        distrust_all,
+        check_from,
+    } = scan;
     let mark = dir.identity.distrust_below;
     let result = segment.scan(*from, false, &mut |offset, header, _, _| {
         next_seq.fetch_max(header.seq + 1, Relaxed);
         if offset >= *check_from && !is_whole(segment, offset, header) {
-            tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written to its end");
-            // For good: the next start may not look here again, and would prefer it to an older, whole record of the key.
+            tracing::info!(file = %segment.path.display(), offset, "dropped a record that was \
+                not written to its end");
+            // For good: the next start may not look here again, and would prefer it to an older,
+            // whole record of the key.
             if let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], offset) {
-                tracing::warn!(file = %segment.path.display(), error = %e, "a record that was cut off could not be made unreadable");
+                tracing::warn!(file = %segment.path.display(), error = %e, "a record that was \
+                    cut off could not be made unreadable");
             }
             return ControlFlow::Continue(());
         }
@@ -292,37 +390,72 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
             Kind::Part => 0,
             Kind::Pin => PIN,
             Kind::Tombstone => {
-                segment.tombstone_bytes.fetch_add(padded(header.len()), Relaxed);
+                segment
+                    .tombstone_bytes
+                    .fetch_add(padded(header.len()), Relaxed);
                 TOMBSTONE
             }
         };
-        let validated_at = if *distrust_all || header.seq < mark { 0 } else { header.validated_at };
-        add(index, segments, Entry::new(header.key, header.seq, segment.slot, offset, header.len() as u32, validated_at, flags));
+        let validated_at = if *distrust_all || header.seq < mark {
+            0
+        } else {
+            header.validated_at
+        };
+        add(
+            index,
+            segments,
+            Entry::new(
+                header.key,
+                header.seq,
+                segment.slot,
+                offset,
+                header.len() as u32,
+                validated_at,
+                flags,
+            ),
+        );
         ControlFlow::Continue(())
     });
     match result {
         Ok(0) => {}
-        Ok(skipped) => tracing::info!(file = %segment.path.display(), bytes = skipped * 64, "stepped over what is not a record"),
-        Err(e) => tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read to its end"),
+        Ok(skipped) => {
+            tracing::info!(file = %segment.path.display(), bytes = skipped * 64, "stepped over \
+                what is not a record")
+        }
+        Err(e) => {
+            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read \
+                to its end")
+        }
     }
 }
 
 /// Whether a record is as it was written. (If it cannot be read, that remains to be seen.)
 fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
     let mut bytes = Vec::new();
-    segment.file.read_append(&mut bytes, header.len() as usize, offset).is_err()
+    segment
+        .file
+        .read_append(&mut bytes, header.len() as usize, offset)
+        .is_err()
         || (header.body_is_whole(&bytes)
-            && header.blocks_are_whole(&bytes, &(0..blocks(header.data_len as usize)), &bytes[header.prefix_len()..]))
+            && header.blocks_are_whole(
+                &bytes,
+                &(0..blocks(header.data_len as usize)),
+                &bytes[header.prefix_len()..],
+            ))
 }
 
-/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower* numbers), and the earlier copy the later:
-/// it was whole when the evictor began to copy it, and the copy may be torn.
+/// The highest number wins. Of equal ones, a record beats a tombstone (which ends only *lower*
+/// numbers), and the earlier copy the later: it was whole when the evictor began to copy it, and
+/// the copy may be torn.
 fn add(index: &Index, segments: &Segments, entry: Entry) {
     let mut shard = index.shard(entry.key());
     if let Some(old) = shard.get(entry.key()) {
         let position = |e: &Entry| (segments.get(e.slot()).map(|s| s.ordinal), e.offset());
         let newer = (entry.seq, !entry.has(TOMBSTONE)).cmp(&(old.seq, !old.has(TOMBSTONE)));
-        if newer.then_with(|| position(old).cmp(&position(&entry))).is_lt() {
+        if newer
+            .then_with(|| position(old).cmp(&position(&entry)))
+            .is_lt()
+        {
             return;
         }
     }
@@ -345,9 +478,28 @@ fn finish_index(index: &Index, segments: &Segments) {
     }
 }
 
-/// Makes a found directory one of the running store: says so in its identity file before the first use.
-fn adopt(found: Found, distrust: bool, (run, session): (u64, u64), boot: &str, next_seq: u64, now: u32) -> Directory {
-    let Found { index, path, disk, capacity, segment_bytes, mut identity, segments, checkpoint_bytes, trouble, lock } = found;
+/// Makes a found directory one of the running store: says so in its identity file before the first
+/// use.
+fn adopt(
+    found: Found,
+    distrust: bool,
+    (run, session): (u64, u64),
+    boot: &str,
+    next_seq: u64,
+    now: u32,
+) -> Directory {
+    let Found {
+        index,
+        path,
+        disk,
+        capacity,
+        segment_bytes,
+        mut identity,
+        segments,
+        checkpoint_bytes,
+        trouble,
+        lock,
+    } = found;
     identity.run = run;
     identity.session = session;
     identity.boot_id = boot.to_owned();
@@ -358,8 +510,24 @@ fn adopt(found: Found, distrust: bool, (run, session): (u64, u64), boot: &str, n
         identity.distrust_below = next_seq;
     }
     let used = checkpoint_bytes + segments.values().map(|s| s.end.load(Relaxed)).sum::<u64>();
-    let state = State { used, segments, checkpoint_bytes, ..State::default() };
-    let dir = Directory::new(Opening { index, path, disk, capacity, segment_bytes, identity, lock }, state);
+    let state = State {
+        used,
+        segments,
+        checkpoint_bytes,
+        ..State::default()
+    };
+    let dir = Directory::new(
+        Opening {
+            index,
+            path,
+            disk,
+            capacity,
+            segment_bytes,
+            identity,
+            lock,
+        },
+        state,
+    );
     if let Some((state, e)) = trouble {
         tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory serves reads only");
         dir.set_health(state, now);

@@ -1,7 +1,9 @@
-//! Eviction under readers, and writers beside removals, in many schedules: whatever order the threads take turns in, a read gives what was put
-//! last or nothing, a removed object stays away, a pinned one stays, and the directory stays within its size.
+//! Eviction under readers, and writers beside removals, in many schedules: whatever order the
+//! threads take turns in, a read gives what was put last or nothing, a removed object stays away, a
+//! pinned one stays, and the directory stays within its size.
 //!
-//! A schedule that fails is printed with what replays it. `FOREBAY_TEST_CASES=<factor>` tries that many times as many.
+//! A schedule that fails is printed with what replays it. `FOREBAY_TEST_CASES=<factor>` tries that
+//! many times as many.
 
 use crate::{
     DirConfig, Store, StoreConfig,
@@ -23,12 +25,16 @@ const CAPACITY: u64 = 96 << 10;
 const RECORD: usize = 3000;
 
 fn explore(schedules: usize, test: impl Fn(&Path) + Send + Sync + 'static) {
-    let factor: usize = std::env::var("FOREBAY_TEST_CASES").map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"));
+    let factor: usize = std::env::var("FOREBAY_TEST_CASES")
+        .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"));
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config.silence_warnings = true;
     let scheduler = match std::env::var("FOREBAY_TEST_SEED") {
-        Ok(seed) => RandomScheduler::new_from_seed(seed.parse().expect("FOREBAY_TEST_SEED is a number"), schedules * factor),
+        Ok(seed) => RandomScheduler::new_from_seed(
+            seed.parse().expect("FOREBAY_TEST_SEED is a number"),
+            schedules * factor,
+        ),
         Err(_) => RandomScheduler::new(schedules * factor),
     };
     Runner::new(scheduler, config).run(move || {
@@ -41,12 +47,22 @@ fn open(dir: &Path) -> Arc<Store> {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     faults.add(Rule::new(Op::Sync, Fault::Skip));
     let config = StoreConfig {
-        dirs: vec![DirConfig { path: dir.to_owned(), capacity_bytes: CAPACITY }],
+        dirs: vec![DirConfig {
+            path: dir.to_owned(),
+            capacity_bytes: CAPACITY,
+        }],
         segment_bytes: Some(12 << 10),
         background: false,
         ..StoreConfig::default()
     };
-    Arc::new(Store::open_on(Arc::new(disk), config, Arc::new(ManualClock::at(Duration::from_secs(1_800_000_000)))).unwrap())
+    Arc::new(
+        Store::open_on(
+            Arc::new(disk),
+            config,
+            Arc::new(ManualClock::at(Duration::from_secs(1_800_000_000))),
+        )
+        .unwrap(),
+    )
 }
 
 fn name(i: u64) -> ObjectName {
@@ -55,25 +71,41 @@ fn name(i: u64) -> ObjectName {
 
 fn put(store: &Store, i: u64, version: u64) {
     let data = vec![version as u8; RECORD];
-    let meta =
-        ObjectMeta { size: RECORD as u64, etag: Some(format!("\"{version}\"")), last_modified_ms: 1, attributes: Default::default() };
+    let meta = ObjectMeta {
+        size: RECORD as u64,
+        etag: Some(format!("\"{version}\"")),
+        last_modified_ms: 1,
+        attributes: Default::default(),
+    };
     store.put_head(&name(i), &meta, 1, Some(&data)).unwrap();
 }
 
 /// The version that is there. Its bytes are right.
 fn version(store: &Store, i: u64) -> Option<u64> {
     let head = store.head(&name(i))?;
-    let version = head.meta.etag.as_ref().unwrap().trim_matches('"').parse().unwrap();
+    let version = head
+        .meta
+        .etag
+        .as_ref()
+        .unwrap()
+        .trim_matches('"')
+        .parse()
+        .unwrap();
     assert_eq!(head.data.unwrap(), vec![version as u8; RECORD], "o{i}");
     Some(version)
 }
 
 fn check_space(dir: &Path, store: &Store) {
-    let files = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().metadata().unwrap().len());
+    let files = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|f| f.unwrap().metadata().unwrap().len());
     let used: u64 = files.sum();
     assert!(used <= CAPACITY, "{used} bytes on a disk of {CAPACITY}");
     let stats = &store.stats().dirs[0];
-    assert!(stats.live_bytes <= stats.used_bytes && stats.used_bytes <= CAPACITY, "{stats:?}");
+    assert!(
+        stats.live_bytes <= stats.used_bytes && stats.used_bytes <= CAPACITY,
+        "{stats:?}"
+    );
 }
 
 #[test]
@@ -100,7 +132,10 @@ fn eviction_under_readers_in_many_schedules() {
         });
         let all: Vec<_> = writers.chain(readers).collect();
         all.into_iter().for_each(|t| t.join().unwrap());
-        assert!(store.stats().dirs[0].evicted_records > 0, "it came to evicting");
+        assert!(
+            store.stats().dirs[0].evicted_records > 0,
+            "it came to evicting"
+        );
         check_space(dir, &store);
     });
 }
@@ -111,7 +146,8 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
         let store = open(dir);
         let written = Arc::new(AtomicU64::new(0));
         put(&store, 0, 0);
-        // One writes and removes a name, alone; others fill the log, so that its records are moved and dropped meanwhile.
+        // One writes and removes a name, alone; others fill the log, so that its records are moved
+        // and dropped meanwhile.
         let owner = {
             let (store, written) = (store.clone(), written.clone());
             thread::spawn(move || {
@@ -119,7 +155,10 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
                     put(&store, 0, v);
                     written.store(v, Relaxed);
                     let found = version(&store, 0);
-                    assert!(found.is_none_or(|f| f == v), "{v} was put, {found:?} is there");
+                    assert!(
+                        found.is_none_or(|f| f == v),
+                        "{v} was put, {found:?} is there"
+                    );
                     if v % 3 == 0 {
                         store.remove(&name(0));
                         assert_eq!(version(&store, 0), None, "it was removed");
@@ -133,7 +172,10 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
                 for _ in 0..10 {
                     let before = written.load(Relaxed);
                     let found = version(&store, 0);
-                    assert!(found.is_none_or(|f| f >= before), "{before} had been put, {found:?} is there");
+                    assert!(
+                        found.is_none_or(|f| f >= before),
+                        "{before} had been put, {found:?} is there"
+                    );
                 }
             })
         };
@@ -141,13 +183,18 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
             let store = store.clone();
             thread::spawn(move || (0..25).for_each(|i| put(&store, 100 + i, 1)))
         };
-        [owner, reader, filler].into_iter().for_each(|t| t.join().unwrap());
+        [owner, reader, filler]
+            .into_iter()
+            .for_each(|t| t.join().unwrap());
         let last = version(&store, 0);
         assert!(last.is_none_or(|v| v == 7), "{last:?}");
         check_space(dir, &store);
         // What a kill leaves: no older version comes back.
         drop(store);
         let again = version(&open(dir), 0);
-        assert!(again.is_none_or(|v| Some(v) == last), "{again:?} after a restart, {last:?} before");
+        assert!(
+            again.is_none_or(|v| Some(v) == last),
+            "{again:?} after a restart, {last:?} before"
+        );
     });
 }

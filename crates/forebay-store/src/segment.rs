@@ -1,7 +1,8 @@
 //! Segment files and the table that readers find them in.
 //!
-//! A segment is a file that records are appended to until it is full. Nothing in it is changed afterwards; it goes as a whole.
-//! Readers hold an [`Arc`] of it, so a read that has begun ends well although the file is deleted meanwhile.
+//! A segment is a file that records are appended to until it is full. Nothing in it is changed
+//! afterwards; it goes as a whole. Readers hold an [`Arc`] of it, so a read that has begun ends
+//! well although the file is deleted meanwhile.
 
 use crate::{
     advice::Sampled,
@@ -29,7 +30,8 @@ pub struct Segment {
     pub secret: u64,
     pub path: PathBuf,
     pub file: Box<dyn DiskFile>,
-    /// Bytes given to records so far. The file is longer only while it is the active segment, by what is prepared.
+    /// Bytes given to records so far. The file is longer only while it is the active segment, by
+    /// what is prepared.
     pub end: AtomicU64,
     /// Up to here the file is prepared for records; none is placed beyond.
     pub prepared: AtomicU64,
@@ -40,18 +42,27 @@ pub struct Segment {
     /// Pinned bytes that the evictor put here.
     pub held_bytes: AtomicU64,
     pub tombstone_bytes: AtomicU64,
-    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the segment that broke off later.
+    /// Tombstones before this offset were copied to the end of the log, by an attempt to empty the
+    /// segment that broke off later.
     pub tombstones_moved_to: AtomicU64,
     /// The evictor has begun to empty it, so it may hold records that are in no index.
     pub emptying: AtomicBool,
-    /// Records of names (heads, pins) that may be found here by a restart although they are not current: replaced, removed, or unclear since
-    /// the last start.
+    /// Records of names (heads, pins) that may be found here by a restart although they are not
+    /// current: replaced, removed, or unclear since the last start.
     pub outdated: AtomicU64,
     pub samples: Sampled,
 }
 
 impl Segment {
-    pub fn new(dir: usize, slot: u32, ordinal: u64, secret: u64, path: PathBuf, file: Box<dyn DiskFile>, end: u64) -> Self {
+    pub fn new(
+        dir: usize,
+        slot: u32,
+        ordinal: u64,
+        secret: u64,
+        path: PathBuf,
+        file: Box<dyn DiskFile>,
+        end: u64,
+    ) -> Self {
         Self {
             dir,
             slot,
@@ -74,7 +85,11 @@ impl Segment {
     }
 
     pub fn place(&self, offset: u64) -> Place {
-        Place { secret: self.secret, ordinal: self.ordinal, offset }
+        Place {
+            secret: self.secret,
+            ordinal: self.ordinal,
+            offset,
+        }
     }
 
     pub fn file_name(ordinal: u64) -> String {
@@ -103,22 +118,39 @@ impl Segment {
     }
 
     pub fn dead_bytes(&self) -> u64 {
-        self.end.load(Relaxed).saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
+        self.end
+            .load(Relaxed)
+            .saturating_sub(self.live_bytes.load(Relaxed) + self.tombstone_bytes.load(Relaxed))
     }
 
-    /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names` is set, with its name and, if it is a part,
-    /// its meta. What is not a record is stepped over on the 64-byte grid. Returns how many grid points were stepped over where something is.
+    /// Calls `visit` with each record that begins in `from..end` of the file, in order: if `names`
+    /// is set, with its name and, if it is a part, its meta. What is not a record is stepped over
+    /// on the 64-byte grid. Returns how many grid points were stepped over where something is.
     pub fn scan(&self, from: u64, names: bool, visit: &mut Visit<'_>) -> io::Result<u64> {
         let size = self.file.size()?;
-        let mut window = Window { file: &*self.file, size, bytes: Vec::new(), at: 0 };
+        let mut window = Window {
+            file: &*self.file,
+            size,
+            bytes: Vec::new(),
+            at: 0,
+        };
         let (mut pos, mut skipped, mut last_len) = (from, 0u64, 0u64);
         while pos + HEADER_BYTES as u64 <= size {
-            // Behind large records only the next header is of interest; small ones are read by the bunch.
-            let ahead = if last_len > 128 << 10 { 2 << 10 } else { 256 << 10 };
-            let header = Header::decode(window.get(pos, HEADER_BYTES, ahead)?, self.place(pos)).filter(|h| pos + h.len() <= size);
+            // Behind large records only the next header is of interest; small ones are read by the
+            // bunch.
+            let ahead = if last_len > 128 << 10 {
+                2 << 10
+            } else {
+                256 << 10
+            };
+            let header = Header::decode(window.get(pos, HEADER_BYTES, ahead)?, self.place(pos))
+                .filter(|h| pos + h.len() <= size);
             let Some(header) = header else {
                 // Zeros are what was prepared and not used.
-                let zeros = window.get(pos, HEADER_BYTES, ahead)?.iter().all(|b| *b == 0);
+                let zeros = window
+                    .get(pos, HEADER_BYTES, ahead)?
+                    .iter()
+                    .all(|b| *b == 0);
                 (pos, skipped) = (pos + ALIGN_BYTES, skipped + u64::from(!zeros));
                 last_len = 0;
                 continue;
@@ -126,8 +158,13 @@ impl Segment {
             let mut name_and_meta: (&[u8], &[u8]) = (&[], &[]);
             if names {
                 let name_end = header.name_range().end;
-                let end = if header.kind == Kind::Part { header.meta_range().end } else { name_end };
-                name_and_meta = window.get(pos, end, ahead)?[HEADER_BYTES..].split_at(name_end - HEADER_BYTES);
+                let end = if header.kind == Kind::Part {
+                    header.meta_range().end
+                } else {
+                    name_end
+                };
+                name_and_meta =
+                    window.get(pos, end, ahead)?[HEADER_BYTES..].split_at(name_end - HEADER_BYTES);
             }
             if visit(pos, &header, name_and_meta.0, name_and_meta.1).is_break() {
                 break;
@@ -157,7 +194,9 @@ impl Window<'_> {
             self.file.read_append(&mut self.bytes, n, pos)?;
         }
         let begin = (pos - self.at) as usize;
-        self.bytes.get(begin..begin + len).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        self.bytes
+            .get(begin..begin + len)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -172,7 +211,11 @@ pub struct Segments {
 
 impl Segments {
     pub fn new() -> Self {
-        Self { stripes: std::array::from_fn(|_| RwLock::new(Vec::new())), free: Mutex::new(Vec::new()), next: AtomicU32::new(0) }
+        Self {
+            stripes: std::array::from_fn(|_| RwLock::new(Vec::new())),
+            free: Mutex::new(Vec::new()),
+            next: AtomicU32::new(0),
+        }
     }
 
     /// A number that no other segment has. `None`: too many segments.
@@ -208,6 +251,9 @@ impl Segments {
             static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
             NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) as usize % STRIPES
         });
-        self.stripes[STRIPE.with(|s| *s)].read().get(slot as usize)?.clone()
+        self.stripes[STRIPE.with(|s| *s)]
+            .read()
+            .get(slot as usize)?
+            .clone()
     }
 }

@@ -65,6 +65,7 @@ pub struct StoreStats {
     pub pins: u64,
     /// What the pinned objects take when they are cached whole.
     pub pinned_bytes: u64,
-    /// Pinned names whose object would take the pins over half of the capacity: cached like any other.
+    /// Pinned names whose object would take the pins over half of the capacity: cached like any
+    /// other.
     pub pins_not_held: u64,
 }

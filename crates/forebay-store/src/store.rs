@@ -17,7 +17,9 @@ use crate::{
     worker::Worker,
 };
 use bytes::Bytes;
-use forebay_core::{ByteRange, Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
+use forebay_core::{
+    ByteRange, Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
+};
 use std::{ops::Range, sync::Arc};
 
 /// The local cache. Synchronous and safe to share between threads.
@@ -61,17 +63,28 @@ impl Store {
     /// Opens the directories, creating them if needed; what they hold from before is there at once.
     ///
     /// # Errors
-    /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work; `Internal` for a directory that cannot
-    /// be used.
+    /// `Conflict` if another process has a directory open; `Invalid` for sizes that cannot work;
+    /// `Internal` for a directory that cannot be used.
     pub fn open(config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Store> {
         Self::open_on(Arc::new(RealDisk), config, clock)
     }
 
     /// [`open`](Self::open) on another file system: the seam for fault injection.
-    pub fn open_on(disk: Arc<dyn Disk>, config: StoreConfig, clock: Arc<dyn Clock>) -> Result<Store> {
+    pub fn open_on(
+        disk: Arc<dyn Disk>,
+        config: StoreConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Store> {
         let inner = Arc::new(Inner::open(disk, config, clock)?);
-        let worker = if inner.config.background { Some(Worker::start(&inner)?) } else { None };
-        Ok(Store { inner, _worker: worker })
+        let worker = if inner.config.background {
+            Some(Worker::start(&inner)?)
+        } else {
+            None
+        };
+        Ok(Store {
+            inner,
+            _worker: worker,
+        })
     }
 
     /// Lets `advisor` say what is wanted next, from now on; `None`: nobody does.
@@ -91,7 +104,10 @@ impl Store {
 
     /// Whether a part is here, without reading.
     pub fn has_part(&self, name: &ObjectName, version: VersionId, part: Part) -> bool {
-        self.inner.index.peek(part_key(name.hash128(), version, part)).is_some()
+        self.inner
+            .index
+            .peek(part_key(name.hash128(), version, part))
+            .is_some()
     }
 
     /// The meta, and a small object's bytes, with one read.
@@ -106,22 +122,30 @@ impl Store {
 
     /// The same, waiting for the disk or not.
     pub fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
-        self.inner.with_record_waiting(name.hash128(), name, wait, |entry, record| {
-            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
-            let data = if record.is_inline() {
-                let mut data = Vec::with_capacity(record.header.data_len as usize);
-                record.append(0..record.header.data_len as u64, &mut data)?;
-                Some(Bytes::from(data))
-            } else {
-                None
-            };
-            Ok(Head { meta: Arc::new(meta), validated_at_secs: entry.validated_at, data, pinned: entry.has(PINNED) })
-        })
+        self.inner
+            .with_record_waiting(name.hash128(), name, wait, |entry, record| {
+                let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+                let data = if record.is_inline() {
+                    let mut data = Vec::with_capacity(record.header.data_len as usize);
+                    record.append(0..record.header.data_len as u64, &mut data)?;
+                    Some(Bytes::from(data))
+                } else {
+                    None
+                };
+                Ok(Head {
+                    meta: Arc::new(meta),
+                    validated_at_secs: entry.validated_at,
+                    data,
+                    pinned: entry.has(PINNED),
+                })
+            })
     }
 
-    /// Appends a small object, or a range of it, to `out`. `before` is called first with the meta and the range, and may append, too.
+    /// Appends a small object, or a range of it, to `out`. `before` is called first with the meta
+    /// and the range, and may append, too.
     ///
-    /// `None`, with `out` unchanged: it is not here, not inline or damaged, or the range names no byte of it.
+    /// `None`, with `out` unchanged: it is not here, not inline or damaged, or the range names no
+    /// byte of it.
     pub fn append_inline(
         &self,
         name: &ObjectName,
@@ -129,7 +153,8 @@ impl Store {
         out: &mut Vec<u8>,
         before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
     ) -> Option<Appended> {
-        self.append_inline_waiting(name, range, out, before, Wait::May).unwrap_or_default()
+        self.append_inline_waiting(name, range, out, before, Wait::May)
+            .unwrap_or_default()
     }
 
     /// The same, waiting for the disk or not; `out` is unchanged on an error, too.
@@ -142,19 +167,25 @@ impl Store {
         wait: Wait,
     ) -> Result<Option<Appended>, WouldWait> {
         let begin = out.len();
-        let result = self.inner.with_record_waiting(name.hash128(), name, wait, |entry, record| {
-            if !record.is_inline() {
-                return Err(Miss::NotHere);
-            }
-            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
-            let range = match range {
-                Some(range) => range.resolve(meta.size).map_err(|_| Miss::NotHere)?,
-                None => 0..meta.size,
-            };
-            before(&meta, range.clone(), out);
-            record.append(range.clone(), out)?;
-            Ok(Appended { meta: Arc::new(meta), validated_at_secs: entry.validated_at, range })
-        });
+        let result = self
+            .inner
+            .with_record_waiting(name.hash128(), name, wait, |entry, record| {
+                if !record.is_inline() {
+                    return Err(Miss::NotHere);
+                }
+                let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+                let range = match range {
+                    Some(range) => range.resolve(meta.size).map_err(|_| Miss::NotHere)?,
+                    None => 0..meta.size,
+                };
+                before(&meta, range.clone(), out);
+                record.append(range.clone(), out)?;
+                Ok(Appended {
+                    meta: Arc::new(meta),
+                    validated_at_secs: entry.validated_at,
+                    range,
+                })
+            });
         if !matches!(result, Ok(Some(_))) {
             out.truncate(begin);
         }
@@ -162,21 +193,44 @@ impl Store {
     }
 
     /// A range of a part.
-    pub fn part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>) -> Option<Bytes> {
+    pub fn part(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        range: Range<u64>,
+    ) -> Option<Bytes> {
         let mut out = Vec::new();
-        self.append_part(name, version, part, range, &mut out).then(|| Bytes::from(out))
+        self.append_part(name, version, part, range, &mut out)
+            .then(|| Bytes::from(out))
     }
 
     /// The same without waiting for the disk.
-    pub fn part_now(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>) -> Result<Option<Bytes>, WouldWait> {
+    pub fn part_now(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        range: Range<u64>,
+    ) -> Result<Option<Bytes>, WouldWait> {
         let mut out = Vec::new();
-        let found = self.append_part_waiting(name, version, part, range, &mut out, Wait::MustNot)?;
+        let found =
+            self.append_part_waiting(name, version, part, range, &mut out, Wait::MustNot)?;
         Ok(found.then(|| Bytes::from(out)))
     }
 
-    /// Appends a range of a part to `out`. `false`, with `out` unchanged: it is not here, shorter, or damaged.
-    pub fn append_part(&self, name: &ObjectName, version: VersionId, part: Part, range: Range<u64>, out: &mut Vec<u8>) -> bool {
-        self.append_part_waiting(name, version, part, range, out, Wait::May).unwrap_or_default()
+    /// Appends a range of a part to `out`. `false`, with `out` unchanged: it is not here, shorter,
+    /// or damaged.
+    pub fn append_part(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        self.append_part_waiting(name, version, part, range, out, Wait::May)
+            .unwrap_or_default()
     }
 
     /// The same, waiting for the disk or not.
@@ -190,36 +244,62 @@ impl Store {
         wait: Wait,
     ) -> Result<bool, WouldWait> {
         let key = part_key(name.hash128(), version, part);
-        let appended = self.inner.with_record_waiting(key, name, wait, |_, record| {
-            if record.header.kind != Kind::Part || record.header.version != version.0 || record.meta() != part.encode() {
-                return Err(Miss::Collision);
-            }
-            record.append(range, out)
-        })?;
+        let appended = self
+            .inner
+            .with_record_waiting(key, name, wait, |_, record| {
+                if record.header.kind != Kind::Part
+                    || record.header.version != version.0
+                    || record.meta() != part.encode()
+                {
+                    return Err(Miss::Collision);
+                }
+                record.append(range, out)
+            })?;
         Ok(appended.is_some())
     }
 
     /// Bytes of a part that is here, without reading.
     pub fn part_len(&self, name: &ObjectName, version: VersionId, part: Part) -> Option<u64> {
-        let entry = self.inner.index.peek(part_key(name.hash128(), version, part))?;
-        Some(crate::record::part_data_len(entry.len as u64, name.bucket().len() + 1 + name.key().len()))
+        let entry = self
+            .inner
+            .index
+            .peek(part_key(name.hash128(), version, part))?;
+        Some(crate::record::part_data_len(
+            entry.len as u64,
+            name.bucket().len() + 1 + name.key().len(),
+        ))
     }
 
-    /// Stores a head, in place of any older one of the name; parts of other versions cannot be reached any more. Objects up to
-    /// [`CHUNK_BYTES`] carry their bytes as `inline`.
+    /// Stores a head, in place of any older one of the name; parts of other versions cannot be
+    /// reached any more. Objects up to [`CHUNK_BYTES`] carry their bytes as `inline`.
     ///
     /// # Errors
     /// If it cannot be written, an older head is gone, too: it is not current.
-    pub fn put_head(&self, name: &ObjectName, meta: &ObjectMeta, validated_at_secs: u32, inline: Option<&[u8]>) -> Result<()> {
+    pub fn put_head(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        validated_at_secs: u32,
+        inline: Option<&[u8]>,
+    ) -> Result<()> {
         if inline.is_some_and(|data| data.len() as u64 != meta.size) {
-            return Err(Error::internal(format!("{name}: {} bytes for an object of {}", inline.map_or(0, <[u8]>::len), meta.size)));
+            return Err(Error::internal(format!(
+                "{name}: {} bytes for an object of {}",
+                inline.map_or(0, <[u8]>::len),
+                meta.size
+            )));
         }
         let _open = self.inner.open_for_writes()?;
         let encoded = codec::encode(meta);
         check_sizes(encoded.len(), inline.map_or(0, <[u8]>::len))?;
         let hash = name.hash128();
-        let held = self.inner.pins.arrived(hash, meta.version().0, pins::cost_of(name, meta, encoded.len()));
-        let flags = HEAD | if inline.is_some() { INLINE } else { 0 } | if held { PINNED } else { 0 };
+        let held = self.inner.pins.arrived(
+            hash,
+            meta.version().0,
+            pins::cost_of(name, meta, encoded.len()),
+        );
+        let flags =
+            HEAD | if inline.is_some() { INLINE } else { 0 } | if held { PINNED } else { 0 };
         let record = NewRecord {
             kind: Kind::Head,
             flags: if inline.is_some() { FLAG_INLINE } else { 0 },
@@ -235,13 +315,23 @@ impl Store {
     }
 
     /// Stores a part of a version.
-    pub fn put_part(&self, name: &ObjectName, version: VersionId, part: Part, data: &[u8]) -> Result<()> {
+    pub fn put_part(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        data: &[u8],
+    ) -> Result<()> {
         let _open = self.inner.open_for_writes()?;
         check_sizes(0, data.len())?;
         let meta = part.encode();
         let record = NewRecord {
             kind: Kind::Part,
-            flags: if matches!(part, Part::Aux(..)) { FLAG_DERIVED } else { 0 },
+            flags: if matches!(part, Part::Aux(..)) {
+                FLAG_DERIVED
+            } else {
+                0
+            },
             key: part_key(name.hash128(), version, part),
             bucket: name.bucket(),
             object_key: name.key(),
@@ -253,11 +343,13 @@ impl Store {
         self.inner.append(&record, 0)
     }
 
-    /// The origin said that this version is current. In RAM at once, on disk with the next checkpoint. `false`: another version, or none,
-    /// is here.
+    /// The origin said that this version is current. In RAM at once, on disk with the next
+    /// checkpoint. `false`: another version, or none, is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
         let hash = name.hash128();
-        let seq = self.inner.with_record(hash, name, |entry, record| Ok((record.header.version == version.0).then_some(entry.seq)));
+        let seq = self.inner.with_record(hash, name, |entry, record| {
+            Ok((record.header.version == version.0).then_some(entry.seq))
+        });
         let Some(Some(seq)) = seq else { return false };
         let mut shard = self.inner.index.shard(hash);
         match shard.get(hash) {
@@ -269,33 +361,51 @@ impl Store {
         }
     }
 
-    /// Removes an object: it does not come back, not after a restart or `kill -9` either. `false`: it was not here.
+    /// Removes an object: it does not come back, not after a restart or `kill -9` either. `false`:
+    /// it was not here.
     pub fn remove(&self, name: &ObjectName) -> bool {
         self.take_out(name).existed
     }
 
-    /// Removes an object to free its space and returns how many bytes that were; 0 also if it is pinned: unpin it first.
+    /// Removes an object to free its space and returns how many bytes that were; 0 also if it is
+    /// pinned: unpin it first.
     pub fn evict(&self, name: &ObjectName) -> u64 {
-        if self.inner.pins.contains(name.hash128()) { 0 } else { self.take_out(name).bytes }
+        if self.inner.pins.contains(name.hash128()) {
+            0
+        } else {
+            self.take_out(name).bytes
+        }
     }
 
     fn take_out(&self, name: &ObjectName) -> Removed {
-        let Ok(_open) = self.inner.open_for_writes() else { return Default::default() };
+        let Ok(_open) = self.inner.open_for_writes() else {
+            return Default::default();
+        };
         let hash = name.hash128();
         let before = self.inner.index.peek(hash);
         let chunked = self.inner.with_record(hash, name, |_, record| {
-            if record.is_inline() { Ok(None) } else { codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere) }
+            if record.is_inline() {
+                Ok(None)
+            } else {
+                codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere)
+            }
         });
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
         if let Some(before) = before.filter(|_| !removed.existed) {
             // It was damaged, and went when it was read.
-            removed = Removed { existed: true, bytes: before.padded() };
+            removed = Removed {
+                existed: true,
+                bytes: before.padded(),
+            };
         }
         if let Some(Some(meta)) = chunked {
             let version = meta.version();
             for i in 0..meta.size.div_ceil(CHUNK_BYTES) {
                 let Ok(i) = u32::try_from(i) else { break };
-                if let Some(entry) = self.inner.forget(part_key(hash, version, Part::Chunk(i)), |_| true) {
+                if let Some(entry) = self
+                    .inner
+                    .forget(part_key(hash, version, Part::Chunk(i)), |_| true)
+                {
                     removed.bytes += entry.padded();
                 }
             }
@@ -307,7 +417,9 @@ impl Store {
     pub fn coverage(&self, name: &ObjectName, meta: &ObjectMeta) -> u64 {
         let (hash, version) = (name.hash128(), meta.version());
         if meta.size <= CHUNK_BYTES {
-            let whole = self.inner.with_record(hash, name, |_, r| Ok(r.is_inline() && r.header.version == version.0));
+            let whole = self.inner.with_record(hash, name, |_, r| {
+                Ok(r.is_inline() && r.header.version == version.0)
+            });
             if whole == Some(true) {
                 return meta.size;
             }
@@ -340,7 +452,8 @@ impl Store {
         }
     }
 
-    /// Stops writing, writes the index out and makes everything durable. Reads still work afterwards; a second call does nothing.
+    /// Stops writing, writes the index out and makes everything durable. Reads still work
+    /// afterwards; a second call does nothing.
     pub fn close(&self) -> Result<()> {
         self.inner.close()
     }

@@ -26,7 +26,10 @@ impl Worker {
             .name("forebay-store".into())
             .spawn(move || run(&weak, &signal))
             .map_err(|e| Error::internal("the cache's thread could not be started").source(e))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -45,28 +48,36 @@ impl Drop for Worker {
 fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
     let mut last = Instant::now();
     loop {
-        if stop.1.wait_until(stop.0.lock(), Instant::now() + TICK, |stop| *stop) {
+        if stop
+            .1
+            .wait_until(stop.0.lock(), Instant::now() + TICK, |stop| *stop)
+        {
             return;
         }
         let Some(inner) = inner.upgrade() else { return };
-        let Ok(_open) = inner.open_for_writes() else { return };
+        let Ok(_open) = inner.open_for_writes() else {
+            return;
+        };
         for dir in &inner.dirs {
             if let Err(e) = inner.reclaim_ahead(dir) {
-                tracing::debug!(dir = %dir.path.display(), error = %e, "no room could be made ahead of need");
+                tracing::debug!(dir = %dir.path.display(), error = %e, "no room could be made \
+                    ahead of need");
             }
         }
         let (mut appended, mut many) = (false, false);
         for dir in &inner.dirs {
             let state = dir.state.lock();
             appended |= state.appended_since_checkpoint > 0;
-            // Of millions of small records the index is about as large as they are: it is not written out for fewer bytes than it takes.
+            // Of millions of small records the index is about as large as they are: it is not
+            // written out for fewer bytes than it takes.
             many |= state.appended_since_checkpoint >= inner.config.checkpoint_records
                 && state.bytes_since_checkpoint >= state.checkpoint_bytes;
         }
         if many || (appended && last.elapsed() >= inner.config.checkpoint_interval) {
             last = Instant::now();
             if let Err(e) = inner.checkpoint() {
-                tracing::warn!(error = %e, "the index could not be written out; a restart would take longer");
+                tracing::warn!(error = %e, "the index could not be written out; a restart would \
+                    take longer");
             }
         }
     }

@@ -10,46 +10,122 @@ fn objects_of_all_sizes_come_back_whole_and_by_range() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 << 20)]);
     let block = BLOCK_BYTES;
-    let sizes =
-        [0, 1, 63, 64, 65, 4095, block - 1, block, block + 1, 2 * block, 3 * block + 7, CHUNK_BYTES as usize - 1, CHUNK_BYTES as usize];
+    let sizes = [
+        0,
+        1,
+        63,
+        64,
+        65,
+        4095,
+        block - 1,
+        block,
+        block + 1,
+        2 * block,
+        3 * block + 7,
+        CHUNK_BYTES as usize - 1,
+        CHUNK_BYTES as usize,
+    ];
     let store = open(&config);
     for (i, size) in sizes.into_iter().enumerate() {
         let m = meta(size as u64, &format!("e{i}"));
-        store.put_head(&name(&format!("o/{i}")), &m, 7, Some(&bytes(i as u64, size))).unwrap();
-        store.put_part(&name("big"), m.version(), Part::Chunk(i as u32), &bytes(i as u64, size)).unwrap();
+        store
+            .put_head(
+                &name(&format!("o/{i}")),
+                &m,
+                7,
+                Some(&bytes(i as u64, size)),
+            )
+            .unwrap();
+        store
+            .put_part(
+                &name("big"),
+                m.version(),
+                Part::Chunk(i as u32),
+                &bytes(i as u64, size),
+            )
+            .unwrap();
     }
     let check = |store: &Store| {
         for (i, size) in sizes.into_iter().enumerate() {
             let (n, want) = (name(&format!("o/{i}")), bytes(i as u64, size));
             let m = meta(size as u64, &format!("e{i}"));
-            assert_eq!(store.peek(&n).map(|p| (p.inline, p.validated_at_secs, p.pinned)), Some((true, 7, false)));
+            assert_eq!(
+                store
+                    .peek(&n)
+                    .map(|p| (p.inline, p.validated_at_secs, p.pinned)),
+                Some((true, 7, false))
+            );
             let head = store.head(&n).unwrap();
             assert_eq!((*head.meta).clone(), m);
             assert_eq!(head.data.unwrap(), want);
             assert_eq!(read_inline(store, &n).unwrap(), want);
             assert_eq!(store.coverage(&n, &m), size as u64);
-            assert_eq!(store.part_len(&name("big"), m.version(), Part::Chunk(i as u32)), Some(size as u64));
-            let cuts = [0, 1, block - 1, block, block + 1, 2 * block, size / 2, size.saturating_sub(1), size];
+            assert_eq!(
+                store.part_len(&name("big"), m.version(), Part::Chunk(i as u32)),
+                Some(size as u64)
+            );
+            let cuts = [
+                0,
+                1,
+                block - 1,
+                block,
+                block + 1,
+                2 * block,
+                size / 2,
+                size.saturating_sub(1),
+                size,
+            ];
             for a in cuts.into_iter().filter(|a| *a <= size) {
                 for b in cuts.into_iter().filter(|b| *b >= a && *b <= size) {
-                    let part = store.part(&name("big"), m.version(), Part::Chunk(i as u32), a as u64..b as u64);
+                    let part = store.part(
+                        &name("big"),
+                        m.version(),
+                        Part::Chunk(i as u32),
+                        a as u64..b as u64,
+                    );
                     assert_eq!(part.unwrap(), want[a..b], "{size}: {a}..{b}");
                     if a < b {
                         let mut out = vec![9];
                         let range = ByteRange::Inclusive(a as u64, b as u64 - 1);
-                        let appended = store.append_inline(&n, Some(range), &mut out, &mut |_, _, _| {}).unwrap();
+                        let appended = store
+                            .append_inline(&n, Some(range), &mut out, &mut |_, _, _| {})
+                            .unwrap();
                         assert_eq!(appended.range, a as u64..b as u64);
                         assert_eq!((out[0], &out[1..]), (9, &want[a..b]), "{size}: {a}..{b}");
                     }
                 }
             }
-            assert!(store.part(&name("big"), m.version(), Part::Chunk(i as u32), 0..size as u64 + 1).is_none());
-            assert!(store.append_inline(&n, Some(ByteRange::From(size as u64)), &mut vec![], &mut |_, _, _| {}).is_none());
+            assert!(
+                store
+                    .part(
+                        &name("big"),
+                        m.version(),
+                        Part::Chunk(i as u32),
+                        0..size as u64 + 1
+                    )
+                    .is_none()
+            );
+            assert!(
+                store
+                    .append_inline(
+                        &n,
+                        Some(ByteRange::From(size as u64)),
+                        &mut vec![],
+                        &mut |_, _, _| {}
+                    )
+                    .is_none()
+            );
         }
     };
     check(&store);
     store.close().unwrap();
-    assert_eq!(store.put_head(&name("x"), &meta(0, "x"), 0, Some(&[])).unwrap_err().kind(), ErrorKind::ShuttingDown);
+    assert_eq!(
+        store
+            .put_head(&name("x"), &meta(0, "x"), 0, Some(&[]))
+            .unwrap_err()
+            .kind(),
+        ErrorKind::ShuttingDown
+    );
     check(&store);
     drop(store);
     check(&open(&config));
@@ -65,9 +141,21 @@ fn a_new_head_replaces_the_old_and_its_parts() {
     let store = open(&config);
     let (n, old, new) = (name("a"), meta(2 * CHUNK_BYTES, "old"), meta(3, "new"));
     store.put_head(&n, &old, 5, None).unwrap();
-    store.put_part(&n, old.version(), Part::Chunk(0), &bytes(1, CHUNK_BYTES as usize)).unwrap();
-    store.put_part(&n, old.version(), Part::Aux(1, 0), b"index").unwrap();
-    assert!(store.has_part(&n, old.version(), Part::Chunk(0)) && !store.has_part(&n, old.version(), Part::Chunk(1)));
+    store
+        .put_part(
+            &n,
+            old.version(),
+            Part::Chunk(0),
+            &bytes(1, CHUNK_BYTES as usize),
+        )
+        .unwrap();
+    store
+        .put_part(&n, old.version(), Part::Aux(1, 0), b"index")
+        .unwrap();
+    assert!(
+        store.has_part(&n, old.version(), Part::Chunk(0))
+            && !store.has_part(&n, old.version(), Part::Chunk(1))
+    );
     assert_eq!(store.coverage(&n, &old), CHUNK_BYTES);
     assert!(store.head(&n).unwrap().data.is_none() && read_inline(&store, &n).is_none());
     store.put_head(&n, &new, 6, Some(b"abc")).unwrap();
@@ -88,11 +176,19 @@ fn what_is_removed_stays_away() {
     let config = config(&[(dir.path(), 16 << 20)]);
     let store = open(&config);
     let big = meta(2 * CHUNK_BYTES + 5, "big");
-    store.put_head(&name("a"), &meta(1, "1"), 5, Some(b"1")).unwrap();
-    store.put_head(&name("a"), &meta(1, "2"), 5, Some(b"2")).unwrap();
+    store
+        .put_head(&name("a"), &meta(1, "1"), 5, Some(b"1"))
+        .unwrap();
+    store
+        .put_head(&name("a"), &meta(1, "2"), 5, Some(b"2"))
+        .unwrap();
     store.put_head(&name("b"), &big, 5, None).unwrap();
-    store.put_part(&name("b"), big.version(), Part::Chunk(2), b"12345").unwrap();
-    store.put_head(&name("c"), &meta(1, "3"), 5, Some(b"3")).unwrap();
+    store
+        .put_part(&name("b"), big.version(), Part::Chunk(2), b"12345")
+        .unwrap();
+    store
+        .put_head(&name("c"), &meta(1, "3"), 5, Some(b"3"))
+        .unwrap();
     assert_eq!(store.coverage(&name("b"), &big), 5);
     assert!(store.remove(&name("a")) && !store.remove(&name("a")));
     assert!(store.evict(&name("b")) > 5 && store.evict(&name("b")) == 0);
@@ -119,7 +215,8 @@ fn validation_times_survive_a_clean_restart_and_not_another_boot() {
     let n = name("a");
     let reboot = |text: &str| {
         let path = dir.path().join("identity.json");
-        let mut identity: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let mut identity: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         identity["boot_id"] = text.into();
         std::fs::write(&path, identity.to_string()).unwrap();
     };
@@ -144,7 +241,11 @@ fn validation_times_survive_a_clean_restart_and_not_another_boot() {
     drop(store);
     std::fs::remove_file(dir.path().join("checkpoint")).unwrap();
     let store = open(&config);
-    assert_eq!(validated(&store), 0, "distrust outlives a crash right after the restart");
+    assert_eq!(
+        validated(&store),
+        0,
+        "distrust outlives a crash right after the restart"
+    );
     assert!(store.touch(&n, meta(1, "1").version(), 60));
     store.checkpoint().unwrap();
     drop(store);
@@ -158,7 +259,10 @@ fn a_directory_serves_one_process_at_a_time() {
     let _store = open(&config);
     let error = Store::open(config, clock()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict);
-    assert!(error.to_string().contains("in use by another process"), "{error}");
+    assert!(
+        error.to_string().contains("in use by another process"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -166,17 +270,38 @@ fn the_active_segment_is_prepared_and_no_other_is() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 << 20)]);
     let segments = || {
-        let mut files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path()).collect();
+        let mut files: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|f| f.unwrap().path())
+            .collect();
         files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
         files.sort();
-        files.into_iter().map(|f| std::fs::read(f).unwrap()).collect::<Vec<_>>()
+        files
+            .into_iter()
+            .map(|f| std::fs::read(f).unwrap())
+            .collect::<Vec<_>>()
     };
     let prepared = |segment: &Vec<u8>| segment.len() - records_end(segment);
-    let put = |store: &Store, i: u64| store.put_head(&name(&format!("o/{i}")), &meta(5000, "o"), 5, Some(&bytes(i, 5000))).unwrap();
+    let put = |store: &Store, i: u64| {
+        store
+            .put_head(
+                &name(&format!("o/{i}")),
+                &meta(5000, "o"),
+                5,
+                Some(&bytes(i, 5000)),
+            )
+            .unwrap()
+    };
     let store = open(&config);
     put(&store, 0);
-    assert!((64 << 10..=256 << 10).contains(&segments()[0].len()), "one step is prepared");
-    assert!(store.stats().dirs[0].used_bytes < 6000, "which is not used yet");
+    assert!(
+        (64 << 10..=256 << 10).contains(&segments()[0].len()),
+        "one step is prepared"
+    );
+    assert!(
+        store.stats().dirs[0].used_bytes < 6000,
+        "which is not used yet"
+    );
     (1..1000).for_each(|i| put(&store, i));
     let files = segments();
     let (active, sealed) = files.split_last().unwrap();
@@ -191,7 +316,10 @@ fn the_active_segment_is_prepared_and_no_other_is() {
     drop(store);
     let store = open(&config);
     for i in 0..1001 {
-        assert_eq!(read_inline(&store, &name(&format!("o/{i}"))).unwrap(), bytes(i, 5000));
+        assert_eq!(
+            read_inline(&store, &name(&format!("o/{i}"))).unwrap(),
+            bytes(i, 5000)
+        );
     }
 }
 
@@ -201,7 +329,11 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
     let config = config(&[(dir.path(), 8 << 20)]);
     let store = open(&config);
     store.pin(&name("pinned/before")).unwrap();
-    let put = |i: u64, n: &str| store.put_head(&name(n), &meta(100_000, n), 5, Some(&bytes(i, 100_000))).unwrap();
+    let put = |i: u64, n: &str| {
+        store
+            .put_head(&name(n), &meta(100_000, n), 5, Some(&bytes(i, 100_000)))
+            .unwrap()
+    };
     put(1, "pinned/before");
     put(2, "pinned/after");
     store.pin(&name("pinned/after")).unwrap();
@@ -213,23 +345,60 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
         assert!(read_inline(&store, &name("hot")).is_some(), "{i}");
         assert!(disk_bytes(dir.path()) <= 8 << 20);
         if i == 100 {
-            store.put_head(&name("pinned/chunked"), &chunked, 5, None).unwrap();
+            store
+                .put_head(&name("pinned/chunked"), &chunked, 5, None)
+                .unwrap();
             store.pin(&name("pinned/chunked")).unwrap();
-            store.put_part(&name("pinned/chunked"), chunked.version(), Part::Chunk(1), &bytes(9, 1 << 20)).unwrap();
+            store
+                .put_part(
+                    &name("pinned/chunked"),
+                    chunked.version(),
+                    Part::Chunk(1),
+                    &bytes(9, 1 << 20),
+                )
+                .unwrap();
         }
     }
     let check = |store: &Store| {
-        assert_eq!(read_inline(store, &name("pinned/before")).unwrap(), bytes(1, 100_000));
-        assert_eq!(read_inline(store, &name("pinned/after")).unwrap(), bytes(2, 100_000));
-        assert_eq!(store.part(&name("pinned/chunked"), chunked.version(), Part::Chunk(1), 0..1 << 20).unwrap(), bytes(9, 1 << 20));
+        assert_eq!(
+            read_inline(store, &name("pinned/before")).unwrap(),
+            bytes(1, 100_000)
+        );
+        assert_eq!(
+            read_inline(store, &name("pinned/after")).unwrap(),
+            bytes(2, 100_000)
+        );
+        assert_eq!(
+            store
+                .part(
+                    &name("pinned/chunked"),
+                    chunked.version(),
+                    Part::Chunk(1),
+                    0..1 << 20
+                )
+                .unwrap(),
+            bytes(9, 1 << 20)
+        );
         assert!(store.peek(&name("cold/0")).is_none() && store.peek(&name("cold/399")).is_some());
-        assert!(store.peek(&name("pinned/after")).unwrap().pinned && !store.peek(&name("cold/399")).unwrap().pinned);
-        assert_eq!(store.pinned(), [name("pinned/after"), name("pinned/before"), name("pinned/chunked")]);
+        assert!(
+            store.peek(&name("pinned/after")).unwrap().pinned
+                && !store.peek(&name("cold/399")).unwrap().pinned
+        );
+        assert_eq!(
+            store.pinned(),
+            [
+                name("pinned/after"),
+                name("pinned/before"),
+                name("pinned/chunked")
+            ]
+        );
     };
     check(&store);
     assert!(store.stats().dirs[0].evicted_records > 100);
     let huge = name("huge");
-    store.put_head(&huge, &meta(4 << 20, "huge"), 5, None).unwrap();
+    store
+        .put_head(&huge, &meta(4 << 20, "huge"), 5, None)
+        .unwrap();
     let error = store.pin(&huge).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooLarge);
     drop(store);
@@ -238,7 +407,10 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
     assert!(store.unpin(&name("pinned/after")) && !store.unpin(&name("pinned/after")));
     assert!(store.evict(&name("pinned/after")) > 100_000);
     drop(store);
-    assert_eq!(open(&config).pinned(), [name("pinned/before"), name("pinned/chunked")]);
+    assert_eq!(
+        open(&config).pinned(),
+        [name("pinned/before"), name("pinned/chunked")]
+    );
 }
 
 #[test]
@@ -249,19 +421,38 @@ fn directories_may_come_and_go() {
     let store = open(&both);
     store.pin(&name("pinned")).unwrap();
     for i in 0..100u64 {
-        store.put_head(&name(&format!("o/{i}")), &meta(1000, "v1"), 5, Some(&bytes(i, 1000))).unwrap();
+        store
+            .put_head(
+                &name(&format!("o/{i}")),
+                &meta(1000, "v1"),
+                5,
+                Some(&bytes(i, 1000)),
+            )
+            .unwrap();
     }
-    assert!(store.stats().dirs.iter().all(|d| d.records > 20), "spread by hash");
+    assert!(
+        store.stats().dirs.iter().all(|d| d.records > 20),
+        "spread by hash"
+    );
     drop(store);
     let store = open(&only_a);
     assert_eq!(store.pinned(), [name("pinned")]);
-    let here: Vec<u64> = (0..100).filter(|i| store.peek(&name(&format!("o/{i}"))).is_some()).collect();
+    let here: Vec<u64> = (0..100)
+        .filter(|i| store.peek(&name(&format!("o/{i}"))).is_some())
+        .collect();
     assert!(here.len() > 20 && here.len() < 80);
     for i in 0..100u64 {
         if i % 2 == 0 {
             store.remove(&name(&format!("o/{i}")));
         } else {
-            store.put_head(&name(&format!("o/{i}")), &meta(1000, "v2"), 6, Some(&bytes(1000 + i, 1000))).unwrap();
+            store
+                .put_head(
+                    &name(&format!("o/{i}")),
+                    &meta(1000, "v2"),
+                    6,
+                    Some(&bytes(1000 + i, 1000)),
+                )
+                .unwrap();
         }
     }
     store.unpin(&name("pinned"));
@@ -272,7 +463,9 @@ fn directories_may_come_and_go() {
         let n = name(&format!("o/{i}"));
         match store.peek(&n) {
             // It lay in the directory that was away: the origin must be asked.
-            Some(p) if i % 2 == 0 => assert_eq!((p.validated_at_secs, here.contains(&i)), (0, false)),
+            Some(p) if i % 2 == 0 => {
+                assert_eq!((p.validated_at_secs, here.contains(&i)), (0, false))
+            }
             None => assert!(i % 2 == 0),
             Some(p) => {
                 assert_eq!(p.validated_at_secs, 6);
@@ -292,7 +485,9 @@ fn a_checkpoint_of_several_pieces_is_loaded_whole_or_not_at_all() {
     let of = |i: u32| name(&format!("s/{i}"));
     let m = meta(3, "e");
     for i in 0..count {
-        store.put_head(&of(i), &m, 7, Some(&bytes(i.into(), 3))).unwrap();
+        store
+            .put_head(&of(i), &m, 7, Some(&bytes(i.into(), 3)))
+            .unwrap();
     }
     // Only a checkpoint knows of it.
     assert!((0..count).all(|i| store.touch(&of(i), m.version(), 9)));
@@ -301,8 +496,15 @@ fn a_checkpoint_of_several_pieces_is_loaded_whole_or_not_at_all() {
     let times = |expected: u32| {
         let store = open(&config);
         let right = |i: &u32| store.peek(&of(*i)).map(|p| p.validated_at_secs) == Some(expected);
-        assert_eq!((0..count).filter(right).count(), count as usize, "of time {expected}");
-        assert_eq!(store.head(&of(count - 1)).unwrap().data.unwrap(), bytes((count - 1).into(), 3));
+        assert_eq!(
+            (0..count).filter(right).count(),
+            count as usize,
+            "of time {expected}"
+        );
+        assert_eq!(
+            store.head(&of(count - 1)).unwrap().data.unwrap(),
+            bytes((count - 1).into(), 3)
+        );
     };
     times(9);
     let checkpoint = dir.path().join("checkpoint");

@@ -15,16 +15,29 @@ const MIB: u64 = 1 << 20;
 fn open_faulty(config: &StoreConfig) -> (Store, Faults, Arc<forebay_core::ManualClock>) {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     let clock = clock();
-    (Store::open_on(Arc::new(disk), config.clone(), clock.clone()).unwrap(), faults, clock)
+    (
+        Store::open_on(Arc::new(disk), config.clone(), clock.clone()).unwrap(),
+        faults,
+        clock,
+    )
 }
 
 fn put(store: &Store, n: &str, seed: u64) -> forebay_core::Result<()> {
-    store.put_head(&name(n), &meta(5000, &format!("{seed}")), 5, Some(&bytes(seed, 5000)))
+    store.put_head(
+        &name(n),
+        &meta(5000, &format!("{seed}")),
+        5,
+        Some(&bytes(seed, 5000)),
+    )
 }
 
 #[test]
 fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
-    for (errno, state) in [(libc::ENOSPC, DirState::Full), (libc::EROFS, DirState::ReadOnly), (libc::EIO, DirState::Failing)] {
+    for (errno, state) in [
+        (libc::ENOSPC, DirState::Full),
+        (libc::EROFS, DirState::ReadOnly),
+        (libc::EIO, DirState::Failing),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let (store, faults, clock) = open_faulty(&config(&[(dir.path(), 16 * MIB)]));
         put(&store, "a", 1).unwrap();
@@ -32,7 +45,11 @@ fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
         faults.add(Rule::new(Op::Write, Fault::Error(errno)).on("seg-"));
         let error = put(&store, "c", 3).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Internal);
-        assert!(error.describe().contains("a write failed") && error.hint_text().is_some(), "{}", error.describe());
+        assert!(
+            error.describe().contains("a write failed") && error.hint_text().is_some(),
+            "{}",
+            error.describe()
+        );
         assert_eq!(store.stats().dirs[0].state, state);
         assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
         // What could not replace "b" must not leave the old one either.
@@ -68,14 +85,21 @@ fn another_directory_takes_what_a_failing_one_refuses() {
         assert!(store.remove(&name(&format!("o/{}", 39 - i))) || i >= 20);
     }
     for i in 0..20 {
-        assert!(store.peek(&name(&format!("o/{i}"))).is_none(), "removed after it was put");
+        assert!(
+            store.peek(&name(&format!("o/{i}"))).is_none(),
+            "removed after it was put"
+        );
     }
     for i in 20..40 {
-        assert_eq!(read_inline(&store, &name(&format!("o/{i}"))).unwrap(), bytes(100 + i, 5000));
+        assert_eq!(
+            read_inline(&store, &name(&format!("o/{i}"))).unwrap(),
+            bytes(100 + i, 5000)
+        );
     }
     assert_eq!(store.stats().dirs[0].state, DirState::ReadOnly);
     drop(store);
-    // The removals are not in the first directory's log. Nothing of it may be used without asking the origin.
+    // The removals are not in the first directory's log. Nothing of it may be used without asking
+    // the origin.
     faults.clear();
     clock.advance(Duration::from_secs(60));
     let store = open(&config);
@@ -86,7 +110,10 @@ fn another_directory_takes_what_a_failing_one_refuses() {
             Some(p) if i < 20 => assert_eq!(p.validated_at_secs, 0, "{i}"),
             Some(p) => {
                 let got = read_inline(&store, &n).unwrap();
-                assert!(got == bytes(100 + i, 5000) || p.validated_at_secs == 0, "{i}");
+                assert!(
+                    got == bytes(100 + i, 5000) || p.validated_at_secs == 0,
+                    "{i}"
+                );
             }
         }
     }
@@ -102,13 +129,21 @@ fn a_removal_on_a_full_disk_still_holds_after_a_restart() {
     store.checkpoint().unwrap();
     // No new space; overwriting in place works, as on a disk without copy-on-write.
     faults.add(Rule::new(Op::Create, Fault::Error(libc::ENOSPC)));
-    faults.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on("seg-").times(1));
+    faults.add(
+        Rule::new(Op::Write, Fault::Error(libc::ENOSPC))
+            .on("seg-")
+            .times(1),
+    );
     assert!(store.remove(&name("a")));
     assert!(store.peek(&name("a")).is_none());
     drop(store);
     let store = open(&config);
     assert!(read_inline(&store, &name("a")).is_none());
-    assert_eq!(store.peek(&name("b")).unwrap().validated_at_secs, 0, "other removals may have been lost with it");
+    assert_eq!(
+        store.peek(&name("b")).unwrap().validated_at_secs,
+        0,
+        "other removals may have been lost with it"
+    );
     assert_eq!(read_inline(&store, &name("b")).unwrap(), bytes(2, 5000));
 }
 
@@ -147,18 +182,39 @@ fn flipped_bits_are_misses_anywhere_in_a_record() {
             assert_eq!(got, bytes(1, 5000), "bit of byte {at}");
         } else {
             failures += 1;
-            assert!(store.peek(&name("a")).is_none(), "a damaged entry is dropped");
+            assert!(
+                store.peek(&name("a")).is_none(),
+                "a damaged entry is dropped"
+            );
         }
         assert_eq!(store.stats().dirs[0].checksum_failures, failures);
     }
     assert!(failures >= 99, "{failures}");
     // A large record: only what the range touches is read, and it is checked.
-    store.put_part(&name("big"), m.version(), Part::Chunk(0), &data).unwrap();
-    faults.add(Rule::new(Op::Read, Fault::FlipBit(70_000)).on("seg-").after(1).times(1));
-    assert!(store.part(&name("big"), m.version(), Part::Chunk(0), 0..CHUNK_BYTES).is_none());
+    store
+        .put_part(&name("big"), m.version(), Part::Chunk(0), &data)
+        .unwrap();
+    faults.add(
+        Rule::new(Op::Read, Fault::FlipBit(70_000))
+            .on("seg-")
+            .after(1)
+            .times(1),
+    );
+    assert!(
+        store
+            .part(&name("big"), m.version(), Part::Chunk(0), 0..CHUNK_BYTES)
+            .is_none()
+    );
     assert!(!store.has_part(&name("big"), m.version(), Part::Chunk(0)));
-    store.put_part(&name("big"), m.version(), Part::Chunk(0), &data).unwrap();
-    assert_eq!(store.part(&name("big"), m.version(), Part::Chunk(0), 300_000..300_001).unwrap(), data[300_000..300_001]);
+    store
+        .put_part(&name("big"), m.version(), Part::Chunk(0), &data)
+        .unwrap();
+    assert_eq!(
+        store
+            .part(&name("big"), m.version(), Part::Chunk(0), 300_000..300_001)
+            .unwrap(),
+        data[300_000..300_001]
+    );
 }
 
 #[test]
@@ -167,15 +223,32 @@ fn what_is_written_wrong_is_never_read() {
     let config = config(&[(dir.path(), 64 * MIB)]);
     let (store, faults, _) = open_faulty(&config);
     for at in 0..60 {
-        faults.add(Rule::new(Op::Write, if at % 2 == 0 { Fault::FlipBit(at * 90) } else { Fault::Torn(at * 90) }).on("seg-").times(1));
+        faults.add(
+            Rule::new(
+                Op::Write,
+                if at % 2 == 0 {
+                    Fault::FlipBit(at * 90)
+                } else {
+                    Fault::Torn(at * 90)
+                },
+            )
+            .on("seg-")
+            .times(1),
+        );
         put(&store, &format!("o/{at}"), at as u64).unwrap();
         put(&store, &format!("whole/{at}"), at as u64).unwrap();
     }
     faults.clear();
     let check = |store: &Store| {
         for at in 0..60 {
-            assert!(read_inline(store, &name(&format!("o/{at}"))).is_none_or(|got| got == bytes(at, 5000)));
-            assert_eq!(read_inline(store, &name(&format!("whole/{at}"))).unwrap(), bytes(at, 5000));
+            assert!(
+                read_inline(store, &name(&format!("o/{at}")))
+                    .is_none_or(|got| got == bytes(at, 5000))
+            );
+            assert_eq!(
+                read_inline(store, &name(&format!("whole/{at}"))).unwrap(),
+                bytes(at, 5000)
+            );
         }
     };
     drop(store);
@@ -194,7 +267,11 @@ fn a_read_error_is_a_miss_and_a_counter() {
     put(&store, "a", 1).unwrap();
     faults.add(Rule::new(Op::Read, Fault::Error(libc::EIO)).on("seg-"));
     let mut out = vec![1, 2, 3];
-    assert!(store.append_inline(&name("a"), None, &mut out, &mut |_, _, out| out.push(4)).is_none());
+    assert!(
+        store
+            .append_inline(&name("a"), None, &mut out, &mut |_, _, out| out.push(4))
+            .is_none()
+    );
     assert_eq!(out, [1, 2, 3]);
     assert!(store.peek(&name("a")).is_none());
     assert_eq!(store.stats().dirs[0].read_failures, 1);
@@ -202,9 +279,13 @@ fn a_read_error_is_a_miss_and_a_counter() {
 
 #[test]
 fn eviction_goes_on_through_failures_and_never_over_the_limit() {
-    for (op, errno) in
-        [(Op::Delete, libc::EIO), (Op::Create, libc::EMFILE), (Op::Read, libc::EIO), (Op::Write, libc::ENOSPC), (Op::Resize, libc::EIO)]
-    {
+    for (op, errno) in [
+        (Op::Delete, libc::EIO),
+        (Op::Create, libc::EMFILE),
+        (Op::Read, libc::EIO),
+        (Op::Write, libc::ENOSPC),
+        (Op::Resize, libc::EIO),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config(&[(dir.path(), 2 * MIB)]);
         config.segment_bytes = Some(128 << 10);
@@ -214,7 +295,12 @@ fn eviction_goes_on_through_failures_and_never_over_the_limit() {
         for i in 0..3000u64 {
             if i % 50 == 0 {
                 faults.clear();
-                faults.add(Rule::new(op, Fault::Error(errno)).on("seg-").after(i % 7).times(5));
+                faults.add(
+                    Rule::new(op, Fault::Error(errno))
+                        .on("seg-")
+                        .after(i % 7)
+                        .times(5),
+                );
             }
             failed += put(&store, &format!("o/{i}"), i).is_err() as u32;
             let earlier = name(&format!("o/{}", i / 2));
@@ -231,12 +317,19 @@ fn eviction_goes_on_through_failures_and_never_over_the_limit() {
         faults.clear();
         for i in 3000..3010 {
             put(&store, &format!("o/{i}"), i).unwrap();
-            assert_eq!(read_inline(&store, &name(&format!("o/{i}"))).unwrap(), bytes(i, 5000));
+            assert_eq!(
+                read_inline(&store, &name(&format!("o/{i}"))).unwrap(),
+                bytes(i, 5000)
+            );
         }
         drop(store);
         let store = open(&config);
         for i in 0..3010u64 {
-            assert!(read_inline(&store, &name(&format!("o/{i}"))).is_none_or(|got| got == bytes(i, 5000)), "{op:?} {i}");
+            assert!(
+                read_inline(&store, &name(&format!("o/{i}")))
+                    .is_none_or(|got| got == bytes(i, 5000)),
+                "{op:?} {i}"
+            );
         }
     }
 }
@@ -254,8 +347,13 @@ fn what_is_prepared_and_cannot_be_cut_off_counts_as_used() {
     }
     store.close().unwrap();
     assert!(faults.happened() > 50);
-    let identity = std::fs::metadata(dir.path().join("identity.json")).unwrap().len();
-    assert_eq!(store.stats().dirs[0].used_bytes, disk_bytes(dir.path()) - identity);
+    let identity = std::fs::metadata(dir.path().join("identity.json"))
+        .unwrap()
+        .len();
+    assert_eq!(
+        store.stats().dirs[0].used_bytes,
+        disk_bytes(dir.path()) - identity
+    );
 }
 
 #[test]
@@ -264,15 +362,26 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     let config = config(&[(dir.path(), 64 * MIB)]);
     let store = open(&config);
     put(&store, "secret", 1).unwrap();
-    let segment = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().path()).find(|f| f.to_str().unwrap().contains("seg-")).unwrap();
+    let segment = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .find(|f| f.to_str().unwrap().contains("seg-"))
+        .unwrap();
     let mut log = std::fs::read(&segment).unwrap();
     log.truncate(records_end(&log));
-    // An object that is a copy of the log, at every offset of the grid; then its own header is destroyed, so that the scan must find its
-    // way inside.
+    // An object that is a copy of the log, at every offset of the grid; then its own header is
+    // destroyed, so that the scan must find its way inside.
     store.remove(&name("secret"));
     for i in 0..8u64 {
         let data = [vec![0; i as usize * 8], log.clone()].concat();
-        store.put_head(&name(&format!("copy/{i}")), &meta(data.len() as u64, "c"), 5, Some(&data)).unwrap();
+        store
+            .put_head(
+                &name(&format!("copy/{i}")),
+                &meta(data.len() as u64, "c"),
+                5,
+                Some(&data),
+            )
+            .unwrap();
     }
     put(&store, "last", 2).unwrap();
     drop(store);
@@ -280,7 +389,10 @@ fn a_record_within_an_object_is_not_taken_for_a_record() {
     let mut damaged = bytes_before.clone();
     // The first header is that of "secret"; the copies' headers lie behind the tombstone.
     for at in (log.len().next_multiple_of(64)..damaged.len()).step_by(64) {
-        if damaged[at..].starts_with(b"FBR3") && damaged[at + 4] == 1 && !damaged[at..at + 200].windows(4).any(|w| w == b"last") {
+        if damaged[at..].starts_with(b"FBR3")
+            && damaged[at + 4] == 1
+            && !damaged[at..at + 200].windows(4).any(|w| w == b"last")
+        {
             damaged[at + 9] ^= 0xff;
         }
     }

@@ -1,5 +1,6 @@
-//! Eviction by next use, on the store itself: epochs of block and full shuffles over a cache of half the size. What is found is counted
-//! for the default rule, with an advisor, and for Belady's optimum (which needs no segments and knows all that comes), and printed:
+//! Eviction by next use, on the store itself: epochs of block and full shuffles over a cache of
+//! half the size. What is found is counted for the default rule, with an advisor, and for Belady's
+//! optimum (which needs no segments and knows all that comes), and printed:
 //! `cargo test --release -p forebay-store --test follow -- --nocapture`.
 
 mod common;
@@ -40,8 +41,15 @@ impl Reads {
         let per_epoch = epochs[0].len();
         let order: Vec<usize> = epochs.into_iter().flatten().collect();
         let mut uses = vec![Vec::new(); ITEMS];
-        order.iter().enumerate().for_each(|(at, item)| uses[*item].push(at));
-        Self { order, per_epoch, uses }
+        order
+            .iter()
+            .enumerate()
+            .for_each(|(at, item)| uses[*item].push(at));
+        Self {
+            order,
+            per_epoch,
+            uses,
+        }
     }
 
     fn next(&self, item: usize, at: usize) -> Option<usize> {
@@ -71,7 +79,8 @@ fn block(seed: u64) -> Reads {
                 let mut blocks: Vec<usize> = (0..ITEMS / 20).collect();
                 blocks.shuffle(&mut rng);
                 let group = |blocks: &[usize]| {
-                    let mut items: Vec<usize> = blocks.iter().flat_map(|b| b * 20..(b + 1) * 20).collect();
+                    let mut items: Vec<usize> =
+                        blocks.iter().flat_map(|b| b * 20..(b + 1) * 20).collect();
                     items.shuffle(&mut rng);
                     items
                 };
@@ -98,11 +107,15 @@ impl Advisor for Plan {
     }
 
     fn next_use(&self, entry: &Cached) -> NextUse {
-        let Some(item) = self.items.get(&entry.name) else { return NextUse::Unknown };
+        let Some(item) = self.items.get(&entry.name) else {
+            return NextUse::Unknown;
+        };
         let at = self.at.load(Relaxed);
         match self.reads.next(*item, at) {
             None => NextUse::Never,
-            Some(next) if next / self.reads.per_epoch == at / self.reads.per_epoch => NextUse::ThisRound((next - at) as u64),
+            Some(next) if next / self.reads.per_epoch == at / self.reads.per_epoch => {
+                NextUse::ThisRound((next - at) as u64)
+            }
             Some(next) => NextUse::LaterRound((next - at) as u64),
         }
     }
@@ -117,8 +130,12 @@ enum Kept {
 
 fn put(store: &Store, name: &ObjectName, kept: Kept, data: &[u8]) {
     match kept {
-        Kept::Head => store.put_head(name, &meta(data.len() as u64, "v"), 1, Some(data)).unwrap(),
-        Kept::Chunk => store.put_part(name, VersionId(1), Part::Chunk(3), data).unwrap(),
+        Kept::Head => store
+            .put_head(name, &meta(data.len() as u64, "v"), 1, Some(data))
+            .unwrap(),
+        Kept::Chunk => store
+            .put_part(name, VersionId(1), Part::Chunk(3), data)
+            .unwrap(),
     }
 }
 
@@ -132,7 +149,9 @@ fn is_here(store: &Store, name: &ObjectName, kept: Kept) -> bool {
 fn read(store: &Store, name: &ObjectName, kept: Kept) -> Option<Vec<u8>> {
     match kept {
         Kept::Head => read_inline(store, name),
-        Kept::Chunk => store.part(name, VersionId(1), Part::Chunk(3), 0..ITEM_BYTES as u64).map(|b| b.to_vec()),
+        Kept::Chunk => store
+            .part(name, VersionId(1), Part::Chunk(3), 0..ITEM_BYTES as u64)
+            .map(|b| b.to_vec()),
     }
 }
 
@@ -149,14 +168,25 @@ impl Outcome {
     }
 
     fn print(&self, what: &str) {
-        let epochs: Vec<_> = self.found.iter().map(|f| format!("{:4.1}", f * 100.0)).collect();
-        println!("  {what:<10} {} %   written for each byte fetched: {:.2}", epochs.join("  "), self.amplification);
+        let epochs: Vec<_> = self
+            .found
+            .iter()
+            .map(|f| format!("{:4.1}", f * 100.0))
+            .collect();
+        println!(
+            "  {what:<10} {} %   written for each byte fetched: {:.2}",
+            epochs.join("  "),
+            self.amplification
+        );
     }
 }
 
 fn store_of(dir: &std::path::Path) -> (Store, u64) {
     let half = (ITEMS * ITEM_BYTES / 2) as u64;
-    let config = StoreConfig { segment_bytes: Some(SEGMENT), ..config(&[(dir, half)]) };
+    let config = StoreConfig {
+        segment_bytes: Some(SEGMENT),
+        ..config(&[(dir, half)])
+    };
     (open_unsynced(&config), half)
 }
 
@@ -166,14 +196,25 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
     let names: Vec<ObjectName> = (0..ITEMS).map(|i| name(&format!("item-{i}"))).collect();
     let plan = Arc::new(Plan {
         reads: reads.clone(),
-        items: names.iter().enumerate().map(|(i, n)| (n.hash128(), i)).collect(),
+        items: names
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (n.hash128(), i))
+            .collect(),
         at: AtomicUsize::new(0),
         active: AtomicBool::new(true),
     });
     if advised {
         store.set_advisor(Some(plan.clone()));
     }
-    let amount = || store.stats().dirs.iter().map(|d| d.written_bytes + d.relocated_bytes).sum::<u64>();
+    let amount = || {
+        store
+            .stats()
+            .dirs
+            .iter()
+            .map(|d| d.written_bytes + d.relocated_bytes)
+            .sum::<u64>()
+    };
     let (mut found, mut wrote_first, mut fetched_later) = (Vec::new(), 0, 0u64);
     let mut ahead = 0;
     let mut fetched = 0;
@@ -190,7 +231,10 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
         }
         let item = reads.order[at];
         match read(&store, &names[item], kept) {
-            Some(data) => assert!(data == bytes(item as u64, ITEM_BYTES), "item {item} at {at}"),
+            Some(data) => assert!(
+                data == bytes(item as u64, ITEM_BYTES),
+                "item {item} at {at}"
+            ),
             None => {
                 // It went before its turn came.
                 put(&store, &names[item], kept, &bytes(item as u64, ITEM_BYTES));
@@ -208,7 +252,10 @@ fn run(reads: &Arc<Reads>, kept: Kept, advised: bool) -> Outcome {
             assert!(disk_bytes(dir.path()) <= half);
         }
     }
-    Outcome { found, amplification: (amount() - wrote_first) as f64 / (fetched_later * ITEM_BYTES as u64) as f64 }
+    Outcome {
+        found,
+        amplification: (amount() - wrote_first) as f64 / (fetched_later * ITEM_BYTES as u64) as f64,
+    }
 }
 
 /// What could be found at best in a cache of `capacity` items that may refuse any.
@@ -233,7 +280,10 @@ fn optimum(reads: &Reads, capacity: usize) -> Outcome {
             hits = 0;
         }
     }
-    Outcome { found, amplification: 0.0 }
+    Outcome {
+        found,
+        amplification: 0.0,
+    }
 }
 
 fn compare(what: &str, reads: Reads, kept: Kept) -> (Outcome, Outcome, Outcome) {
@@ -253,17 +303,44 @@ fn what_is_needed_last_goes_first() {
         for kept in [Kept::Head, Kept::Chunk] {
             for (what, reads) in [("full", full(seed, 1)), ("block", block(seed))] {
                 let (default, advised, best) = compare(what, reads, kept);
-                // The active segment, the room that is kept free, and what waits ahead of the reader take a twentieth of this small cache.
-                assert!(advised.later() > best.later() * 0.9, "seed {seed} {what}: {} of {}", advised.later(), best.later());
-                assert!(advised.later() > default.later() + 0.1, "seed {seed} {what}: {} by default", default.later());
-                assert!(advised.amplification < 1.6, "seed {seed} {what}: {}", advised.amplification);
+                // The active segment, the room that is kept free, and what waits ahead of the
+                // reader take a twentieth of this small cache.
+                assert!(
+                    advised.later() > best.later() * 0.9,
+                    "seed {seed} {what}: {} of {}",
+                    advised.later(),
+                    best.later()
+                );
+                assert!(
+                    advised.later() > default.later() + 0.1,
+                    "seed {seed} {what}: {} by default",
+                    default.later()
+                );
+                assert!(
+                    advised.amplification < 1.6,
+                    "seed {seed} {what}: {}",
+                    advised.amplification
+                );
             }
         }
         // Each item holds many rows, read one by one.
         let (default, advised, best) = compare("rows of chunks, full", full(seed, 12), Kept::Chunk);
-        assert!(advised.later() > default.later() + 0.1, "seed {seed}: {} by default", default.later());
-        assert!(advised.later() > best.later() * 0.75, "seed {seed}: {} of {}", advised.later(), best.later());
-        assert!(advised.amplification < 2.2, "seed {seed}: {}", advised.amplification);
+        assert!(
+            advised.later() > default.later() + 0.1,
+            "seed {seed}: {} by default",
+            default.later()
+        );
+        assert!(
+            advised.later() > best.later() * 0.75,
+            "seed {seed}: {} of {}",
+            advised.later(),
+            best.later()
+        );
+        assert!(
+            advised.amplification < 2.2,
+            "seed {seed}: {}",
+            advised.amplification
+        );
     }
 }
 
@@ -276,20 +353,37 @@ fn a_plan_that_ended_holds_nothing() {
     let others: Vec<ObjectName> = (0..ITEMS).map(|i| name(&format!("other-{i}"))).collect();
     let plan = Arc::new(Plan {
         reads,
-        items: planned.iter().enumerate().map(|(i, n)| (n.hash128(), i)).collect(),
+        items: planned
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (n.hash128(), i))
+            .collect(),
         at: AtomicUsize::new(0),
         active: AtomicBool::new(true),
     });
     store.set_advisor(Some(plan.clone()));
     let here = |names: &[ObjectName]| names.iter().filter(|n| store.peek(n).is_some()).count();
-    let fill = |names: &[ObjectName]| names.iter().enumerate().for_each(|(i, n)| put(&store, n, Kept::Head, &bytes(i as u64, ITEM_BYTES)));
+    let fill = |names: &[ObjectName]| {
+        names
+            .iter()
+            .enumerate()
+            .for_each(|(i, n)| put(&store, n, Kept::Head, &bytes(i as u64, ITEM_BYTES)))
+    };
     fill(&planned[..ITEMS * 2 / 5]);
     let before = here(&planned);
     fill(&others);
-    assert!(here(&planned) > before * 9 / 10, "{} of {before}: what a plan wants stays", here(&planned));
+    assert!(
+        here(&planned) > before * 9 / 10,
+        "{} of {before}: what a plan wants stays",
+        here(&planned)
+    );
     plan.active.store(false, Relaxed);
     fill(&others);
-    assert_eq!(here(&planned), 0, "nobody wants it any more, and newer data came");
+    assert_eq!(
+        here(&planned),
+        0,
+        "nobody wants it any more, and newer data came"
+    );
 }
 
 #[test]
@@ -297,7 +391,10 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
     for seed in seeds(100, 3) {
         let dir = tempfile::tempdir().unwrap();
         let half = (ITEMS * ITEM_BYTES / 2) as u64;
-        let config = StoreConfig { segment_bytes: Some(SEGMENT), ..config(&[(dir.path(), half)]) };
+        let config = StoreConfig {
+            segment_bytes: Some(SEGMENT),
+            ..config(&[(dir.path(), half)])
+        };
         let names: Vec<ObjectName> = (0..ITEMS).map(|i| name(&format!("item-{i}"))).collect();
         let mut rng = rng_of(seed, 0);
         let mut current: HashMap<usize, String> = HashMap::new();
@@ -305,7 +402,11 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
             let store = open_unsynced(&config);
             let plan = Plan {
                 reads: Arc::new(full(seed, 1)),
-                items: names.iter().enumerate().map(|(i, n)| (n.hash128(), i)).collect(),
+                items: names
+                    .iter()
+                    .enumerate()
+                    .map(|(i, n)| (n.hash128(), i))
+                    .collect(),
                 at: AtomicUsize::new(round * 1000),
                 active: AtomicBool::new(true),
             };
@@ -317,7 +418,14 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
                     current.remove(&item);
                 } else {
                     let etag = format!("{round}-{i}");
-                    store.put_head(&names[item], &meta(ITEM_BYTES as u64, &etag), 1, Some(&bytes(i as u64, ITEM_BYTES))).unwrap();
+                    store
+                        .put_head(
+                            &names[item],
+                            &meta(ITEM_BYTES as u64, &etag),
+                            1,
+                            Some(&bytes(i as u64, ITEM_BYTES)),
+                        )
+                        .unwrap();
                     current.insert(item, format!("\"{etag}\""));
                 }
             }
@@ -328,13 +436,20 @@ fn what_was_removed_or_replaced_stays_away_after_eviction_in_the_middle() {
             let mut here = 0;
             for (item, name) in names.iter().enumerate() {
                 if let Some(head) = store.head(name) {
-                    assert_eq!(head.meta.etag.as_ref(), current.get(&item), "seed {seed} round {round}: item {item}");
+                    assert_eq!(
+                        head.meta.etag.as_ref(),
+                        current.get(&item),
+                        "seed {seed} round {round}: item {item}"
+                    );
                     here += 1;
                 }
             }
             assert!(here > ITEMS / 4, "seed {seed}: {here} are left");
             let tombstones = store.stats().dirs[0].used_bytes - store.stats().dirs[0].live_bytes;
-            assert!(tombstones < half / 2, "seed {seed}: {tombstones} bytes of no use");
+            assert!(
+                tombstones < half / 2,
+                "seed {seed}: {tombstones} bytes of no use"
+            );
         }
     }
 }

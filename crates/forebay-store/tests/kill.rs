@@ -1,7 +1,7 @@
 //! `kill -9` of a real process at random moments, again and again on the same directory.
 //!
-//! The child writes what it begins and what it has done to a journal (which survives it: the page cache is the kernel's); the parent kills
-//! it, opens the store and compares.
+//! The child writes what it begins and what it has done to a journal (which survives it: the page
+//! cache is the kernel's); the parent kills it, opens the store and compares.
 
 mod common;
 use common::*;
@@ -36,7 +36,11 @@ fn content(version: u64) -> Vec<u8> {
 /// Puts and removes until it is killed.
 fn child(dir: &Path, capacity: u64, round: u64) -> ! {
     let store = Store::open(store_config(dir, capacity), clock()).unwrap();
-    let journal = OpenOptions::new().append(true).create(true).open(dir.join("journal")).unwrap();
+    let journal = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(dir.join("journal"))
+        .unwrap();
     // One write for each line: a killed process leaves none half written.
     let note = |mut file: &File, line: String| file.write_all(line.as_bytes()).unwrap();
     std::thread::scope(|scope| {
@@ -56,7 +60,14 @@ fn child(dir: &Path, capacity: u64, round: u64) -> ! {
                         version += 1;
                         let data = content(version);
                         note(journal, format!("put {thread}/{i} {version}\n"));
-                        store.put_head(&n, &meta(data.len() as u64, &version.to_string()), 5, Some(&data)).unwrap();
+                        store
+                            .put_head(
+                                &n,
+                                &meta(data.len() as u64, &version.to_string()),
+                                5,
+                                Some(&data),
+                            )
+                            .unwrap();
                         note(journal, format!("done {thread}/{i} {version}\n"));
                     }
                 }
@@ -66,7 +77,8 @@ fn child(dir: &Path, capacity: u64, round: u64) -> ! {
     unreachable!("the threads run until the process is killed")
 }
 
-/// What a name may be after a kill: the version of the last finished operation, and of one that was under way.
+/// What a name may be after a kill: the version of the last finished operation, and of one that was
+/// under way.
 #[derive(Default, Clone, Copy, Debug)]
 struct Known {
     /// 0: not there.
@@ -78,12 +90,19 @@ fn read_journal(dir: &Path) -> BTreeMap<String, Known> {
     let text = std::fs::read_to_string(dir.join("journal")).unwrap_or_default();
     let mut known: BTreeMap<String, Known> = BTreeMap::new();
     for line in text.lines() {
-        let [what, key, version] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("journal: {line:?}") };
+        let [what, key, version] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("journal: {line:?}")
+        };
         let version: u64 = version.parse().unwrap();
         let k = known.entry(key.to_owned()).or_default();
         match what {
             "put" | "remove" => k.begun = Some(version),
-            _ => *k = Known { done: version, begun: None },
+            _ => {
+                *k = Known {
+                    done: version,
+                    begun: None,
+                }
+            }
         }
     }
     known
@@ -108,8 +127,14 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
         let begin = Instant::now();
         let before = std::fs::metadata(dir.path().join("journal")).map_or(0, |m| m.len());
         while std::fs::metadata(dir.path().join("journal")).map_or(0, |m| m.len()) == before {
-            assert!(child.try_wait().unwrap().is_none(), "round {round}: the child ended by itself");
-            assert!(begin.elapsed() < Duration::from_secs(20), "round {round}: the child does nothing");
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "round {round}: the child ended by itself"
+            );
+            assert!(
+                begin.elapsed() < Duration::from_secs(20),
+                "round {round}: the child does nothing"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_micros(rng.random_range(0..250_000)));
@@ -128,17 +153,36 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
             for (key, k) in &known {
                 let what = format!("round {round}, opening {opening}: {key}: {k:?}");
                 let Some(head) = store.head(&name(key)) else {
-                    assert!(!must_be_there || k.done == 0 || k.begun.is_some(), "{what}: gone");
+                    assert!(
+                        !must_be_there || k.done == 0 || k.begun.is_some(),
+                        "{what}: gone"
+                    );
                     continue;
                 };
-                let version: u64 = head.meta.etag.as_ref().unwrap().trim_matches('"').parse().unwrap();
-                assert!((version == k.done && k.done != 0) || k.begun == Some(version), "{what}: found {version}");
+                let version: u64 = head
+                    .meta
+                    .etag
+                    .as_ref()
+                    .unwrap()
+                    .trim_matches('"')
+                    .parse()
+                    .unwrap();
+                assert!(
+                    (version == k.done && k.done != 0) || k.begun == Some(version),
+                    "{what}: found {version}"
+                );
                 assert_eq!(head.data.unwrap(), content(version), "{what}");
-                assert_eq!(head.validated_at_secs, 5, "{what}: the same boot, so it is trusted");
+                assert_eq!(
+                    head.validated_at_secs, 5,
+                    "{what}: the same boot, so it is trusted"
+                );
                 found += 1;
             }
             let damaged: u64 = store.stats().dirs.iter().map(|d| d.checksum_failures).sum();
-            assert_eq!(damaged, 0, "round {round}: records that were cut off are not entries");
+            assert_eq!(
+                damaged, 0,
+                "round {round}: records that were cut off are not entries"
+            );
         }
     }
     assert!(found > 0, "no round found anything: the test does not test");
@@ -146,10 +190,20 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
 
 #[test]
 fn nothing_that_was_put_is_lost_and_nothing_that_was_removed_returns() {
-    kill_rounds("nothing_that_was_put_is_lost_and_nothing_that_was_removed_returns", 64 << 20, 8, true);
+    kill_rounds(
+        "nothing_that_was_put_is_lost_and_nothing_that_was_removed_returns",
+        64 << 20,
+        8,
+        true,
+    );
 }
 
 #[test]
 fn nothing_wrong_is_found_when_the_evictor_is_killed() {
-    kill_rounds("nothing_wrong_is_found_when_the_evictor_is_killed", 1400 << 10, 8, false);
+    kill_rounds(
+        "nothing_wrong_is_found_when_the_evictor_is_killed",
+        1400 << 10,
+        8,
+        false,
+    );
 }

@@ -1,7 +1,9 @@
-//! Random operations against a model: whatever the store returns is what the model says, or nothing.
+//! Random operations against a model: whatever the store returns is what the model says, or
+//! nothing.
 //!
-//! Processes are killed (records half written at the end of the log), machines go down (anything that was appended since may be lost, torn or
-//! old again), disks fail, clocks jump. Seeds, replays and shorter lists of steps: `common/seeded.rs`.
+//! Processes are killed (records half written at the end of the log), machines go down (anything
+//! that was appended since may be lost, torn or old again), disks fail, clocks jump. Seeds, replays
+//! and shorter lists of steps: `common/seeded.rs`.
 
 mod common;
 use common::{
@@ -28,7 +30,8 @@ use std::{
     time::Duration,
 };
 
-/// Says something else of each entry each time that the plans change, and changes its mind while they do not, too.
+/// Says something else of each entry each time that the plans change, and changes its mind while
+/// they do not, too.
 #[derive(Default)]
 struct Whims {
     /// 0: there are no plans.
@@ -47,7 +50,9 @@ impl Advisor for Whims {
 
     fn next_use(&self, entry: &Cached) -> NextUse {
         let changed = self.asked.fetch_add(1, Relaxed) / 1000;
-        let x = (entry.name as u64 ^ entry.version.0 ^ (changed << 7) ^ self.plans.load(Relaxed)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+        let x = (entry.name as u64 ^ entry.version.0 ^ (changed << 7) ^ self.plans.load(Relaxed))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            >> 20;
         match x % 7 {
             0 => NextUse::Unknown,
             1 => NextUse::Never,
@@ -106,7 +111,12 @@ const STEPS: u64 = 3000;
 impl World {
     fn new(seed: u64, root: &Path, dirs: usize, failing: bool, advised: bool, log: Log) -> Self {
         let dirs: Vec<PathBuf> = (0..dirs).map(|i| root.join(format!("d{i}"))).collect();
-        let mut config = config(&dirs.iter().map(|d| (d.as_path(), CAPACITY)).collect::<Vec<_>>());
+        let mut config = config(
+            &dirs
+                .iter()
+                .map(|d| (d.as_path(), CAPACITY))
+                .collect::<Vec<_>>(),
+        );
         config.segment_bytes = Some(SEGMENT);
         config.retry_after = Duration::ZERO;
         let mut world = Self {
@@ -144,13 +154,15 @@ impl World {
         world
     }
 
-    /// Opens the directories, whose disks are well at this moment. (Syncs are skipped: what survives the process is in the page cache.)
+    /// Opens the directories, whose disks are well at this moment. (Syncs are skipped: what
+    /// survives the process is in the page cache.)
     fn open(&mut self) {
         self.store = None;
         let (disk, faults) = FaultyDisk::new(RealDisk);
         faults.add(Rule::new(Op::Sync, Fault::Skip));
         self.faults = faults;
-        self.store = Some(Store::open_on(Arc::new(disk), self.config.clone(), self.clock.clone()).unwrap());
+        self.store =
+            Some(Store::open_on(Arc::new(disk), self.config.clone(), self.clock.clone()).unwrap());
         if self.advised {
             self.store().set_advisor(Some(self.advisor.clone()));
         }
@@ -161,7 +173,12 @@ impl World {
             self.held.retain(|n| self.pinned.contains(n));
         } else if self.damaged {
             // Its end may have been.
-            assert!(pinned.is_superset(&self.pinned), "{}: {pinned:?}, not {:?}", self.at(), self.pinned);
+            assert!(
+                pinned.is_superset(&self.pinned),
+                "{}: {pinned:?}, not {:?}",
+                self.at(),
+                self.pinned
+            );
             self.pinned = pinned;
         }
     }
@@ -171,12 +188,17 @@ impl World {
         self.faults.clear();
         self.faults.add(Rule::new(Op::Sync, Fault::Skip));
         if self.rng.random_bool(0.6) {
-            let dir = self.dirs[self.rng.random_range(0..self.dirs.len())].display().to_string();
+            let dir = self.dirs[self.rng.random_range(0..self.dirs.len())]
+                .display()
+                .to_string();
             let (op, fault) = match self.rng.random_range(0..6) {
                 0 => (Op::Create, Fault::Error(libc::EMFILE)),
                 1 => (Op::Delete, Fault::Error(libc::EIO)),
                 2 => (Op::Write, Fault::Error(libc::ENOSPC)),
-                3 => (Op::Write, Fault::Short(self.rng.random_range(0..3000), libc::EIO)),
+                3 => (
+                    Op::Write,
+                    Fault::Short(self.rng.random_range(0..3000), libc::EIO),
+                ),
                 4 => (Op::Rename, Fault::Error(libc::EIO)),
                 _ => {
                     self.note(format!("{dir} is read-only"));
@@ -184,8 +206,11 @@ impl World {
                 }
             };
             let (times, after) = (self.rng.random_range(1..20), self.rng.random_range(0..5));
-            self.note(format!("{dir} fails: {op:?} {fault:?} after {after}, {times} times"));
-            self.faults.add(Rule::new(op, fault).on(dir).after(after).times(times));
+            self.note(format!(
+                "{dir} fails: {op:?} {fault:?} after {after}, {times} times"
+            ));
+            self.faults
+                .add(Rule::new(op, fault).on(dir).after(after).times(times));
         }
     }
 
@@ -195,8 +220,16 @@ impl World {
 
     fn name(&mut self) -> ObjectName {
         // Some are overwritten and removed often, some are left to the evictor; some are long.
-        let i = if self.rng.random_bool(0.5) { self.rng.random_range(0..30) } else { self.rng.random_range(30..400) };
-        name(&if i % 7 == 0 { format!("{}/{i}", "x".repeat(700)) } else { format!("n/{i}") })
+        let i = if self.rng.random_bool(0.5) {
+            self.rng.random_range(0..30)
+        } else {
+            self.rng.random_range(30..400)
+        };
+        name(&if i % 7 == 0 {
+            format!("{}/{i}", "x".repeat(700))
+        } else {
+            format!("n/{i}")
+        })
     }
 
     fn size(&mut self) -> usize {
@@ -219,10 +252,18 @@ impl World {
         let inline = self.rng.random_bool(0.7).then(|| bytes(self.version, size));
         let meta = meta(size as u64, &format!("{}-{}", self.seed, self.version));
         let secs = self.rng.random_range(1..1000);
-        self.note(format!("put {}, {size} bytes, inline {}", forebay_core::name::shorten(name.key()), inline.is_some()));
+        self.note(format!(
+            "put {}, {size} bytes, inline {}",
+            forebay_core::name::shorten(name.key()),
+            inline.is_some()
+        ));
         if let Err(e) = self.store().put_head(&name, &meta, secs, inline.as_deref()) {
             assert!(self.failing, "{}: put_head: {e}", self.at());
-            assert!(self.store().peek(&name).is_none(), "{}: what could not be replaced is gone", self.at());
+            assert!(
+                self.store().peek(&name).is_none(),
+                "{}: what could not be replaced is gone",
+                self.at()
+            );
             self.heads.remove(&name);
             self.held.remove(&name);
             return;
@@ -230,19 +271,45 @@ impl World {
         if self.pinned.contains(&name) {
             self.held.insert(name.clone());
         }
-        let object = Object { meta, inline, validated: BTreeSet::from([secs]) };
-        self.past.entry(name.clone()).or_default().push(object.clone());
+        let object = Object {
+            meta,
+            inline,
+            validated: BTreeSet::from([secs]),
+        };
+        self.past
+            .entry(name.clone())
+            .or_default()
+            .push(object.clone());
         self.heads.insert(name, vec![object]);
     }
 
     fn put_part(&mut self) {
         let name = self.name();
-        let Some(object) = self.heads.get(&name).and_then(|o| o.first()).filter(|o| o.inline.is_none()).cloned() else { return };
+        let Some(object) = self
+            .heads
+            .get(&name)
+            .and_then(|o| o.first())
+            .filter(|o| o.inline.is_none())
+            .cloned()
+        else {
+            return;
+        };
         let (i, version) = (self.rng.random_range(0..3), object.meta.version());
-        let data = bytes(version.0 ^ i as u64, 1 + (version.0 as usize + i as usize * 977) % 9_000);
-        let part = if i == 2 { Part::Aux(1, i) } else { Part::Chunk(i) };
+        let data = bytes(
+            version.0 ^ i as u64,
+            1 + (version.0 as usize + i as usize * 977) % 9_000,
+        );
+        let part = if i == 2 {
+            Part::Aux(1, i)
+        } else {
+            Part::Chunk(i)
+        };
         let put = self.store().put_part(&name, version, part, &data);
-        assert!(put.is_ok() || self.failing, "{}: put_part: {put:?}", self.at());
+        assert!(
+            put.is_ok() || self.failing,
+            "{}: put_part: {put:?}",
+            self.at()
+        );
         self.parts.insert((name, version, i), data);
     }
 
@@ -252,19 +319,41 @@ impl World {
         let objects = self.heads.get_mut(name);
         let known = store.peek(name).is_some();
         let head = store.head(name);
-        assert!(head.is_some() || !known || self.damaged || self.failing, "{at}: {name}: known and unreadable");
-        assert_eq!(head.is_some(), store.peek(name).is_some(), "{at}: {name}: peek and head disagree");
-        let expected = |meta: &ObjectMeta| objects.as_ref().is_some_and(|o| o.iter().any(|o| o.meta == *meta));
-        if let Some(h) = head.as_ref().filter(|h| self.failing && h.validated_at_secs == 0 && !expected(&h.meta)) {
-            // A removal or a replacement was lost with its disk; the mark says so, and the origin would.
+        assert!(
+            head.is_some() || !known || self.damaged || self.failing,
+            "{at}: {name}: known and unreadable"
+        );
+        assert_eq!(
+            head.is_some(),
+            store.peek(name).is_some(),
+            "{at}: {name}: peek and head disagree"
+        );
+        let expected = |meta: &ObjectMeta| {
+            objects
+                .as_ref()
+                .is_some_and(|o| o.iter().any(|o| o.meta == *meta))
+        };
+        if let Some(h) = head
+            .as_ref()
+            .filter(|h| self.failing && h.validated_at_secs == 0 && !expected(&h.meta))
+        {
+            // A removal or a replacement was lost with its disk; the mark says so, and the origin
+            // would.
             assert!(store.remove(name), "{at}: {name}: {h:?}");
             self.heads.remove(name);
             return;
         }
-        if let Some(h) = head.as_ref().filter(|h| self.damaged && h.validated_at_secs == 0 && !expected(&h.meta)) {
-            // Where the newest record went down with the machine, an older one may be found as soon as the log is read from its beginning. It must be
-            // revalidated before it is used, as everything from before.
-            let old = self.past.get(name).and_then(|past| past.iter().find(|o| o.meta == *h.meta && o.validated.contains(&0)));
+        if let Some(h) = head
+            .as_ref()
+            .filter(|h| self.damaged && h.validated_at_secs == 0 && !expected(&h.meta))
+        {
+            // Where the newest record went down with the machine, an older one may be found as soon
+            // as the log is read from its beginning. It must be revalidated before it is used, as
+            // everything from before.
+            let old = self.past.get(name).and_then(|past| {
+                past.iter()
+                    .find(|o| o.meta == *h.meta && o.validated.contains(&0))
+            });
             let old = old.unwrap_or_else(|| panic!("{at}: {name} came back: {h:?}"));
             self.heads.insert(name.clone(), vec![old.clone()]);
             return;
@@ -272,8 +361,14 @@ impl World {
         if let Some(head) = head {
             let objects = objects.unwrap_or_else(|| panic!("{at}: {name} came back"));
             objects.retain(|o| o.meta == *head.meta);
-            let object = objects.first().unwrap_or_else(|| panic!("{at}: {name}: another version"));
-            assert_eq!(head.data.as_deref(), object.inline.as_deref(), "{at}: {name}");
+            let object = objects
+                .first()
+                .unwrap_or_else(|| panic!("{at}: {name}: another version"));
+            assert_eq!(
+                head.data.as_deref(),
+                object.inline.as_deref(),
+                "{at}: {name}"
+            );
             let validated = head.validated_at_secs;
             let distrusted = self.failing && validated == 0;
             assert!(
@@ -281,16 +376,32 @@ impl World {
                 "{at}: {name}: validated at {validated}, not {:?}",
                 object.validated
             );
-            assert_eq!(head.pinned, self.pinned.contains(name), "{at}: {name}: pinned");
+            assert_eq!(
+                head.pinned,
+                self.pinned.contains(name),
+                "{at}: {name}: pinned"
+            );
             match &object.inline {
                 Some(data) => {
-                    assert_eq!(read_inline(store, name).as_ref(), Some(data), "{at}: {name}");
+                    assert_eq!(
+                        read_inline(store, name).as_ref(),
+                        Some(data),
+                        "{at}: {name}"
+                    );
                     if !data.is_empty() {
                         let a = self.rng.random_range(0..data.len());
                         let b = self.rng.random_range(a..data.len());
                         let mut out = Vec::new();
-                        let got = store.append_inline(name, Some(ByteRange::Inclusive(a as u64, b as u64)), &mut out, &mut |_, _, _| {});
-                        assert!(got.is_some() && out == data[a..=b], "{at}: {name}: {a}..={b}");
+                        let got = store.append_inline(
+                            name,
+                            Some(ByteRange::Inclusive(a as u64, b as u64)),
+                            &mut out,
+                            &mut |_, _, _| {},
+                        );
+                        assert!(
+                            got.is_some() && out == data[a..=b],
+                            "{at}: {name}: {a}..={b}"
+                        );
                     }
                 }
                 None => assert!(read_inline(store, name).is_none()),
@@ -303,51 +414,96 @@ impl World {
     }
 
     fn check_part(&mut self) {
-        let Some(i) = (!self.parts.is_empty()).then(|| self.rng.random_range(0..self.parts.len())) else { return };
+        let Some(i) = (!self.parts.is_empty()).then(|| self.rng.random_range(0..self.parts.len()))
+        else {
+            return;
+        };
         let ((name, version, i), data) = self.parts.iter().nth(i).unwrap();
-        let part = if *i == 2 { Part::Aux(1, *i) } else { Part::Chunk(*i) };
+        let part = if *i == 2 {
+            Part::Aux(1, *i)
+        } else {
+            Part::Chunk(*i)
+        };
         let a = self.rng.random_range(0..=data.len());
         let b = self.rng.random_range(a..=data.len());
         let store = self.store.as_ref().unwrap();
         let here = store.has_part(name, *version, part);
         let got = store.part(name, *version, part, a as u64..b as u64);
-        assert!(here == got.is_some() || (here && self.damaged), "seed {} step {}", self.seed, self.step);
+        assert!(
+            here == got.is_some() || (here && self.damaged),
+            "seed {} step {}",
+            self.seed,
+            self.step
+        );
         if let Some(got) = got {
-            assert!(got == data[a..b], "seed {} step {}: {name} {part:?} {a}..{b}", self.seed, self.step);
+            assert!(
+                got == data[a..b],
+                "seed {} step {}: {name} {part:?} {a}..{b}",
+                self.seed,
+                self.step
+            );
         }
     }
 
     fn at(&self) -> String {
-        format!("seed {} step {} ({} directories)", self.seed, self.step, self.dirs.len())
+        format!(
+            "seed {} step {} ({} directories)",
+            self.seed,
+            self.step,
+            self.dirs.len()
+        )
     }
 
     fn check_all(&mut self) {
-        let names: BTreeSet<_> = self.heads.keys().cloned().chain((0..400).map(|i| name(&format!("n/{i}")))).collect();
+        let names: BTreeSet<_> = self
+            .heads
+            .keys()
+            .cloned()
+            .chain((0..400).map(|i| name(&format!("n/{i}"))))
+            .collect();
         for name in names {
             self.check(&name);
         }
-        assert_eq!(self.store().pinned(), self.pinned.iter().cloned().collect::<Vec<_>>(), "{}", self.at());
+        assert_eq!(
+            self.store().pinned(),
+            self.pinned.iter().cloned().collect::<Vec<_>>(),
+            "{}",
+            self.at()
+        );
     }
 
     fn check_space(&self) {
         for (dir, stats) in self.dirs.iter().zip(self.store().stats().dirs) {
             let on_disk = disk_bytes(dir);
-            assert!(on_disk <= stats.used_bytes + (16 << 10), "{}: {on_disk} bytes on disk, {} charged", self.at(), stats.used_bytes);
-            assert!(on_disk <= CAPACITY, "{}: {on_disk} bytes on disk", self.at());
+            assert!(
+                on_disk <= stats.used_bytes + (16 << 10),
+                "{}: {on_disk} bytes on disk, {} charged",
+                self.at(),
+                stats.used_bytes
+            );
+            assert!(
+                on_disk <= CAPACITY,
+                "{}: {on_disk} bytes on disk",
+                self.at()
+            );
             assert!(stats.live_bytes <= stats.used_bytes, "{}", self.at());
         }
     }
 
-    /// A removal cannot be noted anywhere while the only disk takes nothing. It is noted as soon as it does.
+    /// A removal cannot be noted anywhere while the only disk takes nothing. It is noted as soon as
+    /// it does.
     fn settle(&mut self) {
         if self.failing && self.dirs.len() == 1 {
             self.faults.clear();
             self.faults.add(Rule::new(Op::Sync, Fault::Skip));
-            self.store().put_head(&name("probe"), &meta(1, "p"), 5, Some(b"p")).unwrap();
+            self.store()
+                .put_head(&name("probe"), &meta(1, "p"), 5, Some(b"p"))
+                .unwrap();
         }
     }
 
-    /// The process is killed: nothing is closed. With `torn`, records that were being written are half there.
+    /// The process is killed: nothing is closed. With `torn`, records that were being written are
+    /// half there.
     fn crash(&mut self, torn: bool) {
         self.settle();
         if torn && !self.failing {
@@ -367,16 +523,21 @@ impl World {
         self.open();
     }
 
-    /// The machine goes down: of what was appended since the last clean close, any page may be lost. Then nothing is to be trusted.
+    /// The machine goes down: of what was appended since the last clean close, any page may be
+    /// lost. Then nothing is to be trusted.
     fn machine_down(&mut self) {
         self.settle();
         self.store = None;
         for dir in self.dirs.clone() {
             let identity = dir.join("identity.json");
-            let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&identity).unwrap()).unwrap();
+            let mut json: serde_json::Value =
+                serde_json::from_slice(&std::fs::read(&identity).unwrap()).unwrap();
             json["boot_id"] = "of another boot".into();
             std::fs::write(identity, json.to_string()).unwrap();
-            let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().path()).collect();
+            let mut files: Vec<_> = std::fs::read_dir(&dir)
+                .unwrap()
+                .map(|f| f.unwrap().path())
+                .collect();
             files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
             files.sort();
             for path in files {
@@ -399,32 +560,55 @@ impl World {
         self.pinned.clear();
         self.held.clear();
         self.open();
-        let distrusted = |o: &Object| Object { validated: BTreeSet::from([0]), ..o.clone() };
-        self.past.values_mut().flatten().for_each(|o| *o = distrusted(o));
+        let distrusted = |o: &Object| Object {
+            validated: BTreeSet::from([0]),
+            ..o.clone()
+        };
+        self.past
+            .values_mut()
+            .flatten()
+            .for_each(|o| *o = distrusted(o));
         self.heads = self.past.clone();
     }
 
-    /// Puts an object and damages the end of its record, as if the kill had come in the middle of the write.
+    /// Puts an object and damages the end of its record, as if the kill had come in the middle of
+    /// the write.
     fn tear(&mut self) {
         let name = self.name();
         if self.held.contains(&name) {
             return;
         }
-        let written = |w: &Self| w.store().stats().dirs.iter().map(|d| d.written_bytes).collect::<Vec<_>>();
+        let written = |w: &Self| {
+            w.store()
+                .stats()
+                .dirs
+                .iter()
+                .map(|d| d.written_bytes)
+                .collect::<Vec<_>>()
+        };
         let before = written(self);
         let old = self.heads.get(&name).cloned().unwrap_or_default();
         self.put_to(name.clone());
         let after = written(self);
-        let Some(dir) = (0..self.dirs.len()).find(|i| after[*i] > before[*i]) else { return };
+        let Some(dir) = (0..self.dirs.len()).find(|i| after[*i] > before[*i]) else {
+            return;
+        };
         self.held.remove(&name);
         self.heads.entry(name).or_default().extend(old);
         let cut = self.rng.random_range(1..=after[dir] - before[dir]);
-        let mut files: Vec<_> = std::fs::read_dir(&self.dirs[dir]).unwrap().map(|f| f.unwrap().path()).collect();
+        let mut files: Vec<_> = std::fs::read_dir(&self.dirs[dir])
+            .unwrap()
+            .map(|f| f.unwrap().path())
+            .collect();
         files.retain(|f| f.file_name().unwrap().to_str().unwrap().starts_with("seg-"));
         files.sort();
-        let file = OpenOptions::new().write(true).open(files.last().unwrap()).unwrap();
+        let file = OpenOptions::new()
+            .write(true)
+            .open(files.last().unwrap())
+            .unwrap();
         // The record's own last bytes may be zeros: then a little less of it is left than is meant.
-        let left = (records_end(&std::fs::read(files.last().unwrap()).unwrap()) as u64).saturating_sub(cut);
+        let left = (records_end(&std::fs::read(files.last().unwrap()).unwrap()) as u64)
+            .saturating_sub(cut);
         if self.rng.random_bool(0.5) {
             file.set_len(left).unwrap();
         } else {
@@ -461,7 +645,10 @@ impl World {
                 830..880 => {
                     let name = self.name();
                     let here = self.store().peek(&name).is_some();
-                    self.note(format!("remove {}", forebay_core::name::shorten(name.key())));
+                    self.note(format!(
+                        "remove {}",
+                        forebay_core::name::shorten(name.key())
+                    ));
                     assert_eq!(self.store().remove(&name), here, "{}", self.at());
                     self.heads.remove(&name);
                     self.held.remove(&name);
@@ -471,7 +658,12 @@ impl World {
                     let here = self.store().peek(&name).is_some();
                     self.note(format!("evict {}", forebay_core::name::shorten(name.key())));
                     let freed = self.store().evict(&name);
-                    assert_eq!(freed > 0, here && !self.pinned.contains(&name), "{}", self.at());
+                    assert_eq!(
+                        freed > 0,
+                        here && !self.pinned.contains(&name),
+                        "{}",
+                        self.at()
+                    );
                     if freed > 0 {
                         self.heads.remove(&name);
                     }
@@ -479,7 +671,12 @@ impl World {
                 900..925 => self.pin(),
                 925..950 => {
                     let name = self.name();
-                    assert_eq!(self.store().unpin(&name), self.pinned.remove(&name), "{}", self.at());
+                    assert_eq!(
+                        self.store().unpin(&name),
+                        self.pinned.remove(&name),
+                        "{}",
+                        self.at()
+                    );
                     self.held.remove(&name);
                 }
                 950..965 => {
@@ -487,7 +684,14 @@ impl World {
                     self.check(&name);
                     if let Some(object) = self.heads.get(&name).and_then(|o| o.first()) {
                         let touched = self.store().touch(&name, object.meta.version(), 7777);
-                        assert_eq!(touched, self.store().peek(&name).is_some_and(|p| p.validated_at_secs == 7777), "{}", self.at());
+                        assert_eq!(
+                            touched,
+                            self.store()
+                                .peek(&name)
+                                .is_some_and(|p| p.validated_at_secs == 7777),
+                            "{}",
+                            self.at()
+                        );
                         assert!(!self.store().touch(&name, VersionId(1), 8888));
                         // On disk with the next checkpoint: a kill may bring the older time back.
                         self.heads.get_mut(&name).unwrap()[0].validated.insert(7777);
@@ -495,11 +699,18 @@ impl World {
                 }
                 965..975 => {
                     let written = self.store().checkpoint();
-                    assert!(written.is_ok() || self.failing, "{}: {written:?}", self.at());
+                    assert!(
+                        written.is_ok() || self.failing,
+                        "{}: {written:?}",
+                        self.at()
+                    );
                 }
                 975..980 => {
                     let to = Duration::from_secs(self.rng.random_range(1..2_000_000_000));
-                    self.note(format!("the clock jumps from {:?} to {to:?}", self.clock.now()));
+                    self.note(format!(
+                        "the clock jumps from {:?} to {to:?}",
+                        self.clock.now()
+                    ));
                     self.clock.set(to);
                 }
                 980..986 => {
@@ -527,8 +738,18 @@ impl World {
                 }
             }
             self.check_space();
-            self.evicted |= self.store().stats().dirs.iter().any(|d| d.evicted_records > 0);
-            self.relocated |= self.store().stats().dirs.iter().any(|d| d.relocated_bytes > 0);
+            self.evicted |= self
+                .store()
+                .stats()
+                .dirs
+                .iter()
+                .any(|d| d.evicted_records > 0);
+            self.relocated |= self
+                .store()
+                .stats()
+                .dirs
+                .iter()
+                .any(|d| d.relocated_bytes > 0);
         }
         self.check_all();
     }
@@ -562,7 +783,10 @@ fn run(dirs: usize, failing: bool, advised: bool, seeds: Vec<u64>) {
             relocated.set(relocated.get() || world.relocated);
         });
     }
-    assert!(evicted.get() && relocated.get(), "no run came to evicting and moving");
+    assert!(
+        evicted.get() && relocated.get(),
+        "no run came to evicting and moving"
+    );
 }
 
 #[test]
@@ -579,7 +803,8 @@ fn several_directories_agree_with_the_model() {
 fn failing_disks_agree_with_the_model() {
     run(1, true, false, seeds(20_000, 2));
     run(2, true, false, seeds(30_000, 2));
-    // Attempts to empty a segment broke off so often that copies of its tombstones filled the cache.
+    // Attempts to empty a segment broke off so often that copies of its tombstones filled the
+    // cache.
     run(1, true, false, vec![20_020]);
 }
 

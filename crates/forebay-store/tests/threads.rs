@@ -37,7 +37,14 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
     let store = open_unsynced(&config);
     let (stop, reads, hits) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     store.pin(&name("pinned")).unwrap();
-    store.put_head(&name("pinned"), &meta(20_000, "p"), 5, Some(&bytes(1, 20_000))).unwrap();
+    store
+        .put_head(
+            &name("pinned"),
+            &meta(20_000, "p"),
+            5,
+            Some(&bytes(1, 20_000)),
+        )
+        .unwrap();
     std::thread::scope(|scope| {
         for w in 0..WRITERS {
             let (store, stop) = (&store, &stop);
@@ -57,12 +64,21 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                         }
                         6..8 => {
                             store.put_head(&n, &m, 5, None).unwrap();
-                            store.put_part(&n, m.version(), Part::Chunk(0), &data).unwrap();
-                            assert!(store.part(&n, m.version(), Part::Chunk(0), 0..data.len() as u64).is_none_or(|got| got == data));
+                            store
+                                .put_part(&n, m.version(), Part::Chunk(0), &data)
+                                .unwrap();
+                            assert!(
+                                store
+                                    .part(&n, m.version(), Part::Chunk(0), 0..data.len() as u64)
+                                    .is_none_or(|got| got == data)
+                            );
                         }
                         _ => {
                             store.remove(&n);
-                            assert!(store.peek(&n).is_none() && store.head(&n).is_none(), "removed");
+                            assert!(
+                                store.peek(&n).is_none() && store.head(&n).is_none(),
+                                "removed"
+                            );
                         }
                     }
                 }
@@ -73,15 +89,31 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
             scope.spawn(move || {
                 let mut rng = StdRng::seed_from_u64(100 + r);
                 while !stop.load(Relaxed) {
-                    let n = name(&format!("{}/{}", rng.random_range(0..WRITERS), rng.random_range(0..NAMES)));
+                    let n = name(&format!(
+                        "{}/{}",
+                        rng.random_range(0..WRITERS),
+                        rng.random_range(0..NAMES)
+                    ));
                     reads.fetch_add(1, Relaxed);
                     let Some(head) = store.head(&n) else { continue };
-                    let version: u64 = head.meta.etag.as_ref().unwrap().trim_matches('"').parse().unwrap();
+                    let version: u64 = head
+                        .meta
+                        .etag
+                        .as_ref()
+                        .unwrap()
+                        .trim_matches('"')
+                        .parse()
+                        .unwrap();
                     let want = content(version);
                     match head.data {
                         Some(data) => assert!(data == want, "{n} {version}"),
                         None => {
-                            let got = store.part(&n, head.meta.version(), Part::Chunk(0), 0..want.len() as u64);
+                            let got = store.part(
+                                &n,
+                                head.meta.version(),
+                                Part::Chunk(0),
+                                0..want.len() as u64,
+                            );
                             assert!(got.is_none_or(|got| got == want), "{n} {version}");
                         }
                     }
@@ -90,7 +122,10 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                     let appended = store.append_inline(&n, None, &mut out, &mut |m, _, _| {
                         version = m.etag.as_ref().unwrap().trim_matches('"').parse().unwrap()
                     });
-                    assert!(appended.is_none() || out == content(version), "{n} {version}");
+                    assert!(
+                        appended.is_none() || out == content(version),
+                        "{n} {version}"
+                    );
                     hits.fetch_add(1, Relaxed);
                 }
             });
@@ -101,7 +136,10 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
             for dir in [a.path(), b.path()] {
                 assert!(disk_bytes(dir) <= capacity);
             }
-            assert_eq!(read_inline(&store, &name("pinned")).unwrap(), bytes(1, 20_000));
+            assert_eq!(
+                read_inline(&store, &name("pinned")).unwrap(),
+                bytes(1, 20_000)
+            );
             round += 1;
             if round % 20 == 0 {
                 store.checkpoint().unwrap();
@@ -112,8 +150,19 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
     });
     store.close().unwrap();
     let stats = store.stats();
-    assert!(hits.load(Relaxed) > 100, "{} hits of {} reads", hits.load(Relaxed), reads.load(Relaxed));
-    assert!(stats.dirs.iter().all(|d| d.evicted_records > 0 && d.checksum_failures == 0 && d.read_failures == 0), "{stats:?}");
+    assert!(
+        hits.load(Relaxed) > 100,
+        "{} hits of {} reads",
+        hits.load(Relaxed),
+        reads.load(Relaxed)
+    );
+    assert!(
+        stats
+            .dirs
+            .iter()
+            .all(|d| d.evicted_records > 0 && d.checksum_failures == 0 && d.read_failures == 0),
+        "{stats:?}"
+    );
     // What is charged and what lives are exactly what the index says.
     let entries: u64 = stats.dirs.iter().map(|d| d.records).sum();
     assert_eq!(entries, stats.entries);
@@ -128,21 +177,41 @@ fn a_checkpoint_during_a_write_does_not_lose_the_write() {
     let config = config(&[(dir.path(), 16 << 20)]);
     let (disk, faults) = FaultyDisk::new(RealDisk);
     let store = Store::open_on(Arc::new(disk), config.clone(), clock()).unwrap();
-    store.put_head(&name("before"), &meta(5, "1"), 5, Some(b"12345")).unwrap();
-    faults.add(Rule::new(Op::Write, Fault::Delay(Duration::from_millis(300))).on("seg-").times(1));
+    store
+        .put_head(&name("before"), &meta(5, "1"), 5, Some(b"12345"))
+        .unwrap();
+    faults.add(
+        Rule::new(Op::Write, Fault::Delay(Duration::from_millis(300)))
+            .on("seg-")
+            .times(1),
+    );
     std::thread::scope(|scope| {
-        scope.spawn(|| store.put_head(&name("slow"), &meta(5, "2"), 5, Some(b"slow!")).unwrap());
+        scope.spawn(|| {
+            store
+                .put_head(&name("slow"), &meta(5, "2"), 5, Some(b"slow!"))
+                .unwrap()
+        });
         while faults.happened() == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         // The record has its place by now, but neither its bytes nor an entry.
-        store.put_head(&name("quick"), &meta(5, "3"), 5, Some(b"quick")).unwrap();
+        store
+            .put_head(&name("quick"), &meta(5, "3"), 5, Some(b"quick"))
+            .unwrap();
         store.checkpoint().unwrap();
         assert!(store.peek(&name("slow")).is_none(), "still being written");
     });
     drop(store);
     let store = open(&config);
-    for (n, want) in [("before", b"12345"), ("slow", b"slow!"), ("quick", b"quick")] {
-        assert_eq!(read_inline(&store, &name(n)).as_deref(), Some(&want[..]), "{n}");
+    for (n, want) in [
+        ("before", b"12345"),
+        ("slow", b"slow!"),
+        ("quick", b"quick"),
+    ] {
+        assert_eq!(
+            read_inline(&store, &name(n)).as_deref(),
+            Some(&want[..]),
+            "{n}"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! How many connections a stream takes, where nobody said.
 //!
-//! It begins with two and doubles while that makes it faster. One connection's rate is bounded by its buffers divided by the round trip, so at a distance
-//! more of them help, and beside the node they do not. Nothing is added while the reader does not wait: there is nothing to win.
+//! It begins with two and doubles while that makes it faster. One connection's rate is bounded by
+//! its buffers divided by the round trip, so at a distance more of them help, and beside the node
+//! they do not. Nothing is added while the reader does not wait: there is nothing to win.
 
 use forebay_core::limits::STREAM_CONNECTIONS_AUTO_MAX;
 use std::time::{Duration, Instant};
@@ -37,13 +38,27 @@ pub struct Grower {
 
 impl Grower {
     pub fn new(connections: u32, now: Instant) -> Self {
-        Grower { connections, since: now, began: None, last_rate: None, settled: connections >= STREAM_CONNECTIONS_AUTO_MAX }
+        Grower {
+            connections,
+            since: now,
+            began: None,
+            last_rate: None,
+            settled: connections >= STREAM_CONNECTIONS_AUTO_MAX,
+        }
     }
 
-    /// How many connections to go on with, if that is another number; and at which rate (bytes a second) they run now.
-    pub fn look(&mut self, now: Instant, round_trip: Duration, sample: Sample) -> Option<(u32, f64)> {
+    /// How many connections to go on with, if that is another number; and at which rate (bytes a
+    /// second) they run now.
+    pub fn look(
+        &mut self,
+        now: Instant,
+        round_trip: Duration,
+        sample: Sample,
+    ) -> Option<(u32, f64)> {
         let round_trip = round_trip.min(ROUND_TRIP_MAX);
-        if self.settled || now.duration_since(self.since) < (round_trip * WARM_UP_ROUND_TRIPS).max(WARM_UP_MIN) {
+        if self.settled
+            || now.duration_since(self.since) < (round_trip * WARM_UP_ROUND_TRIPS).max(WARM_UP_MIN)
+        {
             return None;
         }
         let (from, first) = *self.began.get_or_insert((now, sample));
@@ -52,10 +67,13 @@ impl Grower {
             return None;
         }
         self.began = None;
-        let share = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64() / took.as_secs_f64();
+        let share = |now: Duration, then: Duration| {
+            now.saturating_sub(then).as_secs_f64() / took.as_secs_f64()
+        };
         let rate = (sample.bytes - first.bytes) as f64 / took.as_secs_f64();
         let waiting = share(sample.waited, first.waited) >= WAITING_SHARE;
-        let flowing = share(sample.paused, first.paused) / f64::from(self.connections) < PAUSED_SHARE;
+        let flowing =
+            share(sample.paused, first.paused) / f64::from(self.connections) < PAUSED_SHARE;
         if !waiting || !flowing || rate == 0.0 {
             return None;
         }
@@ -75,7 +93,8 @@ impl Grower {
 mod tests {
     use super::*;
 
-    /// Runs a stream whose connections bring `each` bytes a second, all together at most `most`, to a reader that takes at most `wanted`.
+    /// Runs a stream whose connections bring `each` bytes a second, all together at most `most`, to
+    /// a reader that takes at most `wanted`.
     fn connections(each: f64, most: f64, wanted: f64, round_trip: Duration) -> u32 {
         let start = Instant::now();
         let (mut k, mut sample, mut grower) = (2, Sample::default(), Grower::new(2, start));
@@ -100,8 +119,20 @@ mod tests {
     fn more_connections_are_taken_as_long_as_they_help() {
         let far = Duration::from_millis(100);
         assert_eq!(connections(40e6, 1e12, 1e12, far), 16, "each brings more");
-        assert_eq!(connections(1e9, 1e9, 1e12, Duration::ZERO), 4, "one is as fast as all: tried once");
-        assert_eq!(connections(40e6, 150e6, 1e12, far), 8, "four reach the line's rate, eight do not help");
-        assert_eq!(connections(40e6, 1e12, 50e6, far), 2, "the reader wants no more");
+        assert_eq!(
+            connections(1e9, 1e9, 1e12, Duration::ZERO),
+            4,
+            "one is as fast as all: tried once"
+        );
+        assert_eq!(
+            connections(40e6, 150e6, 1e12, far),
+            8,
+            "four reach the line's rate, eight do not help"
+        );
+        assert_eq!(
+            connections(40e6, 1e12, 50e6, far),
+            2,
+            "the reader wants no more"
+        );
     }
 }

@@ -1,9 +1,12 @@
-//! As much of HTTP/1.1 as a stream needs: one request, the head of its answer, and a chunked body that is read straight into the memory it is meant for.
+//! As much of HTTP/1.1 as a stream needs: one request, the head of its answer, and a chunked body
+//! that is read straight into the memory it is meant for.
 //!
-//! An HTTP library would read into buffers of its own, from which payloads would be copied. Here only the heads of frames and chunks go through a small
-//! buffer ([`SCRATCH_BYTES`]); the rest of a payload goes from the socket to its place.
+//! An HTTP library would read into buffers of its own, from which payloads would be copied. Here
+//! only the heads of frames and chunks go through a small buffer ([`SCRATCH_BYTES`]); the rest of a
+//! payload goes from the socket to its place.
 //!
-//! Invariant: a body ends properly only at its last chunk. A connection that ends anywhere else is an error.
+//! Invariant: a body ends properly only at its last chunk. A connection that ends anywhere else is
+//! an error.
 
 use crate::dial::Io;
 use forebay_core::{Error, ErrorKind, Result};
@@ -46,7 +49,10 @@ struct Head {
 
 impl Head {
     fn get(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
+        self.headers
+            .iter()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name))
+            .map(|(_, v)| v.as_str())
     }
 }
 
@@ -65,29 +71,59 @@ impl Body {
     /// Sends the request and reads the head of its answer.
     ///
     /// # Errors
-    /// The node's own error where it answers with one; `OriginUnavailable` and `Timeout` where it does not answer.
-    pub async fn open(mut io: Box<dyn Io>, request: Request<'_>, silence: Duration) -> Result<Body> {
+    /// The node's own error where it answers with one; `OriginUnavailable` and `Timeout` where it
+    /// does not answer.
+    pub async fn open(
+        mut io: Box<dyn Io>,
+        request: Request<'_>,
+        silence: Duration,
+    ) -> Result<Body> {
         let mut head = format!("POST {} HTTP/1.1\r\n", request.path);
         for (name, value) in request.headers {
             if name.chars().chain(value.chars()).any(|c| c.is_control()) {
-                return Err(Error::invalid(format!("the header {name} holds control characters")));
+                return Err(Error::invalid(format!(
+                    "the header {name} holds control characters"
+                )));
             }
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        head.push_str(&format!("content-type: application/json\r\ncontent-length: {}\r\n\r\n", request.body.len()));
+        head.push_str(&format!(
+            "content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            request.body.len()
+        ));
         let sent = async {
             io.write_all(head.as_bytes()).await?;
             io.write_all(request.body).await?;
             io.flush().await
         };
-        timeout(silence, sent).await.map_err(|_| Error::timeout("the node does not take the request"))?.map_err(broken)?;
+        timeout(silence, sent)
+            .await
+            .map_err(|_| Error::timeout("the node does not take the request"))?
+            .map_err(broken)?;
         let scratch = Box::new([0; SCRATCH_BYTES]);
-        let mut body = Body { io, silence, scratch, at: 0, end: 0, framing: Framing::ToTheEnd };
+        let mut body = Body {
+            io,
+            silence,
+            scratch,
+            at: 0,
+            end: 0,
+            framing: Framing::ToTheEnd,
+        };
         let head = body.head().await?;
         body.framing = match (head.get("transfer-encoding"), head.get("content-length")) {
-            (Some(coding), _) if coding.trim().eq_ignore_ascii_case("chunked") => Framing::Chunked { left: 0, first: true },
+            (Some(coding), _) if coding.trim().eq_ignore_ascii_case("chunked") => {
+                Framing::Chunked {
+                    left: 0,
+                    first: true,
+                }
+            }
             (Some(coding), _) => return Err(broken(format!("an answer in the coding {coding:?}"))),
-            (None, Some(length)) => Framing::Length(length.trim().parse().map_err(|_| broken("an answer of no length that is a number"))?),
+            (None, Some(length)) => Framing::Length(
+                length
+                    .trim()
+                    .parse()
+                    .map_err(|_| broken("an answer of no length that is a number"))?,
+            ),
             (None, None) => Framing::ToTheEnd,
         };
         match head.status {
@@ -123,7 +159,10 @@ impl Body {
             }
             // Interim answers come before the one that counts.
             if code >= 200 {
-                return Ok(Head { status: code, headers });
+                return Ok(Head {
+                    status: code,
+                    headers,
+                });
             }
         }
     }
@@ -153,7 +192,12 @@ impl Body {
 
     /// Reads into the empty scratch buffer; 0 at the end of the connection.
     async fn fill(&mut self) -> Result<usize> {
-        let n = receive(&mut self.io, self.silence, &mut ReadBuf::new(&mut self.scratch[..])).await?;
+        let n = receive(
+            &mut self.io,
+            self.silence,
+            &mut ReadBuf::new(&mut self.scratch[..]),
+        )
+        .await?;
         (self.at, self.end) = (0, n);
         Ok(n)
     }
@@ -175,8 +219,12 @@ impl Body {
         }
         let line = self.line(&mut total).await?;
         let digits = line.split(';').next().unwrap_or_default().trim();
-        let size = u64::from_str_radix(digits, 16).map_err(|_| broken(format!("{line:?} is no length of a chunk")))?;
-        self.framing = Framing::Chunked { left: size, first: false };
+        let size = u64::from_str_radix(digits, 16)
+            .map_err(|_| broken(format!("{line:?} is no length of a chunk")))?;
+        self.framing = Framing::Chunked {
+            left: size,
+            first: false,
+        };
         if size == 0 {
             while !self.line(&mut total).await?.is_empty() {}
             self.framing = Framing::Ended;
@@ -212,7 +260,12 @@ impl Body {
             self.at += n;
             n
         } else {
-            let n = receive(&mut self.io, self.silence, &mut ReadBuf::uninit(&mut out[..most])).await?;
+            let n = receive(
+                &mut self.io,
+                self.silence,
+                &mut ReadBuf::uninit(&mut out[..most]),
+            )
+            .await?;
             if n == 0 {
                 return self.ended();
             }
@@ -237,7 +290,8 @@ impl Body {
         let mut at = 0;
         while at < out.len() {
             let left = &mut out[at..];
-            // SAFETY: initialized memory is fine where uninitialized would be; `read` writes only bytes into it.
+            // SAFETY: initialized memory is fine where uninitialized would be; `read` writes only
+            // bytes into it.
             let left = unsafe { &mut *(std::ptr::from_mut(left) as *mut [MaybeUninit<u8>]) };
             match self.read(left).await? {
                 0 if at == 0 => return Ok(false),
@@ -254,7 +308,8 @@ impl Body {
         let mut piece = [0; 1024];
         while all.len() < most {
             // SAFETY: as in `read_exact`.
-            let room = unsafe { &mut *(std::ptr::from_mut(&mut piece[..]) as *mut [MaybeUninit<u8>]) };
+            let room =
+                unsafe { &mut *(std::ptr::from_mut(&mut piece[..]) as *mut [MaybeUninit<u8>]) };
             match self.read(room).await? {
                 0 => break,
                 n => all.extend_from_slice(&piece[..n]),
@@ -267,20 +322,39 @@ impl Body {
 /// Reads once from the socket; 0 at its end.
 async fn receive(io: &mut Box<dyn Io>, silence: Duration, out: &mut ReadBuf<'_>) -> Result<usize> {
     let before = out.filled().len();
-    match timeout(silence, std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_read(cx, out))).await {
+    match timeout(
+        silence,
+        std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_read(cx, out)),
+    )
+    .await
+    {
         Ok(Ok(())) => Ok(out.filled().len() - before),
         Ok(Err(e)) => Err(broken(e)),
-        Err(_) => Err(Error::timeout(format!("nothing came for {} s in the middle of a stream", silence.as_secs_f32()))),
+        Err(_) => Err(Error::timeout(format!(
+            "nothing came for {} s in the middle of a stream",
+            silence.as_secs_f32()
+        ))),
     }
 }
 
 /// What the node says in an answer that is no stream.
 fn refusal(status: u16, retry_after: Option<&str>, body: &[u8]) -> Error {
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let field = |name: &str| json.as_ref().and_then(|j| j.get(name)).and_then(|v| v.as_str()).map(str::to_owned);
+    let field = |name: &str| {
+        json.as_ref()
+            .and_then(|j| j.get(name))
+            .and_then(|v| v.as_str())
+            .map(str::to_owned)
+    };
     let message = field("message").unwrap_or_else(|| {
-        let text = String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned();
-        if text.is_empty() { format!("the node answered {status}") } else { text }
+        let text = String::from_utf8_lossy(&body[..body.len().min(500)])
+            .trim()
+            .to_owned();
+        if text.is_empty() {
+            format!("the node answered {status}")
+        } else {
+            text
+        }
     });
     let kind = match status {
         401 => ErrorKind::Unauthenticated,

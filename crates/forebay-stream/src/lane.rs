@@ -1,8 +1,10 @@
 //! One lane: every `of`-th step, over one connection at a time.
 //!
-//! A lane asks for its steps from the first one that it has not received, reads frames, and puts them on the shelf. When its connection breaks, its node
-//! goes away or a frame is damaged, it asks again, there or at another node, for what it has not received: a step is received whole or not at all, so nothing
-//! is lost and nothing comes twice. Without a single frame for [`Options::retry_for`](crate::Options), it gives up with the error that it saw last.
+//! A lane asks for its steps from the first one that it has not received, reads frames, and puts
+//! them on the shelf. When its connection breaks, its node goes away or a frame is damaged, it asks
+//! again, there or at another node, for what it has not received: a step is received whole or not
+//! at all, so nothing is lost and nothing comes twice. Without a single frame for
+//! [`Options::retry_for`](crate::Options), it gives up with the error that it saw last.
 
 use crate::{
     http::{Body, Request},
@@ -78,7 +80,9 @@ impl Lane {
             }
             let error = match trouble {
                 Trouble::Final(error) => return shared.shelf.fail_at(self.next, error),
-                Trouble::Refused(error) if refusals + 1 >= shared.nodes.len() => return shared.shelf.fail_at(self.next, error),
+                Trouble::Refused(error) if refusals + 1 >= shared.nodes.len() => {
+                    return shared.shelf.fail_at(self.next, error);
+                }
                 Trouble::Refused(error) => {
                     refusals += 1;
                     error
@@ -87,7 +91,11 @@ impl Lane {
             };
             let since = *failing_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= shared.retry_for {
-                let error = error.context(format!("step {} did not come, for {} s of trying", self.next, since.elapsed().as_secs()));
+                let error = error.context(format!(
+                    "step {} did not come, for {} s of trying",
+                    self.next,
+                    since.elapsed().as_secs()
+                ));
                 return shared.shelf.fail_at(self.next, error);
             }
             let (node, pause) = shared.nodes.fails(self.node, error.retry_after_hint());
@@ -101,7 +109,8 @@ impl Lane {
         self.next >= *self.until.borrow()
     }
 
-    /// Makes a connection and reads it to its end, which is the lane's end too unless there is trouble.
+    /// Makes a connection and reads it to its end, which is the lane's end too unless there is
+    /// trouble.
     async fn connection(&mut self, shared: &Shared, heard: &mut bool) -> Result<(), Trouble> {
         if self.is_over() {
             return Ok(());
@@ -115,16 +124,35 @@ impl Lane {
             Ok(Ok(io)) => io,
             Ok(Err(e)) if is_passing(e.kind()) => return Err(Trouble::Broken(e)),
             Ok(Err(e)) => return Err(Trouble::Refused(e)),
-            Err(_) => return Err(Trouble::Broken(Error::timeout(format!("{} cannot be reached", node.name())))),
+            Err(_) => {
+                return Err(Trouble::Broken(Error::timeout(format!(
+                    "{} cannot be reached",
+                    node.name()
+                ))));
+            }
         };
-        shared.counters.rtt_us.fetch_min(began.elapsed().as_micros() as u64, Relaxed);
-        let path = format!("{}?connection={}&of={}&from_step={}", shared.path, self.number, self.of, self.next);
-        let request = Request { path: &path, headers: &node.headers(), body: &shared.body };
+        shared
+            .counters
+            .rtt_us
+            .fetch_min(began.elapsed().as_micros() as u64, Relaxed);
+        let path = format!(
+            "{}?connection={}&of={}&from_step={}",
+            shared.path, self.number, self.of, self.next
+        );
+        let request = Request {
+            path: &path,
+            headers: &node.headers(),
+            body: &shared.body,
+        };
         let mut body = match Body::open(io, request, shared.silence).await {
             Ok(body) => body,
             Err(e) => {
                 let e = e.context(node.name());
-                return Err(if is_passing(e.kind()) { Trouble::Broken(e) } else { Trouble::Refused(e) });
+                return Err(if is_passing(e.kind()) {
+                    Trouble::Broken(e)
+                } else {
+                    Trouble::Refused(e)
+                });
             }
         };
         let outcome = self.frames(shared, &mut body, heard, &open).await;
@@ -134,7 +162,13 @@ impl Lane {
         })
     }
 
-    async fn frames(&mut self, shared: &Shared, body: &mut Body, heard: &mut bool, open: &Open<'_>) -> Result<(), Trouble> {
+    async fn frames(
+        &mut self,
+        shared: &Shared,
+        body: &mut Body,
+        heard: &mut bool,
+        open: &Open<'_>,
+    ) -> Result<(), Trouble> {
         let counters = &shared.counters;
         let mut until = self.until.clone();
         loop {
@@ -143,13 +177,18 @@ impl Lane {
             let next = self.next;
             let whole = tokio::select! {
                 whole = body.read_exact(&mut head) => whole.map_err(Trouble::Broken)?,
-                // The sender of `until` lives as long as the lanes; without it nothing is taken over any more.
+                // The sender of `until` lives as long as the lanes; without it nothing is taken
+                // over any more.
                 Ok(_) = until.wait_for(|until| next >= *until) => return Ok(()),
             };
             if !whole {
-                return Err(Trouble::Broken(Error::origin_unavailable("the stream ended without saying so")));
+                return Err(Trouble::Broken(Error::origin_unavailable(
+                    "the stream ended without saying so",
+                )));
             }
-            counters.wire_bytes.fetch_add(FRAME_HEADER_BYTES as u64, Relaxed);
+            counters
+                .wire_bytes
+                .fetch_add(FRAME_HEADER_BYTES as u64, Relaxed);
             let header = FrameHeader::decode(&head).map_err(Trouble::Broken)?;
             add_duration(&counters.network_us, began.elapsed());
             if header.kind != FrameKind::Rows {
@@ -160,7 +199,10 @@ impl Lane {
                 continue;
             }
             if header.tag.step != self.next {
-                let e = Error::internal(format!("the node sent step {} where step {} was due", header.tag.step, self.next));
+                let e = Error::internal(format!(
+                    "the node sent step {} where step {} was due",
+                    header.tag.step, self.next
+                ));
                 return Err(Trouble::Final(e.hint("are all nodes of one release?")));
             }
             let (room, paused) = shared.shelf.room(self.next, header.payload_bytes).await;
@@ -169,8 +211,12 @@ impl Lane {
             let payload = receive(shared, body, &header).await?;
             add_duration(&counters.network_us, began.elapsed());
             counters.received_steps.fetch_add(1, Relaxed);
-            counters.received_bytes.fetch_add(header.payload_bytes, Relaxed);
-            shared.shelf.put(room, self.next, Received { header, payload });
+            counters
+                .received_bytes
+                .fetch_add(header.payload_bytes, Relaxed);
+            shared
+                .shelf
+                .put(room, self.next, Received { header, payload });
             shared.nodes.works(self.node);
             *heard = true;
             self.next += u64::from(self.of);
@@ -181,9 +227,18 @@ impl Lane {
     }
 
     /// A frame without rows; true if it is the last one.
-    async fn short_frame(&self, shared: &Shared, body: &mut Body, header: &FrameHeader, open: &Open<'_>) -> Result<bool, Trouble> {
+    async fn short_frame(
+        &self,
+        shared: &Shared,
+        body: &mut Body,
+        header: &FrameHeader,
+        open: &Open<'_>,
+    ) -> Result<bool, Trouble> {
         if header.payload_bytes > SHORT_PAYLOAD_MAX_BYTES {
-            return Err(Trouble::Broken(Error::corrupt(format!("a message of {} bytes", header.payload_bytes))));
+            return Err(Trouble::Broken(Error::corrupt(format!(
+                "a message of {} bytes",
+                header.payload_bytes
+            ))));
         }
         let payload = receive(shared, body, header).await?;
         match header.kind {
@@ -198,7 +253,11 @@ impl Lane {
             }
             _ => {
                 let error = decode_error(header, &payload);
-                Err(if error.kind().is_transient() { Trouble::Broken(error) } else { Trouble::Final(error) })
+                Err(if error.kind().is_transient() {
+                    Trouble::Broken(error)
+                } else {
+                    Trouble::Final(error)
+                })
             }
         }
     }
@@ -210,16 +269,25 @@ fn is_passing(kind: ErrorKind) -> bool {
 }
 
 /// Reads a payload to its place, and its padding away.
-async fn receive(shared: &Shared, body: &mut Body, header: &FrameHeader) -> Result<Buffer, Trouble> {
+async fn receive(
+    shared: &Shared,
+    body: &mut Body,
+    header: &FrameHeader,
+) -> Result<Buffer, Trouble> {
     let length = header.payload_bytes as usize;
-    let mut payload = shared.pool.take(header.wire_payload_bytes() as usize).map_err(Trouble::Final)?;
+    let mut payload = shared
+        .pool
+        .take(header.wire_payload_bytes() as usize)
+        .map_err(Trouble::Final)?;
     let mut wasted = Wasted(&shared.counters, 0);
     // Summed up as it comes, while it is in the processor's cache.
     let (mut crc, mut summed) = (0, 0);
     while !payload.spare().is_empty() {
         let n = body.read(payload.spare()).await.map_err(Trouble::Broken)?;
         if n == 0 {
-            return Err(Trouble::Broken(Error::origin_unavailable("the stream ended in the middle of a frame")));
+            return Err(Trouble::Broken(Error::origin_unavailable(
+                "the stream ended in the middle of a frame",
+            )));
         }
         // SAFETY: `read` has written so many.
         unsafe { payload.advance(n) };
@@ -230,8 +298,13 @@ async fn receive(shared: &Shared, body: &mut Body, header: &FrameHeader) -> Resu
         summed = upto;
     }
     if crc != header.payload_crc {
-        let what = format!("step {}: {length} bytes that do not match their checksum", header.tag.step);
-        return Err(Trouble::Broken(Error::corrupt(what).hint("is there a proxy that changes bodies?")));
+        let what = format!(
+            "step {}: {length} bytes that do not match their checksum",
+            header.tag.step
+        );
+        return Err(Trouble::Broken(
+            Error::corrupt(what).hint("is there a proxy that changes bodies?"),
+        ));
     }
     wasted.1 = 0;
     Ok(payload.into_buffer(length))
@@ -255,7 +328,10 @@ struct Open<'a> {
 impl<'a> Open<'a> {
     fn of(shared: &'a Shared, connect: u64) -> Self {
         shared.counters.connections.fetch_add(1, Relaxed);
-        Open { counters: &shared.counters, connect }
+        Open {
+            counters: &shared.counters,
+            connect,
+        }
     }
 }
 

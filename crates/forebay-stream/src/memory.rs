@@ -1,10 +1,11 @@
 //! The memory that payloads are received into: aligned to 64 bytes, and used again.
 //!
-//! A payload of some MiB that is allocated anew costs a page fault for each 4 KiB before a byte is in it. So memory goes back to a small pool when the last
-//! array that lies in it is dropped.
+//! A payload of some MiB that is allocated anew costs a page fault for each 4 KiB before a byte is
+//! in it. So memory goes back to a small pool when the last array that lies in it is dropped.
 //!
-//! Invariant: a block is written by one receiver, up to the length that becomes its [`Buffer`], before anybody can read it; bytes that were never written are
-//! never read. In a forked child the pool's lock may be held by a thread that is not there: memory is then freed and not given back.
+//! Invariant: a block is written by one receiver, up to the length that becomes its [`Buffer`],
+//! before anybody can read it; bytes that were never written are never read. In a forked child the
+//! pool's lock may be held by a thread that is not there: memory is then freed and not given back.
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -59,23 +60,36 @@ pub struct Pool {
 
 impl Pool {
     pub fn new() -> Arc<Self> {
-        Arc::new(Pool { pid: std::process::id(), free: Mutex::default() })
+        Arc::new(Pool {
+            pid: std::process::id(),
+            free: Mutex::default(),
+        })
     }
 
     /// Room for `bytes`.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Payload> {
-        // Steps of a quarter of a power of two, so that payloads of about the same size fit each other's memory.
+        // Steps of a quarter of a power of two, so that payloads of about the same size fit each
+        // other's memory.
         let step = (bytes.max(BLOCK_MIN_BYTES).next_power_of_two() / 8).max(FRAME_ALIGNMENT);
         let size = bytes.max(BLOCK_MIN_BYTES).next_multiple_of(step);
         let found = {
             let mut free = self.free.lock();
-            free.iter().rposition(|b| b.layout.size() == size).map(|i| free.swap_remove(i))
+            free.iter()
+                .rposition(|b| b.layout.size() == size)
+                .map(|i| free.swap_remove(i))
         };
         let block = match found {
             Some(block) => block,
             None => Block::new(size)?,
         };
-        Ok(Payload { memory: Owned { block: ManuallyDrop::new(block), pool: self.clone() }, written: 0, want: bytes })
+        Ok(Payload {
+            memory: Owned {
+                block: ManuallyDrop::new(block),
+                pool: self.clone(),
+            },
+            written: 0,
+            want: bytes,
+        })
     }
 
     fn give(&self, block: Block) {
@@ -85,7 +99,11 @@ impl Pool {
         let held: usize = free.iter().map(|b| b.layout.size()).sum();
         if held + block.layout.size() > POOL_BYTES_MAX || free.len() == POOL_BLOCKS_MAX {
             // The oldest goes: sizes that are no longer asked for must not stay for ever.
-            _too_many = if free.is_empty() { block } else { std::mem::replace(&mut free[0], block) };
+            _too_many = if free.is_empty() {
+                block
+            } else {
+                std::mem::replace(&mut free[0], block)
+            };
             free.rotate_left(1);
         } else {
             free.push(block);
@@ -121,13 +139,21 @@ impl Payload {
     pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
         let left = self.want - self.written;
         // SAFETY: inside the block, and borrowed from its one owner.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.block.at.as_ptr().add(self.written).cast(), left) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.memory.block.at.as_ptr().add(self.written).cast(),
+                left,
+            )
+        }
     }
 
     /// # Safety
     /// The first `bytes` of [`Payload::spare`] have been written.
     pub unsafe fn advance(&mut self, bytes: usize) {
-        assert!(bytes <= self.want - self.written, "more was written than there is room for");
+        assert!(
+            bytes <= self.want - self.written,
+            "more was written than there is room for"
+        );
         self.written += bytes;
     }
 
@@ -183,7 +209,12 @@ mod tests {
         let many: Vec<_> = (0..200).map(|_| pool.take(3 << 20).unwrap()).collect();
         drop(many);
         let free = pool.free.lock();
-        assert!(free.len() <= POOL_BLOCKS_MAX && free.iter().map(|b| b.layout.size()).sum::<usize>() <= POOL_BYTES_MAX, "{}", free.len());
+        assert!(
+            free.len() <= POOL_BLOCKS_MAX
+                && free.iter().map(|b| b.layout.size()).sum::<usize>() <= POOL_BYTES_MAX,
+            "{}",
+            free.len()
+        );
         assert!(!free.is_empty());
     }
 }

@@ -1,10 +1,13 @@
 //! What has been received and not yet yielded, in the order of steps.
 //!
-//! Lanes put steps in as they arrive; one reader takes them out in order. What lies here is bounded in bytes: a lane asks for room before it reads a
-//! payload, and while there is none it does not read, so that its node stops too. The step that is to be yielded next always has room, so the lane that
-//! everybody waits for is never held back, and the bound is exceeded by one frame at most.
+//! Lanes put steps in as they arrive; one reader takes them out in order. What lies here is bounded
+//! in bytes: a lane asks for room before it reads a payload, and while there is none it does not
+//! read, so that its node stops too. The step that is to be yielded next always has room, so the
+//! lane that everybody waits for is never held back, and the bound is exceeded by one frame at
+//! most.
 //!
-//! Invariant: each step below the end is yielded exactly once, in order; an error is yielded in the place of the step that it is about.
+//! Invariant: each step below the end is yielded exactly once, in order; an error is yielded in the
+//! place of the step that it is about.
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
@@ -78,8 +81,16 @@ impl Drop for Room<'_> {
 impl Shelf {
     /// The first step to be yielded is `next`.
     pub fn starting_at(next: u64, limit_bytes: u64) -> Self {
-        let inner = Mutex::new(Inner { next, ..Inner::default() });
-        Shelf { limit_bytes, inner, room: Notify::new(), ready: Notify::new() }
+        let inner = Mutex::new(Inner {
+            next,
+            ..Inner::default()
+        });
+        Shelf {
+            limit_bytes,
+            inner,
+            room: Notify::new(),
+            ready: Notify::new(),
+        }
     }
 
     /// Waits until a step of `bytes` may be received; says how long that took.
@@ -92,10 +103,16 @@ impl Shelf {
             {
                 let mut inner = self.inner.lock();
                 inner.seen = inner.seen.max(Some(step));
-                if step == inner.next || inner.bytes == 0 || inner.bytes.saturating_add(bytes) <= self.limit_bytes {
+                if step == inner.next
+                    || inner.bytes == 0
+                    || inner.bytes.saturating_add(bytes) <= self.limit_bytes
+                {
                     inner.bytes += bytes;
                     inner.most_bytes = inner.most_bytes.max(inner.bytes);
-                    return (Room { shelf: self, bytes }, began.map_or(Duration::ZERO, |b: Instant| b.elapsed()));
+                    return (
+                        Room { shelf: self, bytes },
+                        began.map_or(Duration::ZERO, |b: Instant| b.elapsed()),
+                    );
                 }
             }
             began.get_or_insert_with(Instant::now);
@@ -167,7 +184,10 @@ impl Shelf {
             if let Some(next) = self.try_next() {
                 return next;
             }
-            self.inner.lock().waiting_since.get_or_insert_with(Instant::now);
+            self.inner
+                .lock()
+                .waiting_since
+                .get_or_insert_with(Instant::now);
             changed.await;
         }
     }
@@ -176,9 +196,14 @@ impl Shelf {
     pub fn close(&self) {
         let mut inner = self.inner.lock();
         let dropped = std::mem::take(&mut inner.steps);
-        inner.bytes -= dropped.values().map(|r| r.header.payload_bytes).sum::<u64>();
+        inner.bytes -= dropped
+            .values()
+            .map(|r| r.header.payload_bytes)
+            .sum::<u64>();
         let next = inner.next;
-        inner.failed.insert(next, Error::invalid("the stream was closed"));
+        inner
+            .failed
+            .insert(next, Error::invalid("the stream was closed"));
         drop(inner);
         self.ready.notify_waiters();
         self.room.notify_waiters();
@@ -192,7 +217,10 @@ impl Shelf {
             steps: inner.steps.len() as u64,
             next: inner.next,
             seen: inner.seen,
-            waited: inner.waited + inner.waiting_since.map_or(Duration::ZERO, |since| since.elapsed()),
+            waited: inner.waited
+                + inner
+                    .waiting_since
+                    .map_or(Duration::ZERO, |since| since.elapsed()),
         }
     }
 }
@@ -204,13 +232,28 @@ mod tests {
     use futures::FutureExt;
 
     fn received(step: u64, bytes: u64) -> Received {
-        let tag = FrameTag { step, ..FrameTag::default() };
-        let header = FrameHeader { kind: FrameKind::Rows, flags: 0, tag, rows: 1, payload_bytes: bytes, payload_crc: 0 };
-        Received { header, payload: Buffer::from(vec![0u8; bytes as usize]) }
+        let tag = FrameTag {
+            step,
+            ..FrameTag::default()
+        };
+        let header = FrameHeader {
+            kind: FrameKind::Rows,
+            flags: 0,
+            tag,
+            rows: 1,
+            payload_bytes: bytes,
+            payload_crc: 0,
+        };
+        Received {
+            header,
+            payload: Buffer::from(vec![0u8; bytes as usize]),
+        }
     }
 
     fn arrive(shelf: &Shelf, step: u64, bytes: u64) -> bool {
-        let Some((room, _)) = shelf.room(step, bytes).now_or_never() else { return false };
+        let Some((room, _)) = shelf.room(step, bytes).now_or_never() else {
+            return false;
+        };
         shelf.put(room, step, received(step, bytes));
         true
     }
@@ -220,7 +263,10 @@ mod tests {
         let shelf = Shelf::starting_at(0, 100);
         assert!(arrive(&shelf, 2, 10) && arrive(&shelf, 1, 10));
         assert!(shelf.try_next().is_none());
-        assert!(arrive(&shelf, 0, 10) && arrive(&shelf, 1, 10), "a second copy is taken and dropped");
+        assert!(
+            arrive(&shelf, 0, 10) && arrive(&shelf, 1, 10),
+            "a second copy is taken and dropped"
+        );
         let mut order = Vec::new();
         while let Some(Ok(Some(r))) = shelf.try_next() {
             order.push(r.header.tag.step);
@@ -244,7 +290,11 @@ mod tests {
         assert!(matches!(shelf.try_next(), Some(Ok(Some(_)))));
         assert!(arrive(&shelf, 3, 1));
         drop(shelf.room(4, 50).now_or_never().unwrap());
-        assert_eq!(shelf.level().bytes, 41, "room that was not used is given back");
+        assert_eq!(
+            shelf.level().bytes,
+            41,
+            "room that was not used is given back"
+        );
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub struct Counters {
     pub received_bytes: AtomicU64,
     /// All frames that came, whole or not.
     pub wire_bytes: AtomicU64,
-    /// Of frames that came and were of no use: cut, or past the part of a lane that others took over.
+    /// Of frames that came and were of no use: cut, or past the part of a lane that others took
+    /// over.
     pub wasted_bytes: AtomicU64,
     pub connects: AtomicU64,
     pub reopened: AtomicU64,
@@ -97,8 +98,13 @@ pub fn add_duration(to: &AtomicU64, duration: Duration) {
 impl Counters {
     /// What a node says of connection number `connect`, so far or (`ended`) for good.
     pub fn node_says(&self, connect: u64, json: &[u8], ended: bool) {
-        let Ok(said) = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(json) else { return };
-        let said = said.into_iter().filter_map(|(k, v)| Some((k, v.as_f64()?))).collect();
+        let Ok(said) = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(json) else {
+            return;
+        };
+        let said = said
+            .into_iter()
+            .filter_map(|(k, v)| Some((k, v.as_f64()?)))
+            .collect();
         let mut nodes = self.nodes.lock();
         nodes.open.insert(connect, said);
         drop(nodes);
@@ -132,7 +138,9 @@ impl Counters {
             connections: self.connections.load(Relaxed),
             connects: self.connects.load(Relaxed),
             reopened: self.reopened.load(Relaxed),
-            rtt_seconds: Some(self.rtt_us.load(Relaxed)).filter(|&us| us != u64::MAX).map(|us| us as f64 / 1e6),
+            rtt_seconds: Some(self.rtt_us.load(Relaxed))
+                .filter(|&us| us != u64::MAX)
+                .map(|us| us as f64 / 1e6),
             waited_seconds: level.waited.as_secs_f64(),
             ahead_bytes: level.bytes,
             ahead_steps: level.steps,

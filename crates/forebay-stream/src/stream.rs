@@ -62,17 +62,38 @@ pub struct Stream {
 
 impl Stream {
     /// Begins to receive; returns at once. `request` is the JSON of the request's body.
-    pub fn open(runtime: &Handle, nodes: Vec<Arc<dyn Dial>>, request: Vec<u8>, options: Options) -> Result<Stream> {
+    pub fn open(
+        runtime: &Handle,
+        nodes: Vec<Arc<dyn Dial>>,
+        request: Vec<u8>,
+        options: Options,
+    ) -> Result<Stream> {
         let nodes = Nodes::new(nodes)?;
         let most = limits::STREAM_CONNECTIONS_MAX;
         if options.connections.is_some_and(|k| k == 0 || k > most) {
-            return Err(Error::invalid(format!("a stream of {} connections", options.connections.unwrap_or(0)))
-                .hint(format!("1 to {most}, or none given for a number that is chosen by what is measured")));
+            return Err(Error::invalid(format!(
+                "a stream of {} connections",
+                options.connections.unwrap_or(0)
+            ))
+            .hint(format!(
+                "1 to {most}, or none given for a number that is chosen by what is measured"
+            )));
         }
         if request.len() > limits::STREAM_BODY_MAX_BYTES {
-            return Err(Error::invalid(format!("a request of {} bytes", request.len())));
+            return Err(Error::invalid(format!(
+                "a request of {} bytes",
+                request.len()
+            )));
         }
-        let first = options.connections.unwrap_or(LANES_FIRST).max(if options.connections.is_none() { nodes.len() as u32 } else { 0 });
+        let first =
+            options
+                .connections
+                .unwrap_or(LANES_FIRST)
+                .max(if options.connections.is_none() {
+                    nodes.len() as u32
+                } else {
+                    0
+                });
         let shared = Arc::new(Shared {
             nodes,
             shelf: Shelf::starting_at(options.from_step, options.ahead_bytes),
@@ -83,9 +104,15 @@ impl Stream {
             silence: options.silence,
             retry_for: options.retry_for,
         });
-        let conductor = Conductor { shared: shared.clone(), lanes: JoinSet::new(), until: watch::channel(u64::MAX).0 };
+        let conductor = Conductor {
+            shared: shared.clone(),
+            lanes: JoinSet::new(),
+            until: watch::channel(u64::MAX).0,
+        };
         let auto = options.connections.is_none();
-        let conductor = runtime.spawn(conductor.run(first, auto, options.from_step)).abort_handle();
+        let conductor = runtime
+            .spawn(conductor.run(first, auto, options.from_step))
+            .abort_handle();
         Ok(Stream { shared, conductor })
     }
 
@@ -104,8 +131,12 @@ impl Stream {
         if let Ok(Some(received)) = &next {
             let counters = &self.shared.counters;
             counters.steps.fetch_add(1, Relaxed);
-            counters.rows.fetch_add(u64::from(received.header.rows), Relaxed);
-            counters.bytes.fetch_add(received.header.payload_bytes, Relaxed);
+            counters
+                .rows
+                .fetch_add(u64::from(received.header.rows), Relaxed);
+            counters
+                .bytes
+                .fetch_add(received.header.payload_bytes, Relaxed);
         }
         next
     }
@@ -145,7 +176,8 @@ impl Conductor {
                     None => return,
                     Some(Ok(())) => {}
                     Some(Err(e)) => {
-                        let error = Error::internal("a connection of the stream ended by a defect").source(e.to_string());
+                        let error = Error::internal("a connection of the stream ended by a \
+                            defect").source(e.to_string());
                         self.shared.shelf.fail_at(self.shared.shelf.level().next, error);
                         return;
                     }
@@ -158,7 +190,13 @@ impl Conductor {
     fn open(&mut self, of: u32, from: u64) {
         let (until, followed) = watch::channel(u64::MAX);
         for number in 0..of {
-            let lane = Lane { number, of, next: Lane::first(number, of, from), until: followed.clone(), node: number as usize };
+            let lane = Lane {
+                number,
+                of,
+                next: Lane::first(number, of, from),
+                until: followed.clone(),
+                node: number as usize,
+            };
             self.lanes.spawn(lane.run(self.shared.clone()));
         }
         // The lanes of before end where these begin.
@@ -175,9 +213,12 @@ impl Conductor {
             waited: Duration::from_secs_f64(stats.waited_seconds),
             paused: Duration::from_secs_f64(stats.paused_seconds),
         };
-        let Some((connections, rate)) = grower.look(Instant::now(), round_trip, sample) else { return };
+        let Some((connections, rate)) = grower.look(Instant::now(), round_trip, sample) else {
+            return;
+        };
         let level = shared.shelf.level();
-        let step_bytes = sample.bytes as f64 / shared.counters.received_steps.load(Relaxed).max(1) as f64;
+        let step_bytes =
+            sample.bytes as f64 / shared.counters.received_steps.load(Relaxed).max(1) as f64;
         let overlap = rate * round_trip.as_secs_f64() * OVERLAP_ROUND_TRIPS / step_bytes.max(1.0);
         let from = level.seen.map_or(level.next, |seen| seen + 1) + 1 + overlap as u64;
         self.open(connections, from);

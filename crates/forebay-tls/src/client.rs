@@ -17,7 +17,8 @@ pub type ClientStream = tokio_rustls::client::TlsStream<TcpStream>;
 pub struct ClientTls(TlsConnector);
 
 impl ClientTls {
-    /// Trusts the certificates in the file `ca`, and nothing else; without a file, those of the system (`SSL_CERT_FILE` names others).
+    /// Trusts the certificates in the file `ca`, and nothing else; without a file, those of the
+    /// system (`SSL_CERT_FILE` names others).
     ///
     /// # Errors
     /// `Invalid` for a file without certificates, or a system without any.
@@ -25,10 +26,15 @@ impl ClientTls {
         let mut roots = RootCertStore::empty();
         match ca {
             Some(path) => {
-                let bad = |why: String| Error::invalid(format!("the CA file {}: {why}", path.display())).hint("a file of PEM certificates");
+                let bad = |why: String| {
+                    Error::invalid(format!("the CA file {}: {why}", path.display()))
+                        .hint("a file of PEM certificates")
+                };
                 let pem = read("the CA file", path)?;
                 for certificate in CertificateDer::pem_slice_iter(&pem) {
-                    let added = certificate.map_err(|e| bad(e.to_string())).and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));
+                    let added = certificate
+                        .map_err(|e| bad(e.to_string()))
+                        .and_then(|c| roots.add(c).map_err(|e| bad(e.to_string())));
                     added?;
                 }
                 if roots.is_empty() {
@@ -37,14 +43,20 @@ impl ClientTls {
             }
             None => {
                 // Some systems carry certificates that rustls cannot read; the others count.
-                let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                let (added, _) =
+                    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 if added == 0 {
-                    return Err(Error::invalid("this system has no certificates of authorities")
-                        .hint("install them (ca-certificates), or name a CA file: --ca, ca=, FOREBAY_CA_FILE"));
+                    return Err(
+                        Error::invalid("this system has no certificates of authorities").hint(
+                            "install them (ca-certificates), or name a CA file: --ca, ca=, \
+                            FOREBAY_CA_FILE",
+                        ),
+                    );
                 }
             }
         }
-        let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let config =
+            ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         let config = config.map_err(|e| Error::internal(format!("TLS: {e}")))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -54,25 +66,44 @@ impl ClientTls {
     /// The handshake with `host`, a name or an address without its port.
     ///
     /// # Errors
-    /// `Unauthenticated` if the other end is not whom it should be; `OriginUnavailable` for what broke on the way.
+    /// `Unauthenticated` if the other end is not whom it should be; `OriginUnavailable` for what
+    /// broke on the way.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> Result<ClientStream> {
-        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
-            .map_err(|_| Error::invalid(format!("{host:?} is neither a host name nor an address")))?;
-        self.0.connect(name, stream).await.map_err(|e| explain(host, e))
+        let name =
+            ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(|_| {
+                Error::invalid(format!("{host:?} is neither a host name nor an address"))
+            })?;
+        self.0
+            .connect(name, stream)
+            .await
+            .map_err(|e| explain(host, e))
     }
 }
 
 fn explain(host: &str, e: io::Error) -> Error {
     let tls = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
     match tls {
-        Some(rustls::Error::InvalidCertificate(why)) => {
-            Error::new(ErrorKind::Unauthenticated, format!("the certificate of {host} is not trusted: {why:?}"))
-                .hint("a CA of your own is named by --ca, ca= or FOREBAY_CA_FILE; the certificate must name this host")
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(
+            ErrorKind::Unauthenticated,
+            format!(
+                "the certificate of {host} is not \
+                trusted: {why:?}"
+            ),
+        )
+        .hint(
+            "a CA of your own is named by --ca, ca= or FOREBAY_CA_FILE; the \
+                    certificate must name this host",
+        )
+        .source(e),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Error::origin_unavailable(format!("{host} does not speak TLS there"))
+                .hint("is it http:// that is meant?")
                 .source(e)
         }
-        Some(rustls::Error::InvalidMessage(_)) => {
-            Error::origin_unavailable(format!("{host} does not speak TLS there")).hint("is it http:// that is meant?").source(e)
-        }
-        _ => Error::origin_unavailable(format!("the TLS handshake with {host} failed: {e}")).source(e),
+        _ => Error::origin_unavailable(format!(
+            "the TLS handshake with {host} failed: \
+            {e}"
+        ))
+        .source(e),
     }
 }

@@ -1,7 +1,9 @@
-//! When a certificate ends: one field out of X.509, so that operators can be warned before clients are.
+//! When a certificate ends: one field out of X.509, so that operators can be warned before clients
+//! are.
 //!
-//! `Certificate ::= SEQUENCE { TBSCertificate, … }`, and in it `version [0]` (optional), serial number, signature algorithm, issuer, and then
-//! `Validity ::= SEQUENCE { notBefore, notAfter }`, each a UTCTime or a GeneralizedTime (RFC 5280, section 4.1). Nothing here decides about trust.
+//! `Certificate ::= SEQUENCE { TBSCertificate, … }`, and in it `version [0]` (optional), serial
+//! number, signature algorithm, issuer, and then `Validity ::= SEQUENCE { notBefore, notAfter }`,
+//! each a UTCTime or a GeneralizedTime (RFC 5280, section 4.1). Nothing here decides about trust.
 
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
@@ -25,7 +27,11 @@ pub fn not_after(der: &[u8]) -> Option<i64> {
     let (tag, validity, _) = element(rest)?;
     let (_, _, after) = element(validity)?;
     let (kind, text, _) = element(after)?;
-    if tag == SEQUENCE { time(kind, text) } else { None }
+    if tag == SEQUENCE {
+        time(kind, text)
+    } else {
+        None
+    }
 }
 
 /// One element: its tag, its content, and what follows it.
@@ -48,7 +54,11 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
 
 /// `YYMMDDHHMMSSZ`, or with four digits of the year.
 fn time(kind: u8, text: &[u8]) -> Option<i64> {
-    let number = |digits: &[u8]| digits.iter().try_fold(0i64, |n, d| d.is_ascii_digit().then(|| n * 10 + i64::from(d - b'0')));
+    let number = |digits: &[u8]| {
+        digits.iter().try_fold(0i64, |n, d| {
+            d.is_ascii_digit().then(|| n * 10 + i64::from(d - b'0'))
+        })
+    };
     let (year, rest) = match kind {
         UTC_TIME => {
             let (digits, rest) = text.split_at_checked(2)?;
@@ -72,7 +82,8 @@ fn time(kind: u8, text: &[u8]) -> Option<i64> {
     Some(days(year, month, day) * 86_400 + part(2)? * 3_600 + part(3)? * 60 + part(4)?)
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar; years are counted from March, so that the leap day is the last.
+/// Days from 1970-01-01 to a date of the Gregorian calendar; years are counted from March, so that
+/// the leap day is the last.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -89,22 +100,61 @@ mod tests {
         assert_eq!(time(UTC_TIME, b"700101000000Z"), Some(0));
         assert_eq!(time(UTC_TIME, b"260102030405Z"), Some(1_767_323_045));
         assert_eq!(time(UTC_TIME, b"000229000000Z"), Some(951_782_400));
-        assert_eq!(time(GENERALIZED_TIME, b"20500101000000Z"), Some(2_524_608_000));
-        assert_eq!(time(GENERALIZED_TIME, b"99991231235959Z"), Some(253_402_300_799));
-        for bad in ["", "26", "2601020304Z", "261302030405Z", "26010203040xZ", "260102030405+0100"] {
+        assert_eq!(
+            time(GENERALIZED_TIME, b"20500101000000Z"),
+            Some(2_524_608_000)
+        );
+        assert_eq!(
+            time(GENERALIZED_TIME, b"99991231235959Z"),
+            Some(253_402_300_799)
+        );
+        for bad in [
+            "",
+            "26",
+            "2601020304Z",
+            "261302030405Z",
+            "26010203040xZ",
+            "260102030405+0100",
+        ] {
             assert_eq!(time(UTC_TIME, bad.as_bytes()), None, "{bad}");
         }
     }
 
     /// The shape of a certificate with nothing in it but what is looked for.
     fn certificate(version: bool) -> Vec<u8> {
-        let wrap = |tag: u8, content: &[u8]| [&[tag, 0x82, (content.len() >> 8) as u8, content.len() as u8], content].concat();
-        let validity = wrap(SEQUENCE, &[wrap(UTC_TIME, b"250102030405Z"), wrap(UTC_TIME, b"260102030405Z")].concat());
-        let mut tbs = if version { wrap(VERSION, &[2, 1, 2]) } else { Vec::new() };
-        for part in [wrap(2, &[7; 200]), wrap(SEQUENCE, &[6, 0]), wrap(SEQUENCE, &[0x31; 300]), validity, wrap(SEQUENCE, &[])] {
+        let wrap = |tag: u8, content: &[u8]| {
+            [
+                &[tag, 0x82, (content.len() >> 8) as u8, content.len() as u8],
+                content,
+            ]
+            .concat()
+        };
+        let validity = wrap(
+            SEQUENCE,
+            &[
+                wrap(UTC_TIME, b"250102030405Z"),
+                wrap(UTC_TIME, b"260102030405Z"),
+            ]
+            .concat(),
+        );
+        let mut tbs = if version {
+            wrap(VERSION, &[2, 1, 2])
+        } else {
+            Vec::new()
+        };
+        for part in [
+            wrap(2, &[7; 200]),
+            wrap(SEQUENCE, &[6, 0]),
+            wrap(SEQUENCE, &[0x31; 300]),
+            validity,
+            wrap(SEQUENCE, &[]),
+        ] {
             tbs.extend(part);
         }
-        wrap(SEQUENCE, &[wrap(SEQUENCE, &tbs), wrap(SEQUENCE, &[])].concat())
+        wrap(
+            SEQUENCE,
+            &[wrap(SEQUENCE, &tbs), wrap(SEQUENCE, &[])].concat(),
+        )
     }
 
     #[test]

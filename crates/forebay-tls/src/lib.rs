@@ -1,9 +1,11 @@
-//! TLS for both ends: a listener's certificate that can be replaced while connections are open, and whom a client trusts.
+//! TLS for both ends: a listener's certificate that can be replaced while connections are open, and
+//! whom a client trusts.
 //!
-//! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. The provider is named in each configuration, so nothing depends on which one the
-//! process has installed. Files are PEM.
+//! TLS 1.2 and 1.3 by `rustls` with *ring*, HTTP/1.1 by ALPN. The provider is named in each
+//! configuration, so nothing depends on which one the process has installed. Files are PEM.
 //!
-//! Invariant: there is no way to switch the check of a certificate off. Who has a certificate of their own names its CA.
+//! Invariant: there is no way to switch the check of a certificate off. Who has a certificate of
+//! their own names its CA.
 
 mod client;
 mod expiry;
@@ -23,6 +25,8 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn read(what: &str, path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path)
-        .map_err(|e| Error::invalid(format!("{what}: {} cannot be read: {e}", path.display())).hint("check the path, and who may read it"))
+    std::fs::read(path).map_err(|e| {
+        Error::invalid(format!("{what}: {} cannot be read: {e}", path.display()))
+            .hint("check the path, and who may read it")
+    })
 }

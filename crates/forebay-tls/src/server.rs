@@ -1,6 +1,7 @@
 //! A listener's end: its certificate, which can be replaced, and the handshake.
 //!
-//! Connections keep the certificate that they began with; the next handshake takes the one in force.
+//! Connections keep the certificate that they began with; the next handshake takes the one in
+//! force.
 
 use crate::{ALPN, expiry, provider, read};
 use forebay_core::{Error, Result, sync::RwLock};
@@ -47,11 +48,18 @@ impl Identity {
                 .hint("the node's own certificate first, then those between it and the CA"));
         };
         let not_after_secs = expiry::not_after(own);
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|e| bad("tls.key", e.to_string()).hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1"))?;
-        let certified = CertifiedKey::from_der(chain, key, &provider())
-            .map_err(|e| bad("tls.cert and tls.key", e.to_string()).hint("the key must be that of the first certificate in the file"))?;
-        Ok(Identity { certified: Arc::new(certified), not_after_secs })
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| {
+            bad("tls.key", e.to_string())
+                .hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1")
+        })?;
+        let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|e| {
+            bad("tls.cert and tls.key", e.to_string())
+                .hint("the key must be that of the first certificate in the file")
+        })?;
+        Ok(Identity {
+            certified: Arc::new(certified),
+            not_after_secs,
+        })
     }
 }
 
@@ -80,11 +88,17 @@ impl ServerTls {
     /// `Internal` if the cryptography cannot do what TLS needs.
     pub fn new(identity: Identity) -> Result<Self> {
         let current = Arc::new(Current(RwLock::new(identity)));
-        let config = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let config =
+            ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
         let config = config.map_err(|e| Error::internal(format!("TLS: {e}")))?;
-        let mut config = config.with_no_client_auth().with_cert_resolver(current.clone());
+        let mut config = config
+            .with_no_client_auth()
+            .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
-        Ok(ServerTls { acceptor: TlsAcceptor::from(Arc::new(config)), current })
+        Ok(ServerTls {
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+            current,
+        })
     }
 
     /// From now on new connections are made with this one.

@@ -1,8 +1,10 @@
-//! What the machine gives at most: a plain copy through the same kind of socket, a copy in memory, and nginx on the same files.
+//! What the machine gives at most: a plain copy through the same kind of socket, a copy in memory,
+//! and nginx on the same files.
 //!
-//! The plain copy is received by the code that receives answers (the same buffer, the same calls), from a process that does nothing but write one
-//! buffer again and again, which the CPU's caches hold. The *uncached* copy is the same from more memory than they hold, as the data of a node is: no
-//! server that sends what lies in the page cache is faster.
+//! The plain copy is received by the code that receives answers (the same buffer, the same calls),
+//! from a process that does nothing but write one buffer again and again, which the CPU's caches
+//! hold. The *uncached* copy is the same from more memory than they hold, as the data of a node is:
+//! no server that sends what lies in the page cache is faster.
 
 use super::wire::{Address, Connection, Stream};
 use forebay_core::{Error, Result};
@@ -19,19 +21,26 @@ use std::{
 /// A memcpy is timed over buffers that no cache holds.
 const MEMCPY_BYTES: usize = 128 << 20;
 
-/// The plain writer's process: says where it listens, then fills every connection until it is stopped.
+/// The plain writer's process: says where it listens, then fills every connection until it is
+/// stopped.
 ///
 /// `span_bytes` is how much memory it writes from, `write_bytes` at a time.
 pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) -> Result<()> {
     let source: Vec<u8> = vec![0x5a; span_bytes.max(write_bytes).max(1)];
-    let failed = |e: std::io::Error| Error::internal(format!("the plain writer cannot listen: {e}")).source(e);
+    let failed = |e: std::io::Error| {
+        Error::internal(format!("the plain writer cannot listen: {e}")).source(e)
+    };
     let say = |text: String| {
         println!("{text}");
         std::io::stdout().flush().map_err(failed)
     };
     let serve = |mut stream: Stream, number: usize| {
         let own = source[..write_bytes.max(1)].to_vec();
-        let pieces = if span_bytes > write_bytes { source.chunks_exact(write_bytes.max(1)) } else { own.chunks_exact(write_bytes.max(1)) };
+        let pieces = if span_bytes > write_bytes {
+            source.chunks_exact(write_bytes.max(1))
+        } else {
+            own.chunks_exact(write_bytes.max(1))
+        };
         // Each connection begins elsewhere. An error is the client's leaving.
         let begin = number * 7919 % pieces.len().max(1);
         for piece in pieces.clone().skip(begin).chain(pieces.cycle()) {
@@ -67,7 +76,13 @@ pub fn serve_copies(unix: Option<&Path>, write_bytes: usize, span_bytes: usize) 
 }
 
 /// Bytes per second that so many connections to a plain writer receive together.
-pub fn copy(from: &Address, clients: usize, buffer_bytes: usize, ramp: Duration, window: Duration) -> Result<f64> {
+pub fn copy(
+    from: &Address,
+    clients: usize,
+    buffer_bytes: usize,
+    ramp: Duration,
+    window: Duration,
+) -> Result<f64> {
     let stop = AtomicBool::new(false);
     let received: Vec<AtomicU64> = (0..clients).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
@@ -91,7 +106,9 @@ pub fn copy(from: &Address, clients: usize, buffer_bytes: usize, ramp: Duration,
         let (elapsed, last) = (began.elapsed(), sum());
         stop.store(true, Relaxed);
         for client in clients {
-            client.join().map_err(|_| Error::internal("a client panicked"))??;
+            client
+                .join()
+                .map_err(|_| Error::internal("a client panicked"))??;
         }
         super::interrupt::check()?;
         Ok((last - first) as f64 / elapsed.as_secs_f64())

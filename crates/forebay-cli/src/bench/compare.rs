@@ -1,4 +1,5 @@
-//! Two reports side by side: what changed, and whether it changed by more than the repetitions of one report differ among themselves.
+//! Two reports side by side: what changed, and whether it changed by more than the repetitions of
+//! one report differ among themselves.
 
 use super::report::{Report, Stat, aligned, show};
 use crate::style::Style;
@@ -26,11 +27,19 @@ fn more_is_better(figure: &str) -> Option<bool> {
 
 /// Half the width of what repetitions gave, as a share of the median.
 fn noise(stat: &Stat, repeats: usize) -> f64 {
-    if repeats < 2 { NOISE_OF_ONE } else { (stat.max - stat.min) / 2.0 / stat.median.abs().max(f64::MIN_POSITIVE) }
+    if repeats < 2 {
+        NOISE_OF_ONE
+    } else {
+        (stat.max - stat.min) / 2.0 / stat.median.abs().max(f64::MIN_POSITIVE)
+    }
 }
 
 fn judge(figure: &str, a: (&Stat, usize), b: (&Stat, usize)) -> (f64, Change) {
-    let change = if a.0.median == 0.0 { 0.0 } else { b.0.median / a.0.median - 1.0 };
+    let change = if a.0.median == 0.0 {
+        0.0
+    } else {
+        b.0.median / a.0.median - 1.0
+    };
     let within = (noise(a.0, a.1) + noise(b.0, b.1)).max(NOISE_FLOOR);
     let change_of = match more_is_better(figure) {
         Some(up) if change.abs() > within => {
@@ -58,7 +67,9 @@ pub fn compare(a: &Report, b: &Report, style: Style) -> Vec<String> {
         let mut cells = Vec::new();
         let mut marks = Vec::new();
         for (figure, before) in &row.figures {
-            let Some(after) = other.figures.get(figure) else { continue };
+            let Some(after) = other.figures.get(figure) else {
+                continue;
+            };
             let (change, kind) = judge(figure, (before, row.repeats), (after, other.repeats));
             cells.push(vec![
                 format!("  {}", figure.replace('_', " ")),
@@ -82,10 +93,17 @@ pub fn compare(a: &Report, b: &Report, style: Style) -> Vec<String> {
             });
         }
     }
-    for row in b.rows.iter().filter(|r| a.rows.iter().all(|o| o.name != r.name)) {
+    for row in b
+        .rows
+        .iter()
+        .filter(|r| a.rows.iter().all(|o| o.name != r.name))
+    {
         lines.push(style.yellow(&format!("{}: only in the second", row.name)));
     }
-    lines.push(format!("outside the noise of the repetitions: {} better, {} worse", counts[0], counts[1]));
+    lines.push(format!(
+        "outside the noise of the repetitions: {} better, {} worse",
+        counts[0], counts[1]
+    ));
     lines
 }
 
@@ -121,13 +139,24 @@ mod tests {
         let text = |a: &Report, b: &Report| compare(a, b, Style::PLAIN).join("\n");
         let base = report("r", &[100.0, 101.0, 99.0]);
         let faster = text(&base, &report("r", &[120.0, 121.0, 119.0]));
-        assert!(faster.contains("+20.0 %  better") && faster.contains("2 better, 0 worse"), "{faster}");
+        assert!(
+            faster.contains("+20.0 %  better") && faster.contains("2 better, 0 worse"),
+            "{faster}"
+        );
         assert!(text(&base, &report("r", &[80.0, 81.0, 79.0])).contains("0 better, 2 worse"));
         // Within what repetitions differ by.
-        assert!(text(&report("r", &[80.0, 100.0, 120.0]), &report("r", &[110.0, 90.0, 120.0])).contains("0 better, 0 worse"));
+        assert!(
+            text(
+                &report("r", &[80.0, 100.0, 120.0]),
+                &report("r", &[110.0, 90.0, 120.0])
+            )
+            .contains("0 better, 0 worse")
+        );
         // A single run shows no spread, so 4 % is nothing.
         assert!(text(&report("r", &[100.0]), &report("r", &[104.0])).contains("0 better, 0 worse"));
         let apart = text(&base, &report("other", &[1.0]));
-        assert!(apart.contains("r: only in the first") && apart.contains("other: only in the second"));
+        assert!(
+            apart.contains("r: only in the first") && apart.contains("other: only in the second")
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! What is read: objects of one size, the same contents as members of tar shards, or what an existing bucket holds.
+//! What is read: objects of one size, the same contents as members of tar shards, or what an
+//! existing bucket holds.
 //!
-//! Contents are pseudo-random (no cache, compressor or checksum has it easy) and a function of the seed and the object's number. What was written
-//! is remembered by its CRC32C, so what is received can be compared with it.
+//! Contents are pseudo-random (no cache, compressor or checksum has it easy) and a function of the
+//! seed and the object's number. What was written is remembered by its CRC32C, so what is received
+//! can be compared with it.
 
 use crate::fail::file_error;
 use forebay_core::{Error, Result};
@@ -40,15 +42,27 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    pub fn new(bucket: &str, things: impl IntoIterator<Item = (String, Option<String>, u64, Option<u32>)>) -> Self {
+    pub fn new(
+        bucket: &str,
+        things: impl IntoIterator<Item = (String, Option<String>, u64, Option<u32>)>,
+    ) -> Self {
         let entries = things.into_iter().map(|(object, member, size, crc)| {
             let in_answer = match &member {
                 None => format!("{bucket}/{object}"),
                 Some(member) => format!("{bucket}/{object}/{member}"),
             };
-            Entry { object, member, size, crc, in_answer }
+            Entry {
+                object,
+                member,
+                size,
+                crc,
+                in_answer,
+            }
         });
-        Self { bucket: bucket.to_owned(), entries: entries.collect() }
+        Self {
+            bucket: bucket.to_owned(),
+            entries: entries.collect(),
+        }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -56,7 +70,8 @@ impl Dataset {
     }
 }
 
-/// A small, fast generator (SplitMix64): the order of requests and the contents of objects come from it.
+/// A small, fast generator (SplitMix64): the order of requests and the contents of objects come
+/// from it.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -118,7 +133,13 @@ pub fn members_per_shard(size: u64) -> u64 {
 }
 
 /// Writes the same contents as members of tar shards.
-pub fn write_shards(dir: &Path, count: u64, size: u64, per_shard: u64, seed: u64) -> Result<Dataset> {
+pub fn write_shards(
+    dir: &Path,
+    count: u64,
+    size: u64,
+    per_shard: u64,
+    seed: u64,
+) -> Result<Dataset> {
     make_dir(&dir.join("t"))?;
     let mut things = Vec::with_capacity(count as usize);
     for first in (0..count).step_by(per_shard.max(1) as usize) {
@@ -131,13 +152,22 @@ pub fn write_shards(dir: &Path, count: u64, size: u64, per_shard: u64, seed: u64
             let member = format!("{i:08}.bin");
             let bytes = content(seed, i, size);
             tar_header_into(&mut around, &member, size, 0)?;
-            file.write_all(&around).and_then(|()| file.write_all(&bytes)).map_err(fail)?;
+            file.write_all(&around)
+                .and_then(|()| file.write_all(&bytes))
+                .map_err(fail)?;
             around.clear();
             tar_padding_into(&mut around, size);
-            things.push((object.clone(), Some(member), size, Some(forebay_core::crc32c(&bytes))));
+            things.push((
+                object.clone(),
+                Some(member),
+                size,
+                Some(forebay_core::crc32c(&bytes)),
+            ));
         }
         tar_trailer_into(&mut around);
-        file.write_all(&around).and_then(|()| file.flush()).map_err(fail)?;
+        file.write_all(&around)
+            .and_then(|()| file.flush())
+            .map_err(fail)?;
     }
     Ok(Dataset::new(BUCKET, things))
 }
@@ -154,7 +184,11 @@ pub fn scratch(within: Option<&Path>) -> Result<tempfile::TempDir> {
         Some(dir) => builder.tempdir_in(dir),
         None => builder.tempdir(),
     };
-    made.map_err(|e| Error::internal(format!("cannot make a directory for the benchmark: {e}")).source(e).hint("--dir names another place"))
+    made.map_err(|e| {
+        Error::internal(format!("cannot make a directory for the benchmark: {e}"))
+            .source(e)
+            .hint("--dir names another place")
+    })
 }
 
 #[cfg(test)]
@@ -176,6 +210,9 @@ mod tests {
             assert!(shard.windows(1000).any(|w| w == bytes));
         }
         assert_ne!(objects.entries[0].crc, objects.entries[1].crc);
-        assert_eq!(members.entries[9].in_answer, "bench/t/000002.tar/00000009.bin");
+        assert_eq!(
+            members.entries[9].in_answer,
+            "bench/t/000002.tar/00000009.bin"
+        );
     }
 }

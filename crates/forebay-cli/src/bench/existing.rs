@@ -25,16 +25,32 @@ pub fn asked(node: &NodeAddr, token: Option<String>, pid: Option<u32>) -> Result
     let (tcp, unix) = match node {
         NodeAddr::Unix(path) => (None, Some(Address::Unix(path.clone()))),
         NodeAddr::Tcp { tls: true, .. } => {
-            return Err(Error::unsupported(format!("the load generator speaks plain HTTP, and {node} does not"))
-                .hint("name the node's Unix socket (--node unix:PATH), or a node without tls.cert"));
+            return Err(Error::unsupported(format!(
+                "the load generator speaks plain HTTP, and {node} does not"
+            ))
+            .hint("name the node's Unix socket (--node unix:PATH), or a node without tls.cert"));
         }
         NodeAddr::Tcp { host, port, .. } => {
-            let found = (host.as_str(), *port).to_socket_addrs().ok().and_then(|mut all| all.next());
-            let at = found.ok_or_else(|| Error::new(ErrorKind::OriginUnavailable, format!("no address is known for {host}")))?;
+            let found = (host.as_str(), *port)
+                .to_socket_addrs()
+                .ok()
+                .and_then(|mut all| all.next());
+            let at = found.ok_or_else(|| {
+                Error::new(
+                    ErrorKind::OriginUnavailable,
+                    format!("no address is known for {host}"),
+                )
+            })?;
             (Some(Address::Tcp(at)), None)
         }
     };
-    Ok(Asked { tcp, unix, process: pid.map(Process), token, admin: None })
+    Ok(Asked {
+        tcp,
+        unix,
+        process: pid.map(Process),
+        token,
+        admin: None,
+    })
 }
 
 #[derive(Deserialize)]
@@ -55,23 +71,47 @@ struct Listed {
 }
 
 /// Up to `limit` objects (or members of archives) below a prefix, with their sizes.
-pub async fn list(client: &mut Client, bucket: &str, prefix: &str, source: Source, limit: Option<usize>) -> Result<Dataset> {
+pub async fn list(
+    client: &mut Client,
+    bucket: &str,
+    prefix: &str,
+    source: Source,
+    limit: Option<usize>,
+) -> Result<Dataset> {
     let limit = limit.unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX);
     let (mut token, mut things, mut archive) = (String::new(), Vec::new(), String::new());
     while things.len() < limit {
-        let flags = if source == Source::Members { LIST_MEMBERS } else { 0 };
+        let flags = if source == Source::Members {
+            LIST_MEMBERS
+        } else {
+            0
+        };
         let value = json!({"prefix": prefix, "pagesize": PAGE_KEYS, "continuation_token": token, "flags": flags});
         let request = json!({"action": "list", "name": "", "value": value});
-        let page: Page = client.json(Method::GET, &format!("/v1/buckets/{}", crate::client::encode(bucket)), Some(&request)).await?;
+        let page: Page = client
+            .json(
+                Method::GET,
+                &format!("/v1/buckets/{}", crate::client::encode(bucket)),
+                Some(&request),
+            )
+            .await?;
         for listed in page.entries {
-            let size = listed.size.as_str().map_or_else(|| listed.size.as_u64(), |text| text.parse().ok()).unwrap_or(0);
+            let size = listed
+                .size
+                .as_str()
+                .map_or_else(|| listed.size.as_u64(), |text| text.parse().ok())
+                .unwrap_or(0);
             let is_member = listed.flags & ENTRY_MEMBER != 0;
             match (source, is_member) {
                 (Source::Objects, false) => things.push((listed.name, None, size, None)),
                 // Members follow their archive.
                 (Source::Members, false) => archive = listed.name,
                 (Source::Members, true) => {
-                    if let Some(member) = listed.name.strip_prefix(&archive).and_then(|n| n.strip_prefix('/')) {
+                    if let Some(member) = listed
+                        .name
+                        .strip_prefix(&archive)
+                        .and_then(|n| n.strip_prefix('/'))
+                    {
                         things.push((archive.clone(), Some(member.to_owned()), size, None));
                     }
                 }
@@ -86,7 +126,8 @@ pub async fn list(client: &mut Client, bucket: &str, prefix: &str, source: Sourc
     things.truncate(limit);
     if things.is_empty() {
         return Err(
-            Error::not_found(format!("nothing to read at {bucket}/{prefix}")).hint(format!("`forebay ls {bucket}` lists the bucket"))
+            Error::not_found(format!("nothing to read at {bucket}/{prefix}"))
+                .hint(format!("`forebay ls {bucket}` lists the bucket")),
         );
     }
     Ok(Dataset::new(bucket, things))

@@ -1,7 +1,8 @@
-//! A batch as clients without GetBatch fetch it: one plain GET for each object, so many of them in flight.
+//! A batch as clients without GetBatch fetch it: one plain GET for each object, so many of them in
+//! flight.
 //!
-//! One thread waits for whichever connection has something to say, so that an answer that is late holds up nobody but itself. Whole answers are
-//! then read with the code that reads all others.
+//! One thread waits for whichever connection has something to say, so that an answer that is late
+//! holds up nobody but itself. Whole answers are then read with the code that reads all others.
 
 use super::{
     load::{Check, exchange_answer},
@@ -21,8 +22,15 @@ pub struct Fan<'a> {
 }
 
 impl<'a> Fan<'a> {
-    pub fn connect(at: &Address, in_flight: usize, buffer_bytes: usize, gets: &'a [Request]) -> Result<Self> {
-        let connections = (0..in_flight.max(1)).map(|_| Ok(Connection::new(Stream::connect(at)?, buffer_bytes))).collect::<Result<_>>()?;
+    pub fn connect(
+        at: &Address,
+        in_flight: usize,
+        buffer_bytes: usize,
+        gets: &'a [Request],
+    ) -> Result<Self> {
+        let connections = (0..in_flight.max(1))
+            .map(|_| Ok(Connection::new(Stream::connect(at)?, buffer_bytes)))
+            .collect::<Result<_>>()?;
         Ok(Self { connections, gets })
     }
 
@@ -39,7 +47,9 @@ impl<'a> Fan<'a> {
         let mut left = entries.len();
         while left > 0 {
             for i in self.readable(&waiting)? {
-                let Some(get) = waiting[i].take() else { continue };
+                let Some(get) = waiting[i].take() else {
+                    continue;
+                };
                 let connection = &mut self.connections[i];
                 exchange_answer(connection, get, Kind::Get, check)?;
                 left -= 1;
@@ -59,15 +69,44 @@ impl<'a> Fan<'a> {
         }
         let of_interest = waiting.iter().enumerate().filter(|(_, w)| w.is_some());
         let (indexes, mut fds): (Vec<usize>, Vec<libc::pollfd>) = of_interest
-            .map(|(i, _)| (i, libc::pollfd { fd: self.connections[i].stream().raw_fd(), events: libc::POLLIN, revents: 0 }))
+            .map(|(i, _)| {
+                (
+                    i,
+                    libc::pollfd {
+                        fd: self.connections[i].stream().raw_fd(),
+                        events: libc::POLLIN,
+                        revents: 0,
+                    },
+                )
+            })
             .unzip();
         loop {
             // SAFETY: the pointer and the length are those of one vector, which nobody else has.
             match unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, WAIT_MS) } {
-                0 => return Err(Error::timeout(format!("none of {} GETs was answered in {} s", fds.len(), WAIT_MS / 1000))),
-                n if n > 0 => return Ok(indexes.into_iter().zip(fds).filter(|(_, fd)| fd.revents != 0).map(|(i, _)| i).collect()),
-                _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => super::interrupt::check()?,
-                _ => return Err(Error::internal(format!("poll: {}", std::io::Error::last_os_error()))),
+                0 => {
+                    return Err(Error::timeout(format!(
+                        "none of {} GETs was answered in {} s",
+                        fds.len(),
+                        WAIT_MS / 1000
+                    )));
+                }
+                n if n > 0 => {
+                    return Ok(indexes
+                        .into_iter()
+                        .zip(fds)
+                        .filter(|(_, fd)| fd.revents != 0)
+                        .map(|(i, _)| i)
+                        .collect());
+                }
+                _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {
+                    super::interrupt::check()?
+                }
+                _ => {
+                    return Err(Error::internal(format!(
+                        "poll: {}",
+                        std::io::Error::last_os_error()
+                    )));
+                }
             }
         }
     }

@@ -1,7 +1,9 @@
-//! Latencies in buckets of equal ratio, as HdrHistogram keeps them: a fixed few kilobytes, one addition for each value, percentiles with an error of at most 1 %.
+//! Latencies in buckets of equal ratio, as HdrHistogram keeps them: a fixed few kilobytes, one
+//! addition for each value, percentiles with an error of at most 1 %.
 //!
-//! A value below 128 has a bucket of its own. Above, each power of two is cut into 64 buckets of equal width, so a bucket is at most 1/64 of its
-//! values wide; its middle, which is what a percentile answers with, is off by at most 1/128 of them.
+//! A value below 128 has a bucket of its own. Above, each power of two is cut into 64 buckets of
+//! equal width, so a bucket is at most 1/64 of its values wide; its middle, which is what a
+//! percentile answers with, is off by at most 1/128 of them.
 
 /// log2 of the buckets in each power of two.
 const SUB_BITS: u32 = 6;
@@ -20,7 +22,11 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: vec![0; BUCKETS].into(), total: 0, max: 0 }
+        Self {
+            counts: vec![0; BUCKETS].into(),
+            total: 0,
+            max: 0,
+        }
     }
 }
 
@@ -85,11 +91,17 @@ mod tests {
                 h.record(v);
                 h.record(1 << 62);
                 let got = h.quantile(0.5).unwrap();
-                assert!(got.abs_diff(v) as f64 <= v as f64 * 0.01, "{v} came back as {got}");
+                assert!(
+                    got.abs_diff(v) as f64 <= v as f64 * 0.01,
+                    "{v} came back as {got}"
+                );
             }
             value *= 2;
         }
-        assert_eq!((bucket(0), bucket(127), bucket(128), bucket(129)), (0, 127, 128, 128));
+        assert_eq!(
+            (bucket(0), bucket(127), bucket(128), bucket(129)),
+            (0, 127, 128, 128)
+        );
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
 
@@ -98,16 +110,25 @@ mod tests {
         let mut h = Histogram::default();
         let mut other = Histogram::default();
         assert_eq!(h.quantile(0.5), None);
-        let mut values: Vec<u64> = (0..10_000u64).map(|i| (i * 7919 % 10_007).pow(2) + 1000).collect();
+        let mut values: Vec<u64> = (0..10_000u64)
+            .map(|i| (i * 7919 % 10_007).pow(2) + 1000)
+            .collect();
         for (i, v) in values.iter().enumerate() {
-            if i % 2 == 0 { h.record(*v) } else { other.record(*v) }
+            if i % 2 == 0 {
+                h.record(*v)
+            } else {
+                other.record(*v)
+            }
         }
         h.merge(&other);
         values.sort_unstable();
         for share in [0.01, 0.5, 0.95, 0.99, 1.0] {
             let want = values[((share * values.len() as f64).ceil() as usize).max(1) - 1];
             let got = h.quantile(share).unwrap();
-            assert!(got.abs_diff(want) as f64 <= want as f64 * 0.01, "{share}: {got}, not {want}");
+            assert!(
+                got.abs_diff(want) as f64 <= want as f64 * 0.01,
+                "{share}: {got}, not {want}"
+            );
         }
         assert_eq!(h.total, 10_000);
     }

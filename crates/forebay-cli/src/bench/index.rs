@@ -1,14 +1,19 @@
-//! How a cache of very many small objects holds up: memory of its index, time to be ready again, and speed beside smaller caches.
+//! How a cache of very many small objects holds up: memory of its index, time to be ready again,
+//! and speed beside smaller caches.
 //!
-//! Caches of three sizes are filled through the store itself (ten million objects over HTTP would measure patience), then a node is started over each, as
-//! a process of its own with an origin that holds nothing: whatever it serves comes from the cache. A sample of each cache is read with every byte
-//! compared, then batches of entries drawn from all over it, in turns: node after node, so that what else the machine does meets all of them alike. Then the
-//! same of a few thousand entries, which lie all over the cache as well, but which the CPU's caches hold: what is slower there is for the size of the cache,
-//! what is slower in the first is for the size of what is read, too.
+//! Caches of three sizes are filled through the store itself (ten million objects over HTTP would
+//! measure patience), then a node is started over each, as a process of its own with an origin that
+//! holds nothing: whatever it serves comes from the cache. A sample of each cache is read with
+//! every byte compared, then batches of entries drawn from all over it, in turns: node after node,
+//! so that what else the machine does meets all of them alike. Then the same of a few thousand
+//! entries, which lie all over the cache as well, but which the CPU's caches hold: what is slower
+//! there is for the size of the cache, what is slower in the first is for the size of what is read,
+//! too.
 //!
-//! The memory of an index is the most that its node held from its start on, less the same of the smallest cache's node: loading is part of it.
-//! Ways to be ready again: after a clean stop; the same with nothing of the cache in the page cache, as after the machine started; after a kill, with an
-//! eighth of the entries written since the last checkpoint; and with no checkpoint at all.
+//! The memory of an index is the most that its node held from its start on, less the same of the
+//! smallest cache's node: loading is part of it. Ways to be ready again: after a clean stop; the
+//! same with nothing of the cache in the page cache, as after the machine started; after a kill,
+//! with an eighth of the entries written since the last checkpoint; and with no checkpoint at all.
 
 use super::{
     child::{Node, NodeOptions},
@@ -22,7 +27,10 @@ use super::{
     usage::Process,
 };
 use crate::fail::file_error;
-use forebay_core::{Attributes, Clock, Error, ObjectMeta, ObjectName, Result, SystemClock, crc32c, units::format_bytes};
+use forebay_core::{
+    Attributes, Clock, Error, ObjectMeta, ObjectName, Result, SystemClock, crc32c,
+    units::format_bytes,
+};
 use forebay_store::{DirConfig, Store, StoreConfig};
 use std::{
     fs::File,
@@ -35,10 +43,12 @@ use std::{
 /// Entries of the smallest cache; the next has a tenth of the largest.
 const SMALLEST: u64 = 10_000;
 const BATCH: usize = 128;
-/// Batches to choose from: the same number for each cache, so that making the client's requests costs the same.
+/// Batches to choose from: the same number for each cache, so that making the client's requests
+/// costs the same.
 const BATCHES: usize = 2048;
 const CLIENTS: usize = 4;
-/// Disk that one entry is reckoned to need at most besides its bytes: record, checkpoint and its successor.
+/// Disk that one entry is reckoned to need at most besides its bytes: record, checkpoint and its
+/// successor.
 const ENTRY_DISK_BYTES: u64 = 450;
 /// Of the entries, what a killed node has written since its last checkpoint.
 const TAIL_SHARE: u64 = 8;
@@ -69,16 +79,34 @@ impl Case<'_> {
     }
 
     fn open(&self, background: bool) -> Result<Store> {
-        let dirs = vec![DirConfig { path: self.cache(), capacity_bytes: self.capacity() }];
-        Store::open(StoreConfig { dirs, background, ..StoreConfig::default() }, Arc::new(SystemClock))
+        let dirs = vec![DirConfig {
+            path: self.cache(),
+            capacity_bytes: self.capacity(),
+        }];
+        Store::open(
+            StoreConfig {
+                dirs,
+                background,
+                ..StoreConfig::default()
+            },
+            Arc::new(SystemClock),
+        )
     }
 
     fn fill(&self, store: &Store, numbers: std::ops::Range<u64>) -> Result<()> {
         let (now, size) = (SystemClock.now_secs(), self.plan.size);
         for i in numbers {
             let bytes = data::content(self.plan.seed, i, size);
-            let attributes = Attributes { content_type: Some("image/jpeg".into()), ..Attributes::default() };
-            let meta = ObjectMeta { size, etag: Some(format!("\"{i:032x}\"")), last_modified_ms: 1_700_000_000_000, attributes };
+            let attributes = Attributes {
+                content_type: Some("image/jpeg".into()),
+                ..Attributes::default()
+            };
+            let meta = ObjectMeta {
+                size,
+                etag: Some(format!("\"{i:032x}\"")),
+                last_modified_ms: 1_700_000_000_000,
+                attributes,
+            };
             store.put_head(&ObjectName::new(BUCKET, key(i))?, &meta, now, Some(&bytes))?;
             if i % CHECK_EVERY == 0 {
                 interrupt::check()?;
@@ -112,7 +140,12 @@ impl Case<'_> {
             BUCKET,
             (0..count).map(|i| {
                 let i = i * step + random.below(step as usize) as u64;
-                (key(i), None, self.plan.size, Some(crc32c(&data::content(self.plan.seed, i, self.plan.size))))
+                (
+                    key(i),
+                    None,
+                    self.plan.size,
+                    Some(crc32c(&data::content(self.plan.seed, i, self.plan.size))),
+                )
             }),
         )
     }
@@ -129,23 +162,42 @@ struct Serving {
 }
 
 pub fn run(plan: &Plan, timing: &Timing, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
-    let mut counts = vec![SMALLEST.min(plan.count), (plan.count / 10).max(1), plan.count];
+    let mut counts = vec![
+        SMALLEST.min(plan.count),
+        (plan.count / 10).max(1),
+        plan.count,
+    ];
     counts.sort_unstable();
     counts.dedup();
     let dir = data::scratch(plan.within.as_deref())?;
     let need = counts.iter().sum::<u64>() * (plan.size + ENTRY_DISK_BYTES) + (1 << 30);
     let free = free_bytes(dir.path())?;
     if free < need {
-        return Err(Error::invalid(format!("{} are free here, and {} may be needed", format_bytes(free), format_bytes(need)))
-            .hint("--dir names another place, --count makes it smaller"));
+        return Err(Error::invalid(format!(
+            "{} are free here, and {} may be needed",
+            format_bytes(free),
+            format_bytes(need)
+        ))
+        .hint("--dir names another place, --count makes it smaller"));
     }
-    say(&format!("index: up to {} of {} that are free will be taken for a while", format_bytes(need), format_bytes(free)));
+    say(&format!(
+        "index: up to {} of {} that are free will be taken for a while",
+        format_bytes(need),
+        format_bytes(free)
+    ));
     drop(dir);
 
     let (mut cases, mut known) = (Vec::new(), Vec::new());
     for &count in &counts {
-        say(&format!("index: writing {} objects", crate::out::grouped(count)));
-        let case = Case { plan, count, dir: data::scratch(plan.within.as_deref())? };
+        say(&format!(
+            "index: writing {} objects",
+            crate::out::grouped(count)
+        ));
+        let case = Case {
+            plan,
+            count,
+            dir: data::scratch(plan.within.as_deref())?,
+        };
         known.push(written(&case)?);
         cases.push(case);
     }
@@ -157,10 +209,18 @@ pub fn run(plan: &Plan, timing: &Timing, mut say: impl FnMut(&str)) -> Result<Ve
         let (node, ready) = case.start()?;
         known.insert("ready_us".into(), micros(ready));
         known.insert("ready_disk_cold_us".into(), micros(cold));
-        say(&format!("index: {} objects: a sample is read, every byte compared", crate::out::grouped(case.count)));
+        say(&format!(
+            "index: {} objects: a sample is read, every byte compared",
+            crate::out::grouped(case.count)
+        ));
         serving.push(serve(case, node, timing)?);
     }
-    let peak = |s: &Serving| s.asked.process.and_then(Process::peak_bytes).unwrap_or_default() as f64;
+    let peak = |s: &Serving| {
+        s.asked
+            .process
+            .and_then(Process::peak_bytes)
+            .unwrap_or_default() as f64
+    };
     let least = serving.first().map_or(0.0, peak);
     for (s, known) in serving.iter().zip(&mut known).skip(1) {
         known.insert("index_bytes".into(), peak(s) - least);
@@ -170,15 +230,24 @@ pub fn run(plan: &Plan, timing: &Timing, mut say: impl FnMut(&str)) -> Result<Ve
     for _ in 0..timing.repeats {
         for (s, runs) in serving.iter().zip(&mut runs) {
             let mut figures = turn(s, &s.requests, timing)?;
-            figures.insert("few_per_s".into(), turn(s, &s.few, timing)?["objects_per_s"]);
+            figures.insert(
+                "few_per_s".into(),
+                turn(s, &s.few, timing)?["objects_per_s"],
+            );
             runs.push(figures);
             interrupt::check()?;
         }
         let least = runs[0].last().cloned().unwrap_or_default();
         for runs in &mut runs[1..] {
             if let Some(last) = runs.last_mut() {
-                last.insert("of_smallest".into(), last["objects_per_s"] / least["objects_per_s"]);
-                last.insert("of_smallest_by_few".into(), last["few_per_s"] / least["few_per_s"]);
+                last.insert(
+                    "of_smallest".into(),
+                    last["objects_per_s"] / least["objects_per_s"],
+                );
+                last.insert(
+                    "of_smallest_by_few".into(),
+                    last["few_per_s"] / least["few_per_s"],
+                );
             }
         }
     }
@@ -196,17 +265,30 @@ pub fn run(plan: &Plan, timing: &Timing, mut say: impl FnMut(&str)) -> Result<Ve
         .map(|(i, ((case, known), mut runs))| {
             runs.iter_mut().for_each(|r| r.extend(known.clone()));
             let goals = if i == last { goals() } else { vec![] };
-            Row::of(format!("cache of {} × {}", crate::out::grouped(case.count), format_bytes(plan.size)), &runs, goals)
+            Row::of(
+                format!(
+                    "cache of {} × {}",
+                    crate::out::grouped(case.count),
+                    format_bytes(plan.size)
+                ),
+                &runs,
+                goals,
+            )
         })
         .collect())
 }
 
 fn goals() -> Vec<Goal> {
-    let ready = ["ready_us", "ready_disk_cold_us", "ready_killed_us"].map(|f| Goal::at_most(f, 10e6));
-    [Goal::at_most("index_bytes", GIB), Goal::at_least("of_smallest", 0.9), Goal::at_least("of_smallest_by_few", 0.9)]
-        .into_iter()
-        .chain(ready)
-        .collect()
+    let ready =
+        ["ready_us", "ready_disk_cold_us", "ready_killed_us"].map(|f| Goal::at_most(f, 10e6));
+    [
+        Goal::at_most("index_bytes", GIB),
+        Goal::at_least("of_smallest", 0.9),
+        Goal::at_least("of_smallest_by_few", 0.9),
+    ]
+    .into_iter()
+    .chain(ready)
+    .collect()
 }
 
 /// Fills a cache and closes it.
@@ -220,8 +302,14 @@ fn written(case: &Case) -> Result<Figures> {
     let (closed, stats) = (began.elapsed(), store.stats());
     Ok(Figures::from([
         ("puts_per_s".to_owned(), rate),
-        ("table_bytes_per_entry".to_owned(), stats.index_bytes as f64 / stats.entries as f64),
-        ("checkpoint_bytes".to_owned(), stats.dirs.iter().map(|d| d.checkpoint_bytes).sum::<u64>() as f64),
+        (
+            "table_bytes_per_entry".to_owned(),
+            stats.index_bytes as f64 / stats.entries as f64,
+        ),
+        (
+            "checkpoint_bytes".to_owned(),
+            stats.dirs.iter().map(|d| d.checkpoint_bytes).sum::<u64>() as f64,
+        ),
         ("close_us".to_owned(), micros(closed)),
     ]))
 }
@@ -230,15 +318,30 @@ fn serve(case: &Case, node: Node, timing: &Timing) -> Result<Serving> {
     let asked = Asked::of(&node);
     let data = case.sample();
     asked.warm(&data, timing.seed)?;
-    let maker = Maker { data: &data, host: asked.host(), token: None, sign: None };
+    let maker = Maker {
+        data: &data,
+        host: asked.host(),
+        token: None,
+        sign: None,
+    };
     let mut random = Random::new(timing.seed, 3);
     let all = data.entries.len();
     let mut batches = |step: usize| -> Vec<Request> {
-        let mut one = || (0..BATCH).map(|_| (random.below(all / step) * step) as u32).collect::<Vec<_>>();
+        let mut one = || {
+            (0..BATCH)
+                .map(|_| (random.below(all / step) * step) as u32)
+                .collect::<Vec<_>>()
+        };
         (0..BATCHES).map(|_| maker.batch(&one())).collect()
     };
     let (requests, few) = (batches(1), batches((all / SMALLEST as usize).max(1)));
-    Ok(Serving { node, asked, data, requests, few })
+    Ok(Serving {
+        node,
+        asked,
+        data,
+        requests,
+        few,
+    })
 }
 
 fn turn(s: &Serving, requests: &[Request], timing: &Timing) -> Result<Figures> {
@@ -261,7 +364,8 @@ fn turn(s: &Serving, requests: &[Request], timing: &Timing) -> Result<Figures> {
     measure::observed(&load, BATCH, &s.asked)
 }
 
-/// What a node finds that was killed: the store is let go without being closed, which leaves the same files.
+/// What a node finds that was killed: the store is let go without being closed, which leaves the
+/// same files.
 fn killed(case: &Case, figures: &mut Figures) -> Result<()> {
     let store = case.open(false)?;
     case.fill(&store, case.count..case.count + case.count / TAIL_SHARE)?;
@@ -282,15 +386,21 @@ fn micros(time: Duration) -> f64 {
 }
 
 fn free_bytes(dir: &Path) -> Result<u64> {
-    let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).map_err(|e| Error::invalid("a directory's name with NUL").source(e))?;
-    // SAFETY: the path ends in NUL, and an all-zero statvfs is a valid value that the call overwrites.
+    let path = std::ffi::CString::new(dir.as_os_str().as_bytes())
+        .map_err(|e| Error::invalid("a directory's name with NUL").source(e))?;
+    // SAFETY: the path ends in NUL, and an all-zero statvfs is a valid value that the call
+    // overwrites.
     let (result, stat) = unsafe {
         let mut stat: libc::statvfs = std::mem::zeroed();
         (libc::statvfs(path.as_ptr(), &mut stat), stat)
     };
     match result {
         0 => Ok(stat.f_bavail * stat.f_frsize),
-        _ => Err(file_error("cannot ask for the free space of", dir, std::io::Error::last_os_error())),
+        _ => Err(file_error(
+            "cannot ask for the free space of",
+            dir,
+            std::io::Error::last_os_error(),
+        )),
     }
 }
 

@@ -25,7 +25,9 @@ pub fn signal() -> Option<i32> {
 
 /// An error if a signal has come: ends what is under way.
 pub fn check() -> Result<()> {
-    signal().map_or(Ok(()), |n| Err(Error::internal(format!("interrupted by signal {n}"))))
+    signal().map_or(Ok(()), |n| {
+        Err(Error::internal(format!("interrupted by signal {n}")))
+    })
 }
 
 /// An error of an interrupted run is the interruption.

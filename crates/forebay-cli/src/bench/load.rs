@@ -1,8 +1,11 @@
-//! The closed loop: a number of clients, each a thread with one keep-alive connection, each sending its next request when the last answer is there.
+//! The closed loop: a number of clients, each a thread with one keep-alive connection, each sending
+//! its next request when the last answer is there.
 //!
-//! Rates are of a window of time that begins after a ramp and ends before the clients stop, so that every client works through all of it. What the clients
-//! have received is counted as it comes, object by object, not by requests that were finished, so the window may begin and end within answers.
-//! Every answer is checked for its length, names, order and sizes (and its bytes, where asked): an answer that is wrong ends the run with an error.
+//! Rates are of a window of time that begins after a ramp and ends before the clients stop, so that
+//! every client works through all of it. What the clients have received is counted as it comes,
+//! object by object, not by requests that were finished, so the window may begin and end within
+//! answers. Every answer is checked for its length, names, order and sizes (and its bytes, where
+//! asked): an answer that is wrong ends the run with an error.
 
 use super::{
     data::{Dataset, Entry, Random},
@@ -36,7 +39,8 @@ pub struct Load<'a> {
     pub window: Duration,
     /// Compare the bytes, too.
     pub verify: bool,
-    /// Each request once, in order, then the end; no ramp. Otherwise at random, until the window is over.
+    /// Each request once, in order, then the end; no ramp. Otherwise at random, until the window is
+    /// over.
     pub once: bool,
     pub seed: u64,
     /// The server, if its CPU time and memory can be seen.
@@ -102,7 +106,9 @@ struct Look {
 
 impl Shared {
     fn look(&self, server: Option<Process>) -> Result<Look> {
-        let sum = |of: fn(&Received) -> &AtomicU64| self.received.iter().map(|r| of(r).load(Relaxed)).sum();
+        let sum = |of: fn(&Received) -> &AtomicU64| {
+            self.received.iter().map(|r| of(r).load(Relaxed)).sum()
+        };
         Ok(Look {
             at: Instant::now(),
             objects: sum(|r| &r.objects),
@@ -115,7 +121,11 @@ impl Shared {
     /// Waits for the window's end, a failed client, or a signal.
     fn wait(&self, time: Duration) {
         let began = Instant::now();
-        while began.elapsed() < time && !self.stop.load(Relaxed) && self.working.load(Relaxed) > 0 && interrupt::signal().is_none() {
+        while began.elapsed() < time
+            && !self.stop.load(Relaxed)
+            && self.working.load(Relaxed) > 0
+            && interrupt::signal().is_none()
+        {
             std::thread::sleep((time - began.elapsed().min(time)).min(Duration::from_millis(10)));
         }
     }
@@ -132,7 +142,8 @@ pub fn run(load: &Load) -> Result<Outcome> {
         ready: Barrier::new(load.clients + 1),
     };
     if load.requests.is_empty() || load.clients == 0 {
-        return Err(Error::invalid("nothing to ask for").hint("--objects, --batch and --concurrency must be at least 1"));
+        return Err(Error::invalid("nothing to ask for")
+            .hint("--objects, --batch and --concurrency must be at least 1"));
     }
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..load.clients)
@@ -171,7 +182,10 @@ pub fn run(load: &Load) -> Result<Outcome> {
         let mut failure = None;
         let mut latest = None;
         for client in clients {
-            match client.join().map_err(|_| Error::internal("a client panicked")) {
+            match client
+                .join()
+                .map_err(|_| Error::internal("a client panicked"))
+            {
                 Ok(Ok((latencies, end))) => {
                     outcome.requests.merge(&latencies);
                     latest = latest.max(Some(end));
@@ -189,11 +203,18 @@ pub fn run(load: &Load) -> Result<Outcome> {
             (first.objects, first.bytes) = (0, 0);
         }
         // Of a run that came to its own end, the time is that of the last answer.
-        let ended = if load.once { latest.unwrap_or(last.at).min(last.at) } else { last.at };
+        let ended = if load.once {
+            latest.unwrap_or(last.at).min(last.at)
+        } else {
+            last.at
+        };
         outcome.elapsed = ended - first.at;
         outcome.objects = last.objects - first.objects;
         outcome.bytes = last.bytes - first.bytes;
-        outcome.server_cpu = last.server_cpu.zip(first.server_cpu).map(|(a, b)| a.saturating_sub(b));
+        outcome.server_cpu = last
+            .server_cpu
+            .zip(first.server_cpu)
+            .map(|(a, b)| a.saturating_sub(b));
         outcome.client_cpu = last.client_cpu - first.client_cpu;
         Ok(outcome)
     })
@@ -207,7 +228,9 @@ enum Way<'a> {
 
 fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(Histogram, Instant)> {
     let connected = match load.by_gets {
-        None => Stream::connect(load.at).map(|s| Way::Requests(Connection::new(s, load.buffer_bytes))),
+        None => {
+            Stream::connect(load.at).map(|s| Way::Requests(Connection::new(s, load.buffer_bytes)))
+        }
         Some(by) => Fan::connect(load.at, by.in_flight, load.buffer_bytes, by.gets).map(Way::Gets),
     };
     shared.ready.wait();
@@ -216,8 +239,14 @@ fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(His
     let mut latencies = Histogram::default();
     let mut check = Check::new(load.data, load.verify, &shared.received[number]);
     while !shared.stop.load(Relaxed) {
-        let index = if load.once { shared.next.fetch_add(1, Relaxed) } else { random.below(load.requests.len()) };
-        let Some(request) = load.requests.get(index) else { break };
+        let index = if load.once {
+            shared.next.fetch_add(1, Relaxed)
+        } else {
+            random.below(load.requests.len())
+        };
+        let Some(request) = load.requests.get(index) else {
+            break;
+        };
         let counted = shared.in_window.load(Relaxed);
         let began = Instant::now();
         match &mut way {
@@ -232,13 +261,23 @@ fn client<'a>(load: &Load<'a>, shared: &'a Shared, number: usize) -> Result<(His
 }
 
 /// One request and its answer, checked.
-fn exchange<'a>(connection: &mut Connection, request: &'a Request, kind: Kind, check: &mut Check<'a>) -> Result<()> {
+fn exchange<'a>(
+    connection: &mut Connection,
+    request: &'a Request,
+    kind: Kind,
+    check: &mut Check<'a>,
+) -> Result<()> {
     connection.send(&request.wire)?;
     exchange_answer(connection, request, kind, check)
 }
 
 /// The answer to a request that was sent.
-pub fn exchange_answer<'a>(connection: &mut Connection, request: &'a Request, kind: Kind, check: &mut Check<'a>) -> Result<()> {
+pub fn exchange_answer<'a>(
+    connection: &mut Connection,
+    request: &'a Request,
+    kind: Kind,
+    check: &mut Check<'a>,
+) -> Result<()> {
     let head = connection.head()?;
     if head.status != 200 {
         let mut text = Vec::new();
@@ -247,15 +286,26 @@ pub fn exchange_answer<'a>(connection: &mut Connection, request: &'a Request, ki
             Ok(())
         })?;
         let text = String::from_utf8_lossy(&text).replace(['\r', '\n'], " ");
-        let first = request.wire.split(|b| *b == b'\r').next().unwrap_or_default();
+        let first = request
+            .wire
+            .split(|b| *b == b'\r')
+            .next()
+            .unwrap_or_default();
         return Err(Error::new(
             ErrorKind::OriginUnavailable,
-            format!("{}: status {}: {text}", String::from_utf8_lossy(first), head.status),
+            format!(
+                "{}: status {}: {text}",
+                String::from_utf8_lossy(first),
+                head.status
+            ),
         ));
     }
     if head.close {
-        return Err(Error::new(ErrorKind::OriginUnavailable, "the server closes the connection after one answer")
-            .hint("the benchmark is of connections that are kept"));
+        return Err(Error::new(
+            ErrorKind::OriginUnavailable,
+            "the server closes the connection after one answer",
+        )
+        .hint("the benchmark is of connections that are kept"));
     }
     check.begin(&request.entries);
     match kind {
@@ -288,7 +338,14 @@ pub struct Check<'a> {
 
 impl<'a> Check<'a> {
     pub fn new(data: &'a Dataset, verify: bool, received: &'a Received) -> Self {
-        Self { data, order: &[], at: 0, crc: 0, verify, received }
+        Self {
+            data,
+            order: &[],
+            at: 0,
+            crc: 0,
+            verify,
+            received,
+        }
     }
 
     fn begin(&mut self, order: &'a [u32]) {
@@ -296,21 +353,32 @@ impl<'a> Check<'a> {
     }
 
     fn expected(&self) -> Option<&'a Entry> {
-        self.order.get(self.at).map(|i| &self.data.entries[*i as usize])
+        self.order
+            .get(self.at)
+            .map(|i| &self.data.entries[*i as usize])
     }
 
     /// The answer to a plain GET.
     fn whole(&mut self, size: u64) -> Result<()> {
         match self.expected() {
             Some(e) if e.size == size => self.done(),
-            e => Err(wrong(format!("{} has {} bytes, and {size} came", e.map_or("", |e| &e.object), e.map_or(0, |e| e.size)))),
+            e => Err(wrong(format!(
+                "{} has {} bytes, and {size} came",
+                e.map_or("", |e| &e.object),
+                e.map_or(0, |e| e.size)
+            ))),
         }
     }
 
     fn end(&self) -> Result<()> {
         match self.expected() {
             None => Ok(()),
-            Some(e) => Err(wrong(format!("a batch of {} entries ended before number {}, {}", self.order.len(), self.at, e.in_answer))),
+            Some(e) => Err(wrong(format!(
+                "a batch of {} entries ended before number {}, {}",
+                self.order.len(),
+                self.at,
+                e.in_answer
+            ))),
         }
     }
 }
@@ -320,8 +388,14 @@ impl Visit for Check<'_> {
         match self.expected() {
             Some(e) if e.in_answer.as_bytes() == name && e.size == size => Ok(()),
             e => {
-                let asked = e.map_or("nothing more".to_owned(), |e| format!("{} of {} bytes", e.in_answer, e.size));
-                Err(wrong(format!("entry {} was to be {asked}, and {} of {size} bytes came", self.at, String::from_utf8_lossy(name))))
+                let asked = e.map_or("nothing more".to_owned(), |e| {
+                    format!("{} of {} bytes", e.in_answer, e.size)
+                });
+                Err(wrong(format!(
+                    "entry {} was to be {asked}, and {} of {size} bytes came",
+                    self.at,
+                    String::from_utf8_lossy(name)
+                )))
             }
         }
     }
@@ -338,7 +412,10 @@ impl Visit for Check<'_> {
             && let Some(e) = self.expected()
             && e.crc.is_some_and(|crc| crc != self.crc)
         {
-            return Err(wrong(format!("the bytes of {} are not those that were written", e.in_answer)));
+            return Err(wrong(format!(
+                "the bytes of {} are not those that were written",
+                e.in_answer
+            )));
         }
         self.crc = 0;
         self.at += 1;
@@ -348,5 +425,6 @@ impl Visit for Check<'_> {
 }
 
 fn wrong(what: String) -> Error {
-    Error::new(ErrorKind::Corrupt, what).hint("a wrong answer is a defect of the server: the figures before it mean nothing")
+    Error::new(ErrorKind::Corrupt, what)
+        .hint("a wrong answer is a defect of the server: the figures before it mean nothing")
 }

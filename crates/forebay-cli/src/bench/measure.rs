@@ -1,4 +1,5 @@
-//! One row of the table: a workload, run several times, each time beside its ceilings, so that a ratio compares what was measured seconds apart.
+//! One row of the table: a workload, run several times, each time beside its ceilings, so that a
+//! ratio compares what was measured seconds apart.
 
 use super::{
     ceiling,
@@ -36,10 +37,26 @@ impl Workload {
             Kind::Get => "get".to_owned(),
             Kind::Batch => format!("batch {} ×", self.batch),
         };
-        let source = if self.source == Source::Objects { "objects" } else { "members" };
-        let transport = if self.transport == Transport::Tcp { "tcp" } else { "unix" };
-        let clients = if self.clients == 1 { "1 client".to_owned() } else { format!("{} clients", self.clients) };
-        let more = [(self.signed, ", signed"), (self.cold, ", cold")].iter().filter(|(on, _)| *on).map(|(_, t)| *t).collect::<String>();
+        let source = if self.source == Source::Objects {
+            "objects"
+        } else {
+            "members"
+        };
+        let transport = if self.transport == Transport::Tcp {
+            "tcp"
+        } else {
+            "unix"
+        };
+        let clients = if self.clients == 1 {
+            "1 client".to_owned()
+        } else {
+            format!("{} clients", self.clients)
+        };
+        let more = [(self.signed, ", signed"), (self.cold, ", cold")]
+            .iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, t)| *t)
+            .collect::<String>();
         format!("{what} {size} {source}, {transport}, {clients}{more}")
     }
 }
@@ -64,7 +81,8 @@ impl Timing {
     }
 }
 
-/// What is measured beside the workload. A site of our own has them; a node elsewhere has none but the plain copy.
+/// What is measured beside the workload. A site of our own has them; a node elsewhere has none but
+/// the plain copy.
 pub struct Ceilings<'a> {
     pub site: &'a mut Site,
     pub memcpy_bytes_per_s: f64,
@@ -118,33 +136,67 @@ pub fn observed(load: &Load, batch: usize, asked: &Asked) -> Result<Figures> {
     let (began, before) = (Instant::now(), asked.paused()?);
     let mut figures = figures(&load::run(load)?, batch)?;
     let elapsed = began.elapsed();
-    if let (Some(before), Some(after), Kind::Batch, None) = (before, asked.paused()?, load.kind, load.by_gets) {
-        let share = (after.saturating_sub(before)).as_secs_f64() / elapsed.as_secs_f64() / load.clients as f64;
+    if let (Some(before), Some(after), Kind::Batch, None) =
+        (before, asked.paused()?, load.kind, load.by_gets)
+    {
+        let share = (after.saturating_sub(before)).as_secs_f64()
+            / elapsed.as_secs_f64()
+            / load.clients as f64;
         figures.insert("paused_share".into(), share);
     }
     Ok(figures)
 }
 
-fn once(workload: &Workload, asked: &Asked, load: &Load, ceilings: &mut Ceilings, timing: &Timing) -> Result<Figures> {
+fn once(
+    workload: &Workload,
+    asked: &Asked,
+    load: &Load,
+    ceilings: &mut Ceilings,
+    timing: &Timing,
+) -> Result<Figures> {
     let mut figures = observed(load, workload.batch, asked)?;
     let bytes = figures["bytes_per_s"];
     for (name, uncached) in [("copy", false), ("uncached_copy", true)] {
         let writer = ceilings.site.writer(workload.transport, uncached)?;
-        let copy = ceiling::copy(writer, workload.clients, timing.buffer_bytes, timing.ramp(), timing.ceiling_window())?;
+        let copy = ceiling::copy(
+            writer,
+            workload.clients,
+            timing.buffer_bytes,
+            timing.ramp(),
+            timing.ceiling_window(),
+        )?;
         figures.insert(format!("{name}_bytes_per_s"), copy);
         figures.insert(format!("of_{name}"), bytes / copy);
     }
     figures.insert("memcpy_bytes_per_s".into(), ceilings.memcpy_bytes_per_s);
     figures.insert("of_memcpy".into(), bytes / ceilings.memcpy_bytes_per_s);
     // nginx has no Unix socket here, no members and no batches.
-    if ceilings.nginx && workload.kind == Kind::Get && workload.source == Source::Objects && workload.transport == Transport::Tcp {
-        let Some((at, process)) = ceilings.site.nginx()? else { return Ok(figures) };
+    if ceilings.nginx
+        && workload.kind == Kind::Get
+        && workload.source == Source::Objects
+        && workload.transport == Transport::Tcp
+    {
+        let Some((at, process)) = ceilings.site.nginx()? else {
+            return Ok(figures);
+        };
         let web = super::site::web_requests(load.data, at, timing.seed);
-        let web = Load { at, requests: &web, server: Some(process), ..*load };
+        let web = Load {
+            at,
+            requests: &web,
+            server: Some(process),
+            ..*load
+        };
         // A first pass opens the files.
-        load::run(&Load { once: true, ramp: Duration::ZERO, ..web })?;
+        load::run(&Load {
+            once: true,
+            ramp: Duration::ZERO,
+            ..web
+        })?;
         let theirs = self::figures(&load::run(&web)?, 1)?;
-        figures.insert("of_nginx".into(), figures["objects_per_s"] / theirs["objects_per_s"]);
+        figures.insert(
+            "of_nginx".into(),
+            figures["objects_per_s"] / theirs["objects_per_s"],
+        );
         figures.insert("nginx_objects_per_s".into(), theirs["objects_per_s"]);
         if let Some(cpu) = theirs.get("server_cpu_us_per_object") {
             figures.insert("nginx_cpu_us_per_object".into(), *cpu);
@@ -158,7 +210,8 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     let seconds = outcome.elapsed.as_secs_f64();
     if outcome.objects == 0 || seconds <= 0.0 {
         return Err(
-            Error::invalid("no object was received in the time that was measured").hint("more --seconds, or fewer or smaller objects")
+            Error::invalid("no object was received in the time that was measured")
+                .hint("more --seconds, or fewer or smaller objects"),
         );
     }
     let objects = outcome.objects as f64;
@@ -166,7 +219,10 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     let mut figures = Figures::from([
         ("objects_per_s".into(), objects / seconds),
         ("bytes_per_s".into(), outcome.bytes as f64 / seconds),
-        ("client_cpu_us_per_object".into(), per_object(outcome.client_cpu)),
+        (
+            "client_cpu_us_per_object".into(),
+            per_object(outcome.client_cpu),
+        ),
     ]);
     for (name, share) in [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)] {
         if let Some(ns) = outcome.requests.quantile(share) {
@@ -181,7 +237,10 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     if let Some(cpu) = outcome.server_cpu {
         figures.insert("server_cpu_us_per_object".into(), per_object(cpu));
     }
-    for (name, bytes) in [("server_peak_bytes", outcome.server_peak_bytes), ("client_peak_bytes", outcome.client_peak_bytes)] {
+    for (name, bytes) in [
+        ("server_peak_bytes", outcome.server_peak_bytes),
+        ("client_peak_bytes", outcome.client_peak_bytes),
+    ] {
         if let Some(bytes) = bytes {
             figures.insert(name.into(), bytes as f64);
         }
@@ -189,7 +248,8 @@ pub fn figures(outcome: &Outcome, batch: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Runs a workload on an empty cache, each entry once: a fresh cache for each repetition, and no ceiling but the origin's disk.
+/// Runs a workload on an empty cache, each entry once: a fresh cache for each repetition, and no
+/// ceiling but the origin's disk.
 pub fn cold_row(
     workload: &Workload,
     mut asked: Asked,
@@ -204,7 +264,11 @@ pub fn cold_row(
         if repetition > 0 {
             asked = site.start(true, None, &[])?;
         }
-        let load = Load { ramp: Duration::ZERO, once: true, ..load_of(workload, &asked, data, requests, timing)? };
+        let load = Load {
+            ramp: Duration::ZERO,
+            once: true,
+            ..load_of(workload, &asked, data, requests, timing)?
+        };
         runs.push(figures(&load::run(&load)?, workload.batch)?);
     }
     Ok(Row::of(workload.name(), &runs, goals))

@@ -1,6 +1,8 @@
-//! What a benchmark answers with: rows of figures, each the median of its repetitions with the least and the greatest, as a table and as JSON.
+//! What a benchmark answers with: rows of figures, each the median of its repetitions with the
+//! least and the greatest, as a table and as JSON.
 //!
-//! A figure's name ends in its unit, and tells by that which way is better: `…_per_s` and `of_…` (shares of a ceiling) up, `…_us…` and `…_bytes` down.
+//! A figure's name ends in its unit, and tells by that which way is better: `…_per_s` and `of_…`
+//! (shares of a ceiling) up, `…_us…` and `…_bytes` down.
 
 use crate::style::Style;
 use forebay_core::units::format_bytes;
@@ -21,7 +23,11 @@ impl Stat {
         sorted.sort_by(f64::total_cmp);
         let (min, max) = (*sorted.first()?, *sorted.last()?);
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            (sorted[middle - 1] + sorted[middle]) / 2.0
+        };
         Some(Self { median, min, max })
     }
 }
@@ -41,18 +47,36 @@ pub struct Goal {
 
 impl Goal {
     pub fn at_least(figure: &str, wanted: f64) -> Self {
-        Self { figure: figure.to_owned(), wanted, at_most: false }
+        Self {
+            figure: figure.to_owned(),
+            wanted,
+            at_most: false,
+        }
     }
 
     pub fn at_most(figure: &str, wanted: f64) -> Self {
-        Self { figure: figure.to_owned(), wanted, at_most: true }
+        Self {
+            figure: figure.to_owned(),
+            wanted,
+            at_most: true,
+        }
     }
 
     /// `100,000 objects/s: met`, `75 % of copy: missed by 12 %`.
     pub fn verdict(&self, row: &Row, style: Style) -> String {
-        let what = format!("{} {}", if self.at_most { "≤" } else { "≥" }, show_figure(&self.figure, self.wanted));
-        let Some(stat) = row.figures.get(&self.figure) else { return style.yellow(&format!("{what}: not measured")) };
-        let off = if self.at_most { stat.median / self.wanted - 1.0 } else { 1.0 - stat.median / self.wanted };
+        let what = format!(
+            "{} {}",
+            if self.at_most { "≤" } else { "≥" },
+            show_figure(&self.figure, self.wanted)
+        );
+        let Some(stat) = row.figures.get(&self.figure) else {
+            return style.yellow(&format!("{what}: not measured"));
+        };
+        let off = if self.at_most {
+            stat.median / self.wanted - 1.0
+        } else {
+            1.0 - stat.median / self.wanted
+        };
         if off <= 0.0 {
             style.green(&format!("{what}: met"))
         } else {
@@ -81,7 +105,12 @@ impl Row {
                 figures.insert(figure.clone(), stat);
             }
         }
-        Self { name, repeats: runs.len(), figures, goals }
+        Self {
+            name,
+            repeats: runs.len(),
+            figures,
+            goals,
+        }
     }
 }
 
@@ -108,7 +137,11 @@ pub fn show(figure: &str, value: f64) -> String {
     } else if figure.ends_with("bytes_per_s") {
         format!("{:.0} MiB/s", value / 1048576.0)
     } else if figure.ends_with("_per_s") {
-        if value < 100.0 { format!("{value:.1}/s") } else { format!("{}/s", crate::out::grouped(value.round() as u64)) }
+        if value < 100.0 {
+            format!("{value:.1}/s")
+        } else {
+            format!("{}/s", crate::out::grouped(value.round() as u64))
+        }
     } else if figure.ends_with("_us") || figure.contains("_us_per_") {
         match value {
             v if v >= 100_000.0 => format!("{:.0} ms", v / 1000.0),
@@ -129,9 +162,16 @@ fn show_figure(figure: &str, value: f64) -> String {
         "objects_per_s" => format!("{} objects/s", crate::out::grouped(value.round() as u64)),
         "round_trips" => format!("{value:.0} round trips"),
         "index_bytes" => format!("{} of memory", show(figure, value)),
-        "found_of_cache" => format!("{} of what the cache has room for, in each later epoch", show(figure, value)),
+        "found_of_cache" => format!(
+            "{} of what the cache has room for, in each later epoch",
+            show(figure, value)
+        ),
         "from_cache_least" => format!("{} of each later epoch from the cache", show(figure, value)),
-        f if f.starts_with("ready_") => format!("{} {}", show(f, value), f.trim_end_matches("_us").replace('_', " ")),
+        f if f.starts_with("ready_") => format!(
+            "{} {}",
+            show(f, value),
+            f.trim_end_matches("_us").replace('_', " ")
+        ),
         f if f.starts_with("of_") => format!("{} of {}", show(f, value), f[3..].replace('_', " ")),
         f => show(f, value),
     }
@@ -213,13 +253,24 @@ const PAUSED_TOLD: f64 = 0.01;
 pub fn table(report: &Report, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
     for part in [&RATES[..], &COSTS[..], &CACHE[..], &EPOCHS[..]] {
-        let columns: Vec<_> = part.iter().filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f))).collect();
+        let columns: Vec<_> = part
+            .iter()
+            .filter(|(_, f)| report.rows.iter().any(|r| r.figures.contains_key(*f)))
+            .collect();
         if columns.is_empty() {
             continue;
         }
-        let mut cells = vec![std::iter::once(String::new()).chain(columns.iter().map(|(h, _)| (*h).to_owned())).collect::<Vec<_>>()];
+        let mut cells = vec![
+            std::iter::once(String::new())
+                .chain(columns.iter().map(|(h, _)| (*h).to_owned()))
+                .collect::<Vec<_>>(),
+        ];
         for row in &report.rows {
-            let figures = columns.iter().map(|(_, f)| row.figures.get(*f).map_or(String::new(), |s| show(f, s.median)));
+            let figures = columns.iter().map(|(_, f)| {
+                row.figures
+                    .get(*f)
+                    .map_or(String::new(), |s| show(f, s.median))
+            });
             cells.push(std::iter::once(row.name.clone()).chain(figures).collect());
         }
         let mut table = aligned(&cells);
@@ -228,8 +279,17 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
         lines.extend(table);
     }
     // Of each row the figure that it is about.
-    let main = |r: &Row| ["objects_per_s", "batch_us"].iter().find_map(|f| r.figures.get(*f).copied());
-    let spread = report.rows.iter().filter_map(main).map(|s| (s.max - s.min) / s.median).fold(0.0, f64::max);
+    let main = |r: &Row| {
+        ["objects_per_s", "batch_us"]
+            .iter()
+            .find_map(|f| r.figures.get(*f).copied())
+    };
+    let spread = report
+        .rows
+        .iter()
+        .filter_map(main)
+        .map(|s| (s.max - s.min) / s.median)
+        .fold(0.0, f64::max);
     if report.rows.iter().any(|r| r.repeats > 1) {
         lines.push(style.dim(&format!(
             "medians of {} repetitions, which lie at most {:.0} % apart",
@@ -237,12 +297,19 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
             spread * 100.0
         )));
     }
-    let paused = report.rows.iter().filter_map(|r| r.figures.get("paused_share")).map(|s| s.median).fold(0.0, f64::max);
+    let paused = report
+        .rows
+        .iter()
+        .filter_map(|r| r.figures.get("paused_share"))
+        .map(|s| s.median)
+        .fold(0.0, f64::max);
     if paused > PAUSED_TOLD {
-        let text = "of their time the node paused batches because the machine was busy (batch.throttle_ready_per_core)";
-        lines.push(
-            style.yellow(&format!("for up to {:.0} % {text}; --set batch.throttle_ready_per_core=0 measures without", paused * 100.0)),
-        );
+        let text = "of their time the node paused batches because the machine was busy \
+            (batch.throttle_ready_per_core)";
+        lines.push(style.yellow(&format!(
+            "for up to {:.0} % {text}; --set batch.throttle_ready_per_core=0 measures without",
+            paused * 100.0
+        )));
     }
     lines.extend(report.notes.iter().map(|n| style.yellow(n)));
     let goals: Vec<Vec<String>> = report
@@ -250,7 +317,13 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
         .iter()
         .flat_map(|r| {
             r.goals.iter().map(|g| {
-                vec![r.name.clone(), r.figures.get(&g.figure).map_or("-".into(), |s| show(&g.figure, s.median)), g.verdict(r, style)]
+                vec![
+                    r.name.clone(),
+                    r.figures
+                        .get(&g.figure)
+                        .map_or("-".into(), |s| show(&g.figure, s.median)),
+                    g.verdict(r, style),
+                ]
             })
         })
         .collect();
@@ -265,12 +338,23 @@ pub fn table(report: &Report, style: Style) -> Vec<String> {
 /// Columns of equal width: the first and the last to the left, the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..columns).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| {
+            rows.iter()
+                .filter_map(|r| r.get(c))
+                .map(|t| t.chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().enumerate().map(|(c, text)| {
             let pad = " ".repeat(widths[c] - text.chars().count());
-            if c == 0 { format!("{text}{pad}") } else { format!("{pad}{text}") }
+            if c == 0 {
+                format!("{text}{pad}")
+            } else {
+                format!("{pad}{text}")
+            }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
@@ -282,20 +366,44 @@ mod tests {
     use super::*;
 
     fn row(values: &[f64]) -> Row {
-        let runs: Vec<Figures> = values.iter().map(|v| Figures::from([("objects_per_s".to_owned(), *v)])).collect();
-        Row::of("r".into(), &runs, vec![Goal::at_least("objects_per_s", 100.0)])
+        let runs: Vec<Figures> = values
+            .iter()
+            .map(|v| Figures::from([("objects_per_s".to_owned(), *v)]))
+            .collect();
+        Row::of(
+            "r".into(),
+            &runs,
+            vec![Goal::at_least("objects_per_s", 100.0)],
+        )
     }
 
     #[test]
     fn a_row_is_the_median_and_a_goal_says_by_how_much_it_was_missed() {
-        assert_eq!(row(&[120.0, 80.0, 90.0]).figures["objects_per_s"], Stat { median: 90.0, min: 80.0, max: 120.0 });
+        assert_eq!(
+            row(&[120.0, 80.0, 90.0]).figures["objects_per_s"],
+            Stat {
+                median: 90.0,
+                min: 80.0,
+                max: 120.0
+            }
+        );
         assert_eq!(row(&[1.0, 3.0]).figures["objects_per_s"].median, 2.0);
         let verdict = |values: &[f64]| row(values).goals[0].verdict(&row(values), Style::PLAIN);
         assert_eq!(verdict(&[90.0]), "≥ 100 objects/s: missed by 10 %");
         assert_eq!(verdict(&[100.0]), "≥ 100 objects/s: met");
-        let trips = Row::of("c".into(), &[Figures::from([("round_trips".to_owned(), 4.5)])], vec![]);
-        assert_eq!(Goal::at_most("round_trips", 3.0).verdict(&trips, Style::PLAIN), "≤ 3 round trips: missed by 50 %");
-        assert_eq!(Goal::at_least("of_copy", 0.5).verdict(&trips, Style::PLAIN), "≥ 50 % of copy: not measured");
+        let trips = Row::of(
+            "c".into(),
+            &[Figures::from([("round_trips".to_owned(), 4.5)])],
+            vec![],
+        );
+        assert_eq!(
+            Goal::at_most("round_trips", 3.0).verdict(&trips, Style::PLAIN),
+            "≤ 3 round trips: missed by 50 %"
+        );
+        assert_eq!(
+            Goal::at_least("of_copy", 0.5).verdict(&trips, Style::PLAIN),
+            "≥ 50 % of copy: not measured"
+        );
     }
 
     #[test]
@@ -305,7 +413,10 @@ mod tests {
         assert_eq!(show("objects_per_s", 123_456.0), "123,456/s");
         assert_eq!(show("batch_p50_us", 1234.0), "1.2 ms");
         assert_eq!(show("server_cpu_us_per_object", 7.346), "7.35 µs");
-        let lines = aligned(&[vec!["a".into(), "µ".into()], vec!["long".into(), "1234".into()]]);
+        let lines = aligned(&[
+            vec!["a".into(), "µ".into()],
+            vec!["long".into(), "1234".into()],
+        ]);
         assert_eq!(lines, ["a        µ", "long  1234"]);
     }
 }

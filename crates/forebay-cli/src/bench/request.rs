@@ -1,4 +1,5 @@
-//! Requests, made before the clock runs: the bytes that go over the wire, and what has to come back.
+//! Requests, made before the clock runs: the bytes that go over the wire, and what has to come
+//! back.
 
 use super::data::{Dataset, Random};
 use crate::client::{encode, encode_key};
@@ -31,7 +32,10 @@ pub struct Maker<'a> {
 
 impl Maker<'_> {
     fn authorization(&self) -> String {
-        self.token.as_ref().map(|t| format!("Authorization: Bearer {t}\r\n")).unwrap_or_default()
+        self.token
+            .as_ref()
+            .map(|t| format!("Authorization: Bearer {t}\r\n"))
+            .unwrap_or_default()
     }
 
     /// A plain GET of one entry; a member goes by the object API, which has a parameter for it.
@@ -46,11 +50,24 @@ impl Maker<'_> {
             }
             Some(member) => {
                 let member = utf8_percent_encode(member, NON_ALPHANUMERIC);
-                (format!("/v1/objects/{bucket}/{}?archpath={member}", encode_key(&e.object)), self.authorization())
+                (
+                    format!(
+                        "/v1/objects/{bucket}/{}?archpath={member}",
+                        encode_key(&e.object)
+                    ),
+                    self.authorization(),
+                )
             }
         };
-        let wire = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", self.host).into_bytes();
-        Request { wire, entries: vec![entry] }
+        let wire = format!(
+            "GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n",
+            self.host
+        )
+        .into_bytes();
+        Request {
+            wire,
+            entries: vec![entry],
+        }
     }
 
     /// A streamed batch of these entries.
@@ -71,13 +88,17 @@ impl Maker<'_> {
         }
         body.push_str("]}");
         let head = format!(
-            "POST /v1/ml/moss/{} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n",
+            "POST /v1/ml/moss/{} HTTP/1.1\r\nHost: {}\r\nContent-Type: \
+             application/json\r\nContent-Length: {}\r\n{}\r\n",
             encode(&self.data.bucket),
             self.host,
             body.len(),
             self.authorization(),
         );
-        Request { wire: (head + &body).into_bytes(), entries: entries.to_vec() }
+        Request {
+            wire: (head + &body).into_bytes(),
+            entries: entries.to_vec(),
+        }
     }
 
     pub fn make(&self, kind: Kind, entries: &[u32]) -> Request {
@@ -92,7 +113,10 @@ impl Maker<'_> {
         let mut order: Vec<u32> = (0..self.data.entries.len() as u32).collect();
         Random::new(seed, 1).shuffle(&mut order);
         let size = if kind == Kind::Get { 1 } else { batch };
-        order.chunks(size.max(1)).map(|entries| self.make(kind, entries)).collect()
+        order
+            .chunks(size.max(1))
+            .map(|entries| self.make(kind, entries))
+            .collect()
     }
 
     /// A pool to choose from at random: each entry about three times, within bounds.
@@ -122,18 +146,44 @@ mod tests {
 
     #[test]
     fn requests_name_what_they_ask_for() {
-        let data =
-            Dataset::new("b", [("a \"b\"/c.bin".to_owned(), None, 1, None), ("s.tar".to_owned(), Some("x/1.jpg".to_owned()), 2, None)]);
-        let maker = Maker { data: &data, host: "h:1".into(), token: Some("T".into()), sign: None };
+        let data = Dataset::new(
+            "b",
+            [
+                ("a \"b\"/c.bin".to_owned(), None, 1, None),
+                ("s.tar".to_owned(), Some("x/1.jpg".to_owned()), 2, None),
+            ],
+        );
+        let maker = Maker {
+            data: &data,
+            host: "h:1".into(),
+            token: Some("T".into()),
+            sign: None,
+        };
         let text = |r: Request| String::from_utf8(r.wire).unwrap();
-        assert_eq!(text(maker.get(0)), "GET /b/a%20%22b%22/c.bin HTTP/1.1\r\nHost: h:1\r\n\r\n");
-        assert!(text(maker.get(1)).starts_with("GET /v1/objects/b/s.tar?archpath=x%2F1%2Ejpg HTTP/1.1\r\n"));
+        assert_eq!(
+            text(maker.get(0)),
+            "GET /b/a%20%22b%22/c.bin HTTP/1.1\r\nHost: h:1\r\n\r\n"
+        );
+        assert!(
+            text(maker.get(1))
+                .starts_with("GET /v1/objects/b/s.tar?archpath=x%2F1%2Ejpg HTTP/1.1\r\n")
+        );
         let batch = text(maker.batch(&[1, 0]));
         let (head, body) = batch.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains("Authorization: Bearer T") && head.contains(&format!("Content-Length: {}", body.len())));
+        assert!(
+            head.contains("Authorization: Bearer T")
+                && head.contains(&format!("Content-Length: {}", body.len()))
+        );
         let body: serde_json::Value = serde_json::from_str(body).unwrap();
-        assert_eq!(body["in"], serde_json::json!([{"objname": "s.tar", "archpath": "x/1.jpg"}, {"objname": "a \"b\"/c.bin"}]));
-        let mut asked: Vec<u32> = maker.each_once(Kind::Batch, 3, 1).into_iter().flat_map(|r| r.entries).collect();
+        assert_eq!(
+            body["in"],
+            serde_json::json!([{"objname": "s.tar", "archpath": "x/1.jpg"}, {"objname": "a \"b\"/c.bin"}])
+        );
+        let mut asked: Vec<u32> = maker
+            .each_once(Kind::Batch, 3, 1)
+            .into_iter()
+            .flat_map(|r| r.entries)
+            .collect();
         asked.sort_unstable();
         assert_eq!(asked, [0, 1]);
     }

@@ -1,4 +1,5 @@
-//! Signature Version 4 of plain GETs, made before the clock runs: what is measured is the node's checking, not our signing.
+//! Signature Version 4 of plain GETs, made before the clock runs: what is measured is the node's
+//! checking, not our signing.
 
 use chrono::{DateTime, Utc};
 use hmac::{Hmac, KeyInit, Mac};
@@ -29,18 +30,33 @@ impl Signer {
         }
         let key = key.try_into().unwrap_or([0; 32]);
         let scope = format!("{date}/{REGION}/s3/aws4_request");
-        Self { host: host.to_owned(), time: now.format("%Y%m%dT%H%M%SZ").to_string(), scope, key }
+        Self {
+            host: host.to_owned(),
+            time: now.format("%Y%m%dT%H%M%SZ").to_string(),
+            scope,
+            key,
+        }
     }
 
-    /// The headers, each with its end of line, that sign a GET of `path`, which is percent-encoded and has no query.
+    /// The headers, each with its end of line, that sign a GET of `path`, which is percent-encoded
+    /// and has no query.
     pub fn headers(&self, path: &str) -> String {
         let signed = "host;x-amz-content-sha256;x-amz-date";
-        let canonical =
-            format!("GET\n{path}\n\nhost:{}\nx-amz-content-sha256:{PAYLOAD}\nx-amz-date:{}\n\n{signed}\n{PAYLOAD}", self.host, self.time);
-        let text = format!("AWS4-HMAC-SHA256\n{}\n{}\n{}", self.time, self.scope, hex(&Sha256::digest(canonical.as_bytes())));
+        let canonical = format!(
+            "GET\n{path}\n\nhost:{}\nx-amz-content-sha256:{PAYLOAD}\nx-amz-date:{}\n\n{signed}\n{PAYLOAD}",
+            self.host, self.time
+        );
+        let text = format!(
+            "AWS4-HMAC-SHA256\n{}\n{}\n{}",
+            self.time,
+            self.scope,
+            hex(&Sha256::digest(canonical.as_bytes()))
+        );
         let signature = hex(&mac(&self.key, text.as_bytes()));
         format!(
-            "x-amz-content-sha256: {PAYLOAD}\r\nx-amz-date: {}\r\nAuthorization: AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{}, SignedHeaders={signed}, Signature={signature}\r\n",
+            "x-amz-content-sha256: {PAYLOAD}\r\nx-amz-date: {}\r\nAuthorization: \
+             AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/{}, SignedHeaders={signed}, \
+             Signature={signature}\r\n",
             self.time, self.scope
         )
     }
@@ -63,11 +79,25 @@ mod tests {
     #[test]
     fn a_signature_is_of_the_path_the_host_and_the_time() {
         // RFC 4231, test case 2.
-        assert_eq!(hex(&mac(b"Jefe", b"what do ya want for nothing?")), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-        let at = DateTime::parse_from_rfc3339("2026-08-01T12:00:00Z").unwrap().to_utc();
+        assert_eq!(
+            hex(&mac(b"Jefe", b"what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
+        let at = DateTime::parse_from_rfc3339("2026-08-01T12:00:00Z")
+            .unwrap()
+            .to_utc();
         let headers = Signer::new("127.0.0.1:1", "secret", at).headers("/b/k");
-        assert!(headers.contains("x-amz-date: 20260801T120000Z\r\n") && headers.contains("/20260801/us-east-1/s3/aws4_request, "));
-        assert_ne!(headers, Signer::new("127.0.0.1:1", "secret", at).headers("/b/l"));
-        assert_ne!(headers, Signer::new("127.0.0.1:2", "secret", at).headers("/b/k"));
+        assert!(
+            headers.contains("x-amz-date: 20260801T120000Z\r\n")
+                && headers.contains("/20260801/us-east-1/s3/aws4_request, ")
+        );
+        assert_ne!(
+            headers,
+            Signer::new("127.0.0.1:1", "secret", at).headers("/b/l")
+        );
+        assert_ne!(
+            headers,
+            Signer::new("127.0.0.1:2", "secret", at).headers("/b/k")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Where a benchmark runs: a node of its own over a directory of objects that it has written, or a node that is there already.
+//! Where a benchmark runs: a node of its own over a directory of objects that it has written, or a
+//! node that is there already.
 
 use super::{
     child::{Nginx, Node, NodeOptions, Writer},
@@ -60,12 +61,12 @@ impl Asked {
 
     pub fn at(&self, transport: Transport) -> Result<&Address> {
         match transport {
-            Transport::Tcp => {
-                self.tcp.as_ref().ok_or_else(|| Error::invalid("no TCP address of the node is known").hint("--url http://HOST:PORT"))
-            }
-            Transport::Unix => {
-                self.unix.as_ref().ok_or_else(|| Error::invalid("no Unix socket of the node is known").hint("--url unix:PATH"))
-            }
+            Transport::Tcp => self.tcp.as_ref().ok_or_else(|| {
+                Error::invalid("no TCP address of the node is known").hint("--url http://HOST:PORT")
+            }),
+            Transport::Unix => self.unix.as_ref().ok_or_else(|| {
+                Error::invalid("no Unix socket of the node is known").hint("--url unix:PATH")
+            }),
         }
     }
 
@@ -76,19 +77,34 @@ impl Asked {
         }
     }
 
-    /// How long its batches have been paused, altogether, because the machine was busy (`batch.throttle_ready_per_core`).
+    /// How long its batches have been paused, altogether, because the machine was busy
+    /// (`batch.throttle_ready_per_core`).
     pub fn paused(&self) -> Result<Option<Duration>> {
-        let Some(admin) = &self.admin else { return Ok(None) };
+        let Some(admin) = &self.admin else {
+            return Ok(None);
+        };
         let page = super::wire::fetch(admin, "/metrics")?;
         let page = crate::prom::Page::parse(&String::from_utf8_lossy(&page));
-        Ok(page.sum("forebay_getbatch_throttle_ns_total", &[]).map(|ns| Duration::from_nanos(ns as u64)))
+        Ok(page
+            .sum("forebay_getbatch_throttle_ns_total", &[])
+            .map(|ns| Duration::from_nanos(ns as u64)))
     }
 
-    /// Reads everything once, comparing every byte with what was written, so that nothing of it is cold afterwards.
+    /// Reads everything once, comparing every byte with what was written, so that nothing of it is
+    /// cold afterwards.
     pub fn warm(&self, data: &Dataset, seed: u64) -> Result<()> {
-        let maker = Maker { data, host: self.host(), token: self.token.clone(), sign: None };
+        let maker = Maker {
+            data,
+            host: self.host(),
+            token: self.token.clone(),
+            sign: None,
+        };
         let requests = maker.each_once(Kind::Batch, WARM_BATCH, seed);
-        let at = self.unix.as_ref().or(self.tcp.as_ref()).ok_or_else(|| Error::invalid("no address of the node is known"))?;
+        let at = self
+            .unix
+            .as_ref()
+            .or(self.tcp.as_ref())
+            .ok_or_else(|| Error::invalid("no address of the node is known"))?;
         let outcome = load::run(&Load {
             at,
             kind: Kind::Batch,
@@ -146,13 +162,26 @@ impl Site {
         let dir = data::scratch(plan.within.as_deref())?;
         let origin = dir.path().join("origin");
         let of = |source| sources.contains(&source);
-        let objects = of(Source::Objects).then(|| data::write_objects(&origin, plan.count, plan.size, plan.seed)).transpose()?;
+        let objects = of(Source::Objects)
+            .then(|| data::write_objects(&origin, plan.count, plan.size, plan.seed))
+            .transpose()?;
         if of(Source::Members) && !of(Source::Objects) {
-            std::fs::create_dir_all(&origin).map_err(|e| crate::fail::file_error("cannot make", &origin, e))?;
+            std::fs::create_dir_all(&origin)
+                .map_err(|e| crate::fail::file_error("cannot make", &origin, e))?;
         }
-        let members =
-            of(Source::Members).then(|| data::write_shards(&origin, plan.count, plan.size, plan.per_shard, plan.seed)).transpose()?;
-        Ok(Self { node: None, nginx: None, writers: Vec::new(), objects, members, caches: 0, plan: plan.clone(), dir })
+        let members = of(Source::Members)
+            .then(|| data::write_shards(&origin, plan.count, plan.size, plan.per_shard, plan.seed))
+            .transpose()?;
+        Ok(Self {
+            node: None,
+            nginx: None,
+            writers: Vec::new(),
+            objects,
+            members,
+            caches: 0,
+            plan: plan.clone(),
+            dir,
+        })
     }
 
     pub fn origin_dir(&self) -> PathBuf {
@@ -160,12 +189,23 @@ impl Site {
     }
 
     pub fn data(&self, source: Source) -> Result<&Dataset> {
-        let data = if source == Source::Objects { &self.objects } else { &self.members };
-        data.as_ref().ok_or_else(|| Error::internal("these entries were not written"))
+        let data = if source == Source::Objects {
+            &self.objects
+        } else {
+            &self.members
+        };
+        data.as_ref()
+            .ok_or_else(|| Error::internal("these entries were not written"))
     }
 
-    /// Starts the node anew: over the cache that it had, or an empty one; at its own directory or another origin; with further settings.
-    pub fn start(&mut self, empty_cache: bool, origin: Option<&str>, sets: &[String]) -> Result<Asked> {
+    /// Starts the node anew: over the cache that it had, or an empty one; at its own directory or
+    /// another origin; with further settings.
+    pub fn start(
+        &mut self,
+        empty_cache: bool,
+        origin: Option<&str>,
+        sets: &[String],
+    ) -> Result<Asked> {
         // The one before must have let go of the cache.
         self.node = None;
         if empty_cache || self.caches == 0 {
@@ -173,8 +213,15 @@ impl Site {
             self.caches += 1;
             let _ = std::fs::remove_dir_all(old);
         }
-        let all: u64 = [&self.objects, &self.members].into_iter().flatten().map(|d| d.bytes() + d.entries.len() as u64 * 4096).sum();
-        let origin = origin.map_or_else(|| format!("{}=file://{}", data::BUCKET, self.origin_dir().display()), str::to_owned);
+        let all: u64 = [&self.objects, &self.members]
+            .into_iter()
+            .flatten()
+            .map(|d| d.bytes() + d.entries.len() as u64 * 4096)
+            .sum();
+        let origin = origin.map_or_else(
+            || format!("{}=file://{}", data::BUCKET, self.origin_dir().display()),
+            str::to_owned,
+        );
         let node = Node::start(&NodeOptions {
             program: self.plan.program.clone(),
             origin: origin.into(),
@@ -191,26 +238,44 @@ impl Site {
         self.dir.path().join(format!("cache-{}", self.caches))
     }
 
-    /// The plain writer for this kind of socket: of one buffer, or of more than the CPU's caches hold.
+    /// The plain writer for this kind of socket: of one buffer, or of more than the CPU's caches
+    /// hold.
     pub fn writer(&mut self, transport: Transport, uncached: bool) -> Result<&Address> {
         let which = (transport, uncached);
         if !self.writers.iter().any(|(w, _)| *w == which) {
             let name = format!("copy-{transport:?}-{uncached}");
             let socket = self.dir.path().join(format!("{name}.sock"));
             let unix = (transport == Transport::Unix).then_some(socket.as_path());
-            let span = if uncached { UNCACHED_BYTES } else { WRITE_BYTES };
+            let span = if uncached {
+                UNCACHED_BYTES
+            } else {
+                WRITE_BYTES
+            };
             let log = self.dir.path().join(format!("{name}.log"));
-            self.writers.push((which, Writer::start(&self.plan.program, unix, WRITE_BYTES, span, log)?));
+            self.writers.push((
+                which,
+                Writer::start(&self.plan.program, unix, WRITE_BYTES, span, log)?,
+            ));
         }
-        let found = self.writers.iter().find(|(w, _)| *w == which).map(|(_, w)| &w.at);
+        let found = self
+            .writers
+            .iter()
+            .find(|(w, _)| *w == which)
+            .map(|(_, w)| &w.at);
         found.ok_or_else(|| Error::internal("the plain writer is gone"))
     }
 
     /// nginx over the same files; `None` if this machine has none.
     pub fn nginx(&mut self) -> Result<Option<(&Address, Process)>> {
         if self.nginx.is_none() {
-            let Some(program) = Nginx::program() else { return Ok(None) };
-            self.nginx = Some(Nginx::start(&program, &self.origin_dir(), &self.dir.path().join("nginx"))?);
+            let Some(program) = Nginx::program() else {
+                return Ok(None);
+            };
+            self.nginx = Some(Nginx::start(
+                &program,
+                &self.origin_dir(),
+                &self.dir.path().join("nginx"),
+            )?);
         }
         Ok(self.nginx.as_ref().map(|n| (&n.at, n.running.process())))
     }
@@ -226,16 +291,38 @@ pub fn requests(
     seed: u64,
     sign: Option<&dyn Fn(&str) -> String>,
 ) -> Vec<Request> {
-    let maker = Maker { data, host: asked.host(), token: asked.token.clone(), sign };
-    if once { maker.each_once(kind, batch, seed) } else { maker.pool(kind, batch, seed) }
+    let maker = Maker {
+        data,
+        host: asked.host(),
+        token: asked.token.clone(),
+        sign,
+    };
+    if once {
+        maker.each_once(kind, batch, seed)
+    } else {
+        maker.pool(kind, batch, seed)
+    }
 }
 
 /// GETs of the same objects from a web server over their directory.
 pub fn web_requests(data: &Dataset, at: &Address, seed: u64) -> Vec<Request> {
-    let requests = Maker { data, host: at.to_string(), token: None, sign: None }.pool(Kind::Get, 1, seed);
+    let requests = Maker {
+        data,
+        host: at.to_string(),
+        token: None,
+        sign: None,
+    }
+    .pool(Kind::Get, 1, seed);
     let below = format!("GET /{}/", data.bucket);
     requests
         .into_iter()
-        .map(|r| Request { wire: [b"GET /", r.wire.strip_prefix(below.as_bytes()).unwrap_or(&r.wire)].concat(), ..r })
+        .map(|r| Request {
+            wire: [
+                b"GET /",
+                r.wire.strip_prefix(below.as_bytes()).unwrap_or(&r.wire),
+            ]
+            .concat(),
+            ..r
+        })
         .collect()
 }

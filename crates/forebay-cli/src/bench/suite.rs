@@ -1,7 +1,7 @@
 //! The matrix that the project's targets are about, with each target beside its figure.
 //!
-//! For each size one site: objects and shards of the same contents, one node with both warm. Then GetBatch over both sockets from both
-//! sources, and plain GETs beside nginx, unsigned and signed.
+//! For each size one site: objects and shards of the same contents, one node with both warm. Then
+//! GetBatch over both sockets from both sources, and plain GETs beside nginx, unsigned and signed.
 
 use super::{
     ceiling, interrupt,
@@ -42,20 +42,46 @@ fn get_goals(size: u64) -> Vec<Goal> {
 }
 
 /// Runs it. `say` is told what comes next; `plan` is taken with the sizes of the matrix.
-pub fn run(plan: &Plan, timing: &Timing, sizes: &[(u64, u64)], nginx: bool, mut say: impl FnMut(&str)) -> Result<Vec<Row>> {
+pub fn run(
+    plan: &Plan,
+    timing: &Timing,
+    sizes: &[(u64, u64)],
+    nginx: bool,
+    mut say: impl FnMut(&str),
+) -> Result<Vec<Row>> {
     let memcpy_bytes_per_s = ceiling::memcpy();
     let mut rows = Vec::new();
     for &(size, count) in sizes {
-        say(&format!("{}: writing {count} objects, and as many members of shards", format_bytes(size)));
+        say(&format!(
+            "{}: writing {count} objects, and as many members of shards",
+            format_bytes(size)
+        ));
         let per_shard = super::data::members_per_shard(size);
-        let mut site = Site::new(&Plan { size, count, per_shard, ..plan.clone() }, &[Source::Objects, Source::Members])?;
+        let mut site = Site::new(
+            &Plan {
+                size,
+                count,
+                per_shard,
+                ..plan.clone()
+            },
+            &[Source::Objects, Source::Members],
+        )?;
         let asked = site.start(true, None, &[])?;
-        say(&format!("{}: warming up, every byte compared", format_bytes(size)));
+        say(&format!(
+            "{}: warming up, every byte compared",
+            format_bytes(size)
+        ));
         for source in [Source::Objects, Source::Members] {
             asked.warm(site.data(source)?, timing.seed)?;
             interrupt::check()?;
         }
-        let mut bench = Bench { site: &mut site, timing, memcpy_bytes_per_s, nginx, say: &mut say };
+        let mut bench = Bench {
+            site: &mut site,
+            timing,
+            memcpy_bytes_per_s,
+            nginx,
+            say: &mut say,
+        };
         for transport in [Transport::Tcp, Transport::Unix] {
             let batch = |source| Workload {
                 kind: Kind::Batch,
@@ -67,8 +93,13 @@ pub fn run(plan: &Plan, timing: &Timing, sizes: &[(u64, u64)], nginx: bool, mut 
                 signed: false,
                 cold: false,
             };
-            let objects = bench.row(&asked, batch(Source::Objects), batch_goals(size, transport))?;
-            let mut members = bench.row(&asked, batch(Source::Members), vec![Goal::at_least("of_objects", 0.8)])?;
+            let objects =
+                bench.row(&asked, batch(Source::Objects), batch_goals(size, transport))?;
+            let mut members = bench.row(
+                &asked,
+                batch(Source::Members),
+                vec![Goal::at_least("of_objects", 0.8)],
+            )?;
             share_of(&mut members, &objects, "of_objects");
             rows.extend([objects, members]);
         }
@@ -87,15 +118,32 @@ pub fn run(plan: &Plan, timing: &Timing, sizes: &[(u64, u64)], nginx: bool, mut 
         };
         let unsigned = bench.row(&asked, get, get_goals(size))?;
         // The same cache, behind a node that asks for signatures.
-        let keys = format!("auth.keys=[{{access_key = \"{}\", secret_key = \"{}\"}}]", sign::ACCESS_KEY, sign::SECRET_KEY);
+        let keys = format!(
+            "auth.keys=[{{access_key = \"{}\", secret_key = \"{}\"}}]",
+            sign::ACCESS_KEY,
+            sign::SECRET_KEY
+        );
         let asked = bench.site.start(false, None, &[keys])?;
         // A signature that nobody checks would cost nothing.
-        let path = format!("/{}/{}", super::data::BUCKET, bench.site.data(Source::Objects)?.entries[0].object);
+        let path = format!(
+            "/{}/{}",
+            super::data::BUCKET,
+            bench.site.data(Source::Objects)?.entries[0].object
+        );
         let (status, _) = wire::ask(asked.at(Transport::Tcp)?, &path)?;
         if status != 403 {
-            return Err(Error::internal(format!("a node that asks for signatures answered a request without one with {status}")));
+            return Err(Error::internal(format!(
+                "a node that asks for signatures answered a request without one with {status}"
+            )));
         }
-        let mut signed = bench.row(&asked, Workload { signed: true, ..get }, vec![])?;
+        let mut signed = bench.row(
+            &asked,
+            Workload {
+                signed: true,
+                ..get
+            },
+            vec![],
+        )?;
         share_of(&mut signed, &unsigned, "of_unsigned");
         rows.extend([unsigned, signed]);
     }
@@ -116,17 +164,48 @@ impl Bench<'_> {
         let data = self.site.data(workload.source)?.clone();
         let signer = Signer::new(&asked.host(), sign::SECRET_KEY, chrono::Utc::now());
         let sign = |path: &str| signer.headers(path);
-        let sign: Option<&dyn Fn(&str) -> String> = if workload.signed { Some(&sign) } else { None };
-        let requests = site::requests(asked, &data, workload.kind, workload.batch, false, self.timing.seed, sign);
-        let mut ceilings = Ceilings { site: self.site, memcpy_bytes_per_s: self.memcpy_bytes_per_s, nginx: self.nginx && !workload.signed };
-        measure::row(&workload, asked, &data, &requests, &mut ceilings, self.timing, goals)
+        let sign: Option<&dyn Fn(&str) -> String> =
+            if workload.signed { Some(&sign) } else { None };
+        let requests = site::requests(
+            asked,
+            &data,
+            workload.kind,
+            workload.batch,
+            false,
+            self.timing.seed,
+            sign,
+        );
+        let mut ceilings = Ceilings {
+            site: self.site,
+            memcpy_bytes_per_s: self.memcpy_bytes_per_s,
+            nginx: self.nginx && !workload.signed,
+        };
+        measure::row(
+            &workload,
+            asked,
+            &data,
+            &requests,
+            &mut ceilings,
+            self.timing,
+            goals,
+        )
     }
 }
 
 /// Adds to a row its throughput as a share of another row's.
 fn share_of(row: &mut Row, base: &Row, figure: &str) {
-    if let (Some(mine), Some(theirs)) = (row.figures.get("objects_per_s").copied(), base.figures.get("objects_per_s")) {
+    if let (Some(mine), Some(theirs)) = (
+        row.figures.get("objects_per_s").copied(),
+        base.figures.get("objects_per_s"),
+    ) {
         let of = |v: f64| v / theirs.median;
-        row.figures.insert(figure.to_owned(), Stat { median: of(mine.median), min: of(mine.min), max: of(mine.max) });
+        row.figures.insert(
+            figure.to_owned(),
+            Stat {
+                median: of(mine.median),
+                min: of(mine.min),
+                max: of(mine.max),
+            },
+        );
     }
 }

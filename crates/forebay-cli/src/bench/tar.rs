@@ -1,8 +1,9 @@
 //! The tar of a batch, walked while it is received: header by header, without holding any of it.
 //!
-//! [`Walker::feed`] takes the bytes in whatever pieces they come, and tells a [`Visit`] of each entry, its data and its end. It knows what the node writes:
-//! ustar headers, names and sizes in PAX records where a header has no room. Invariant: [`Walker::finish`] succeeds only after the two empty blocks
-//! that end an archive, so one that was cut is an error wherever it was cut.
+//! [`Walker::feed`] takes the bytes in whatever pieces they come, and tells a [`Visit`] of each
+//! entry, its data and its end. It knows what the node writes: ustar headers, names and sizes in
+//! PAX records where a header has no room. Invariant: [`Walker::finish`] succeeds only after the
+//! two empty blocks that end an archive, so one that was cut is an error wherever it was cut.
 
 use forebay_core::{Error, ErrorKind, Result};
 
@@ -48,7 +49,16 @@ pub struct Walker {
 
 impl Default for Walker {
     fn default() -> Self {
-        Self { at: At::Header, block: [0; BLOCK], have: 0, left: 0, padding: 0, extension: Vec::new(), long_name: None, long_size: None }
+        Self {
+            at: At::Header,
+            block: [0; BLOCK],
+            have: 0,
+            left: 0,
+            padding: 0,
+            extension: Vec::new(),
+            long_name: None,
+            long_size: None,
+        }
     }
 }
 
@@ -74,7 +84,8 @@ impl Walker {
                     }
                 }
                 At::Data => {
-                    let (piece, rest) = bytes.split_at((bytes.len() as u64).min(self.left) as usize);
+                    let (piece, rest) =
+                        bytes.split_at((bytes.len() as u64).min(self.left) as usize);
                     bytes = rest;
                     self.left -= piece.len() as u64;
                     to.data(piece);
@@ -84,7 +95,8 @@ impl Walker {
                     }
                 }
                 At::Extension => {
-                    let (piece, rest) = bytes.split_at((bytes.len() as u64).min(self.left) as usize);
+                    let (piece, rest) =
+                        bytes.split_at((bytes.len() as u64).min(self.left) as usize);
                     bytes = rest;
                     self.left -= piece.len() as u64;
                     self.extension.extend_from_slice(piece);
@@ -117,7 +129,11 @@ impl Walker {
 
     fn pad(&mut self) {
         self.left = self.padding;
-        self.at = if self.left == 0 { At::Header } else { At::Padding };
+        self.at = if self.left == 0 {
+            At::Header
+        } else {
+            At::Padding
+        };
     }
 
     fn header(&mut self, block: &[u8], to: &mut impl Visit) -> Result<()> {
@@ -125,7 +141,11 @@ impl Walker {
             if block.iter().any(|b| *b != 0) {
                 return Err(bad("a header without a name"));
             }
-            self.at = if self.at == At::FirstEmpty { At::End } else { At::FirstEmpty };
+            self.at = if self.at == At::FirstEmpty {
+                At::End
+            } else {
+                At::FirstEmpty
+            };
             return Ok(());
         }
         if self.at == At::FirstEmpty {
@@ -151,7 +171,10 @@ impl Walker {
                 match self.long_name.take() {
                     Some(name) => to.entry(&name, size)?,
                     None if block[345] == 0 => to.entry(text(&block[..100]), size)?,
-                    None => to.entry(&[text(&block[345..500]), b"/", text(&block[..100])].concat(), size)?,
+                    None => to.entry(
+                        &[text(&block[345..500]), b"/", text(&block[..100])].concat(),
+                        size,
+                    )?,
                 }
                 self.begin(At::Data, size);
                 if size == 0 {
@@ -180,12 +203,16 @@ impl Walker {
                 let equals = record.iter().position(|b| *b == b'=')?;
                 Some((&record[..equals], &record[equals + 1..], after))
             };
-            let (keyword, value, after) = record().ok_or_else(|| bad("a PAX record that cannot be read"))?;
+            let (keyword, value, after) =
+                record().ok_or_else(|| bad("a PAX record that cannot be read"))?;
             match keyword {
                 b"path" => self.long_name = Some(value.to_vec()),
                 b"size" => {
                     self.long_size = Some(
-                        std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).ok_or_else(|| bad("a PAX size that is no number"))?,
+                        std::str::from_utf8(value)
+                            .ok()
+                            .and_then(|v| v.parse().ok())
+                            .ok_or_else(|| bad("a PAX size that is no number"))?,
                     )
                 }
                 _ => {}
@@ -201,7 +228,10 @@ fn text(field: &[u8]) -> &[u8] {
 }
 
 fn octal(field: &[u8]) -> Result<u64> {
-    let digits = field.iter().skip_while(|b| **b == b' ').take_while(|b| !matches!(**b, 0 | b' '));
+    let digits = field
+        .iter()
+        .skip_while(|b| **b == b' ')
+        .take_while(|b| !matches!(**b, 0 | b' '));
     digits.copied().try_fold(0, |n: u64, b| match b {
         b'0'..=b'7' => Ok(n * 8 + u64::from(b - b'0')),
         _ => Err(bad("a number that is not octal")),
@@ -209,7 +239,10 @@ fn octal(field: &[u8]) -> Result<u64> {
 }
 
 fn bad(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("the tar that was received has {what}"))
+    Error::new(
+        ErrorKind::Corrupt,
+        format!("the tar that was received has {what}"),
+    )
 }
 
 #[cfg(test)]
@@ -222,7 +255,8 @@ mod tests {
 
     impl Visit for Seen {
         fn entry(&mut self, name: &[u8], size: u64) -> Result<()> {
-            self.0.push((String::from_utf8(name.to_vec()).unwrap(), size, Vec::new()));
+            self.0
+                .push((String::from_utf8(name.to_vec()).unwrap(), size, Vec::new()));
             Ok(())
         }
         fn data(&mut self, bytes: &[u8]) {
@@ -239,7 +273,14 @@ mod tests {
         let mut entries = Vec::new();
         let long = format!("b/{}/x.jpg", "deep/".repeat(40));
         let endless = format!("b/{}", "x".repeat(300));
-        for (name, size) in [("b/a", 0usize), ("b/one", 1), (&long, 512), ("b/two.bin", 1000), (&endless, 5), ("b/last", 513)] {
+        for (name, size) in [
+            ("b/a", 0usize),
+            ("b/one", 1),
+            (&long, 512),
+            ("b/two.bin", 1000),
+            (&endless, 5),
+            ("b/last", 513),
+        ] {
             let data: Vec<u8> = (0..size).map(|i| i as u8).collect();
             tar_header_into(&mut tar, name, size as u64, 0).unwrap();
             tar.extend_from_slice(&data);
@@ -280,7 +321,12 @@ mod tests {
         for at in [0, 100, 130, 150, 156, 300] {
             let mut damaged = tar.clone();
             damaged[at] ^= 0x41;
-            assert!(Walker::default().feed(&damaged, &mut Seen::default()).is_err(), "byte {at}");
+            assert!(
+                Walker::default()
+                    .feed(&damaged, &mut Seen::default())
+                    .is_err(),
+                "byte {at}"
+            );
         }
         let mut more = tar;
         more.push(0);

@@ -7,11 +7,18 @@ use std::{fs, time::Duration};
 #[derive(Clone, Copy, Debug)]
 pub struct Process(pub u32);
 
-/// The fields of `/proc/PID/stat` after the command's name, which may itself hold spaces and parentheses.
+/// The fields of `/proc/PID/stat` after the command's name, which may itself hold spaces and
+/// parentheses.
 fn stat(pid: u32) -> Option<Vec<u64>> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after) = text.rsplit_once(')')?;
-    Some(after.split_whitespace().skip(1).map(|f| f.parse().unwrap_or(0)).collect())
+    Some(
+        after
+            .split_whitespace()
+            .skip(1)
+            .map(|f| f.parse().unwrap_or(0))
+            .collect(),
+    )
 }
 
 /// Places in [`stat`]'s answer.
@@ -22,8 +29,13 @@ const SYSTEM: usize = 11;
 impl Process {
     fn family(self) -> Vec<u32> {
         let mut family = vec![self.0];
-        let Ok(processes) = fs::read_dir("/proc") else { return family };
-        for pid in processes.flatten().filter_map(|p| p.file_name().to_str()?.parse::<u32>().ok()) {
+        let Ok(processes) = fs::read_dir("/proc") else {
+            return family;
+        };
+        for pid in processes
+            .flatten()
+            .filter_map(|p| p.file_name().to_str()?.parse::<u32>().ok())
+        {
             if stat(pid).is_some_and(|s| s.get(PARENT) == Some(&u64::from(self.0))) {
                 family.push(pid);
             }
@@ -35,8 +47,10 @@ impl Process {
     pub fn cpu(self) -> Result<Duration> {
         // SAFETY: sysconf takes no pointers.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
-        let gone =
-            || Error::internal(format!("the server, process {}, has ended", self.0)).hint("its log is above, if it was started here");
+        let gone = || {
+            Error::internal(format!("the server, process {}, has ended", self.0))
+                .hint("its log is above, if it was started here")
+        };
         let mut ticks = 0;
         for (i, pid) in self.family().into_iter().enumerate() {
             match stat(pid) {
@@ -48,12 +62,14 @@ impl Process {
         Ok(Duration::from_micros(ticks * 1_000_000 / per_second))
     }
 
-    /// The most memory that it has held since [`Process::forget_peak`]: resident, mapped files included.
+    /// The most memory that it has held since [`Process::forget_peak`]: resident, mapped files
+    /// included.
     pub fn peak_bytes(self) -> Option<u64> {
         peak(&self.0.to_string())
     }
 
-    /// Begins the peak anew; where the kernel does not allow it, the peak is of the process's whole life.
+    /// Begins the peak anew; where the kernel does not allow it, the peak is of the process's whole
+    /// life.
     pub fn forget_peak(self) {
         let _ = fs::write(format!("/proc/{}/clear_refs", self.0), "5");
     }
@@ -62,7 +78,12 @@ impl Process {
 fn peak(process: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    line.trim()
+        .strip_suffix(" kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib << 10)
 }
 
 /// Begins this process's own peak anew.
@@ -82,7 +103,10 @@ pub fn own_cpu() -> Duration {
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);
         usage
     };
-    let time = |t: libc::timeval| Duration::from_secs(t.tv_sec.unsigned_abs()) + Duration::from_micros(t.tv_usec.unsigned_abs());
+    let time = |t: libc::timeval| {
+        Duration::from_secs(t.tv_sec.unsigned_abs())
+            + Duration::from_micros(t.tv_usec.unsigned_abs())
+    };
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
@@ -99,7 +123,10 @@ mod tests {
         }
         let (own, seen) = (own_cpu(), Process(std::process::id()).cpu().unwrap());
         assert!(own >= Duration::from_millis(20));
-        assert!(seen.abs_diff(own) < own / 2 + Duration::from_millis(50), "{own:?} by getrusage, {seen:?} by /proc");
+        assert!(
+            seen.abs_diff(own) < own / 2 + Duration::from_millis(50),
+            "{own:?} by getrusage, {seen:?} by /proc"
+        );
         let peak = Process(std::process::id()).peak_bytes().unwrap();
         assert!(peak > 1 << 20 && peak < 1 << 40);
         assert!(Process(u32::MAX).cpu().is_err());

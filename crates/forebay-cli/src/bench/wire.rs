@@ -1,7 +1,9 @@
-//! The client's side of HTTP/1.1, by hand: one blocking socket, one buffer that every read reuses, and a parser for what the node answers.
+//! The client's side of HTTP/1.1, by hand: one blocking socket, one buffer that every read reuses,
+//! and a parser for what the node answers.
 //!
-//! A load generator shares its cores with the server that it measures, so it may do little more than receive. What is received is handed on as slices
-//! of the one buffer. Invariant: a body is handed on whole or [`Connection::body`] is an error: neither a connection that ends early nor
+//! A load generator shares its cores with the server that it measures, so it may do little more
+//! than receive. What is received is handed on as slices of the one buffer. Invariant: a body is
+//! handed on whole or [`Connection::body`] is an error: neither a connection that ends early nor
 //! broken framing passes for the end of a body.
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -41,18 +43,30 @@ pub enum Stream {
 
 impl Stream {
     pub fn connect(to: &Address) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::new(ErrorKind::OriginUnavailable, format!("cannot connect to {to}: {e}")).source(e);
+        let failed = |e: std::io::Error| {
+            Error::new(
+                ErrorKind::OriginUnavailable,
+                format!("cannot connect to {to}: {e}"),
+            )
+            .source(e)
+        };
         let set = |e: std::io::Error| Error::internal(format!("socket option: {e}")).source(e);
         Ok(match to {
             Address::Tcp(at) => {
                 let stream = TcpStream::connect(at).map_err(failed)?;
                 stream.set_nodelay(true).map_err(set)?;
-                stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE))).map_err(set)?;
+                stream
+                    .set_read_timeout(Some(SILENCE))
+                    .and_then(|()| stream.set_write_timeout(Some(SILENCE)))
+                    .map_err(set)?;
                 Stream::Tcp(stream)
             }
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(failed)?;
-                stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE))).map_err(set)?;
+                stream
+                    .set_read_timeout(Some(SILENCE))
+                    .and_then(|()| stream.set_write_timeout(Some(SILENCE)))
+                    .map_err(set)?;
                 Stream::Unix(stream)
             }
         })
@@ -105,7 +119,9 @@ pub enum Framing {
 /// One small answer, on a connection of its own: its status and body.
 pub fn ask(from: &Address, path: &str) -> Result<(u16, Vec<u8>)> {
     let mut connection = Connection::new(Stream::connect(from)?, 0);
-    connection.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())?;
+    connection.send(
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes(),
+    )?;
     let head = connection.head()?;
     let mut answer = Vec::new();
     connection.body(&head, |piece| {
@@ -119,11 +135,15 @@ pub fn ask(from: &Address, path: &str) -> Result<(u16, Vec<u8>)> {
 pub fn fetch(from: &Address, path: &str) -> Result<Vec<u8>> {
     match ask(from, path)? {
         (200, answer) => Ok(answer),
-        (status, _) => Err(Error::new(ErrorKind::OriginUnavailable, format!("{from}{path}: status {status}"))),
+        (status, _) => Err(Error::new(
+            ErrorKind::OriginUnavailable,
+            format!("{from}{path}: status {status}"),
+        )),
     }
 }
 
-/// One keep-alive connection and its buffer: `buffer[start..end]` was received and not yet handed on.
+/// One keep-alive connection and its buffer: `buffer[start..end]` was received and not yet handed
+/// on.
 pub struct Connection<S = Stream> {
     stream: S,
     buffer: Box<[u8]>,
@@ -133,7 +153,12 @@ pub struct Connection<S = Stream> {
 
 impl<S: Read + Write> Connection<S> {
     pub fn new(stream: S, buffer_bytes: usize) -> Self {
-        Self { stream, buffer: vec![0; buffer_bytes.max(HEAD_MAX_BYTES)].into(), start: 0, end: 0 }
+        Self {
+            stream,
+            buffer: vec![0; buffer_bytes.max(HEAD_MAX_BYTES)].into(),
+            start: 0,
+            end: 0,
+        }
     }
 
     pub fn stream(&self) -> &S {
@@ -141,9 +166,13 @@ impl<S: Read + Write> Connection<S> {
     }
 
     pub fn send(&mut self, request: &[u8]) -> Result<()> {
-        self.stream
-            .write_all(request)
-            .map_err(|e| Error::new(ErrorKind::OriginUnavailable, format!("cannot send a request: {e}")).source(e))
+        self.stream.write_all(request).map_err(|e| {
+            Error::new(
+                ErrorKind::OriginUnavailable,
+                format!("cannot send a request: {e}"),
+            )
+            .source(e)
+        })
     }
 
     /// Receives something behind what is there; 0: the server has ended the connection.
@@ -162,9 +191,18 @@ impl<S: Read + Write> Connection<S> {
                 }
                 Err(e) if e.kind() == Io::Interrupted => {}
                 Err(e) if matches!(e.kind(), Io::WouldBlock | Io::TimedOut) => {
-                    return Err(Error::timeout(format!("the server was silent for {} s in mid-answer", SILENCE.as_secs())));
+                    return Err(Error::timeout(format!(
+                        "the server was silent for {} s in mid-answer",
+                        SILENCE.as_secs()
+                    )));
                 }
-                Err(e) => return Err(Error::new(ErrorKind::OriginUnavailable, format!("cannot receive: {e}")).source(e)),
+                Err(e) => {
+                    return Err(Error::new(
+                        ErrorKind::OriginUnavailable,
+                        format!("cannot receive: {e}"),
+                    )
+                    .source(e));
+                }
             }
         }
     }
@@ -246,7 +284,9 @@ impl<S: Read + Write> Connection<S> {
         loop {
             let held = &self.buffer[self.start..self.end];
             if let Some(at) = held.iter().take(HEAD_MAX_BYTES).position(|b| *b == b'\n') {
-                let line = held[..at].strip_suffix(b"\r").ok_or_else(|| malformed("a line of the framing that does not end in CRLF"))?;
+                let line = held[..at]
+                    .strip_suffix(b"\r")
+                    .ok_or_else(|| malformed("a line of the framing that does not end in CRLF"))?;
                 let answer = read(line)?;
                 self.start += at + 1;
                 return Ok(answer);
@@ -268,14 +308,24 @@ fn chunk_size(line: &[u8]) -> Result<u64> {
 fn parse_head(head: &[u8]) -> Result<Head> {
     let text = std::str::from_utf8(head).map_err(|_| malformed("a head that is not text"))?;
     let mut lines = text.split("\r\n");
-    let status = lines.next().and_then(|l| l.strip_prefix("HTTP/1.")).and_then(|l| l.get(2..5)).and_then(|s| s.parse().ok());
+    let status = lines
+        .next()
+        .and_then(|l| l.strip_prefix("HTTP/1."))
+        .and_then(|l| l.get(2..5))
+        .and_then(|s| s.parse().ok());
     let status: u16 = status.ok_or_else(|| malformed("something that is not HTTP/1.x"))?;
     let (mut length, mut chunked, mut close) = (None, false, false);
     for line in lines.filter(|l| !l.is_empty()) {
-        let (name, value) = line.split_once(':').ok_or_else(|| malformed("a header without a colon"))?;
+        let (name, value) = line
+            .split_once(':')
+            .ok_or_else(|| malformed("a header without a colon"))?;
         let value = value.trim();
         if name.eq_ignore_ascii_case("content-length") {
-            length = Some(value.parse().map_err(|_| malformed("a Content-Length that is no number"))?);
+            length = Some(
+                value
+                    .parse()
+                    .map_err(|_| malformed("a Content-Length that is no number"))?,
+            );
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = value.eq_ignore_ascii_case("chunked");
         } else if name.eq_ignore_ascii_case("connection") {
@@ -286,13 +336,24 @@ fn parse_head(head: &[u8]) -> Result<Head> {
         (true, _) => Framing::Chunked,
         (false, Some(n)) => Framing::Length(n),
         (false, None) if matches!(status, 204 | 304) => Framing::Length(0),
-        (false, None) => return Err(malformed("a body whose end only the connection's end would tell")),
+        (false, None) => {
+            return Err(malformed(
+                "a body whose end only the connection's end would tell",
+            ));
+        }
     };
-    Ok(Head { status, framing, close })
+    Ok(Head {
+        status,
+        framing,
+        close,
+    })
 }
 
 fn cut() -> Error {
-    Error::new(ErrorKind::OriginUnavailable, "the server ended the connection in mid-answer")
+    Error::new(
+        ErrorKind::OriginUnavailable,
+        "the server ended the connection in mid-answer",
+    )
 }
 
 fn malformed(what: &str) -> Error {
@@ -329,7 +390,14 @@ mod tests {
     }
 
     fn answers(bytes: &[u8], step: usize) -> Connection<Pieces> {
-        Connection::new(Pieces { bytes: bytes.to_vec(), at: 0, step }, 0)
+        Connection::new(
+            Pieces {
+                bytes: bytes.to_vec(),
+                at: 0,
+                step,
+            },
+            0,
+        )
     }
 
     fn one(c: &mut Connection<Pieces>) -> Result<(u16, Vec<u8>)> {
@@ -344,17 +412,28 @@ mod tests {
     }
 
     const LENGTH: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-LENGTH: 5\r\nX: y\r\n\r\nhello";
-    const CHUNKED: &[u8] =
-        b"HTTP/1.1 206 Partial\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n4;x=1\r\nwiki\r\nA\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n";
+    const CHUNKED: &[u8] = b"HTTP/1.1 206 Partial\r\nTransfer-Encoding: chunked\r\nConnection: \
+            close\r\n\r\n4;x=1\r\nwiki\r\nA\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n";
 
     #[test]
     fn answers_are_read_however_they_are_cut_up() {
         let both = [LENGTH, CHUNKED, LENGTH].concat();
         for step in [1, 2, 3, 7, 64, 4096] {
             let mut c = answers(&both, step);
-            assert_eq!(one(&mut c).unwrap(), (200, b"hello".to_vec()), "pieces of {step}");
+            assert_eq!(
+                one(&mut c).unwrap(),
+                (200, b"hello".to_vec()),
+                "pieces of {step}"
+            );
             let head = c.head().unwrap();
-            assert_eq!(head, Head { status: 206, framing: Framing::Chunked, close: true });
+            assert_eq!(
+                head,
+                Head {
+                    status: 206,
+                    framing: Framing::Chunked,
+                    close: true
+                }
+            );
             let mut body = Vec::new();
             c.body(&head, |p| {
                 body.extend_from_slice(p);
@@ -370,7 +449,11 @@ mod tests {
     fn an_answer_cut_anywhere_is_an_error() {
         for whole in [LENGTH, CHUNKED] {
             for end in 0..whole.len() {
-                assert!(one(&mut answers(&whole[..end], 16)).is_err(), "cut after {end} of {:?}", String::from_utf8_lossy(whole));
+                assert!(
+                    one(&mut answers(&whole[..end], 16)).is_err(),
+                    "cut after {end} of {:?}",
+                    String::from_utf8_lossy(whole)
+                );
             }
         }
     }
@@ -386,7 +469,11 @@ mod tests {
             b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         ];
         for bytes in bad {
-            assert!(one(&mut answers(bytes, 512)).is_err(), "{:?}", String::from_utf8_lossy(bytes));
+            assert!(
+                one(&mut answers(bytes, 512)).is_err(),
+                "{:?}",
+                String::from_utf8_lossy(bytes)
+            );
         }
         assert!(one(&mut answers(&[b'x'; 100_000], 4096)).is_err());
     }

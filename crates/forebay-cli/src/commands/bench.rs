@@ -45,15 +45,19 @@ enum Sub {
     Get(RunArgs),
     /// GetBatch: many objects or archive members in one request
     Batch(BatchArgs),
-    /// The matrix that the project's targets are about, each target beside its figure: about five minutes
+    /// The matrix that the project's targets are about, each target beside its figure: about five
+    /// minutes
     Suite(SuiteArgs),
-    /// Batches of 32, 64 and 128 against one GET at a time and 32 GETs in flight: throughput and latency
+    /// Batches of 32, 64 and 128 against one GET at a time and 32 GETs in flight: throughput and
+    /// latency
     Table(TableArgs),
     /// Cold batches from an origin at a distance: round trips beyond the transfer
     Cold(ColdArgs),
-    /// Caches of ten thousand to ten million small objects: memory of the index, time to be ready again, speed
+    /// Caches of ten thousand to ten million small objects: memory of the index, time to be ready
+    /// again, speed
     Index(IndexArgs),
-    /// Epochs over a cache that is smaller than the dataset: what is found, with plans that the cache follows and without
+    /// Epochs over a cache that is smaller than the dataset: what is found, with plans that the
+    /// cache follows and without
     Follow(FollowArgs),
     /// Compare two reports that --save has written
     Cmp(CmpArgs),
@@ -244,11 +248,26 @@ struct Usual {
 }
 
 const NO_NGINX: &str = "nginx not found: no ceiling of it (tests/servers/install.sh nginx)";
-const ONE: Usual = Usual { seconds: 3.0, repeats: 1 };
-const SUITE: Usual = Usual { seconds: 2.0, repeats: 3 };
-const TABLE: Usual = Usual { seconds: 2.0, repeats: 1 };
-const INDEX: Usual = Usual { seconds: 1.0, repeats: 5 };
-const COLD: Usual = Usual { seconds: 1.0, repeats: 5 };
+const ONE: Usual = Usual {
+    seconds: 3.0,
+    repeats: 1,
+};
+const SUITE: Usual = Usual {
+    seconds: 2.0,
+    repeats: 3,
+};
+const TABLE: Usual = Usual {
+    seconds: 2.0,
+    repeats: 1,
+};
+const INDEX: Usual = Usual {
+    seconds: 1.0,
+    repeats: 5,
+};
+const COLD: Usual = Usual {
+    seconds: 1.0,
+    repeats: 5,
+};
 
 fn seconds(text: &str) -> Result<f64> {
     text.parse()
@@ -261,12 +280,26 @@ impl HowArgs {
     fn timing(&self, verify: bool, usual: Usual) -> Timing {
         let buffer_bytes = self.buffer.clamp(1 << 12, 1 << 28) as usize;
         let window = Duration::from_secs_f64(self.seconds.unwrap_or(usual.seconds));
-        Timing { window, repeats: self.repeats.unwrap_or(usual.repeats).into(), buffer_bytes, verify, seed: self.seed }
+        Timing {
+            window,
+            repeats: self.repeats.unwrap_or(usual.repeats).into(),
+            buffer_bytes,
+            verify,
+            seed: self.seed,
+        }
     }
 
     fn plan(&self, size: u64, count: u64, per_shard: u64) -> Result<Plan> {
         let program = self.program.clone().map_or_else(child::own_program, Ok)?;
-        Ok(Plan { program, within: self.dir.clone(), sets: self.sets.clone(), size, count, per_shard, seed: self.seed })
+        Ok(Plan {
+            program,
+            within: self.dir.clone(),
+            sets: self.sets.clone(),
+            size,
+            count,
+            per_shard,
+            seed: self.seed,
+        })
     }
 
     fn report(&self, made: Made, usual: Usual) -> Report {
@@ -287,13 +320,23 @@ impl HowArgs {
 
 pub fn run(args: Args, common: &Common) -> Outcome {
     match args.command {
-        Sub::CopyServer(args) => return Ok(ceiling::serve_copies(args.unix.as_deref(), args.write, args.span)?),
+        Sub::CopyServer(args) => {
+            return Ok(ceiling::serve_copies(
+                args.unix.as_deref(),
+                args.write,
+                args.span,
+            )?);
+        }
         Sub::Cmp(args) => return cmp(&args, common),
         _ => interrupt::listen(),
     }
     let (how, usual, made) = match &args.command {
         Sub::Get(run) => (&run.how, ONE, one(Kind::Get, 1, run)),
-        Sub::Batch(batch) => (&batch.run.how, ONE, one(Kind::Batch, batch.batch as usize, &batch.run)),
+        Sub::Batch(batch) => (
+            &batch.run.how,
+            ONE,
+            one(Kind::Batch, batch.batch as usize, &batch.run),
+        ),
         Sub::Suite(args) => (&args.how, SUITE, whole_suite(args)),
         Sub::Table(args) => (&args.how, TABLE, papers_table(args)),
         Sub::Cold(args) => (&args.how, COLD, cold_batches(args)),
@@ -316,7 +359,8 @@ fn show(report: &Report, save: Option<&Path>, common: &Common) -> Outcome {
         out.flush()?;
     }
     if let Some(path) = save {
-        let text = serde_json::to_vec_pretty(report).map_err(|e| Error::internal(format!("the report: {e}")))?;
+        let text = serde_json::to_vec_pretty(report)
+            .map_err(|e| Error::internal(format!("the report: {e}")))?;
         std::fs::write(path, text).map_err(|e| file_error("cannot write", path, e))?;
     }
     Ok(())
@@ -324,10 +368,12 @@ fn show(report: &Report, save: Option<&Path>, common: &Common) -> Outcome {
 
 fn cmp(args: &CmpArgs, common: &Common) -> Outcome {
     let read = |path: &Path| -> Outcome<Report> {
-        let text = std::fs::read(path).map_err(|e| Failure::Usage(file_error("cannot read", path, e)))?;
+        let text =
+            std::fs::read(path).map_err(|e| Failure::Usage(file_error("cannot read", path, e)))?;
         serde_json::from_slice(&text).map_err(|e| {
             Failure::Usage(
-                Error::invalid(format!("{} is not a report: {e}", path.display())).hint("`forebay bench … --save FILE` writes one"),
+                Error::invalid(format!("{} is not a report: {e}", path.display()))
+                    .hint("`forebay bench … --save FILE` writes one"),
             )
         })
     };
@@ -352,51 +398,108 @@ struct Made {
 
 fn whole_suite(args: &SuiteArgs) -> Result<Made> {
     let nginx = child::Nginx::program().is_some();
-    let notes = if nginx { vec![] } else { vec![NO_NGINX.to_owned()] };
+    let notes = if nginx {
+        vec![]
+    } else {
+        vec![NO_NGINX.to_owned()]
+    };
     let plan = args.how.plan(0, 0, 0)?;
-    let sizes = args.size.map_or(suite::SIZES.to_vec(), |size| vec![(size, usual_count(size))]);
+    let sizes = args.size.map_or(suite::SIZES.to_vec(), |size| {
+        vec![(size, usual_count(size))]
+    });
     let rows = suite::run(&plan, &args.how.timing(false, SUITE), &sizes, nginx, say)?;
     Ok(Made { rows, notes })
 }
 
 fn papers_table(args: &TableArgs) -> Result<Made> {
-    let sizes = args.size.map_or(table::SIZES.to_vec(), |size| vec![(size, usual_count(size) / 2)]);
-    let rows =
-        table::run(&args.how.plan(0, 0, 1)?, &args.how.timing(false, TABLE), args.transport, args.concurrency as usize, &sizes, say)?;
-    let note = format!("{} clients; the time of an object is its share of the batch's", args.concurrency);
-    Ok(Made { rows, notes: vec![note] })
+    let sizes = args.size.map_or(table::SIZES.to_vec(), |size| {
+        vec![(size, usual_count(size) / 2)]
+    });
+    let rows = table::run(
+        &args.how.plan(0, 0, 1)?,
+        &args.how.timing(false, TABLE),
+        args.transport,
+        args.concurrency as usize,
+        &sizes,
+        say,
+    )?;
+    let note = format!(
+        "{} clients; the time of an object is its share of the batch's",
+        args.concurrency
+    );
+    Ok(Made {
+        rows,
+        notes: vec![note],
+    })
 }
 
 fn cold_batches(args: &ColdArgs) -> Result<Made> {
     if args.rtt < Duration::from_millis(1) || args.rate == 0 {
-        return Err(
-            Error::invalid("a round trip of less than 1 ms, or no bandwidth, is no distance").hint("as in --rtt 30ms --rate 100MiB")
-        );
+        return Err(Error::invalid(
+            "a round trip of less than 1 ms, or no bandwidth, is no distance",
+        )
+        .hint("as in --rtt 30ms --rate 100MiB"));
     }
-    let far = cold::Far { rtt: args.rtt, bytes_per_s: args.rate };
+    let far = cold::Far {
+        rtt: args.rtt,
+        bytes_per_s: args.rate,
+    };
     let sizes = args.size.map_or(cold::SIZES.to_vec(), |s| vec![s]);
-    let shards = cold::Shards { count: args.shards as usize, bytes: args.shard_size };
-    let rows = cold::run(&args.how.plan(0, 0, 1)?, &args.how.timing(true, COLD), &far, &sizes, shards, say)?;
-    let note = format!("round trip {:?}, {}/s; a new connection costs a round trip of its own", args.rtt, units::format_bytes(args.rate));
-    Ok(Made { rows, notes: vec![note] })
+    let shards = cold::Shards {
+        count: args.shards as usize,
+        bytes: args.shard_size,
+    };
+    let rows = cold::run(
+        &args.how.plan(0, 0, 1)?,
+        &args.how.timing(true, COLD),
+        &far,
+        &sizes,
+        shards,
+        say,
+    )?;
+    let note = format!(
+        "round trip {:?}, {}/s; a new connection costs a round trip of its own",
+        args.rtt,
+        units::format_bytes(args.rate)
+    );
+    Ok(Made {
+        rows,
+        notes: vec![note],
+    })
 }
 
 fn many_entries(args: &IndexArgs) -> Result<Made> {
     let plan = args.how.plan(args.size, args.count, 1)?;
     if args.size > forebay_core::limits::CHUNK_BYTES {
-        return Err(Error::invalid("an object of more than 1 MiB is not one entry").hint("--size 100"));
+        return Err(
+            Error::invalid("an object of more than 1 MiB is not one entry").hint("--size 100"),
+        );
     }
-    Ok(Made { rows: index::run(&plan, &args.how.timing(false, INDEX), say)?, notes: vec![] })
+    Ok(Made {
+        rows: index::run(&plan, &args.how.timing(false, INDEX), say)?,
+        notes: vec![],
+    })
 }
 
 fn epochs(args: &FollowArgs) -> Result<Made> {
     if !(1.0..=1000.0).contains(&args.cache) {
-        return Err(Error::invalid(format!("a cache of {} % of the dataset", args.cache)).hint("as in --cache 50"));
+        return Err(
+            Error::invalid(format!("a cache of {} % of the dataset", args.cache))
+                .hint("as in --cache 50"),
+        );
     }
-    let setup = follow::Setup { epochs: args.epochs, share: args.cache / 100.0 };
+    let setup = follow::Setup {
+        epochs: args.epochs,
+        share: args.cache / 100.0,
+    };
     let rows = follow::run(&args.how.plan(args.size, args.count, 1)?, &setup, say)?;
-    let note = "found: read and not fetched in that epoch; held: what the cache held after the first, records' heads included".to_owned();
-    Ok(Made { rows, notes: vec![note] })
+    let note = "found: read and not fetched in that epoch; held: what the cache held after the \
+        first, records' heads included"
+        .to_owned();
+    Ok(Made {
+        rows,
+        notes: vec![note],
+    })
 }
 
 /// Progress, for who waits.
@@ -405,7 +508,11 @@ fn say(what: &str) {
 }
 
 fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<Made> {
-    let source = if args.members { Source::Members } else { Source::Objects };
+    let source = if args.members {
+        Source::Members
+    } else {
+        Source::Objects
+    };
     let mut workload = Workload {
         kind,
         size: args.size,
@@ -419,13 +526,20 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<Made> {
     let timing = args.how.timing(args.verify, ONE);
     let memcpy_bytes_per_s = ceiling::memcpy();
     let count = args.count.unwrap_or_else(|| usual_count(args.size));
-    let plan = args.how.plan(args.size, count, args.per_shard.unwrap_or_else(|| data::members_per_shard(args.size)))?;
+    let plan = args.how.plan(
+        args.size,
+        count,
+        args.per_shard
+            .unwrap_or_else(|| data::members_per_shard(args.size)),
+    )?;
     if let Some(url) = &args.url {
         let node = NodeAddr::parse(url)?;
         if matches!(node, NodeAddr::Unix(_)) {
             workload.transport = Transport::Unix;
         }
-        let token = std::env::var("FOREBAY_TOKEN").ok().filter(|t| !t.is_empty());
+        let token = std::env::var("FOREBAY_TOKEN")
+            .ok()
+            .filter(|t| !t.is_empty());
         let asked = existing::asked(&node, token.clone(), args.pid)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -433,14 +547,35 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<Made> {
             .map_err(|e| Error::internal(format!("cannot start: {e}")).source(e))?;
         let bucket = args.bucket.as_deref().unwrap_or_default();
         let mut client = crate::client::Client::new(node, token);
-        let data = runtime.block_on(existing::list(&mut client, bucket, &args.prefix, source, args.count.map(|n| n as usize)))?;
+        let data = runtime.block_on(existing::list(
+            &mut client,
+            bucket,
+            &args.prefix,
+            source,
+            args.count.map(|n| n as usize),
+        ))?;
         workload.size = data.bytes() / data.entries.len() as u64;
         asked.warm(&data, timing.seed)?;
         let requests = site::requests(&asked, &data, kind, batch, false, timing.seed, None);
         let mut site = Site::new(&plan, &[])?;
-        let mut ceilings = Ceilings { site: &mut site, memcpy_bytes_per_s, nginx: false };
-        let row = measure::row(&workload, &asked, &data, &requests, &mut ceilings, &timing, vec![])?;
-        return Ok(Made { rows: vec![row], notes: vec![] });
+        let mut ceilings = Ceilings {
+            site: &mut site,
+            memcpy_bytes_per_s,
+            nginx: false,
+        };
+        let row = measure::row(
+            &workload,
+            &asked,
+            &data,
+            &requests,
+            &mut ceilings,
+            &timing,
+            vec![],
+        )?;
+        return Ok(Made {
+            rows: vec![row],
+            notes: vec![],
+        });
     }
     let mut site = Site::new(&plan, &[source])?;
     let data = site.data(source)?.clone();
@@ -456,10 +591,30 @@ fn one(kind: Kind, batch: usize, args: &RunArgs) -> Result<Made> {
     }
     let requests = site::requests(&asked, &data, kind, batch, args.cold, timing.seed, None);
     if !args.cold {
-        let mut ceilings = Ceilings { site: &mut site, memcpy_bytes_per_s, nginx };
-        rows.push(measure::row(&workload, &asked, &data, &requests, &mut ceilings, &timing, vec![])?);
+        let mut ceilings = Ceilings {
+            site: &mut site,
+            memcpy_bytes_per_s,
+            nginx,
+        };
+        rows.push(measure::row(
+            &workload,
+            &asked,
+            &data,
+            &requests,
+            &mut ceilings,
+            &timing,
+            vec![],
+        )?);
     } else {
-        rows.push(measure::cold_row(&workload, asked, &data, &requests, &mut site, &timing, vec![])?);
+        rows.push(measure::cold_row(
+            &workload,
+            asked,
+            &data,
+            &requests,
+            &mut site,
+            &timing,
+            vec![],
+        )?);
     }
     Ok(Made { rows, notes })
 }

@@ -1,4 +1,5 @@
-//! `forebay config`: whether the configuration is right, what is in force, and what there is to set.
+//! `forebay config`: whether the configuration is right, what is in force, and what there is to
+//! set.
 
 use super::serve::Settings;
 use crate::{
@@ -19,8 +20,12 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Say what is wrong or doubtful; nothing is opened or connected to. Exit code 1 if the node would not start
-    #[command(after_help = "JSON: {\"ok\", \"problems\": [{\"severity\", \"key\", \"message\", \"hint\"}]}")]
+    /// Say what is wrong or doubtful; nothing is opened or connected to. Exit code 1 if the node
+    /// would not start
+    #[command(
+        after_help = "JSON: {\"ok\", \"problems\": [{\"severity\", \"key\", \"message\", \
+            \"hint\"}]}"
+    )]
     Check(Settings),
     /// Print the settings in force, as TOML, with who set each; secrets as ***
     #[command(after_help = "JSON: the settings as one object.")]
@@ -54,12 +59,18 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 }
 
 fn check(settings: &Settings, out: &mut Out) -> Outcome {
-    let problems = settings.load(false).map(|config: Config| [config.check_files(), config.check()].concat());
-    let ok = problems.as_ref().is_ok_and(|all| all.iter().all(|p| p.severity != Severity::Error));
+    let problems = settings
+        .load(false)
+        .map(|config: Config| [config.check_files(), config.check()].concat());
+    let ok = problems
+        .as_ref()
+        .is_ok_and(|all| all.iter().all(|p| p.severity != Severity::Error));
     if out.json {
         let list: Vec<Value> = match &problems {
             Ok(all) => all.iter().map(as_json).collect(),
-            Err(e) => vec![json!({"severity": "error", "key": null, "message": e.message(), "hint": e.hint_text()})],
+            Err(e) => vec![
+                json!({"severity": "error", "key": null, "message": e.message(), "hint": e.hint_text()}),
+            ],
         };
         out.object(&json!({"ok": ok, "problems": list}))?;
         return if ok { Ok(()) } else { Err(Failure::Reported) };
@@ -77,14 +88,22 @@ fn check(settings: &Settings, out: &mut Out) -> Outcome {
         }
     }
     if ok {
-        out.line(if problems.is_empty() { "ok" } else { "ok, with warnings" })?;
+        out.line(if problems.is_empty() {
+            "ok"
+        } else {
+            "ok, with warnings"
+        })?;
     }
     out.flush()?;
     if ok { Ok(()) } else { Err(Failure::Reported) }
 }
 
 fn as_json(p: &Problem) -> Value {
-    let severity = if p.severity == Severity::Error { "error" } else { "warning" };
+    let severity = if p.severity == Severity::Error {
+        "error"
+    } else {
+        "warning"
+    };
     let hint = (!p.hint.is_empty()).then_some(&p.hint);
     json!({"severity": severity, "key": p.key, "message": p.message, "hint": hint})
 }

@@ -1,7 +1,7 @@
 //! `forebay get`: an object, a range of it, or a member of an archive, to a file or stdout.
 //!
-//! Invariant: the file appears whole or not at all. The bytes go to a temporary file beside it, are counted against the length that the node
-//! announced, and only then take the file's name.
+//! Invariant: the file appears whole or not at all. The bytes go to a temporary file beside it, are
+//! counted against the length that the node announced, and only then take the file's name.
 
 use crate::{
     cli::Common,
@@ -34,7 +34,8 @@ pub struct Args {
     /// The object, as bucket/key
     #[arg(value_name = "BUCKET/KEY")]
     pub object: String,
-    /// Where to write it: a file, a directory, or - for stdout [default: the last part of the name, here]
+    /// Where to write it: a file, a directory, or - for stdout [default: the last part of the name,
+    /// here]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Bytes to fetch: first-last (inclusive), first-, or -n for the last n
@@ -50,17 +51,33 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let range = args.range.as_deref().map(parse_range).transpose()?;
     let to_stdout = args.file.as_deref() == Some(Path::new("-"));
     if to_stdout && common.json {
-        return Err(Failure::Usage(Error::invalid("--json with -: stdout cannot carry both").hint("name a file")));
+        return Err(Failure::Usage(
+            Error::invalid("--json with -: stdout cannot carry both").hint("name a file"),
+        ));
     }
     let mut client = super::client(common)?;
     client.prefer_unix_socket().await;
     let began = Instant::now();
     let answer = ask(&mut client, &object, args.member.as_deref(), range).await?;
     let facts = Facts::of(&answer);
-    let name = args.member.as_deref().unwrap_or(object.key()).rsplit('/').find(|s| !s.is_empty()).unwrap_or("object").to_owned();
+    let name = args
+        .member
+        .as_deref()
+        .unwrap_or(object.key())
+        .rsplit('/')
+        .find(|s| !s.is_empty())
+        .unwrap_or("object")
+        .to_owned();
     if to_stdout {
         let mut stdout = std_stream(std::io::stdout()).map_err(stdout_failure)?;
-        receive(answer.into_body(), facts.length, &name, &mut stdout, stdout_failure).await?;
+        receive(
+            answer.into_body(),
+            facts.length,
+            &name,
+            &mut stdout,
+            stdout_failure,
+        )
+        .await?;
         return Ok(());
     }
     let path = destination(args.file, &name);
@@ -75,20 +92,35 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     let cache = facts.cache.map(|c| format!("  {c}")).unwrap_or_default();
     let rate = format_bytes((bytes as f64 / seconds.max(1e-6)) as u64);
-    out.line(format!("{}  {} bytes{cache}  {seconds:.2} s  {rate}/s", path.display(), grouped(bytes)))?;
+    out.line(format!(
+        "{}  {} bytes{cache}  {seconds:.2} s  {rate}/s",
+        path.display(),
+        grouped(bytes)
+    ))?;
     out.flush()
 }
 
 fn parse_range(text: &str) -> Outcome<ByteRange> {
     match ByteRange::parse_header(&format!("bytes={text}")) {
         Ok(Some(range)) => Ok(range),
-        Ok(None) => Err(Failure::Usage(Error::invalid(format!("bad range: {text:?}")).hint("as in 0-1023, 4096- or -512"))),
+        Ok(None) => Err(Failure::Usage(
+            Error::invalid(format!("bad range: {text:?}")).hint("as in 0-1023, 4096- or -512"),
+        )),
         Err(e) => Err(Failure::Usage(e)),
     }
 }
 
-async fn ask(client: &mut Client, object: &ObjectName, member: Option<&str>, range: Option<ByteRange>) -> Outcome<Response<Incoming>> {
-    let mut path = format!("/v1/objects/{}/{}", object.bucket(), client::encode_key(object.key()));
+async fn ask(
+    client: &mut Client,
+    object: &ObjectName,
+    member: Option<&str>,
+    range: Option<ByteRange>,
+) -> Outcome<Response<Incoming>> {
+    let mut path = format!(
+        "/v1/objects/{}/{}",
+        object.bucket(),
+        client::encode_key(object.key())
+    );
     let mut what = object.to_string();
     if let Some(member) = member {
         path.push_str(&format!("?archpath={}", client::encode(member)));
@@ -96,11 +128,18 @@ async fn ask(client: &mut Client, object: &ObjectName, member: Option<&str>, ran
     }
     let mut headers = HeaderMap::new();
     if let Some(range) = range {
-        headers.insert(header::RANGE, HeaderValue::from_str(&format!("bytes={range}")).expect("digits and a dash"));
+        headers.insert(
+            header::RANGE,
+            HeaderValue::from_str(&format!("bytes={range}")).expect("digits and a dash"),
+        );
     }
-    let answer = client.ask(Method::GET, &path, headers, client::no_body(), &what).await?;
+    let answer = client
+        .ask(Method::GET, &path, headers, client::no_body(), &what)
+        .await?;
     if range.is_some() && answer.status() != http::StatusCode::PARTIAL_CONTENT {
-        return Err(Error::corrupt(format!("the range was ignored: {what}")).hint("is a proxy between? Ask the node itself").into());
+        return Err(Error::corrupt(format!("the range was ignored: {what}"))
+            .hint("is a proxy between? Ask the node itself")
+            .into());
     }
     Ok(answer)
 }
@@ -115,7 +154,13 @@ struct Facts {
 
 impl Facts {
     fn of(answer: &Response<Incoming>) -> Self {
-        let text = |name: &str| answer.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let text = |name: &str| {
+            answer
+                .headers()
+                .get(name)
+                .and_then(|v| v.to_str().ok())
+                .map(str::to_owned)
+        };
         Self {
             length: text("content-length").and_then(|v| v.parse().ok()),
             range: text("content-range"),
@@ -128,7 +173,9 @@ impl Facts {
 fn destination(file: Option<PathBuf>, name: &str) -> PathBuf {
     match file {
         None => PathBuf::from(name),
-        Some(path) if path.is_dir() || path.as_os_str().to_string_lossy().ends_with('/') => path.join(name),
+        Some(path) if path.is_dir() || path.as_os_str().to_string_lossy().ends_with('/') => {
+            path.join(name)
+        }
         // A link stays a link: what it leads to is replaced.
         Some(path) => std::fs::canonicalize(&path).unwrap_or(path),
     }
@@ -138,10 +185,17 @@ async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -
     let failed = |e| Failure::Failed(file_error("cannot write", path, e));
     // A device or a pipe is written to as it is.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        let mut file = tokio::fs::OpenOptions::new().write(true).open(path).await.map_err(failed)?;
+        let mut file = tokio::fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .await
+            .map_err(failed)?;
         return receive(body, length, name, &mut file, failed).await;
     }
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let temp = tempfile::Builder::new()
         .prefix(".forebay-get-")
         .permissions(std::fs::Permissions::from_mode(0o666)) // less the umask
@@ -170,7 +224,11 @@ async fn receive(
     }
     to.flush().await.map_err(&failed)?;
     match length {
-        Some(length) if length != bytes => Err(Error::corrupt(format!("{bytes} of {length} bytes came: {name}")).hint("try again").into()),
+        Some(length) if length != bytes => Err(Error::corrupt(format!(
+            "{bytes} of {length} bytes came: {name}"
+        ))
+        .hint("try again")
+        .into()),
         _ => Ok(bytes),
     }
 }

@@ -1,7 +1,8 @@
-//! `forebay index`: opens a dataset at the node, so that its rows have numbers, and says what it is.
+//! `forebay index`: opens a dataset at the node, so that its rows have numbers, and says what it
+//! is.
 //!
-//! The node does the work and says how it goes in JSON lines; this end draws the bar. What was indexed is kept by the node: a job that opens the same
-//! sources later finds it.
+//! The node does the work and says how it goes in JSON lines; this end draws the bar. What was
+//! indexed is kept by the node: a job that opens the same sources later finds it.
 
 use crate::{
     cli::Common,
@@ -33,10 +34,12 @@ pub struct Args {
     /// Names or patterns, in the order in which their rows are numbered
     #[arg(value_name = "BUCKET/PATTERN", required = true)]
     pub sources: Vec<String>,
-    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream or jsonl [default: by the names]
+    /// objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream or jsonl [default: by the
+    /// names]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
-    /// Labels of whole objects: path or path:LEVEL for a directory of their names, or BUCKET/KEY of a CSV or JSONL with columns file and label
+    /// Labels of whole objects: path or path:LEVEL for a directory of their names, or BUCKET/KEY of
+    /// a CSV or JSONL with columns file and label
     #[arg(long, value_name = "WHERE")]
     pub labels: Option<String>,
     /// Decode TFRecords as tf.train.Example
@@ -48,21 +51,37 @@ pub struct Args {
     /// Leave damaged files out instead of failing
     #[arg(long)]
     pub skip_damaged: bool,
-    /// Write the names, sizes and versions of the files into an object, which later openings read instead of listing
+    /// Write the names, sizes and versions of the files into an object, which later openings read
+    /// instead of listing
     #[arg(long, value_name = "BUCKET/KEY")]
     pub write_manifest: Option<String>,
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
-    let manifest = args.write_manifest.as_deref().map(target::object).transpose()?;
+    let manifest = args
+        .write_manifest
+        .as_deref()
+        .map(target::object)
+        .transpose()?;
     let mut client = super::client(common)?;
     let mut out = Out::new(common.json);
     let what = args.sources.join(" ");
     let mut opened = open(&mut client, spec(&args), &what).await?;
     if let Some(name) = manifest {
         let id = opened["id"].as_str().unwrap_or_default();
-        let path = format!("/v1/datasets/{id}/manifest?to={}", client::encode(&name.to_string()));
-        client.ask(Method::POST, &path, HeaderMap::new(), client::bytes_body(Vec::new()), &name.to_string()).await?;
+        let path = format!(
+            "/v1/datasets/{id}/manifest?to={}",
+            client::encode(&name.to_string())
+        );
+        client
+            .ask(
+                Method::POST,
+                &path,
+                HeaderMap::new(),
+                client::bytes_body(Vec::new()),
+                &name.to_string(),
+            )
+            .await?;
         opened["manifest"] = name.to_string().into();
     }
     if out.json {
@@ -104,20 +123,37 @@ fn spec(args: &Args) -> Value {
 /// Follows the node's lines to the last one.
 async fn open(client: &mut Client, spec: Value, what: &str) -> Outcome<Value> {
     let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let answer = client.ask(Method::POST, "/v1/datasets?progress=true", headers, client::json_body(&spec), what).await?;
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    let answer = client
+        .ask(
+            Method::POST,
+            "/v1/datasets?progress=true",
+            headers,
+            client::json_body(&spec),
+            what,
+        )
+        .await?;
     let mut lines = Lines::of(answer.into_body());
     let mut progress = Progress::objects("index");
     while let Some(line) = lines.next().await? {
-        let event: Value =
-            serde_json::from_slice(&line).map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
+        let event: Value = serde_json::from_slice(&line)
+            .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
         let n = |name: &str| event[name].as_u64().unwrap_or(0);
         match event["event"].as_str() {
             Some("opened") => return Ok(event),
             Some("error") => {
-                let status = u16::try_from(n("status")).ok().and_then(|s| StatusCode::from_u16(s).ok());
-                let kind = client::kind_of(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), None);
-                let error = Error::new(kind, one_line(event["message"].as_str().unwrap_or("the opening failed")));
+                let status = u16::try_from(n("status"))
+                    .ok()
+                    .and_then(|s| StatusCode::from_u16(s).ok());
+                let kind =
+                    client::kind_of(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), None);
+                let error = Error::new(
+                    kind,
+                    one_line(event["message"].as_str().unwrap_or("the opening failed")),
+                );
                 return Err(Failure::Failed(match event["hint"].as_str() {
                     Some(hint) => error.hint(hint),
                     None => error,
@@ -130,7 +166,11 @@ async fn open(client: &mut Client, spec: Value, what: &str) -> Outcome<Value> {
             _ => {}
         }
     }
-    Err(Error::corrupt(format!("the answer ended without an end: {what}")).hint("the node's log says why; try again").into())
+    Err(
+        Error::corrupt(format!("the answer ended without an end: {what}"))
+            .hint("the node's log says why; try again")
+            .into(),
+    )
 }
 
 fn describe(opened: &Value) -> Vec<String> {
@@ -141,7 +181,10 @@ fn describe(opened: &Value) -> Vec<String> {
         ("format", text("format")),
         ("rows", grouped(n("rows"))),
         ("blocks", grouped(n("blocks"))),
-        ("files", format!("{} ({})", grouped(n("files")), format_bytes(n("bytes")))),
+        (
+            "files",
+            format!("{} ({})", grouped(n("files")), format_bytes(n("bytes"))),
+        ),
         (
             "index",
             format!(
@@ -155,15 +198,25 @@ fn describe(opened: &Value) -> Vec<String> {
         ),
     ];
     if let Some(previous) = opened["previous"].as_str() {
-        rows.push(("changed", format!("the files are others than at the last opening, which was dataset {previous}")));
+        rows.push((
+            "changed",
+            format!("the files are others than at the last opening, which was dataset {previous}"),
+        ));
     }
     if n("skipped_files") > 0 {
-        rows.push(("left out", format!("{} (damaged)", count(n("skipped_files"), "file"))));
+        rows.push((
+            "left out",
+            format!("{} (damaged)", count(n("skipped_files"), "file")),
+        ));
     }
     if n("unreadable_names") > 0 {
         rows.push((
             "left out",
-            format!("{} that cannot be read through this node, as {:?}", count(n("unreadable_names"), "name"), text("unreadable_name")),
+            format!(
+                "{} that cannot be read through this node, as {:?}",
+                count(n("unreadable_names"), "name"),
+                text("unreadable_name")
+            ),
         ));
     }
     if let Some(name) = opened["manifest"].as_str() {
@@ -180,8 +233,16 @@ fn describe(opened: &Value) -> Vec<String> {
     let columns = opened["schema"].as_array().cloned().unwrap_or_default();
     lines.push(format!("columns ({})", columns.len()));
     for c in columns.iter().take(COLUMNS_TOLD) {
-        let null = if c["nullable"] == true { "" } else { " not null" };
-        lines.push(format!("  {}: {}{null}", c["name"].as_str().unwrap_or_default(), one_line(c["type"].as_str().unwrap_or_default())));
+        let null = if c["nullable"] == true {
+            ""
+        } else {
+            " not null"
+        };
+        lines.push(format!(
+            "  {}: {}{null}",
+            c["name"].as_str().unwrap_or_default(),
+            one_line(c["type"].as_str().unwrap_or_default())
+        ));
     }
     if columns.len() > COLUMNS_TOLD {
         lines.push(format!("  and {} more", columns.len() - COLUMNS_TOLD));

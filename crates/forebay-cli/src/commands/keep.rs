@@ -11,7 +11,8 @@ use http::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed\", \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}]}";
+const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed\", \
+    \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}]}";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
@@ -38,7 +39,8 @@ pub struct UnpinArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = format!("Example:\n  forebay evict data/old/ --dry-run\n\nWhat is pinned stays.\n{JSON_SHAPE}"))]
+#[command(after_help = format!("Example:\n  forebay evict data/old/ --dry-run\n\nWhat is pinned \
+    stays.\n{JSON_SHAPE}"))]
 pub struct EvictArgs {
     #[command(flatten)]
     what: Selection,
@@ -55,7 +57,11 @@ struct Selection {
 }
 
 pub async fn pin(args: PinArgs, common: &Common) -> Outcome {
-    if args.list { list(common).await } else { change("pin", args.what, common).await }
+    if args.list {
+        list(common).await
+    } else {
+        change("pin", args.what, common).await
+    }
 }
 
 pub async fn unpin(args: UnpinArgs, common: &Common) -> Outcome {
@@ -96,8 +102,16 @@ impl Report {
             _ => ("evicted", "not in the cache, or pinned"),
         };
         let would = if self.dry_run { "would be " } else { "" };
-        let bytes = if self.bytes > 0 { format!(" ({})", format_bytes(self.bytes)) } else { String::new() };
-        let mut text = format!("{}: {} {would}{verb}{bytes}", count(self.objects, "object"), grouped(self.changed));
+        let bytes = if self.bytes > 0 {
+            format!(" ({})", format_bytes(self.bytes))
+        } else {
+            String::new()
+        };
+        let mut text = format!(
+            "{}: {} {would}{verb}{bytes}",
+            count(self.objects, "object"),
+            grouped(self.changed)
+        );
         if self.unchanged > 0 {
             text.push_str(&format!(", {} {rest}", grouped(self.unchanged)));
         }
@@ -109,12 +123,28 @@ impl Report {
 }
 
 async fn change(action: &str, what: Selection, common: &Common) -> Outcome {
-    let prefixes = what.targets.iter().map(|t| Prefix::parse(t)).collect::<Outcome<Vec<_>>>()?;
+    let prefixes = what
+        .targets
+        .iter()
+        .map(|t| Prefix::parse(t))
+        .collect::<Outcome<Vec<_>>>()?;
     let mut client = super::client(common)?;
-    let mut total = Report { action: action.to_owned(), dry_run: what.dry_run, ..Report::default() };
+    let mut total = Report {
+        action: action.to_owned(),
+        dry_run: what.dry_run,
+        ..Report::default()
+    };
     for p in &prefixes {
         let request = json!({"bucket": p.bucket, "prefix": p.prefix, "dry_run": what.dry_run});
-        total.add(client.json(Method::POST, &format!("/v1/forebay/{action}"), Some(&request)).await?);
+        total.add(
+            client
+                .json(
+                    Method::POST,
+                    &format!("/v1/forebay/{action}"),
+                    Some(&request),
+                )
+                .await?,
+        );
     }
     let mut out = Out::new(common.json);
     if out.json {
@@ -122,7 +152,13 @@ async fn change(action: &str, what: Selection, common: &Common) -> Outcome {
     } else {
         for error in &total.errors {
             let part = |name: &str| error[name].as_str().map(one_line).unwrap_or_default();
-            eprintln!("{} {}: {}/{}", out.style.red("failed:"), part("message"), part("bucket"), part("key"));
+            eprintln!(
+                "{} {}: {}/{}",
+                out.style.red("failed:"),
+                part("message"),
+                part("bucket"),
+                part("key")
+            );
         }
         out.line(total.sentence())?;
         out.flush()?;
@@ -132,9 +168,12 @@ async fn change(action: &str, what: Selection, common: &Common) -> Outcome {
     }
     if total.objects == 0 {
         let names: Vec<String> = prefixes.iter().map(Prefix::to_string).collect();
-        return Err(Error::new(ErrorKind::NotFound, format!("nothing there: {}", names.join(", ")))
-            .hint("`forebay ls` lists what is there")
-            .into());
+        return Err(Error::new(
+            ErrorKind::NotFound,
+            format!("nothing there: {}", names.join(", ")),
+        )
+        .hint("`forebay ls` lists what is there")
+        .into());
     }
     Ok(())
 }
@@ -152,7 +191,11 @@ async fn list(common: &Common) -> Outcome {
         if out.json {
             out.json_line(name)?;
         } else {
-            out.line(format!("{}/{}", name["bucket"].as_str().unwrap_or("?"), name["key"].as_str().map(one_line).unwrap_or_default()))?;
+            out.line(format!(
+                "{}/{}",
+                name["bucket"].as_str().unwrap_or("?"),
+                name["key"].as_str().map(one_line).unwrap_or_default()
+            ))?;
         }
     }
     out.flush()
@@ -173,8 +216,15 @@ mod tests {
             bytes: 2048,
             ..Report::default()
         };
-        assert_eq!(report.sentence(), "1,200 objects: 1,000 would be evicted (2.0 KiB), 200 not in the cache, or pinned");
-        report.add(Report { objects: 1, failed: 1, ..Report::default() });
+        assert_eq!(
+            report.sentence(),
+            "1,200 objects: 1,000 would be evicted (2.0 KiB), 200 not in the cache, or pinned"
+        );
+        report.add(Report {
+            objects: 1,
+            failed: 1,
+            ..Report::default()
+        });
         assert!(report.sentence().ends_with(", 1 failed"));
         assert!(report.sentence().starts_with("1,201 objects"));
     }

@@ -49,7 +49,9 @@ pub struct Args {
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let prefix = args.target.as_deref().map(Prefix::parse).transpose()?;
     if args.limit == Some(0) {
-        return Err(Failure::Usage(Error::invalid("--limit 0 lists nothing").hint("1 or more")));
+        return Err(Failure::Usage(
+            Error::invalid("--limit 0 lists nothing").hint("1 or more"),
+        ));
     }
     let mut client = super::client(common)?;
     let mut out = Out::new(common.json);
@@ -66,9 +68,15 @@ struct Bucket {
 
 async fn buckets(client: &mut Client, out: &mut Out) -> Outcome {
     let request = json!({"action": "list", "name": "", "value": null});
-    let buckets: Vec<Bucket> = client.json(Method::GET, "/v1/buckets", Some(&request)).await?;
+    let buckets: Vec<Bucket> = client
+        .json(Method::GET, "/v1/buckets", Some(&request))
+        .await?;
     for bucket in &buckets {
-        if out.json { out.json_line(&json!({"bucket": bucket.name}))? } else { out.line(format!("{}/", bucket.name))? }
+        if out.json {
+            out.json_line(&json!({"bucket": bucket.name}))?
+        } else {
+            out.line(format!("{}/", bucket.name))?
+        }
     }
     out.flush()?;
     if buckets.is_empty() && !out.json {
@@ -101,7 +109,10 @@ impl Entry {
     }
 
     fn bytes(&self) -> u64 {
-        self.size.as_str().map_or_else(|| self.size.as_u64(), |text| text.parse().ok()).unwrap_or(0)
+        self.size
+            .as_str()
+            .map_or_else(|| self.size.as_u64(), |text| text.parse().ok())
+            .unwrap_or(0)
     }
 
     fn as_json(&self, bucket: &str) -> Value {
@@ -115,7 +126,11 @@ impl Entry {
     }
 
     fn as_line(&self, bucket: &str) -> String {
-        let size = if self.is(ENTRY_DIR) { String::new() } else { format_bytes(self.bytes()) };
+        let size = if self.is(ENTRY_DIR) {
+            String::new()
+        } else {
+            format_bytes(self.bytes())
+        };
         let mark = if self.is(ENTRY_CACHED) { '*' } else { ' ' };
         format!("{size:>10} {mark} {bucket}/{}", one_line(&self.name))
     }
@@ -132,10 +147,24 @@ async fn objects(client: &mut Client, of: &Prefix, args: &Args, out: &mut Out) -
     loop {
         let value = json!({"prefix": of.prefix, "pagesize": PAGE_KEYS.min(limit - seen), "continuation_token": token, "flags": flags});
         let request = json!({"action": "list", "name": "", "value": value});
-        let page: Page = client.json(Method::GET, &format!("/v1/buckets/{}", of.bucket), Some(&request)).await?;
-        for entry in page.entries.iter().take((limit - seen).try_into().unwrap_or(usize::MAX)) {
+        let page: Page = client
+            .json(
+                Method::GET,
+                &format!("/v1/buckets/{}", of.bucket),
+                Some(&request),
+            )
+            .await?;
+        for entry in page
+            .entries
+            .iter()
+            .take((limit - seen).try_into().unwrap_or(usize::MAX))
+        {
             seen += 1;
-            if out.json { out.json_line(&entry.as_json(&of.bucket))? } else { out.line(entry.as_line(&of.bucket))? }
+            if out.json {
+                out.json_line(&entry.as_json(&of.bucket))?
+            } else {
+                out.line(entry.as_line(&of.bucket))?
+            }
         }
         out.flush()?;
         if page.continuation_token.is_empty() || seen >= limit {
@@ -147,7 +176,9 @@ async fn objects(client: &mut Client, of: &Prefix, args: &Args, out: &mut Out) -
         token = page.continuation_token;
     }
     if seen == 0 && !of.prefix.is_empty() {
-        return Err(Error::not_found(format!("nothing there: {of}")).hint(format!("`forebay ls {}` lists the bucket", of.bucket)).into());
+        return Err(Error::not_found(format!("nothing there: {of}"))
+            .hint(format!("`forebay ls {}` lists the bucket", of.bucket))
+            .into());
     }
     Ok(())
 }

@@ -26,7 +26,12 @@ pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
     /// The node's admin address [default: as the node tells]
-    #[arg(long, value_name = "ADDR", env = "FOREBAY_ADMIN", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "FOREBAY_ADMIN",
+        hide_env_values = true
+    )]
     admin: Option<String>,
 }
 
@@ -55,18 +60,27 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
 /// The admin listener: as given, or where the node says that it is.
 pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     if let Some(text) = given {
-        return Ok(Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, None).trusting(common.ca.clone()));
+        return Ok(
+            Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, None)
+                .trusting(common.ca.clone()),
+        );
     }
     let mut node = super::client(common)?;
     let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
     let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
-        Error::unsupported(format!("no admin listener to read metrics from: {}", node.addr()))
-            .hint("start the node with --admin ADDR, or name it with --admin here")
+        Error::unsupported(format!(
+            "no admin listener to read metrics from: {}",
+            node.addr()
+        ))
+        .hint("start the node with --admin ADDR, or name it with --admin here")
     })?;
     let mut addr = NodeAddr::parse(&text)?;
     // A listener on every address is reached under the name that the node is.
-    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) = (&mut addr, node.addr())
-        && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) =
+        (&mut addr, node.addr())
+        && host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|ip| ip.is_unspecified())
     {
         known.clone_into(host);
     }
@@ -76,6 +90,14 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
 /// The page of metrics.
 pub async fn fetch(admin: &mut Client) -> Outcome<Vec<u8>> {
     let what = format!("{}/metrics", admin.addr());
-    let answer = admin.ask(Method::GET, "/metrics", HeaderMap::new(), client::no_body(), &what).await?;
+    let answer = admin
+        .ask(
+            Method::GET,
+            "/metrics",
+            HeaderMap::new(),
+            client::no_body(),
+            &what,
+        )
+        .await?;
     Ok(client::collect(answer.into_body(), PAGE_MAX_BYTES).await?)
 }

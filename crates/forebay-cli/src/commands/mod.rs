@@ -26,6 +26,12 @@ use crate::{
 /// The node that `--node` or `FOREBAY_NODE` names.
 pub fn client(common: &Common) -> Outcome<Client> {
     // Not an option: command lines are seen by every process of the machine.
-    let token = std::env::var("FOREBAY_TOKEN").ok().filter(|t| !t.is_empty());
-    Ok(Client::new(NodeAddr::parse(&common.node).map_err(Failure::Usage)?, token).trusting(common.ca.clone()))
+    let token = std::env::var("FOREBAY_TOKEN")
+        .ok()
+        .filter(|t| !t.is_empty());
+    Ok(Client::new(
+        NodeAddr::parse(&common.node).map_err(Failure::Usage)?,
+        token,
+    )
+    .trusting(common.ca.clone()))
 }

@@ -1,4 +1,5 @@
-//! `forebay put`: a file or stdin, through the node to the origin. It is readable at once after the command returns.
+//! `forebay put`: a file or stdin, through the node to the origin. It is readable at once after the
+//! command returns.
 
 use crate::{
     cli::Common,
@@ -49,12 +50,23 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let object = target::object(&named(&args.object, (!from_stdin).then_some(&args.file)))?;
     let mut headers = HeaderMap::new();
     if let Some(text) = &args.content_type {
-        let value = HeaderValue::from_str(text)
-            .map_err(|e| Failure::Usage(Error::invalid(format!("bad content type: {text:?}")).source(e).hint("as in image/jpeg")))?;
+        let value = HeaderValue::from_str(text).map_err(|e| {
+            Failure::Usage(
+                Error::invalid(format!("bad content type: {text:?}"))
+                    .source(e)
+                    .hint("as in image/jpeg"),
+            )
+        })?;
         headers.insert(header::CONTENT_TYPE, value);
     }
     let (source, size): (Box<dyn AsyncRead + Send + Unpin>, Option<u64>) = if from_stdin {
-        (Box::new(std_stream(std::io::stdin()).map_err(|e| file_error("cannot read", Path::new("stdin"), e))?), None)
+        (
+            Box::new(
+                std_stream(std::io::stdin())
+                    .map_err(|e| file_error("cannot read", Path::new("stdin"), e))?,
+            ),
+            None,
+        )
     } else {
         let (file, size) = open(&args.file).await?;
         headers.insert(header::CONTENT_LENGTH, size.into());
@@ -65,9 +77,25 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let began = Instant::now();
     let sent = Arc::new(AtomicU64::new(0));
     let pieces = read_pieces(source, Progress::bytes(object.key(), size), sent.clone());
-    let path = format!("/v1/objects/{}/{}", object.bucket(), client::encode_key(object.key()));
-    let answer = client.ask(Method::PUT, &path, headers, client::stream_body(pieces), &object.to_string()).await?;
-    let etag = answer.headers().get(header::ETAG).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let path = format!(
+        "/v1/objects/{}/{}",
+        object.bucket(),
+        client::encode_key(object.key())
+    );
+    let answer = client
+        .ask(
+            Method::PUT,
+            &path,
+            headers,
+            client::stream_body(pieces),
+            &object.to_string(),
+        )
+        .await?;
+    let etag = answer
+        .headers()
+        .get(header::ETAG)
+        .and_then(|v| v.to_str().ok())
+        .map(str::to_owned);
     client::collect(answer.into_body(), 1 << 20).await?;
     let (bytes, seconds) = (sent.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
     let mut out = Out::new(common.json);
@@ -75,7 +103,10 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         return out.object(&serde_json::json!({"object": object.to_string(), "bytes": bytes, "etag": etag, "seconds": seconds}));
     }
     let rate = format_bytes((bytes as f64 / seconds.max(1e-6)) as u64);
-    out.line(format!("{object}  {} bytes  {seconds:.2} s  {rate}/s", grouped(bytes)))?;
+    out.line(format!(
+        "{object}  {} bytes  {seconds:.2} s  {rate}/s",
+        grouped(bytes)
+    ))?;
     out.flush()
 }
 
@@ -91,13 +122,21 @@ async fn open(path: &Path) -> Outcome<(tokio::fs::File, u64)> {
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
     let meta = file.metadata().await.map_err(failed)?;
     if meta.is_dir() {
-        return Err(Error::invalid(format!("cannot read: {}: it is a directory", path.display())).hint("name one file").into());
+        return Err(Error::invalid(format!(
+            "cannot read: {}: it is a directory",
+            path.display()
+        ))
+        .hint("name one file")
+        .into());
     }
     if meta.len() > limits::PUT_OBJECT_MAX_BYTES {
         let max = format_bytes(limits::PUT_OBJECT_MAX_BYTES);
-        return Err(Error::new(ErrorKind::TooLarge, format!("larger than the {max} of one write: {}", path.display()))
-            .hint("write it in parts, with any S3 client")
-            .into());
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("larger than the {max} of one write: {}", path.display()),
+        )
+        .hint("write it in parts, with any S3 client")
+        .into());
     }
     Ok((file, meta.len()))
 }

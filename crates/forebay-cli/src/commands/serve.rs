@@ -1,7 +1,8 @@
 //! `forebay serve`: a node, until a signal stops it.
 //!
-//! Options are the last layer of the configuration, over the environment and the file, so whatever is set here is shown and checked as if it stood in
-//! the file. The first SIGINT or SIGTERM stops gracefully: nothing new is taken, answers in flight finish; a second one ends at once.
+//! Options are the last layer of the configuration, over the environment and the file, so whatever
+//! is set here is shown and checked as if it stood in the file. The first SIGINT or SIGTERM stops
+//! gracefully: nothing new is taken, answers in flight finish; a second one ends at once.
 
 use crate::{
     cli::Common,
@@ -40,7 +41,8 @@ Origins: s3://bucket, gs://bucket, az://container, https://host/path/, file:///d
 Stopping: SIGINT (Ctrl-C) or SIGTERM finishes the answers in flight and takes nothing new; a second one stops at once.
 Exit codes: 0 stopped gracefully; 1 could not start, or stopped before every answer was finished; 2 wrong options or configuration.
 --json: logs as JSON lines on stderr, and one JSON line on stdout when the node is ready:
-{\"event\": \"ready\", \"node_id\", \"url\", \"s3\": HOST:PORT, \"unix_socket\", \"admin\": HOST:PORT, \"buckets\", \"cache\", \"pid\"}")]
+{\"event\": \"ready\", \"node_id\", \"url\", \"s3\": HOST:PORT, \"unix_socket\", \"admin\": \
+    HOST:PORT, \"buckets\", \"cache\", \"pid\"}")]
 pub struct Args {
     #[command(flatten)]
     pub settings: Settings,
@@ -56,7 +58,12 @@ pub struct Settings {
     #[arg(long, value_name = "DIR:SIZE")]
     pub cache: Vec<String>,
     /// A TOML file with settings
-    #[arg(long, value_name = "FILE", env = "FOREBAY_CONFIG", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FOREBAY_CONFIG",
+        hide_env_values = true
+    )]
     pub config: Option<PathBuf>,
     /// Where S3 and the batch API listen [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
@@ -70,10 +77,12 @@ pub struct Settings {
     /// When a cached object is served without asking: immutable, always, or a time [default: 60s]
     #[arg(long, value_name = "RULE")]
     pub freshness: Option<String>,
-    /// Memory for the buffers of fills, batches and uploads [default: 1GiB, or a quarter of the machine's]
+    /// Memory for the buffers of fills, batches and uploads [default: 1GiB, or a quarter of the
+    /// machine's]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
-    /// error, warn, info, debug, trace, or a filter [default: info; on a terminal, requests that succeed are left out]
+    /// error, warn, info, debug, trace, or a filter [default: info; on a terminal, requests that
+    /// succeed are left out]
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
     /// Set any setting: KEY=VALUE, as in limits.connections=1000; may be given again
@@ -86,9 +95,10 @@ impl Settings {
     pub fn load(&self, json_logs: bool) -> Result<Config> {
         let mut overrides = Vec::new();
         for set in &self.sets {
-            let (key, value) = set
-                .split_once('=')
-                .ok_or_else(|| Error::invalid(format!("--set: {set:?} has no '='")).hint("KEY=VALUE, as in limits.connections=1000"))?;
+            let (key, value) = set.split_once('=').ok_or_else(|| {
+                Error::invalid(format!("--set: {set:?} has no '='"))
+                    .hint("KEY=VALUE, as in limits.connections=1000")
+            })?;
             overrides.push(Override::text(key.trim(), value.trim(), "--set")?);
         }
         if !self.origin.is_empty() {
@@ -113,27 +123,45 @@ impl Settings {
             overrides.push(Override::text("log.format", "json", "--json")?);
         }
         // A variable that is not UTF-8 is none of ours.
-        let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        let env = std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         Config::load(self.config.as_deref(), env, &overrides)
     }
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let mut config = args.settings.load(common.json).map_err(Failure::Usage)?;
-    // A line for each request is for a log, not for the terminal of a person who started the node by hand.
-    let quiet = !common.json && args.settings.log.is_none() && config.log == Log::default() && std::io::stderr().is_terminal();
+    // A line for each request is for a log, not for the terminal of a person who started the node
+    // by hand.
+    let quiet = !common.json
+        && args.settings.log.is_none()
+        && config.log == Log::default()
+        && std::io::stderr().is_terminal();
     if quiet {
         config.log.level.push_str(",forebay::request=warn");
     }
     config.checked().map_err(Failure::Usage)?;
     init_logging(&config.log).map_err(Failure::Usage)?;
-    for problem in config.check().iter().filter(|p| p.severity == Severity::Warning) {
-        warn(common.json, &format!("{}: {}", problem.key, problem.message), &problem.hint);
+    for problem in config
+        .check()
+        .iter()
+        .filter(|p| p.severity == Severity::Warning)
+    {
+        warn(
+            common.json,
+            &format!("{}: {}", problem.key, problem.message),
+            &problem.hint,
+        );
     }
     let (files, connections) = (raise_open_files(), config.limits.connections as u64);
     if files < connections + FILES_BESIDE_CONNECTIONS {
-        let text = format!("{files} files may be open, too few for limits.connections = {connections}");
-        warn(common.json, &text, "raise the limit (ulimit -Hn, LimitNOFILE), or lower limits.connections");
+        let text =
+            format!("{files} files may be open, too few for limits.connections = {connections}");
+        warn(
+            common.json,
+            &text,
+            "raise the limit (ulimit -Hn, LimitNOFILE), or lower limits.connections",
+        );
     }
     // Before anything is opened, so that a signal during the start is not lost.
     let mut signals = Signals::listen()?;
@@ -144,14 +172,21 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     };
     announce(&node, common.json)?;
     let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
-    let reloading = node.reloads_files().then(|| reload_on_hangup(node.clone())).transpose().map_err(Failure::Failed)?;
+    let reloading = node
+        .reloads_files()
+        .then(|| reload_on_hangup(node.clone()))
+        .transpose()
+        .map_err(Failure::Failed)?;
     signals.next().await;
     looking.abort();
     if let Some(reloading) = reloading {
         reloading.abort();
     }
     if !common.json {
-        eprintln!("stopping: answers in flight have {} s to finish; once more to stop at once", drain.as_secs());
+        eprintln!(
+            "stopping: answers in flight have {} s to finish; once more to stop at once",
+            drain.as_secs()
+        );
     }
     tokio::select! {
         finished = node.shutdown(drain) => finished.map_err(Failure::Failed),
@@ -160,7 +195,8 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-/// SIGHUP: read the files again. Without such files it ends the node, as it ends any program whose terminal is closed.
+/// SIGHUP: read the files again. Without such files it ends the node, as it ends any program whose
+/// terminal is closed.
 fn reload_on_hangup(node: Arc<Node>) -> Result<tokio::task::JoinHandle<()>> {
     let mut hangups = signals::hangups()?;
     Ok(tokio::spawn(async move {
@@ -175,8 +211,12 @@ fn reload_on_hangup(node: Arc<Node>) -> Result<tokio::task::JoinHandle<()>> {
 fn start_failure(e: Error) -> Failure {
     let hint = match e.kind() {
         ErrorKind::PermissionDenied => "check who owns it, and its mode",
-        ErrorKind::AlreadyExists => "`--listen 127.0.0.1:0` takes any free port, `--admin off` does without the admin port",
-        ErrorKind::Conflict => "each node needs a cache directory of its own; `forebay status` shows the one that runs",
+        ErrorKind::AlreadyExists => {
+            "`--listen 127.0.0.1:0` takes any free port, `--admin off` does without the admin port"
+        }
+        ErrorKind::Conflict => {
+            "each node needs a cache directory of its own; `forebay status` shows the one that runs"
+        }
         _ => return Failure::Failed(e),
     };
     Failure::Failed(match e.hint_text() {
@@ -201,14 +241,24 @@ fn warn(json: bool, text: &str, hint: &str) {
     }
 }
 
-/// Asks each bucket for one name, so that wrong credentials are told now and not with the first read. The node serves what it has in any case.
+/// Asks each bucket for one name, so that wrong credentials are told now and not with the first
+/// read. The node serves what it has in any case.
 async fn look_at_origins(node: Arc<Node>, json: bool) {
-    let buckets: Vec<String> = node.config().origins.iter().filter_map(|o| o.bucket().ok().flatten()).collect();
+    let buckets: Vec<String> = node
+        .config()
+        .origins
+        .iter()
+        .filter_map(|o| o.bucket().ok().flatten())
+        .collect();
     let looks = buckets.into_iter().map(|bucket| {
-        let request = ListRequest { max_keys: 1, ..ListRequest::default() };
+        let request = ListRequest {
+            max_keys: 1,
+            ..ListRequest::default()
+        };
         let node = node.clone();
         async move {
-            let found = tokio::time::timeout(LOOK_TIMEOUT, node.engine().list(&bucket, request)).await;
+            let found =
+                tokio::time::timeout(LOOK_TIMEOUT, node.engine().list(&bucket, request)).await;
             (bucket, found)
         }
     });
@@ -219,8 +269,18 @@ async fn look_at_origins(node: Arc<Node>, json: bool) {
             Ok(Err(e)) => e,
             Err(_) => Error::timeout(format!("no answer after {} s", LOOK_TIMEOUT.as_secs())),
         };
-        let hint = problem.hint_text().unwrap_or("the node serves what it has, and asks again with each read").to_owned();
-        warn(json, &format!("the bucket {bucket} cannot be listed: {}", problem.message()), &hint);
+        let hint = problem
+            .hint_text()
+            .unwrap_or("the node serves what it has, and asks again with each read")
+            .to_owned();
+        warn(
+            json,
+            &format!(
+                "the bucket {bucket} cannot be listed: {}",
+                problem.message()
+            ),
+            &hint,
+        );
     }
 }
 
@@ -228,8 +288,16 @@ async fn look_at_origins(node: Arc<Node>, json: bool) {
 fn announce(node: &Node, json: bool) -> Outcome {
     let config = node.config();
     let mut out = Out::new(json);
-    let buckets: Vec<(String, &str)> =
-        config.origins.iter().map(|o| (o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), o.config.url.as_str())).collect();
+    let buckets: Vec<(String, &str)> = config
+        .origins
+        .iter()
+        .map(|o| {
+            (
+                o.bucket().ok().flatten().unwrap_or_else(|| "*".into()),
+                o.config.url.as_str(),
+            )
+        })
+        .collect();
     if json {
         out.json_line(&serde_json::json!({
             "event": "ready", "node_id": node.node_id(), "url": node.url(), "s3": node.addr(),
@@ -244,28 +312,59 @@ fn announce(node: &Node, json: bool) -> Outcome {
         rows.push(("endpoint", style.bold(&url)));
     }
     if let Some(path) = node.unix_path() {
-        rows.push(("socket", format!("unix:{}   (clients on this machine find it by themselves)", path.display())));
+        rows.push((
+            "socket",
+            format!(
+                "unix:{}   (clients on this machine find it by themselves)",
+                path.display()
+            ),
+        ));
     }
     if let Some(url) = node.admin_url() {
         rows.push(("admin", format!("{url}/metrics   /healthz   /readyz")));
     }
     for (bucket, url) in &buckets {
-        let bucket = if bucket == "*" { "every bucket" } else { bucket };
+        let bucket = if bucket == "*" {
+            "every bucket"
+        } else {
+            bucket
+        };
         rows.push(("bucket", format!("{}   from {url}", style.bold(bucket))));
     }
     for dir in &config.cache.dirs {
-        rows.push(("cache", format!("{}   up to {}", dir.path.display(), format_bytes(dir.size.0))));
+        rows.push((
+            "cache",
+            format!(
+                "{}   up to {}",
+                dir.path.display(),
+                format_bytes(dir.size.0)
+            ),
+        ));
     }
     if config.cache.dirs.is_empty() {
         rows.push(("cache", "none: every read goes to the origin".to_owned()));
     }
-    let name = buckets.first().map(|b| b.0.as_str()).filter(|b| *b != "*").unwrap_or("BUCKET");
+    let name = buckets
+        .first()
+        .map(|b| b.0.as_str())
+        .filter(|b| *b != "*")
+        .unwrap_or("BUCKET");
     if let Some(url) = node.url() {
-        rows.push(("boto3", format!("boto3.client(\"s3\", endpoint_url=\"{url}\")")));
-        rows.push(("torch", format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"{url}\"), \"{name}/\")")));
+        rows.push((
+            "boto3",
+            format!("boto3.client(\"s3\", endpoint_url=\"{url}\")"),
+        ));
+        rows.push((
+            "torch",
+            format!("forebay.torch.MapDataset.from_prefix(forebay.Client(\"{url}\"), \"{name}/\")"),
+        ));
     }
     rows.push(("stop", "Ctrl-C".to_owned()));
-    out.line(format!("{} {} is ready", style.bold("forebay"), forebay_server::VERSION))?;
+    out.line(format!(
+        "{} {} is ready",
+        style.bold("forebay"),
+        forebay_server::VERSION
+    ))?;
     for line in pairs(&rows) {
         out.line(format!("  {line}"))?;
     }

@@ -1,4 +1,5 @@
-//! `forebay shuffle-report`: how good orders are, beside a uniform one. No node is asked: an order follows from the shape of the dataset.
+//! `forebay shuffle-report`: how good orders are, beside a uniform one. No node is asked: an order
+//! follows from the shape of the dataset.
 
 use crate::{
     cli::Common,
@@ -35,7 +36,12 @@ JSON: {\"rows\", \"blocks\", \"batch\", \"seed\", \"labels\", \"orders\": [{\"or
 \"uniform\" one that was shuffled as an array.")]
 pub struct Args {
     /// Rows of the dataset
-    #[arg(long, value_name = "N", required_unless_present = "shape", conflicts_with = "shape")]
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "shape",
+        conflicts_with = "shape"
+    )]
     rows: Option<u64>,
     /// Rows of each block: of a row group, a record batch, a shard
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -72,18 +78,40 @@ struct Line {
 
 pub fn run(args: Args, common: &Common) -> Outcome {
     let shape = Arc::new(match (&args.shape, args.rows) {
-        (Some(path), _) => Shape::decode(&std::fs::read(path).map_err(|e| file_error("the shape", path, e))?)?,
-        (None, rows) => Shape::uniform(rows.unwrap_or(0), args.block_rows).map_err(Failure::Usage)?,
+        (Some(path), _) => {
+            Shape::decode(&std::fs::read(path).map_err(|e| file_error("the shape", path, e))?)?
+        }
+        (None, rows) => {
+            Shape::uniform(rows.unwrap_or(0), args.block_rows).map_err(Failure::Usage)?
+        }
     });
-    let plan = |shuffle| Plan::new(PlanSpec::single("dataset", shape.clone(), args.seed, shuffle)).map_err(Failure::Usage);
-    let given = args.labels.as_ref().map(|path| labels(path, shape.rows())).transpose()?;
+    let plan = |shuffle| {
+        Plan::new(PlanSpec::single(
+            "dataset",
+            shape.clone(),
+            args.seed,
+            shuffle,
+        ))
+        .map_err(Failure::Usage)
+    };
+    let given = args
+        .labels
+        .as_ref()
+        .map(|path| labels(path, shape.rows()))
+        .transpose()?;
 
     let (mut lines, mut pictures): (Vec<Line>, Vec<(String, Picture)>) = (Vec::new(), Vec::new());
     let mut add = |name: String, plan: &Plan, order: &dyn Ordering| -> Outcome {
-        let stretches = Stretches { plan, stretches: args.stretches };
+        let stretches = Stretches {
+            plan,
+            stretches: args.stretches,
+        };
         let labels: &dyn Labels = given.as_ref().map_or(&stretches, |given| given);
         let (report, picture) = measure(plan, order, args.batch, labels).map_err(Failure::Usage)?;
-        lines.push(Line { order: name.clone(), report });
+        lines.push(Line {
+            order: name.clone(),
+            report,
+        });
         pictures.push((name, picture));
         Ok(())
     };
@@ -95,12 +123,24 @@ pub fn run(args: Args, common: &Common) -> Outcome {
     if let Some(uniform) = Uniform::new(&plan, args.seed) {
         add("uniform".into(), &plan, &uniform)?;
     }
-    lines.push(Line { order: "expected".into(), report: expected(&plan, args.batch) });
+    lines.push(Line {
+        order: "expected".into(),
+        report: expected(&plan, args.batch),
+    });
 
-    let labels = given.as_ref().map_or_else(|| format!("{} equal stretches of the dataset", args.stretches), |_| "given".into());
+    let labels = given.as_ref().map_or_else(
+        || format!("{} equal stretches of the dataset", args.stretches),
+        |_| "given".into(),
+    );
     if let Some(path) = &args.svg {
-        let title = format!("{} rows in {} blocks, seed {}", grouped(shape.rows()), grouped(shape.blocks()), args.seed);
-        std::fs::write(path, picture::svg(&title, &pictures)).map_err(|e| file_error("the picture", path, e))?;
+        let title = format!(
+            "{} rows in {} blocks, seed {}",
+            grouped(shape.rows()),
+            grouped(shape.blocks()),
+            args.seed
+        );
+        std::fs::write(path, picture::svg(&title, &pictures))
+            .map_err(|e| file_error("the picture", path, e))?;
     }
     let mut out = Out::new(common.json);
     if out.json {
@@ -120,8 +160,14 @@ pub fn run(args: Args, common: &Common) -> Outcome {
         args.batch,
         grouped(measured)
     ))?;
-    let uniform = if lines.iter().any(|line| line.order == "uniform") { "uniform: an array, shuffled; " } else { "" };
-    out.line(format!("{uniform}expected: what a uniform order has on average"))?;
+    let uniform = if lines.iter().any(|line| line.order == "uniform") {
+        "uniform: an array, shuffled; "
+    } else {
+        ""
+    };
+    out.line(format!(
+        "{uniform}expected: what a uniform order has on average"
+    ))?;
     out.flush()
 }
 
@@ -130,23 +176,52 @@ fn labels(path: &PathBuf, rows: u64) -> Outcome<Given> {
     let given = Given::from_text(text.lines());
     if given.rows() != rows {
         return Err(Failure::Usage(
-            Error::invalid(format!("{}: {} labels for {rows} rows", path.display(), given.rows()))
-                .hint("one label on each line, in the order of the rows"),
+            Error::invalid(format!(
+                "{}: {} labels for {rows} rows",
+                path.display(),
+                given.rows()
+            ))
+            .hint("one label on each line, in the order of the rows"),
         ));
     }
     Ok(given)
 }
 
 fn table(lines: &[Line]) -> Vec<String> {
-    let width = lines.iter().map(|line| line.order.len()).max().unwrap_or(0).max(5);
-    let head = ["displacement", "rank corr.", "co-location", "dispersion", "gap entropy", "overlap", "epoch corr."];
+    let width = lines
+        .iter()
+        .map(|line| line.order.len())
+        .max()
+        .unwrap_or(0)
+        .max(5);
+    let head = [
+        "displacement",
+        "rank corr.",
+        "co-location",
+        "dispersion",
+        "gap entropy",
+        "overlap",
+        "epoch corr.",
+    ];
     let row = |name: &str, cells: &[String]| {
-        cells.iter().zip(head).fold(format!("{name:<width$}"), |line, (cell, head)| format!("{line}  {cell:>0$}", head.len()))
+        cells
+            .iter()
+            .zip(head)
+            .fold(format!("{name:<width$}"), |line, (cell, head)| {
+                format!("{line}  {cell:>0$}", head.len())
+            })
     };
     let mut text = vec![row("order", &head.map(String::from))];
     text.extend(lines.iter().map(|Line { order, report: r }| {
-        let figures =
-            [r.displacement, r.rank_correlation, r.co_location, r.label_dispersion, r.gap_entropy, r.epoch_overlap, r.epoch_correlation];
+        let figures = [
+            r.displacement,
+            r.rank_correlation,
+            r.co_location,
+            r.label_dispersion,
+            r.gap_entropy,
+            r.epoch_overlap,
+            r.epoch_correlation,
+        ];
         row(order, &figures.map(figure))
     }));
     text
@@ -169,20 +244,57 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_order_and_columns_that_line_up() {
         let shape = Arc::new(Shape::uniform(10_000, 100).expect("small"));
-        let plan = Plan::new(PlanSpec::single("d", shape, 1, Shuffle::Block { blocks: 4 })).expect("a plan");
-        let (report, picture) = measure(&plan, &plan, 20, &Stretches { plan: &plan, stretches: 10 }).expect("measured");
-        let lines = table(&[Line { order: "block:4".into(), report }, Line { order: "expected".into(), report: expected(&plan, 20) }]);
+        let plan = Plan::new(PlanSpec::single(
+            "d",
+            shape,
+            1,
+            Shuffle::Block { blocks: 4 },
+        ))
+        .expect("a plan");
+        let (report, picture) = measure(
+            &plan,
+            &plan,
+            20,
+            &Stretches {
+                plan: &plan,
+                stretches: 10,
+            },
+        )
+        .expect("measured");
+        let lines = table(&[
+            Line {
+                order: "block:4".into(),
+                report,
+            },
+            Line {
+                order: "expected".into(),
+                report: expected(&plan, 20),
+            },
+        ]);
         assert_eq!(lines.len(), 3);
-        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{lines:#?}");
-        assert!(lines[2].contains("0.3333") && lines[1].starts_with("block:4 "), "{lines:#?}");
+        assert!(
+            lines.iter().all(|line| line.len() == lines[0].len()),
+            "{lines:#?}"
+        );
+        assert!(
+            lines[2].contains("0.3333") && lines[1].starts_with("block:4 "),
+            "{lines:#?}"
+        );
 
         let svg = picture::svg("10,000 rows <&>", &[("block:4".into(), picture)]);
-        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("10,000 rows &lt;&amp;&gt;"));
+        assert!(
+            svg.starts_with("<svg ")
+                && svg.ends_with("</svg>\n")
+                && svg.contains("10,000 rows &lt;&amp;&gt;")
+        );
         assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
     }
 
     #[test]
     fn figures_are_short() {
-        assert_eq!([0.0, 1.0 / 3.0, 31.25, 0.000_031, -0.5].map(figure), ["0", "0.3333", "31.2", "3.1e-5", "-0.5000"]);
+        assert_eq!(
+            [0.0, 1.0 / 3.0, 31.25, 0.000_031, -0.5].map(figure),
+            ["0", "0.3333", "31.2", "3.1e-5", "-0.5000"]
+        );
     }
 }

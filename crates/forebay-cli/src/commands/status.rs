@@ -35,25 +35,56 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
     let b = |v: &Value| format_bytes(v.as_u64().unwrap_or(0));
     let text = |v: &Value| v.as_str().map(one_line).unwrap_or_default();
     let state = text(&s["state"]);
-    let state = if state == "ready" { style.green(&state) } else { style.yellow(&state) };
+    let state = if state == "ready" {
+        style.green(&state)
+    } else {
+        style.yellow(&state)
+    };
     let listen: Vec<String> = ["s3", "unix", "admin"]
         .iter()
         .filter(|k| s["listen"][**k].is_string())
         .map(|k| format!("{k} {}", text(&s["listen"][*k])))
         .collect();
     let mut rows = vec![
-        ("node", format!("{state}, version {}, up {}", text(&s["version"]), duration(s["uptime_seconds"].as_u64().unwrap_or(0)))),
+        (
+            "node",
+            format!(
+                "{state}, version {}, up {}",
+                text(&s["version"]),
+                duration(s["uptime_seconds"].as_u64().unwrap_or(0))
+            ),
+        ),
         ("listens", listen.join("   ")),
     ];
     for origin in s["origins"].as_array().into_iter().flatten() {
-        let endpoint = origin["endpoint"].as_str().map(|e| format!("   at {}", one_line(e))).unwrap_or_default();
-        rows.push(("bucket", format!("{}   {}{endpoint}", style.bold(&text(&origin["bucket"])), text(&origin["url"]))));
+        let endpoint = origin["endpoint"]
+            .as_str()
+            .map(|e| format!("   at {}", one_line(e)))
+            .unwrap_or_default();
+        rows.push((
+            "bucket",
+            format!(
+                "{}   {}{endpoint}",
+                style.bold(&text(&origin["bucket"])),
+                text(&origin["url"])
+            ),
+        ));
     }
-    let dirs = s["cache"]["dirs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let dirs = s["cache"]["dirs"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     for dir in dirs {
-        let (used, capacity) = (dir["used_bytes"].as_u64().unwrap_or(0), dir["capacity_bytes"].as_u64().unwrap_or(0));
+        let (used, capacity) = (
+            dir["used_bytes"].as_u64().unwrap_or(0),
+            dir["capacity_bytes"].as_u64().unwrap_or(0),
+        );
         let state = text(&dir["state"]);
-        let state = if state == "ok" { String::new() } else { format!("   {}", style.red(&state)) };
+        let state = if state == "ok" {
+            String::new()
+        } else {
+            format!("   {}", style.red(&state))
+        };
         rows.push((
             "cache",
             format!(
@@ -77,13 +108,21 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
             .unwrap_or_default();
         rows.push((
             "pinned",
-            format!("{}, {}{lost}", count(s["cache"]["pins"].as_u64().unwrap_or(0), "object"), b(&s["cache"]["pinned_bytes"])),
+            format!(
+                "{}, {}{lost}",
+                count(s["cache"]["pins"].as_u64().unwrap_or(0), "object"),
+                b(&s["cache"]["pinned_bytes"])
+            ),
         ));
     }
     let r = &s["reads"];
     let reads = ["hit", "miss", "revalidated"].map(|k| r[k].as_u64().unwrap_or(0));
     let asked: u64 = reads.iter().sum();
-    let ratio = if asked == 0 { "-".to_owned() } else { format!("{:.1} %", percent(reads[0] + reads[2], asked)) };
+    let ratio = if asked == 0 {
+        "-".to_owned()
+    } else {
+        format!("{:.1} %", percent(reads[0] + reads[2], asked))
+    };
     rows.push((
         "reads",
         format!(
@@ -95,7 +134,14 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
             n(&r["failed"])
         ),
     ));
-    rows.push(("hit ratio", format!("{ratio}   {} from disk, {} from origins", b(&r["bytes_from_cache"]), b(&r["bytes_from_origin"]))));
+    rows.push((
+        "hit ratio",
+        format!(
+            "{ratio}   {} from disk, {} from origins",
+            b(&r["bytes_from_cache"]),
+            b(&r["bytes_from_origin"])
+        ),
+    ));
     let batches = &s["batches"];
     rows.push((
         "batches",
@@ -119,7 +165,14 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
         ),
     ));
     for origin in s["origin_stats"].as_array().into_iter().flatten() {
-        let sum = |field: &str| origin["operations"].as_object().into_iter().flatten().filter_map(|(_, o)| o[field].as_u64()).sum::<u64>();
+        let sum = |field: &str| {
+            origin["operations"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, o)| o[field].as_u64())
+                .sum::<u64>()
+        };
         rows.push((
             "origin",
             format!(
@@ -137,7 +190,11 @@ fn lines(s: &Value, style: Style) -> Vec<String> {
 }
 
 fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64 * 100.0
+    }
 }
 
 fn duration(seconds: u64) -> String {
@@ -155,10 +212,21 @@ mod tests {
 
     #[test]
     fn a_status_is_shown_whatever_it_lacks() {
-        let text = lines(&serde_json::json!({"state": "stopping", "reads": {"hit": 3, "miss": 1}}), Style::PLAIN).join("\n");
-        for part in ["stopping", "none: every read goes to the origin", "hit ratio  75.0 %"] {
+        let text = lines(
+            &serde_json::json!({"state": "stopping", "reads": {"hit": 3, "miss": 1}}),
+            Style::PLAIN,
+        )
+        .join("\n");
+        for part in [
+            "stopping",
+            "none: every read goes to the origin",
+            "hit ratio  75.0 %",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert_eq!((duration(59), duration(3700), duration(90_000)), ("59 s".into(), "1 h 1 min".into(), "1 d 1 h".into()));
+        assert_eq!(
+            (duration(59), duration(3700), duration(90_000)),
+            ("59 s".into(), "1 h 1 min".into(), "1 d 1 h".into())
+        );
     }
 }

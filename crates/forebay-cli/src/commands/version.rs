@@ -11,7 +11,9 @@ pub fn run(_: Args, common: &Common) -> Outcome {
     let version = env!("CARGO_PKG_VERSION");
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     if out.json {
-        return out.object(&serde_json::json!({"name": "forebay", "version": version, "os": os, "arch": arch}));
+        return out.object(
+            &serde_json::json!({"name": "forebay", "version": version, "os": os, "arch": arch}),
+        );
     }
     out.line(format!("forebay {version} ({os} {arch})"))?;
     out.flush()

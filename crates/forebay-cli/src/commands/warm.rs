@@ -1,6 +1,8 @@
-//! `forebay warm`: brings objects into the cache ahead of need, and reports exactly what came and what did not.
+//! `forebay warm`: brings objects into the cache ahead of need, and reports exactly what came and
+//! what did not.
 //!
-//! The node does the work and says how it goes in JSON lines; this end draws the bar. If this end leaves, the node stops.
+//! The node does the work and says how it goes in JSON lines; this end draws the bar. If this end
+//! leaves, the node stops.
 
 use crate::{
     cli::Common,
@@ -34,7 +36,11 @@ JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\
 \"seconds\", \"error\"}; with --dry-run \"warmed\" is what would be fetched.")]
 pub struct Args {
     /// Every object whose name begins so
-    #[arg(value_name = "BUCKET[/PREFIX]", required_unless_present = "manifest", conflicts_with = "manifest")]
+    #[arg(
+        value_name = "BUCKET[/PREFIX]",
+        required_unless_present = "manifest",
+        conflicts_with = "manifest"
+    )]
     pub target: Option<String>,
     /// A file with the names of objects, or - for stdin
     #[arg(long, value_name = "FILE")]
@@ -86,9 +92,15 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         }
     }
     if report.objects == 0 && report.error.is_none() {
-        return Err(Error::not_found(format!("nothing there: {what}")).hint("`forebay ls` lists what is there").into());
+        return Err(Error::not_found(format!("nothing there: {what}"))
+            .hint("`forebay ls` lists what is there")
+            .into());
     }
-    if report.missing + report.denied + report.failed > 0 || report.error.is_some() { Err(Failure::Reported) } else { Ok(()) }
+    if report.missing + report.denied + report.failed > 0 || report.error.is_some() {
+        Err(Failure::Reported)
+    } else {
+        Ok(())
+    }
 }
 
 async fn request(args: &Args) -> Outcome<(String, &'static str, client::RequestBody, String)> {
@@ -103,7 +115,11 @@ async fn request(args: &Args) -> Outcome<(String, &'static str, client::RequestB
     }
     let file = args.manifest.as_deref().unwrap_or(Path::new("-"));
     let manifest = read_manifest(file).await?;
-    let what = if file == Path::new("-") { "the manifest".to_owned() } else { file.display().to_string() };
+    let what = if file == Path::new("-") {
+        "the manifest".to_owned()
+    } else {
+        file.display().to_string()
+    };
     Ok((query, "text/plain", client::bytes_body(manifest), what))
 }
 
@@ -116,17 +132,26 @@ async fn read_manifest(file: &Path) -> Outcome<Vec<u8>> {
         tokio::fs::File::open(file).await.map_err(failed)?
     };
     let mut text = Vec::new();
-    source.take(MANIFEST_MAX_BYTES + 1).read_to_end(&mut text).await.map_err(failed)?;
+    source
+        .take(MANIFEST_MAX_BYTES + 1)
+        .read_to_end(&mut text)
+        .await
+        .map_err(failed)?;
     if text.len() as u64 > MANIFEST_MAX_BYTES {
         let max = format_bytes(MANIFEST_MAX_BYTES);
-        return Err(Error::new(ErrorKind::TooLarge, format!("a manifest of more than {max}: {}", file.display()))
-            .hint("cut it into parts")
-            .into());
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            format!("a manifest of more than {max}: {}", file.display()),
+        )
+        .hint("cut it into parts")
+        .into());
     }
     if text.iter().all(u8::is_ascii_whitespace) {
-        return Err(Error::invalid(format!("the manifest is empty: {}", file.display()))
-            .hint("one object on each line, as bucket/key")
-            .into());
+        return Err(
+            Error::invalid(format!("the manifest is empty: {}", file.display()))
+                .hint("one object on each line, as bucket/key")
+                .into(),
+        );
     }
     Ok(text)
 }
@@ -144,12 +169,15 @@ async fn follow(
     let mut lines = Lines::of(answer.into_body());
     let mut progress = Progress::objects("warm");
     while let Some(line) = lines.next().await? {
-        let event: Value =
-            serde_json::from_slice(&line).map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
+        let event: Value = serde_json::from_slice(&line)
+            .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
         match event["event"].as_str() {
             Some("report") => {
-                return serde_json::from_value(event)
-                    .map_err(|e| Error::corrupt(format!("a report that is not understood: {e}")).source(e).into());
+                return serde_json::from_value(event).map_err(|e| {
+                    Error::corrupt(format!("a report that is not understood: {e}"))
+                        .source(e)
+                        .into()
+                });
             }
             Some("progress") => {
                 let n = |name: &str| event[name].as_u64().unwrap_or(0);
@@ -173,14 +201,23 @@ async fn follow(
             _ => {}
         }
     }
-    Err(Error::corrupt(format!("the answer ended without a report: {what}")).hint("the node's log says why; try again").into())
+    Err(
+        Error::corrupt(format!("the answer ended without a report: {what}"))
+            .hint("the node's log says why; try again")
+            .into(),
+    )
 }
 
 impl Report {
     fn sentence(&self) -> String {
-        let warmed = if self.dry_run { "to be fetched" } else { "warmed" };
+        let warmed = if self.dry_run {
+            "to be fetched"
+        } else {
+            "warmed"
+        };
         format!(
-            "{} in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} failed",
+            "{} in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} \
+             failed",
             count(self.objects, "object"),
             self.seconds,
             grouped(self.warmed),

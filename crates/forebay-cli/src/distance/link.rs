@@ -1,7 +1,8 @@
 //! One direction of one connection: read, pass the shared bandwidth, wait out the delay, write.
 //!
-//! The reading half and the writing half run side by side with a bounded queue of `(when due, bytes)` between them: what is in the queue is
-//! "on the wire". The reading half is paced by the shared [`Bucket`]. Due times never decrease within a direction, so order is kept;
+//! The reading half and the writing half run side by side with a bounded queue of
+//! `(when due, bytes)` between them: what is in the queue is "on the wire". The reading half is
+//! paced by the shared [`Bucket`]. Due times never decrease within a direction, so order is kept;
 //! when the queue is full the reading half stops reading, and TCP passes that on to whoever sends.
 
 use bytes::{Bytes, BytesMut};
@@ -28,8 +29,9 @@ const CATCH_UP: Duration = Duration::from_millis(10);
 
 /// Bandwidth shared by many connections: a place in line for each piece, in order of arrival.
 ///
-/// It keeps the time at which the line is free again rather than a count of tokens: late wake-ups then cost nothing, because the next piece
-/// starts where the last one ended and not when its sender woke up.
+/// It keeps the time at which the line is free again rather than a count of tokens: late wake-ups
+/// then cost nothing, because the next piece starts where the last one ended and not when its
+/// sender woke up.
 pub struct Bucket {
     bytes_per_s: Option<u64>,
     free_at: Mutex<Instant>,
@@ -37,22 +39,30 @@ pub struct Bucket {
 
 impl Bucket {
     pub fn new(bytes_per_s: Option<u64>) -> Self {
-        Self { bytes_per_s, free_at: Mutex::new(Instant::now()) }
+        Self {
+            bytes_per_s,
+            free_at: Mutex::new(Instant::now()),
+        }
     }
 
     /// When `bytes` more have passed, everything before them included.
     pub fn pass(&self, bytes: usize) -> Instant {
         let now = Instant::now();
-        let Some(rate) = self.bytes_per_s else { return now };
+        let Some(rate) = self.bytes_per_s else {
+            return now;
+        };
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
         *free_at = (*free_at).max(earliest) + Duration::from_secs_f64(bytes as f64 / rate as f64);
-        // Catching up may lend bandwidth from the past; it never makes bytes arrive before they were sent.
+        // Catching up may lend bandwidth from the past; it never makes bytes arrive before they
+        // were sent.
         (*free_at).max(now)
     }
 
     fn piece_bytes(&self) -> usize {
-        let by_time = self.bytes_per_s.map_or(f64::MAX, |rate| rate as f64 * PIECE_MAX_TIME.as_secs_f64());
+        let by_time = self
+            .bytes_per_s
+            .map_or(f64::MAX, |rate| rate as f64 * PIECE_MAX_TIME.as_secs_f64());
         (by_time as u64).clamp(512, PIECE_MAX_BYTES) as usize
     }
 }
@@ -101,14 +111,22 @@ pub struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// Carries bytes until an orderly end, which it passes on as a half-close. `extra` sees each piece and says how much longer it takes.
+    /// Carries bytes until an orderly end, which it passes on as a half-close. `extra` sees each
+    /// piece and says how much longer it takes.
     ///
     /// # Errors
     /// [`Ended::Reset`]: the caller then resets both sides.
-    pub async fn carry(self, from: ReadHalf<'_>, to: WriteHalf<'_>, extra: impl FnMut(&[u8]) -> Duration) -> Result<(), Ended> {
+    pub async fn carry(
+        self,
+        from: ReadHalf<'_>,
+        to: WriteHalf<'_>,
+        extra: impl FnMut(&[u8]) -> Duration,
+    ) -> Result<(), Ended> {
         let piece_bytes = self.bucket.piece_bytes();
-        let (send, arrive) = mpsc::channel((self.window_bytes / piece_bytes as u64).max(2) as usize);
-        let (_, written) = tokio::join!(self.read(from, piece_bytes, send, extra), write(to, arrive));
+        let (send, arrive) =
+            mpsc::channel((self.window_bytes / piece_bytes as u64).max(2) as usize);
+        let (_, written) =
+            tokio::join!(self.read(from, piece_bytes, send, extra), write(to, arrive));
         written
     }
 
@@ -125,8 +143,11 @@ impl Link<'_> {
             if buffer.capacity() < piece_bytes.min(4096) {
                 buffer.reserve(piece_bytes);
             }
-            // Wait for room on the wire first: bytes that were read and cannot be sent would be one more buffer.
-            let Ok(room) = send.reserve().await else { return };
+            // Wait for room on the wire first: bytes that were read and cannot be sent would be one
+            // more buffer.
+            let Ok(room) = send.reserve().await else {
+                return;
+            };
             let piece = tokio::select! {
                 read = from.read_buf(&mut buffer) => match read {
                     Ok(0) => Piece::End,
@@ -158,7 +179,10 @@ impl Link<'_> {
     }
 }
 
-async fn write(mut to: WriteHalf<'_>, mut arrive: mpsc::Receiver<(Instant, Piece)>) -> Result<(), Ended> {
+async fn write(
+    mut to: WriteHalf<'_>,
+    mut arrive: mpsc::Receiver<(Instant, Piece)>,
+) -> Result<(), Ended> {
     while let Some((due, piece)) = arrive.recv().await {
         if due > Instant::now() {
             sleep_until(due).await;

@@ -1,4 +1,5 @@
-//! Waits from a log-normal distribution, each a function of the seed and the request's number alone: the same in every run, whatever the connections.
+//! Waits from a log-normal distribution, each a function of the seed and the request's number
+//! alone: the same in every run, whatever the connections.
 
 use super::Tail;
 use std::{f64::consts::TAU, time::Duration};
@@ -38,8 +39,11 @@ mod tests {
     use super::*;
 
     fn waits_ms(sigma: f64, seed: u64) -> Vec<f64> {
-        let mut all: Vec<f64> =
-            (0..20_000).map(|n| wait(Duration::from_millis(10), Tail { sigma, seed }, n).as_secs_f64() * 1000.0).collect();
+        let mut all: Vec<f64> = (0..20_000)
+            .map(|n| {
+                wait(Duration::from_millis(10), Tail { sigma, seed }, n).as_secs_f64() * 1000.0
+            })
+            .collect();
         all.sort_by(f64::total_cmp);
         all
     }
@@ -52,7 +56,11 @@ mod tests {
             // exp(z) times the median, z of the standard normal distribution at these shares.
             for (share, factor) in [(0.05, 0.193), (0.5, 1.0), (0.95, 5.18), (0.99, 10.24)] {
                 let expected = 10.0 * factor;
-                assert!((at(share) / expected - 1.0).abs() < 0.1, "seed {seed}, {share}: {} and not {expected} ms", at(share));
+                assert!(
+                    (at(share) / expected - 1.0).abs() < 0.1,
+                    "seed {seed}, {share}: {} and not {expected} ms",
+                    at(share)
+                );
             }
         }
     }
@@ -66,6 +74,13 @@ mod tests {
 
     #[test]
     fn no_wait_is_endless() {
-        assert!((0..1000).all(|n| wait(Duration::from_secs(3600), Tail { sigma: 3.0, seed: 1 }, n) <= WAIT_MAX));
+        assert!((0..1000).all(|n| wait(
+            Duration::from_secs(3600),
+            Tail {
+                sigma: 3.0,
+                seed: 1
+            },
+            n
+        ) <= WAIT_MAX));
     }
 }

@@ -38,7 +38,13 @@ impl Far {
         let proxy = tokio::spawn(distance.run(stats.clone(), async move {
             let _ = stopped.await;
         }));
-        Far { at, server, stats, stop: Some(stop), proxy }
+        Far {
+            at,
+            server,
+            stats,
+            stop: Some(stop),
+            proxy,
+        }
     }
 
     /// A client's and the server's end of one new connection.
@@ -51,13 +57,19 @@ impl Far {
 
     async fn stop(mut self) -> Arc<DistanceStats> {
         self.stop.take().unwrap().send(()).unwrap();
-        tokio::time::timeout(PATIENCE, self.proxy).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, self.proxy)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
         self.stats
     }
 }
 
 async fn soon<T>(f: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, f).await.expect("it did not end")
+    tokio::time::timeout(PATIENCE, f)
+        .await
+        .expect("it did not end")
 }
 
 /// Reads a line and answers with a line, until the end.
@@ -103,7 +115,10 @@ async fn a_request_takes_a_round_trip_and_the_first_byte() {
     }
     next.sort();
     let (least, middle) = (next[0], next[5]);
-    assert!(first >= Duration::from_millis(139), "the first request also pays the handshake: {first:?}");
+    assert!(
+        first >= Duration::from_millis(139),
+        "the first request also pays the handshake: {first:?}"
+    );
     assert!(least >= Duration::from_millis(99), "{least:?}");
     // Two busy cores: the middle one of ten has room for a late timer.
     assert!(middle < Duration::from_millis(125), "{middle:?}");
@@ -113,7 +128,13 @@ async fn a_request_takes_a_round_trip_and_the_first_byte() {
     assert_eq!(stats.requests.load(Relaxed), 11);
     assert_eq!(stats.bytes_to_server.load(Relaxed), 11 * 6);
     assert_eq!(stats.bytes_to_client.load(Relaxed), 11 * 7);
-    assert_eq!((stats.connections.load(Relaxed), stats.connections_open.load(Relaxed)), (1, 0));
+    assert_eq!(
+        (
+            stats.connections.load(Relaxed),
+            stats.connections_open.load(Relaxed)
+        ),
+        (1, 0)
+    );
 }
 
 #[tokio::test]
@@ -121,9 +142,17 @@ async fn a_continue_is_not_an_answer() {
     let far = Far::new(2, 0, None).await;
     let (mut client, mut server) = far.connect().await;
     let mut got = [0; 4];
-    for (says, to_server) in [("PUT ", true), ("HTTP/1.1 100 Continue\r\n\r\n", false), ("body", true), ("HTTP/1.1 200 OK\r\n\r\n", false)]
-    {
-        let (from, to) = if to_server { (&mut client, &mut server) } else { (&mut server, &mut client) };
+    for (says, to_server) in [
+        ("PUT ", true),
+        ("HTTP/1.1 100 Continue\r\n\r\n", false),
+        ("body", true),
+        ("HTTP/1.1 200 OK\r\n\r\n", false),
+    ] {
+        let (from, to) = if to_server {
+            (&mut client, &mut server)
+        } else {
+            (&mut server, &mut client)
+        };
         from.write_all(says.as_bytes()).await.unwrap();
         let mut left = says.len();
         while left > 0 {
@@ -147,7 +176,14 @@ async fn connections_share_the_bandwidth() {
         }
         let (mut from, mut to) = (server, client);
         done.spawn(async move { from.write_all(&vec![7; EACH]).await.unwrap() });
-        done.spawn(async move { assert_eq!(tokio::io::copy(&mut to, &mut tokio::io::sink()).await.unwrap(), EACH as u64) });
+        done.spawn(async move {
+            assert_eq!(
+                tokio::io::copy(&mut to, &mut tokio::io::sink())
+                    .await
+                    .unwrap(),
+                EACH as u64
+            )
+        });
     }
     soon(async {
         while let Some(r) = done.join_next().await {
@@ -157,7 +193,10 @@ async fn connections_share_the_bandwidth() {
     .await;
     let rate = (4 * EACH) as f64 / began.elapsed().as_secs_f64() / RATE as f64;
     assert!((0.9..1.1).contains(&rate), "{rate:.3} of the bandwidth");
-    assert_eq!(far.stop().await.bytes_to_client.load(Relaxed), (4 * EACH) as u64);
+    assert_eq!(
+        far.stop().await.bytes_to_client.load(Relaxed),
+        (4 * EACH) as u64
+    );
 }
 
 /// Sends 10,000 pieces of random sizes and contents from `seed`, then the end.
@@ -176,19 +215,31 @@ async fn expect_random(mut from: impl AsyncRead + Unpin, seed: u64) {
     for _ in 0..10_000 {
         let piece: Vec<u8> = (0..number() % 3000).map(|_| number() as u8).collect();
         let mut got = vec![0; piece.len()];
-        from.read_exact(&mut got).await.unwrap_or_else(|e| panic!("seed {seed}, after {total} bytes: {e}"));
-        assert!(got == piece, "seed {seed}: other bytes within {} bytes after {total}", piece.len());
+        from.read_exact(&mut got)
+            .await
+            .unwrap_or_else(|e| panic!("seed {seed}, after {total} bytes: {e}"));
+        assert!(
+            got == piece,
+            "seed {seed}: other bytes within {} bytes after {total}",
+            piece.len()
+        );
         total += piece.len();
     }
-    assert_eq!(from.read(&mut [0]).await.unwrap(), 0, "seed {seed}: more than was sent");
+    assert_eq!(
+        from.read(&mut [0]).await.unwrap(),
+        0,
+        "seed {seed}: more than was sent"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ways_at_once_byte_for_byte() {
-    let seed = std::process::id() as u64 ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    let seed =
+        std::process::id() as u64 ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let far = Far::new(6, 1, Some(64 << 20)).await;
     let (client, server) = far.connect().await;
-    let ((client_read, client_write), (server_read, server_write)) = (client.into_split(), server.into_split());
+    let ((client_read, client_write), (server_read, server_write)) =
+        (client.into_split(), server.into_split());
     let mut all = JoinSet::new();
     all.spawn(send_random(client_write, seed));
     all.spawn(send_random(server_write, seed ^ 0xabcd));
@@ -221,7 +272,11 @@ async fn an_end_in_one_direction_leaves_the_other_open() {
 }
 
 async fn is_reset(read: io::Result<usize>) {
-    assert_eq!(read.expect_err("an orderly end where the peer had reset").kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(
+        read.expect_err("an orderly end where the peer had reset")
+            .kind(),
+        io::ErrorKind::ConnectionReset
+    );
 }
 
 #[tokio::test]
@@ -229,14 +284,22 @@ async fn a_reset_is_a_reset_on_the_other_side() {
     for by_client in [true, false] {
         let far = Far::new(10, 0, None).await;
         let (client, server) = far.connect().await;
-        let (mut gone, mut stays) = if by_client { (client, server) } else { (server, client) };
+        let (mut gone, mut stays) = if by_client {
+            (client, server)
+        } else {
+            (server, client)
+        };
         stays.write_all(b"x").await.unwrap();
         soon(gone.read_exact(&mut [0])).await.unwrap();
         gone.set_zero_linger().unwrap();
         drop(gone);
         is_reset(soon(stays.read(&mut [0; 8])).await).await;
         let stats = far.stop().await;
-        assert_eq!(stats.resets.load(Relaxed), 1, "by the client: {by_client}, {stats:?}");
+        assert_eq!(
+            stats.resets.load(Relaxed),
+            1,
+            "by the client: {by_client}, {stats:?}"
+        );
     }
 }
 
@@ -257,17 +320,27 @@ async fn a_reader_that_stops_makes_the_writer_stop() {
     let (client, mut server) = far.connect().await;
     let block = vec![1; 1 << 20];
     let mut sent: u64 = 0;
-    // The window, and what the two kernels' buffers hold; a proxy without a bound would take all 256 MiB.
+    // The window, and what the two kernels' buffers hold; a proxy without a bound would take all
+    // 256 MiB.
     while sent < 256 << 20 {
         match tokio::time::timeout(Duration::from_secs(1), server.write(&block)).await {
             Ok(written) => sent += written.unwrap() as u64,
             Err(_) => break,
         }
     }
-    assert!(sent < 64 << 20, "{} MiB went in and nobody read", sent >> 20);
+    assert!(
+        sent < 64 << 20,
+        "{} MiB went in and nobody read",
+        sent >> 20
+    );
     let (mut read, _write): (OwnedReadHalf, OwnedWriteHalf) = client.into_split();
-    let reader = tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+    let reader =
+        tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
     drop(server);
-    assert_eq!(soon(reader).await.unwrap().unwrap(), sent, "and every byte of it arrives once somebody reads");
+    assert_eq!(
+        soon(reader).await.unwrap().unwrap(),
+        sent,
+        "and every byte of it arrives once somebody reads"
+    );
     far.stop().await;
 }

@@ -1,4 +1,5 @@
-//! What is wrong is said in one line, with what to try, and the exit code tells usage (2) from failure (1).
+//! What is wrong is said in one line, with what to try, and the exit code tells usage (2) from
+//! failure (1).
 
 use super::support::{Node, command, forebay};
 use std::process::Stdio;
@@ -8,37 +9,140 @@ type Case = (&'static [&'static str], i32, &'static str, &'static str);
 
 /// Cases that need no node.
 const USAGE: &[Case] = &[
-    (&["ls", "--node", "https://host/path"], 2, "bad node address", "http://"),
-    (&["ls", "--node", "https://127.0.0.1:1", "--ca", "/no/such/ca.pem"], 1, "the CA file", "path"),
-    (&["ls", "--node", "http://host/path"], 2, "bad node address", "unix:"),
+    (
+        &["ls", "--node", "https://host/path"],
+        2,
+        "bad node address",
+        "http://",
+    ),
+    (
+        &[
+            "ls",
+            "--node",
+            "https://127.0.0.1:1",
+            "--ca",
+            "/no/such/ca.pem",
+        ],
+        1,
+        "the CA file",
+        "path",
+    ),
+    (
+        &["ls", "--node", "http://host/path"],
+        2,
+        "bad node address",
+        "unix:",
+    ),
     (&["ls", "--node", "unix:"], 2, "no path", "unix:/run"),
     (&["ls", "a"], 2, "is not a bucket name", "bucket/prefix"),
     (&["ls", "data", "--limit", "0"], 2, "--limit 0", "1 or more"),
     (&["get", "data"], 2, "no key", "bucket/key"),
     (&["get", "data/../etc/passwd"], 2, "'..'", "bucket/key"),
-    (&["get", "data/x", "--range", "9-1"], 2, "bad range", "0-1023"),
-    (&["put", "no-such-file", "data/x"], 1, "no-such-file: no such file or directory", ""),
+    (
+        &["get", "data/x", "--range", "9-1"],
+        2,
+        "bad range",
+        "0-1023",
+    ),
+    (
+        &["put", "no-such-file", "data/x"],
+        1,
+        "no-such-file: no such file or directory",
+        "",
+    ),
     (&["put", "/", "data/x"], 1, "it is a directory", "one file"),
     (&["put", "Cargo.toml", "data"], 2, "no key", "bucket/key"),
-    (&["warm", "--manifest", "no-such-file"], 1, "no-such-file: no such file", ""),
-    (&["status", "--node", "unix:/no/such.sock"], 1, "no node there: unix:/no/such.sock: no such socket", "forebay serve"),
-    (&["serve"], 2, "origins: no bucket is served", "--origin s3://"),
+    (
+        &["warm", "--manifest", "no-such-file"],
+        1,
+        "no-such-file: no such file",
+        "",
+    ),
+    (
+        &["status", "--node", "unix:/no/such.sock"],
+        1,
+        "no node there: unix:/no/such.sock: no such socket",
+        "forebay serve",
+    ),
+    (
+        &["serve"],
+        2,
+        "origins: no bucket is served",
+        "--origin s3://",
+    ),
     (&["serve", "--origin", "ftp://x"], 2, "ftp", ""),
-    (&["serve", "--origin", "s3://bucket", "--cache", "/tmp"], 2, "--cache", "DIR:SIZE"),
-    (&["serve", "--origin", "s3://bucket", "--cache", "/tmp:10X"], 2, "/tmp:10X", "DIR:SIZE"),
-    (&["serve", "--origin", "s3://bucket", "--freshness", "sometimes"], 2, "sometimes", ""),
-    (&["serve", "--origin", "s3://bucket", "--memory", "lots"], 2, "lots", ""),
-    (&["serve", "--origin", "s3://bucket", "--set", "limits.conections=3"], 2, "conections", "connections"),
-    (&["serve", "--origin", "s3://bucket", "--set", "limits"], 2, "no '='", "KEY=VALUE"),
-    (&["serve", "--origin", "s3://bucket", "--listen", "nowhere"], 2, "nowhere", "127.0.0.1:8080"),
-    (&["serve", "--config", "/no/such.toml"], 2, "/no/such.toml", ""),
+    (
+        &["serve", "--origin", "s3://bucket", "--cache", "/tmp"],
+        2,
+        "--cache",
+        "DIR:SIZE",
+    ),
+    (
+        &["serve", "--origin", "s3://bucket", "--cache", "/tmp:10X"],
+        2,
+        "/tmp:10X",
+        "DIR:SIZE",
+    ),
+    (
+        &[
+            "serve",
+            "--origin",
+            "s3://bucket",
+            "--freshness",
+            "sometimes",
+        ],
+        2,
+        "sometimes",
+        "",
+    ),
+    (
+        &["serve", "--origin", "s3://bucket", "--memory", "lots"],
+        2,
+        "lots",
+        "",
+    ),
+    (
+        &[
+            "serve",
+            "--origin",
+            "s3://bucket",
+            "--set",
+            "limits.conections=3",
+        ],
+        2,
+        "conections",
+        "connections",
+    ),
+    (
+        &["serve", "--origin", "s3://bucket", "--set", "limits"],
+        2,
+        "no '='",
+        "KEY=VALUE",
+    ),
+    (
+        &["serve", "--origin", "s3://bucket", "--listen", "nowhere"],
+        2,
+        "nowhere",
+        "127.0.0.1:8080",
+    ),
+    (
+        &["serve", "--config", "/no/such.toml"],
+        2,
+        "/no/such.toml",
+        "",
+    ),
 ];
 
 #[test]
 fn wrong_arguments_are_told_with_what_to_try() {
     for (args, code, error, hint) in USAGE {
         let run = forebay(args);
-        assert_eq!((run.code, run.out.as_str()), (*code, ""), "{args:?}\n{}", run.err);
+        assert_eq!(
+            (run.code, run.out.as_str()),
+            (*code, ""),
+            "{args:?}\n{}",
+            run.err
+        );
         check_words(args, &run.err, error, hint);
     }
 }
@@ -48,16 +152,36 @@ fn what_the_node_refuses_is_told_with_what_to_try() {
     let node = Node::start();
     node.seed("x", b"x");
     let cases: &[Case] = &[
-        (&["ls", "nothing-here"], 1, "nothing-here", "there are: data"),
-        (&["get", "nothing-here/x"], 1, "nothing-here", "there are: data"),
+        (
+            &["ls", "nothing-here"],
+            1,
+            "nothing-here",
+            "there are: data",
+        ),
+        (
+            &["get", "nothing-here/x"],
+            1,
+            "nothing-here",
+            "there are: data",
+        ),
         (&["get", "data/y"], 1, "data/y", "forebay ls"),
         (&["get", "data/x", "--member", "m"], 1, "data/x", ""),
-        (&["get", "data/x", "no/such/dir/x"], 1, "no/such/dir/x: no such file or directory", ""),
+        (
+            &["get", "data/x", "no/such/dir/x"],
+            1,
+            "no/such/dir/x: no such file or directory",
+            "",
+        ),
         (&["stat", "data/y"], 1, "data/y", "forebay ls"),
     ];
     for (args, code, error, hint) in cases {
         let run = node.run(args);
-        assert_eq!((run.code, run.out.as_str()), (*code, ""), "{args:?}\n{}", run.err);
+        assert_eq!(
+            (run.code, run.out.as_str()),
+            (*code, ""),
+            "{args:?}\n{}",
+            run.err
+        );
         check_words(args, &run.err, error, hint);
     }
     assert!(!node.path("y").exists());
@@ -67,9 +191,15 @@ fn what_the_node_refuses_is_told_with_what_to_try() {
 fn check_words(args: &[&str], err: &str, error: &str, hint: &str) {
     let mut lines = err.lines();
     let first = lines.next().unwrap_or_default();
-    assert!(first.starts_with("error: ") && first.contains(error), "{args:?}: no {error:?} in\n{err}");
+    assert!(
+        first.starts_with("error: ") && first.contains(error),
+        "{args:?}: no {error:?} in\n{err}"
+    );
     let rest: String = lines.collect();
-    assert!(hint.is_empty() || (rest.starts_with("hint: ") && rest.contains(hint)), "{args:?}: no hint {hint:?} in\n{err}");
+    assert!(
+        hint.is_empty() || (rest.starts_with("hint: ") && rest.contains(hint)),
+        "{args:?}: no hint {hint:?} in\n{err}"
+    );
     assert!(!err.contains('\x1b'), "colours without a terminal");
 }
 
@@ -79,15 +209,31 @@ fn with_json_an_error_is_json_too() {
     assert!(run.err.contains("stdout cannot carry both"), "{}", run.err);
     let run = forebay(&["get", "data", "--json"]).fails(2);
     let error: serde_json::Value = serde_json::from_str(&run.err).unwrap();
-    assert_eq!((error["error"]["code"].as_str(), run.out.as_str()), (Some("invalid"), ""));
-    assert!(error["error"]["hint"].as_str().unwrap().contains("bucket/key"));
+    assert_eq!(
+        (error["error"]["code"].as_str(), run.out.as_str()),
+        (Some("invalid"), "")
+    );
+    assert!(
+        error["error"]["hint"]
+            .as_str()
+            .unwrap()
+            .contains("bucket/key")
+    );
 }
 
 #[test]
 fn verbose_shows_the_causes() {
     let run = forebay(&["ls", "--verbose", "--node", "http://127.0.0.1:1"]).fails(1);
-    assert!(run.err.contains("\ncaused by: Connection refused"), "{}", run.err);
-    assert!(!forebay(&["ls", "--node", "http://127.0.0.1:1"]).err.contains("caused by"));
+    assert!(
+        run.err.contains("\ncaused by: Connection refused"),
+        "{}",
+        run.err
+    );
+    assert!(
+        !forebay(&["ls", "--node", "http://127.0.0.1:1"])
+            .err
+            .contains("caused by")
+    );
 }
 
 #[test]
@@ -95,26 +241,56 @@ fn usage_help_and_version() {
     assert!(forebay(&[]).fails(2).err.contains("Run a node:"));
     assert!(forebay(&["statu"]).fails(2).err.contains("'status'"));
     let help = forebay(&["--help"]).ok().out;
-    for part in ["Run a node:", "Cache:", "Examples:", "Exit codes:", "--node"] {
+    for part in [
+        "Run a node:",
+        "Cache:",
+        "Examples:",
+        "Exit codes:",
+        "--node",
+    ] {
         assert!(help.contains(part), "{part} in\n{help}");
     }
-    for name in ["serve", "ls", "get", "put", "stat", "warm", "pin", "unpin", "evict", "status", "top", "config", "version", "distance"] {
+    for name in [
+        "serve", "ls", "get", "put", "stat", "warm", "pin", "unpin", "evict", "status", "top",
+        "config", "version", "distance",
+    ] {
         let help = forebay(&[name, "--help"]).ok().out;
         assert!(help.contains(&format!("Usage: forebay {name}")), "{help}");
     }
     let version = env!("CARGO_PKG_VERSION");
-    assert!(forebay(&["version"]).ok().out.starts_with(&format!("forebay {version} (")));
-    assert_eq!(forebay(&["version", "--json"]).ok().json()["version"], version);
+    assert!(
+        forebay(&["version"])
+            .ok()
+            .out
+            .starts_with(&format!("forebay {version} ("))
+    );
+    assert_eq!(
+        forebay(&["version", "--json"]).ok().json()["version"],
+        version
+    );
 }
 
 #[test]
 fn a_closed_stdout_is_silent_and_a_full_one_is_told() {
-    let mut child = command(&["config", "reference"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(&["config", "reference"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = command(&["config", "reference"]).stdout(full).output().unwrap();
+    assert_eq!(
+        (output.status.code(), output.stderr.as_slice()),
+        (Some(0), &b""[..])
+    );
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let output = command(&["config", "reference"])
+        .stdout(full)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write to stdout"));
 }

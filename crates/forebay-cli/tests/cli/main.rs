@@ -1,4 +1,5 @@
-//! The real binary against a real node: `forebay serve` over a local directory, in temporary directories, on ports that the system gives.
+//! The real binary against a real node: `forebay serve` over a local directory, in temporary
+//! directories, on ports that the system gives.
 
 mod bad_input;
 mod bench;

@@ -15,18 +15,36 @@ fn buckets_and_objects_are_listed() {
     node.seed("readme.txt", b"hello");
     assert_eq!(node.run(&["ls"]).ok().out, "data/\n");
     assert_eq!(node.run(&["ls", "--json"]).ok().json()["bucket"], BUCKET);
-    assert_eq!(node.run(&["ls", "data"]).ok().out, "       5 B   data/readme.txt\n             data/train/\n");
+    assert_eq!(
+        node.run(&["ls", "data"]).ok().out,
+        "       5 B   data/readme.txt\n             data/train/\n"
+    );
     let levels = node.run(&["ls", "data", "--json"]).ok().json_lines();
-    assert_eq!(levels[1], serde_json::json!({"bucket": "data", "prefix": "train/"}));
+    assert_eq!(
+        levels[1],
+        serde_json::json!({"bucket": "data", "prefix": "train/"})
+    );
     let all = node.run(&["ls", "data", "-r"]).ok().out;
     assert_eq!(all.lines().count(), 6, "{all}");
     assert!(all.contains("5 B   data/readme.txt\n"), "{all}");
-    let train = node.run(&["ls", "s3://data/train/", "--json", "--limit", "3"]).ok().json_lines();
+    let train = node
+        .run(&["ls", "s3://data/train/", "--json", "--limit", "3"])
+        .ok()
+        .json_lines();
     assert_eq!(train.len(), 3);
-    assert_eq!(train[1], serde_json::json!({"bucket": "data", "key": "train/1.jpg", "size": 101, "cached": false}));
+    assert_eq!(
+        train[1],
+        serde_json::json!({"bucket": "data", "key": "train/1.jpg", "size": 101, "cached": false})
+    );
     let nothing = node.run(&["ls", "data/nothing/"]).fails(1);
     assert_eq!(nothing.out, "");
-    assert!(nothing.err.starts_with("error: nothing there: data/nothing/\nhint: "), "{}", nothing.err);
+    assert!(
+        nothing
+            .err
+            .starts_with("error: nothing there: data/nothing/\nhint: "),
+        "{}",
+        nothing.err
+    );
 }
 
 #[test]
@@ -38,7 +56,14 @@ fn a_long_listing_comes_in_pages() {
     let all = node.run(&["ls", "data/n/", "--json"]).ok().json_lines();
     assert_eq!(all.len(), 2345);
     assert_eq!(all[2344]["key"], "n/02344");
-    assert_eq!(node.run(&["ls", "data", "-r", "--limit", "1001"]).ok().out.lines().count(), 1001);
+    assert_eq!(
+        node.run(&["ls", "data", "-r", "--limit", "1001"])
+            .ok()
+            .out
+            .lines()
+            .count(),
+        1001
+    );
 }
 
 #[test]
@@ -47,14 +72,30 @@ fn an_object_arrives_whole() {
     let content = bytes(3 << 20);
     node.seed("a/big file+ü.bin", &content);
     let shown = node.run(&["get", "data/a/big file+ü.bin"]).ok().out;
-    assert!(shown.starts_with("big file+ü.bin  3,145,728 bytes  MISS  "), "{shown}");
+    assert!(
+        shown.starts_with("big file+ü.bin  3,145,728 bytes  MISS  "),
+        "{shown}"
+    );
     assert_eq!(std::fs::read(node.path("big file+ü.bin")).unwrap(), content);
-    let told = node.run(&["get", "data/a/big file+ü.bin", "copy", "--json"]).ok().json();
-    assert_eq!((told["bytes"].as_u64(), told["cache"].as_str(), told["file"].as_str()), (Some(3 << 20), Some("HIT"), Some("copy")));
+    let told = node
+        .run(&["get", "data/a/big file+ü.bin", "copy", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (
+            told["bytes"].as_u64(),
+            told["cache"].as_str(),
+            told["file"].as_str()
+        ),
+        (Some(3 << 20), Some("HIT"), Some("copy"))
+    );
     assert_eq!(std::fs::read(node.path("copy")).unwrap(), content);
     // To stdout, and over the socket by name.
     let socket = format!("unix:{}", node.ready["unix_socket"].as_str().unwrap());
-    let output = node.command(&["get", "data/a/big file+ü.bin", "-", "--node", &socket]).output().unwrap();
+    let output = node
+        .command(&["get", "data/a/big file+ü.bin", "-", "--node", &socket])
+        .output()
+        .unwrap();
     assert!(output.status.success() && output.stdout == content);
     // Into a directory.
     std::fs::create_dir(node.path("sub")).unwrap();
@@ -67,11 +108,21 @@ fn ranges_and_members() {
     let node = Node::start();
     let content = bytes(10_000);
     node.seed("x.bin", &content);
-    for (range, expected) in [("0-99", &content[..100]), ("9990-", &content[9990..]), ("-7", &content[9993..])] {
-        node.run(&["get", "data/x.bin", "part", "--range", range]).ok();
-        assert_eq!(std::fs::read(node.path("part")).unwrap(), expected, "{range}");
+    for (range, expected) in [
+        ("0-99", &content[..100]),
+        ("9990-", &content[9990..]),
+        ("-7", &content[9993..]),
+    ] {
+        node.run(&["get", "data/x.bin", "part", "--range", range])
+            .ok();
+        assert_eq!(
+            std::fs::read(node.path("part")).unwrap(),
+            expected,
+            "{range}"
+        );
     }
-    node.run(&["get", "data/x.bin", "part", "--range", "20000-"]).fails(1);
+    node.run(&["get", "data/x.bin", "part", "--range", "20000-"])
+        .fails(1);
     // An archive that the system's tar made.
     std::fs::create_dir(node.path("in")).unwrap();
     std::fs::write(node.path("in/one.txt"), b"first").unwrap();
@@ -86,12 +137,34 @@ fn ranges_and_members() {
     assert!(made.unwrap().success());
     node.run(&["get", "data/s.tar", "--member", "two.txt"]).ok();
     assert_eq!(std::fs::read(node.path("two.txt")).unwrap(), content);
-    let part = node.run(&["get", "data/s.tar", "--member", "one.txt", "--range", "1-3", "-"]).ok();
+    let part = node
+        .run(&[
+            "get",
+            "data/s.tar",
+            "--member",
+            "one.txt",
+            "--range",
+            "1-3",
+            "-",
+        ])
+        .ok();
     assert_eq!(part.out, "irs");
-    let missing = node.run(&["get", "data/s.tar", "--member", "three.txt"]).fails(1);
-    let members = node.run(&["ls", "data/s.tar", "--members", "--json"]).ok().json_lines();
-    assert_eq!(members[2], serde_json::json!({"bucket": "data", "key": "s.tar/two.txt", "size": 10_000, "member": true}));
-    assert!(missing.err.starts_with("error: ") && missing.err.contains("three.txt"), "{}", missing.err);
+    let missing = node
+        .run(&["get", "data/s.tar", "--member", "three.txt"])
+        .fails(1);
+    let members = node
+        .run(&["ls", "data/s.tar", "--members", "--json"])
+        .ok()
+        .json_lines();
+    assert_eq!(
+        members[2],
+        serde_json::json!({"bucket": "data", "key": "s.tar/two.txt", "size": 10_000, "member": true})
+    );
+    assert!(
+        missing.err.starts_with("error: ") && missing.err.contains("three.txt"),
+        "{}",
+        missing.err
+    );
     assert!(!node.path("three.txt").exists());
 }
 
@@ -102,7 +175,8 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
     let server = std::thread::spawn(move || {
-        // The first request asks for the node's info, the second for the object; each is answered on its own connection.
+        // The first request asks for the node's info, the second for the object; each is answered
+        // on its own connection.
         for answer in [
             "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
             "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nonly this",
@@ -115,8 +189,16 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
     });
     let cut = node.run(&["get", "data/x", "to/x", "--node", &at]).fails(1);
     server.join().unwrap();
-    assert!(cut.err.starts_with("error: the answer was cut short"), "{}", cut.err);
-    assert!(names(&node.path("to")).is_empty(), "{:?}", names(&node.path("to")));
+    assert!(
+        cut.err.starts_with("error: the answer was cut short"),
+        "{}",
+        cut.err
+    );
+    assert!(
+        names(&node.path("to")).is_empty(),
+        "{:?}",
+        names(&node.path("to"))
+    );
 }
 
 #[test]
@@ -124,18 +206,43 @@ fn what_is_put_can_be_read_at_once() {
     let node = Node::start();
     let content = bytes(2 << 20);
     std::fs::write(node.path("model.pt"), &content).unwrap();
-    let told = node.run(&["put", "model.pt", "data/models/", "--json"]).ok().json();
-    assert_eq!((told["object"].as_str(), told["bytes"].as_u64()), (Some("data/models/model.pt"), Some(2 << 20)));
-    assert_eq!(std::fs::read(node.origin_path("models/model.pt")).unwrap(), content);
-    let read = node.command(&["get", "data/models/model.pt", "-"]).output().unwrap();
+    let told = node
+        .run(&["put", "model.pt", "data/models/", "--json"])
+        .ok()
+        .json();
+    assert_eq!(
+        (told["object"].as_str(), told["bytes"].as_u64()),
+        (Some("data/models/model.pt"), Some(2 << 20))
+    );
+    assert_eq!(
+        std::fs::read(node.origin_path("models/model.pt")).unwrap(),
+        content
+    );
+    let read = node
+        .command(&["get", "data/models/model.pt", "-"])
+        .output()
+        .unwrap();
     assert!(read.stdout == content);
     // From stdin, with a size that nobody announced.
-    let mut child = node.command(&["put", "-", "data/in.txt"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"from a pipe").unwrap();
+    let mut child = node
+        .command(&["put", "-", "data/in.txt"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"from a pipe")
+        .unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("data/in.txt  11 bytes  "));
-    assert_eq!(std::fs::read(node.origin_path("in.txt")).unwrap(), b"from a pipe");
+    assert_eq!(
+        std::fs::read(node.origin_path("in.txt")).unwrap(),
+        b"from a pipe"
+    );
     // An empty one.
     std::fs::write(node.path("empty"), b"").unwrap();
     node.run(&["put", "empty", "data/empty"]).ok();
@@ -149,12 +256,28 @@ fn a_reader_that_leaves_is_no_error() {
     for i in 0..1500 {
         node.seed(&format!("n/{i}"), b"");
     }
-    for args in [&["get", "data/big", "-"][..], &["ls", "data/n/"][..], &["ls", "data/n/", "--json"][..]] {
-        let mut child = node.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for args in [
+        &["get", "data/big", "-"][..],
+        &["ls", "data/n/"][..],
+        &["ls", "data/n/", "--json"][..],
+    ] {
+        let mut child = node
+            .command(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut first = [0u8; 1];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
-        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""), "{args:?}");
+        assert_eq!(
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&output.stderr).as_ref()
+            ),
+            (Some(0), ""),
+            "{args:?}"
+        );
     }
 }

@@ -35,7 +35,11 @@ pub struct Run {
 impl Run {
     fn of(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-        Run { code: output.status.code().expect("not killed by a signal"), out: text(output.stdout), err: text(output.stderr) }
+        Run {
+            code: output.status.code().expect("not killed by a signal"),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     /// It must have succeeded.
@@ -48,7 +52,11 @@ impl Run {
     /// It must have ended with this code.
     #[track_caller]
     pub fn fails(self, code: i32) -> Self {
-        assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        assert_eq!(
+            self.code, code,
+            "stdout:\n{}\nstderr:\n{}",
+            self.out, self.err
+        );
         self
     }
 
@@ -61,7 +69,10 @@ impl Run {
     /// Its stdout is JSON lines.
     #[track_caller]
     pub fn json_lines(&self) -> Vec<Value> {
-        self.out.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in:\n{l}"))).collect()
+        self.out
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in:\n{l}")))
+            .collect()
     }
 }
 
@@ -91,23 +102,53 @@ impl Node {
     }
 
     pub fn start_in(dir: TempDir, more: &[&str]) -> Self {
-        let origin = format!("{BUCKET}={}", dir.path().join("origin").join(BUCKET).display());
+        let origin = format!(
+            "{BUCKET}={}",
+            dir.path().join("origin").join(BUCKET).display()
+        );
         let cache = format!("{}:64MiB", dir.path().join("cache").display());
-        let mut args = vec!["serve", "--json", "--origin", &origin, "--cache", &cache, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        let mut args = vec![
+            "serve",
+            "--json",
+            "--origin",
+            &origin,
+            "--cache",
+            &cache,
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+        ];
         args.extend_from_slice(more);
-        let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let mut child = command(&args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let Ok(ready) = serde_json::from_str::<Value>(&line) else {
             let mut err = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            child
+                .stderr
+                .take()
+                .unwrap()
+                .read_to_string(&mut err)
+                .unwrap();
             panic!("the node did not start: {line}\n{err}");
         };
         // Logs must not fill the pipe.
         let mut log = child.stderr.take().unwrap();
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         let url = ready["url"].as_str().unwrap().to_owned();
-        Node { dir, child, ready, url }
+        Node {
+            dir,
+            child,
+            ready,
+            url,
+        }
     }
 
     /// Puts a file into the bucket, behind the node's back.
@@ -128,7 +169,9 @@ impl Node {
     /// A command against this node, in its directory.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = command(args);
-        command.env("FOREBAY_NODE", &self.url).current_dir(self.dir.path());
+        command
+            .env("FOREBAY_NODE", &self.url)
+            .current_dir(self.dir.path());
         command
     }
 
@@ -138,7 +181,10 @@ impl Node {
 
     pub fn signal(&self, name: &str) {
         // The shell's own `kill`: the program of that name is in a package that small systems lack.
-        let status = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status().unwrap();
+        let status = Command::new("sh")
+            .args(["-c", &format!("kill -{name} {}", self.child.id())])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 
@@ -169,12 +215,17 @@ impl Drop for Node {
 
 /// Bytes that differ from place to place.
 pub fn bytes(n: usize) -> Vec<u8> {
-    (0..n as u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u8).collect()
+    (0..n as u64)
+        .map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u8)
+        .collect()
 }
 
 /// The names in a directory.
 pub fn names(dir: &Path) -> Vec<String> {
-    let mut all: Vec<String> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut all: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     all.sort();
     all
 }

@@ -1,8 +1,9 @@
 //! Fetching ahead of a plan's position what is not there, within a budget of bytes.
 //!
-//! The order is walked from the position on, and each object or block in it that is not on the disk is asked for once, a few at a time, through the
-//! engine: as any other fill it is shared with whoever wants the same bytes. Under a full shuffle of rows that lie many to a block nothing is fetched
-//! ahead: a block for each row would be more than what is read.
+//! The order is walked from the position on, and each object or block in it that is not on the disk
+//! is asked for once, a few at a time, through the engine: as any other fill it is shared with
+//! whoever wants the same bytes. Under a full shuffle of rows that lie many to a block nothing is
+//! fetched ahead: a block for each row would be more than what is read.
 
 use super::{Inner, table::Followed};
 use crate::Format;
@@ -25,7 +26,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs until it is aborted, or the plans are gone.
-pub(super) async fn run(engine: Engine, plans: Weak<Inner>, followed: Arc<Followed>, wake: Arc<Notify>) {
+pub(super) async fn run(
+    engine: Engine,
+    plans: Weak<Inner>,
+    followed: Arc<Followed>,
+    wake: Arc<Notify>,
+) {
     let plan = &followed.plan;
     let rows = plan.rows_per_epoch();
     let mut next = followed.at.load(Relaxed);
@@ -46,7 +52,8 @@ pub(super) async fn run(engine: Engine, plans: Weak<Inner>, followed: Arc<Follow
             }
             continue;
         }
-        let (fetched, failed) = fetch(&engine, &followed, epoch, position..position + (end - next)).await;
+        let (fetched, failed) =
+            fetch(&engine, &followed, epoch, position..position + (end - next)).await;
         if let Some(inner) = plans.upgrade() {
             inner.stats.ahead_bytes.fetch_add(fetched, Relaxed);
             inner.stats.ahead_failed.fetch_add(failed, Relaxed);
@@ -59,17 +66,27 @@ pub(super) async fn run(engine: Engine, plans: Weak<Inner>, followed: Arc<Follow
 }
 
 /// Brings what a run of positions needs: bytes that were missing, and pieces that did not come.
-async fn fetch(engine: &Engine, followed: &Followed, epoch: u64, positions: std::ops::Range<u64>) -> (u64, u64) {
+async fn fetch(
+    engine: &Engine,
+    followed: &Followed,
+    epoch: u64,
+    positions: std::ops::Range<u64>,
+) -> (u64, u64) {
     let mut rows = Vec::new();
     followed.plan.fill(epoch, positions, &mut rows);
     let full = followed.plan.spec().shuffle == Shuffle::Full;
-    let (mut seen, mut work, mut fetched, mut failed) = (HashSet::new(), FuturesUnordered::new(), 0, 0);
+    let (mut seen, mut work, mut fetched, mut failed) =
+        (HashSet::new(), FuturesUnordered::new(), 0, 0);
     for row in rows {
-        let Some(layout) = followed.layouts.get(row.source as usize) else { continue };
+        let Some(layout) = followed.layouts.get(row.source as usize) else {
+            continue;
+        };
         if full && layout.dataset().format() != Format::Objects {
             continue;
         }
-        let Some((file, unit, bytes)) = layout.bytes_of_row(row.row) else { continue };
+        let Some((file, unit, bytes)) = layout.bytes_of_row(row.row) else {
+            continue;
+        };
         if !seen.insert((row.source, unit)) {
             continue;
         }

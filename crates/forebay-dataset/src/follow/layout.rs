@@ -1,7 +1,8 @@
-//! Where a dataset's rows lie, seen from the cache: from an entry (a small object, a chunk of a large one) to the rows or blocks that it holds.
+//! Where a dataset's rows lie, seen from the cache: from an entry (a small object, a chunk of a
+//! large one) to the rows or blocks that it holds.
 //!
-//! A dataset's own tables lead from rows to files; the only thing to add is the way from the hash of a name to the file: 12 bytes a file, for as
-//! long as a plan on it is followed.
+//! A dataset's own tables lead from rows to files; the only thing to add is the way from the hash
+//! of a name to the file: 12 bytes a file, for as long as a plan on it is followed.
 
 use crate::{Dataset, Format};
 use forebay_core::limits::CHUNK_BYTES;
@@ -36,7 +37,11 @@ impl Layout {
         let mut files: Box<[(u64, u32)]> = (0..table.len()).map(|i| (hash(i), i as u32)).collect();
         files.sort_unstable();
         let row_bytes = (table.total_bytes() / dataset.rows().max(1)).max(1);
-        Self { dataset, files, row_bytes }
+        Self {
+            dataset,
+            files,
+            row_bytes,
+        }
     }
 
     pub fn dataset(&self) -> &Arc<Dataset> {
@@ -51,12 +56,18 @@ impl Layout {
         self.files.len() as u64 * 16
     }
 
-    /// What an entry holds; `None` if it is of no file of the dataset, or of another version of one.
+    /// What an entry holds; `None` if it is of no file of the dataset, or of another version of
+    /// one.
     pub(crate) fn holds(&self, entry: &Cached) -> Option<Holds> {
         let hash = entry.name as u64;
         let from = self.files.partition_point(|(h, _)| *h < hash);
-        let file = self.files[from..].iter().take_while(|(h, _)| *h == hash).map(|(_, file)| *file as usize);
-        let file = file.into_iter().find(|&file| self.dataset.file(file as u32).version() == entry.version)?;
+        let file = self.files[from..]
+            .iter()
+            .take_while(|(h, _)| *h == hash)
+            .map(|(_, file)| *file as usize);
+        let file = file
+            .into_iter()
+            .find(|&file| self.dataset.file(file as u32).version() == entry.version)?;
         let size = self.dataset.files().size(file);
         let bytes = match entry.part {
             None if size > CHUNK_BYTES => return Some(Holds::Key),
@@ -91,13 +102,18 @@ impl Layout {
         }
     }
 
-    /// The file and the bytes of what a row needs: of whole objects the object, otherwise its block.
+    /// The file and the bytes of what a row needs: of whole objects the object, otherwise its
+    /// block.
     pub(crate) fn bytes_of_row(&self, row: u64) -> Option<(usize, u64, Range<u64>)> {
         let located = self.dataset.locate(row).ok()?;
         let file = located.file as usize;
         Some(match self.dataset.format() {
             Format::Objects => (file, row, 0..self.dataset.files().size(file)),
-            _ => (file, located.global_block, self.block_bytes(file, located.global_block)),
+            _ => (
+                file,
+                located.global_block,
+                self.block_bytes(file, located.global_block),
+            ),
         })
     }
 }

@@ -1,16 +1,21 @@
-//! Plans that the cache follows: what a job will read decides what is kept, what is fetched ahead, and what goes.
+//! Plans that the cache follows: what a job will read decides what is kept, what is fetched ahead,
+//! and what goes.
 //!
-//! A job registers its plan and gets a *lease*, which it renews by saying where it is ([`Plans::progress`]), or which is renewed for it where the node sees
-//! rows of the plan being asked for ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the one that is furthest behind.
+//! A job registers its plan and gets a *lease*, which it renews by saying where it is
+//! ([`Plans::progress`]), or which is renewed for it where the node sees rows of the plan being
+//! asked for ([`Plans::asked`]). Leases on equal plans are one plan here, at the place of the one
+//! that is furthest behind.
 //!
-//! - [`Table`] is what the store asks when it makes room: the nearest use of an entry by any plan (`table.rs`), found by the layout of the datasets
-//!   (`layout.rs`).
-//! - A task for each plan fetches what comes next and is not there, within a budget of bytes ahead of the position (`ahead.rs`).
+//! - [`Table`] is what the store asks when it makes room: the nearest use of an entry by any plan
+//!   (`table.rs`), found by the layout of the datasets (`layout.rs`).
+//! - A task for each plan fetches what comes next and is not there, within a budget of bytes ahead
+//!   of the position (`ahead.rs`).
 //!
-//! A lease that is released or runs out takes its plan along when it was the last one: the table forgets it, the task ends, and what the plan held is
-//! from then on evicted as everything else.
+//! A lease that is released or runs out takes its plan along when it was the last one: the table
+//! forgets it, the task ends, and what the plan held is from then on evicted as everything else.
 //!
-//! Invariant: nothing of this is needed for a right answer. Positions that are wrong, or plans that nobody reads by, cost misses and fetches.
+//! Invariant: nothing of this is needed for a right answer. Positions that are wrong, or plans that
+//! nobody reads by, cost misses and fetches.
 
 mod ahead;
 mod layout;
@@ -41,7 +46,8 @@ use tokio::{sync::Notify, task::AbortHandle};
 #[serde(deny_unknown_fields)]
 pub struct Registration {
     pub plan: PlanDocument,
-    /// What the job calls itself: who registers the same plan under the same name again renews that lease, and gets no second one.
+    /// What the job calls itself: who registers the same plan under the same name again renews that
+    /// lease, and gets no second one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// Where the job begins.
@@ -55,7 +61,8 @@ pub struct Registration {
     /// How long the lease lasts without a word.
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u64,
-    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the cache.
+    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the
+    /// cache.
     #[serde(default = "ahead_bytes")]
     pub ahead_bytes: u64,
 }
@@ -154,7 +161,9 @@ impl Following {
     /// # Errors
     /// `Invalid` for a place that cannot be.
     pub fn progress(&self, epoch: u64, position: u64) -> Result<()> {
-        self.plans.progress(&self.lease, epoch, position).map(|_| ())
+        self.plans
+            .progress(&self.lease, epoch, position)
+            .map(|_| ())
     }
 }
 
@@ -196,7 +205,9 @@ impl Plans {
             next: AtomicU64::new(0),
             secret: RandomState::new(),
         };
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     pub fn stats(&self) -> &FollowStats {
@@ -212,8 +223,13 @@ impl Plans {
     /// Follows a plan from now on, as long as its lease is renewed.
     ///
     /// # Errors
-    /// `Invalid` for a plan or a place that cannot be, `NotFound` for a dataset that is not known here, `PermissionDenied`, `Busy` for one lease too many.
-    pub async fn register(&self, registration: &Registration, access: &dyn Access) -> Result<Lease> {
+    /// `Invalid` for a plan or a place that cannot be, `NotFound` for a dataset that is not known
+    /// here, `PermissionDenied`, `Busy` for one lease too many.
+    pub async fn register(
+        &self,
+        registration: &Registration,
+        access: &dyn Access,
+    ) -> Result<Lease> {
         check(registration)?;
         let mut datasets = Vec::new();
         for source in &registration.plan.sources {
@@ -222,10 +238,14 @@ impl Plans {
         // Of millions of files that takes its time.
         let plans = self.clone();
         let layouts = tokio::task::spawn_blocking(move || plans.layouts(&datasets)).await;
-        let layouts = layouts.map_err(|e| Error::internal("the files of a dataset could not be ordered").source(e))?;
+        let layouts = layouts.map_err(|e| {
+            Error::internal("the files of a dataset could not be ordered").source(e)
+        })?;
         let mut shapes = layouts.iter();
         let spec = registration.plan.resolve(|id| {
-            let layout = shapes.next().ok_or_else(|| Error::internal(format!("the dataset {id} was not looked up")))?;
+            let layout = shapes
+                .next()
+                .ok_or_else(|| Error::internal(format!("the dataset {id} was not looked up")))?;
             Ok(layout.dataset().shape().clone())
         })?;
         let plan = Arc::new(Plan::new(spec)?);
@@ -235,33 +255,56 @@ impl Plans {
             Some(job) => self.inner.secret.hash_one((job, plan.identity())),
             None => self.new_lease(),
         };
-        self.hold(lease, plan, layouts, at, registration.until_epoch, Some(lasts), registration.ahead_bytes)?;
+        self.hold(
+            lease,
+            plan,
+            layouts,
+            at,
+            registration.until_epoch,
+            Some(lasts),
+            registration.ahead_bytes,
+        )?;
         self.of(lease)
     }
 
-    /// Follows the plan of work that goes on here, such as a stream, for as long as what this returns is kept. With datasets of millions of files this
-    /// takes its time.
+    /// Follows the plan of work that goes on here, such as a stream, for as long as what this
+    /// returns is kept. With datasets of millions of files this takes its time.
     ///
     /// # Errors
     /// As [`Plans::register`].
-    pub fn follow(&self, plan: Arc<Plan>, datasets: &[Arc<Dataset>], epoch: u64, position: u64, ahead_bytes: u64) -> Result<Following> {
+    pub fn follow(
+        &self,
+        plan: Arc<Plan>,
+        datasets: &[Arc<Dataset>],
+        epoch: u64,
+        position: u64,
+        ahead_bytes: u64,
+    ) -> Result<Following> {
         let layouts = self.layouts(datasets);
         let at = place(&plan, epoch, position)?;
         let lease = self.new_lease();
         self.hold(lease, plan, layouts, at, None, None, ahead_bytes)?;
-        Ok(Following { plans: self.clone(), lease: format!("{lease:016x}") })
+        Ok(Following {
+            plans: self.clone(),
+            lease: format!("{lease:016x}"),
+        })
     }
 
     fn new_lease(&self) -> u64 {
-        self.inner.secret.hash_one(self.inner.next.fetch_add(1, Relaxed))
+        self.inner
+            .secret
+            .hash_one(self.inner.next.fetch_add(1, Relaxed))
     }
 
     /// Of each dataset one layout, shared with the plans that are followed already.
     fn layouts(&self, datasets: &[Arc<Dataset>]) -> Vec<Arc<Layout>> {
         let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(datasets.len());
         for dataset in datasets {
-            let known =
-                layouts.iter().find(|l| l.dataset().id() == dataset.id()).cloned().or_else(|| self.inner.table.layout(dataset.id()));
+            let known = layouts
+                .iter()
+                .find(|l| l.dataset().id() == dataset.id())
+                .cloned()
+                .or_else(|| self.inner.table.layout(dataset.id()));
             layouts.push(known.unwrap_or_else(|| Arc::new(Layout::new(dataset.clone()))));
         }
         layouts
@@ -283,16 +326,29 @@ impl Plans {
         {
             let mut state = self.inner.state.lock();
             if state.held.len() >= limits::PLAN_LEASES_MAX && !state.held.contains_key(&lease) {
-                return Err(Error::busy(format!("{} plans are followed already", limits::PLAN_LEASES_MAX))
-                    .hint("release plans that ended, or let their leases run out"));
+                return Err(Error::busy(format!(
+                    "{} plans are followed already",
+                    limits::PLAN_LEASES_MAX
+                ))
+                .hint("release plans that ended, or let their leases run out"));
             }
             if !state.groups.contains_key(&identity) {
                 let followed = Arc::new(Followed::new(plan, layouts, at));
-                let group = Group { followed: followed.clone(), wake: Arc::new(Notify::new()), task: None };
+                let group = Group {
+                    followed: followed.clone(),
+                    wake: Arc::new(Notify::new()),
+                    task: None,
+                };
                 state.groups.insert(identity.clone(), group);
                 self.inner.table.add(followed);
             }
-            let held = Held { plan: identity.clone(), at, until_epoch, lasts, expires: lasts.map(|lasts| Instant::now() + lasts) };
+            let held = Held {
+                plan: identity.clone(),
+                at,
+                until_epoch,
+                lasts,
+                expires: lasts.map(|lasts| Instant::now() + lasts),
+            };
             if state.held.insert(lease, held).is_some() {
                 self.inner.stats.renewed.fetch_add(1, Relaxed);
             } else {
@@ -306,8 +362,12 @@ impl Plans {
             {
                 group.followed.ahead_bytes.store(ahead, Relaxed);
                 if group.task.is_none() {
-                    let task =
-                        ahead::run(self.inner.engine.clone(), Arc::downgrade(&self.inner), group.followed.clone(), group.wake.clone());
+                    let task = ahead::run(
+                        self.inner.engine.clone(),
+                        Arc::downgrade(&self.inner),
+                        group.followed.clone(),
+                        group.wake.clone(),
+                    );
                     group.task = Some(tokio::spawn(task).abort_handle());
                 }
             }
@@ -318,7 +378,8 @@ impl Plans {
         Ok(())
     }
 
-    /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the lease.
+    /// Where the job of a lease is now: positions of the order, of all ranks together. Renews the
+    /// lease.
     ///
     /// # Errors
     /// `NotFound` for a lease that ran out or was released; `Invalid` for a place that cannot be.
@@ -326,8 +387,16 @@ impl Plans {
         let id = parse(lease)?;
         {
             let mut state = self.inner.state.lock();
-            let identity = state.held.get(&id).map(|h| h.plan.clone()).ok_or_else(|| unknown(lease))?;
-            let followed = state.groups.get(&identity).map(|g| g.followed.clone()).ok_or_else(|| unknown(lease))?;
+            let identity = state
+                .held
+                .get(&id)
+                .map(|h| h.plan.clone())
+                .ok_or_else(|| unknown(lease))?;
+            let followed = state
+                .groups
+                .get(&identity)
+                .map(|g| g.followed.clone())
+                .ok_or_else(|| unknown(lease))?;
             let at = place(&followed.plan, epoch, position)?;
             if let Some(held) = state.held.get_mut(&id) {
                 held.at = at;
@@ -354,24 +423,52 @@ impl Plans {
 
     /// All leases, in the order of their numbers.
     pub fn list(&self, access: &dyn Access) -> Vec<Lease> {
-        let mut ids: Vec<(u64, String)> = self.inner.state.lock().held.iter().map(|(id, h)| (*id, h.plan.clone())).collect();
+        let mut ids: Vec<(u64, String)> = self
+            .inner
+            .state
+            .lock()
+            .held
+            .iter()
+            .map(|(id, h)| (*id, h.plan.clone()))
+            .collect();
         ids.sort_unstable();
         let may = |plan: &String| {
-            let followed = self.inner.state.lock().groups.get(plan).map(|g| g.followed.clone());
-            followed.is_some_and(|f| f.layouts.iter().all(|l| l.dataset().check_access(access).is_ok()))
+            let followed = self
+                .inner
+                .state
+                .lock()
+                .groups
+                .get(plan)
+                .map(|g| g.followed.clone());
+            followed.is_some_and(|f| {
+                f.layouts
+                    .iter()
+                    .all(|l| l.dataset().check_access(access).is_ok())
+            })
         };
-        ids.iter().filter(|(_, plan)| may(plan)).filter_map(|(id, _)| self.of(*id).ok()).collect()
+        ids.iter()
+            .filter(|(_, plan)| may(plan))
+            .filter_map(|(id, _)| self.of(*id).ok())
+            .collect()
     }
 
-    /// Rows of a dataset are being read. Where they are what a plan on it would read about now, its jobs are taken to be there, and their leases are
-    /// renewed.
+    /// Rows of a dataset are being read. Where they are what a plan on it would read about now, its
+    /// jobs are taken to be there, and their leases are renewed.
     pub fn asked(&self, dataset: &str, rows: &[u64]) {
         if !self.inner.table.any() || rows.is_empty() {
             return;
         }
         for followed in self.inner.table.all().iter() {
-            let Some(source) = followed.layouts.iter().position(|l| l.dataset().id() == dataset) else { continue };
-            let Some(at) = followed.place_of(source as u32, rows) else { continue };
+            let Some(source) = followed
+                .layouts
+                .iter()
+                .position(|l| l.dataset().id() == dataset)
+            else {
+                continue;
+            };
+            let Some(at) = followed.place_of(source as u32, rows) else {
+                continue;
+            };
             let mut state = self.inner.state.lock();
             let identity = followed.plan.identity();
             for held in state.held.values_mut().filter(|h| h.plan == identity) {
@@ -393,7 +490,9 @@ impl Plans {
             rows_per_epoch: rows,
             epoch: held.at / rows,
             position: held.at % rows,
-            expires_in_seconds: held.expires.map(|e| e.saturating_duration_since(Instant::now()).as_secs()),
+            expires_in_seconds: held
+                .expires
+                .map(|e| e.saturating_duration_since(Instant::now()).as_secs()),
             leases: state.held.values().filter(|h| h.plan == held.plan).count(),
             lease: text,
         })
@@ -403,7 +502,10 @@ impl Plans {
 impl Inner {
     /// What may be fetched ahead of one plan.
     fn ahead_most(&self) -> u64 {
-        let capacity: u64 = self.engine.store().map_or(0, |s| s.stats().dirs.iter().map(|d| d.capacity_bytes).sum());
+        let capacity: u64 = self
+            .engine
+            .store()
+            .map_or(0, |s| s.stats().dirs.iter().map(|d| d.capacity_bytes).sum());
         capacity / limits::PLAN_AHEAD_SHARE
     }
 }
@@ -411,19 +513,26 @@ impl Inner {
 impl State {
     /// A plan is where the last of its jobs is, and goes on for as long as the longest of them.
     fn settle(&mut self, identity: &str) {
-        let Some(group) = self.groups.get(identity) else { return };
+        let Some(group) = self.groups.get(identity) else {
+            return;
+        };
         let held = || self.held.values().filter(|h| h.plan == identity);
         if let Some(at) = held().map(|h| h.at).min() {
             group.followed.at.store(at, Relaxed);
         }
-        let until = held().map(|h| h.until_epoch.unwrap_or(u64::MAX)).max().unwrap_or(u64::MAX);
+        let until = held()
+            .map(|h| h.until_epoch.unwrap_or(u64::MAX))
+            .max()
+            .unwrap_or(u64::MAX);
         group.followed.until_epoch.store(until, Relaxed);
         group.wake.notify_one();
     }
 
     /// Ends a lease, and its plan if it was the last one. `false`: there is none.
     fn end(&mut self, lease: u64, table: &Table) -> bool {
-        let Some(held) = self.held.remove(&lease) else { return false };
+        let Some(held) = self.held.remove(&lease) else {
+            return false;
+        };
         if self.held.values().any(|h| h.plan == held.plan) {
             self.settle(&held.plan);
         } else {
@@ -442,7 +551,12 @@ async fn sweep(plans: Weak<Inner>) {
         let Some(inner) = plans.upgrade() else { return };
         let mut state = inner.state.lock();
         let now = Instant::now();
-        let over: Vec<u64> = state.held.iter().filter(|(_, h)| h.expires.is_some_and(|e| e <= now)).map(|(id, _)| *id).collect();
+        let over: Vec<u64> = state
+            .held
+            .iter()
+            .filter(|(_, h)| h.expires.is_some_and(|e| e <= now))
+            .map(|(id, _)| *id)
+            .collect();
         for lease in over {
             state.end(lease, &inner.table);
             inner.stats.expired.fetch_add(1, Relaxed);
@@ -459,14 +573,27 @@ fn check(registration: &Registration) -> Result<()> {
     if let Some(job) = &registration.job
         && !(1..=limits::PLAN_JOB_NAME_MAX_BYTES).contains(&job.len())
     {
-        return Err(Error::invalid(format!("a job with a name of {} bytes", job.len()))
-            .hint(format!("1 to {} bytes, another for each job", limits::PLAN_JOB_NAME_MAX_BYTES)));
+        return Err(
+            Error::invalid(format!("a job with a name of {} bytes", job.len())).hint(format!(
+                "1 to {} bytes, another for each job",
+                limits::PLAN_JOB_NAME_MAX_BYTES
+            )),
+        );
     }
     if !(1..=limits::PLAN_LEASE_MAX_SECS).contains(&registration.lease_seconds) {
-        return Err(Error::invalid(format!("a lease of {} seconds", registration.lease_seconds))
-            .hint(format!("1 to {}; it is renewed by saying where the job is", limits::PLAN_LEASE_MAX_SECS)));
+        return Err(
+            Error::invalid(format!("a lease of {} seconds", registration.lease_seconds)).hint(
+                format!(
+                    "1 to {}; it is renewed by saying where the job is",
+                    limits::PLAN_LEASE_MAX_SECS
+                ),
+            ),
+        );
     }
-    if registration.until_epoch.is_some_and(|until| until <= registration.epoch) {
+    if registration
+        .until_epoch
+        .is_some_and(|until| until <= registration.epoch)
+    {
         return Err(Error::invalid(format!(
             "a job that begins in epoch {} and ends before epoch {}",
             registration.epoch,
@@ -481,17 +608,25 @@ fn check(registration: &Registration) -> Result<()> {
 fn place(plan: &Plan, epoch: u64, position: u64) -> Result<u64> {
     let rows = plan.rows_per_epoch();
     if epoch >= limits::PLAN_EPOCHS_MAX || position > rows {
-        return Err(Error::invalid(format!("position {position} of epoch {epoch}, in a plan of {rows} rows an epoch"))
-            .hint("positions count the rows of all ranks together; they begin at 0 in each epoch"));
+        return Err(Error::invalid(format!(
+            "position {position} of epoch {epoch}, in a plan of {rows} rows an epoch"
+        ))
+        .hint("positions count the rows of all ranks together; they begin at 0 in each epoch"));
     }
     Ok(epoch * rows + position)
 }
 
 fn parse(lease: &str) -> Result<u64> {
-    u64::from_str_radix(lease, 16).ok().filter(|_| lease.len() == 16).ok_or_else(|| unknown(lease))
+    u64::from_str_radix(lease, 16)
+        .ok()
+        .filter(|_| lease.len() == 16)
+        .ok_or_else(|| unknown(lease))
 }
 
 fn unknown(lease: &str) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no lease {:?}", forebay_core::name::shorten(lease)))
-        .hint("it ran out, or the node was started anew: register the plan again")
+    Error::new(
+        ErrorKind::NotFound,
+        format!("there is no lease {:?}", forebay_core::name::shorten(lease)),
+    )
+    .hint("it ran out, or the node was started anew: register the plan again")
 }

@@ -1,7 +1,8 @@
 //! What the store asks: when is this entry wanted next, by any plan.
 //!
-//! A question costs a look-up of the file and, for each plan on its dataset, where the entry's rows stand in this epoch and the next: constant time for an
-//! object, the time of a block's rows for a chunk under a full shuffle. It is asked by the evictor alone.
+//! A question costs a look-up of the file and, for each plan on its dataset, where the entry's rows
+//! stand in this epoch and the next: constant time for an object, the time of a block's rows for a
+//! chunk under a full shuffle. It is asked by the evictor alone.
 
 use super::layout::{Holds, Layout};
 use forebay_core::sync::RwLock;
@@ -36,9 +37,20 @@ pub(crate) struct Followed {
 impl Followed {
     pub fn new(plan: Arc<Plan>, layouts: Vec<Arc<Layout>>, at: u64) -> Self {
         let (quotas, cycle) = plan.quotas();
-        let row_bytes = layouts.iter().zip(&quotas).map(|(l, q)| l.row_bytes() as u128 * u128::from(*q)).sum::<u128>();
+        let row_bytes = layouts
+            .iter()
+            .zip(&quotas)
+            .map(|(l, q)| l.row_bytes() as u128 * u128::from(*q))
+            .sum::<u128>();
         let row_bytes = ((row_bytes / u128::from(cycle.max(1))) as u64).max(1);
-        Self { plan, layouts, at: AtomicU64::new(at), until_epoch: AtomicU64::new(u64::MAX), ahead_bytes: AtomicU64::new(0), row_bytes }
+        Self {
+            plan,
+            layouts,
+            at: AtomicU64::new(at),
+            until_epoch: AtomicU64::new(u64::MAX),
+            ahead_bytes: AtomicU64::new(0),
+            row_bytes,
+        }
     }
 
     /// Epoch and position.
@@ -51,22 +63,38 @@ impl Followed {
     fn row_next(&self, source: u32, row: u64) -> Option<(u64, u64)> {
         let (epoch, position) = self.place();
         let row = RowRef { source, row };
-        let now = self.plan.position_of(epoch, row).filter(|p| *p >= position).map(|p| (epoch, p));
-        now.or_else(|| self.plan.position_of(epoch + 1, row).map(|p| (epoch + 1, p)))
+        let now = self
+            .plan
+            .position_of(epoch, row)
+            .filter(|p| *p >= position)
+            .map(|p| (epoch, p));
+        now.or_else(|| {
+            self.plan
+                .position_of(epoch + 1, row)
+                .map(|p| (epoch + 1, p))
+        })
     }
 
     fn next_use(&self, entry: &Cached) -> NextUse {
         let mut best = NextUse::Unknown;
         for (source, layout) in (0u32..).zip(&self.layouts) {
-            let Some(holds) = layout.holds(entry) else { continue };
+            let Some(holds) = layout.holds(entry) else {
+                continue;
+            };
             let (epoch, position) = self.place();
-            let first = |blocks: &mut dyn Iterator<Item = u64>| blocks.filter_map(|b| self.plan.next_use(epoch, position, source, b)).min();
+            let first = |blocks: &mut dyn Iterator<Item = u64>| {
+                blocks
+                    .filter_map(|b| self.plan.next_use(epoch, position, source, b))
+                    .min()
+            };
             let next = match holds {
                 Holds::Row(row) => self.row_next(source, row),
                 Holds::Blocks(mut blocks) => first(&mut blocks),
                 Holds::Key => Some((epoch, position)),
                 Holds::File(blocks) => {
-                    let step = ((blocks.end - blocks.start) as usize).div_ceil(FILE_BLOCKS_LOOKED_AT).max(1);
+                    let step = ((blocks.end - blocks.start) as usize)
+                        .div_ceil(FILE_BLOCKS_LOOKED_AT)
+                        .max(1);
                     first(&mut blocks.step_by(step))
                 }
             };
@@ -76,13 +104,24 @@ impl Followed {
     }
 
     fn said(&self, next: Option<(u64, u64)>, (epoch, position): (u64, u64)) -> NextUse {
-        let Some((then, at)) = next.filter(|(then, _)| *then < self.until_epoch.load(Relaxed)) else { return NextUse::Never };
-        let rows = (then - epoch).saturating_mul(self.plan.rows_per_epoch()).saturating_add(at).saturating_sub(position);
+        let Some((then, at)) = next.filter(|(then, _)| *then < self.until_epoch.load(Relaxed))
+        else {
+            return NextUse::Never;
+        };
+        let rows = (then - epoch)
+            .saturating_mul(self.plan.rows_per_epoch())
+            .saturating_add(at)
+            .saturating_sub(position);
         let bytes = rows.saturating_mul(self.row_bytes);
-        if then == epoch { NextUse::ThisRound(bytes) } else { NextUse::LaterRound(bytes) }
+        if then == epoch {
+            NextUse::ThisRound(bytes)
+        } else {
+            NextUse::LaterRound(bytes)
+        }
     }
 
-    /// Where a job is that asks for these rows: `None` if this plan would not ask for them about now.
+    /// Where a job is that asks for these rows: `None` if this plan would not ask for them about
+    /// now.
     pub fn place_of(&self, source: u32, rows: &[u64]) -> Option<u64> {
         let per_epoch = self.plan.rows_per_epoch();
         let (at, near) = (self.at.load(Relaxed), (per_epoch / FORWARD_SHARE).max(1));
@@ -130,7 +169,11 @@ impl Table {
     }
 
     pub(crate) fn layout(&self, dataset: &str) -> Option<Arc<Layout>> {
-        self.all().iter().flat_map(|f| &f.layouts).find(|l| l.dataset().id() == dataset).cloned()
+        self.all()
+            .iter()
+            .flat_map(|f| &f.layouts)
+            .find(|l| l.dataset().id() == dataset)
+            .cloned()
     }
 
     pub(crate) fn add(&self, followed: Arc<Followed>) {
@@ -161,6 +204,9 @@ impl Advisor for Table {
     }
 
     fn next_use(&self, entry: &Cached) -> NextUse {
-        self.all().iter().map(|f| f.next_use(entry)).fold(NextUse::Unknown, nearer)
+        self.all()
+            .iter()
+            .map(|f| f.next_use(entry))
+            .fold(NextUse::Unknown, nearer)
     }
 }

@@ -3,8 +3,8 @@
 use forebay_core::ErrorKind;
 use std::time::Duration;
 
-/// Evaluates an expression of `Result` until it succeeds, fails for good, or has been tried `$most` times. (A macro, since the expression may borrow
-/// what it fills.)
+/// Evaluates an expression of `Result` until it succeeds, fails for good, or has been tried `$most`
+/// times. (A macro, since the expression may borrow what it fills.)
 macro_rules! attempts {
     ($most:expr, $attempt:expr) => {{
         let (most, mut made) = ($most, 1);

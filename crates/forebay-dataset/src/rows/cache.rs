@@ -1,12 +1,15 @@
 //! Decoded blocks: those that are in use, and those that may be wanted again.
 //!
-//! A block is found here as long as anybody holds it. Besides, the cache holds the most recently used ones itself, up to its size. Their memory is of
-//! the budget (each block carries its reservation), so the cache gives way when that is wanted elsewhere ([`BlockCache::give_way`]).
+//! A block is found here as long as anybody holds it. Besides, the cache holds the most recently
+//! used ones itself, up to its size. Their memory is of the budget (each block carries its
+//! reservation), so the cache gives way when that is wanted elsewhere ([`BlockCache::give_way`]).
 //!
-//! Which blocks are worth it is told by their past, as with hiring and buying: what reading a block in part has cost so far is remembered, and when that is as
-//! much as decoding it whole would cost, it is decoded whole and kept ([`BlockCache::is_worth`]). So at most twice the least possible is ever paid. Where single pages
-//! can be read that takes many reads; where the whole row group has to be decoded for one row it takes two. What is remembered is no more than what the cache could hold:
-//! a dataset that is much larger than the cache, read in random order, leaves it alone.
+//! Which blocks are worth it is told by their past, as with hiring and buying: what reading a block
+//! in part has cost so far is remembered, and when that is as much as decoding it whole would cost,
+//! it is decoded whole and kept ([`BlockCache::is_worth`]). So at most twice the least possible is
+//! ever paid. Where single pages can be read that takes many reads; where the whole row group has
+//! to be decoded for one row it takes two. What is remembered is no more than what the cache could
+//! hold: a dataset that is much larger than the cache, read in random order, leaves it alone.
 //!
 //! Invariant: the blocks that the cache itself holds take at most `max_bytes`.
 
@@ -50,7 +53,8 @@ struct Inner {
     /// The same, the oldest first.
     spent_order: VecDeque<BlockKey>,
     spent_bytes: u64,
-    /// Of blocks that were decoded whole lately, by what their columns are: nanoseconds, bytes in the file, bytes decoded.
+    /// Of blocks that were decoded whole lately, by what their columns are: nanoseconds, bytes in
+    /// the file, bytes decoded.
     whole: HashMap<u64, (f64, f64, f64)>,
 }
 
@@ -60,15 +64,23 @@ pub(super) struct BlockCache {
 }
 
 impl Inner {
-    /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Before anything is known: 250 MB/s, and text that is packed 3 to 1.
+    /// Nanoseconds, bytes in the file and decoded bytes, in proportion. Before anything is known:
+    /// 250 MB/s, and text that is packed 3 to 1.
     fn whole_costs(&self, columns: u64) -> (f64, f64, f64) {
-        self.whole.get(&columns).copied().filter(|w| w.1 > 0.0 && w.2 > 0.0).unwrap_or((4.0, 1.0, 3.0))
+        self.whole
+            .get(&columns)
+            .copied()
+            .filter(|w| w.1 > 0.0 && w.2 > 0.0)
+            .unwrap_or((4.0, 1.0, 3.0))
     }
 }
 
 impl BlockCache {
     pub(super) fn new(max_bytes: u64) -> Self {
-        Self { inner: Mutex::default(), max_bytes }
+        Self {
+            inner: Mutex::default(),
+            max_bytes,
+        }
     }
 
     /// The largest block that is worth decoding for the cache alone.
@@ -123,11 +135,15 @@ impl BlockCache {
     pub(super) fn is_worth(&self, key: &BlockKey) -> bool {
         let inner = self.inner.lock();
         let (ns, coded, _) = inner.whole_costs(key.columns);
-        inner.spent.get(key).is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
+        inner
+            .spent
+            .get(key)
+            .is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
     }
 
-    /// What a block of so many bytes in its file will take, decoded, by those with such columns before it. Before there was one, not more than in the file:
-    /// what is too large is seen when it is there.
+    /// What a block of so many bytes in its file will take, decoded, by those with such columns
+    /// before it. Before there was one, not more than in the file: what is too large is seen when
+    /// it is there.
     pub(super) fn expected_decoded(&self, columns: u64, bytes: u64) -> u64 {
         match self.inner.lock().whole.get(&columns) {
             Some(&(_, coded, decoded)) if coded > 0.0 => (bytes as f64 * decoded / coded) as u64,
@@ -143,7 +159,11 @@ impl BlockCache {
         }
         let whole = inner.whole.entry(columns).or_default();
         // The last few tens count.
-        *whole = (whole.0 * 0.95 + ns as f64, whole.1 * 0.95 + bytes as f64, whole.2 * 0.95 + decoded as f64);
+        *whole = (
+            whole.0 * 0.95 + ns as f64,
+            whole.1 * 0.95 + bytes as f64,
+            whole.2 * 0.95 + decoded as f64,
+        );
     }
 
     /// Lets go of about so many bytes, the least recently used first.
@@ -169,12 +189,21 @@ mod tests {
     use forebay_core::MemoryBudget;
 
     fn key(block: u32) -> BlockKey {
-        BlockKey { file: 1, version: VersionId(2), columns: 3, block }
+        BlockKey {
+            file: 1,
+            version: VersionId(2),
+            columns: 3,
+            block,
+        }
     }
 
     fn block(budget: &MemoryBudget, bytes: u64) -> Arc<Block> {
         let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
-        Arc::new(Block { batch, bytes, _memory: vec![budget.try_hold(bytes).unwrap()] })
+        Arc::new(Block {
+            batch,
+            bytes,
+            _memory: vec![budget.try_hold(bytes).unwrap()],
+        })
     }
 
     #[test]
@@ -185,7 +214,11 @@ mod tests {
             cache.insert(key(n), &block(&budget, 2 << 10));
             assert!(cache.get(&key(0)).is_some(), "used after each insert");
             assert!(cache.bytes() <= 10 << 10);
-            assert_eq!(budget.used_bytes(), cache.bytes(), "what the cache lets go of comes back to the budget");
+            assert_eq!(
+                budget.used_bytes(),
+                cache.bytes(),
+                "what the cache lets go of comes back to the budget"
+            );
         }
         assert_eq!(cache.len(), 5);
         assert!(cache.get(&key(3)).is_none() && cache.get(&key(19)).is_some());
@@ -208,7 +241,11 @@ mod tests {
         assert_eq!(cache.expected_decoded(3, 10_000), 10_000);
         cache.decoded_whole(3, 10_000, 30_000, 1_000_000);
         cache.decoded_whole(4, 10_000, 400_000, 1_000_000);
-        assert_eq!(cache.expected_decoded(3, 20_000), 60_000, "by its own columns");
+        assert_eq!(
+            cache.expected_decoded(3, 20_000),
+            60_000,
+            "by its own columns"
+        );
         cache.spent(key(1), 10_000, 400_000);
         assert!(!cache.is_worth(&key(1)) && !cache.is_worth(&key(2)));
         cache.spent(key(1), 10_000, 700_000);

@@ -4,7 +4,8 @@ use forebay_core::limits;
 
 #[derive(Clone, Debug)]
 pub struct RowsConfig {
-    /// Memory for decoded blocks that may be wanted again; at most an eighth of the memory budget is used.
+    /// Memory for decoded blocks that may be wanted again; at most an eighth of the memory budget
+    /// is used.
     pub block_cache_bytes: u64,
     /// Memory for what is known of open files: Parquet footers, Arrow dictionaries.
     pub open_files_memory_bytes: u64,

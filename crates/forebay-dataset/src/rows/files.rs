@@ -1,5 +1,5 @@
-//! Files that are open: what decoding their blocks needs besides the blocks (a Parquet footer, Arrow dictionaries, the members of an archive), kept while
-//! there is room.
+//! Files that are open: what decoding their blocks needs besides the blocks (a Parquet footer,
+//! Arrow dictionaries, the members of an archive), kept while there is room.
 //!
 //! Invariant: what is kept for a file is of the version that it is keyed by.
 
@@ -34,12 +34,21 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) fn new(max_bytes: u64) -> Self {
-        Self { open: Mutex::default(), opening: Flights::default(), max_bytes }
+        Self {
+            open: Mutex::default(),
+            opening: Flights::default(),
+            max_bytes,
+        }
     }
 }
 
 impl Rows {
-    pub(super) async fn open_file(&self, dataset: &Arc<Dataset>, file: u32, options: u64) -> Result<Arc<OpenFile>> {
+    pub(super) async fn open_file(
+        &self,
+        dataset: &Arc<Dataset>,
+        file: u32,
+        options: u64,
+    ) -> Result<Arc<OpenFile>> {
         let files = &self.inner.files;
         let of = dataset.file(file);
         let meta = Arc::new(of.meta());
@@ -53,7 +62,10 @@ impl Rows {
                 let follower = leader.follower();
                 let (rows, dataset) = (self.clone(), dataset.clone());
                 tokio::spawn(async move {
-                    let opened = rows.open_file_now(&dataset, file, of.name, meta).await.map(Arc::new);
+                    let opened = rows
+                        .open_file_now(&dataset, file, of.name, meta)
+                        .await
+                        .map(Arc::new);
                     if let Ok(open) = &opened {
                         let files = &rows.inner.files;
                         let mut kept = files.open.lock();
@@ -67,13 +79,27 @@ impl Rows {
         }
     }
 
-    async fn open_file_now(&self, dataset: &Dataset, file: u32, name: ObjectName, meta: Arc<ObjectMeta>) -> Result<OpenFile> {
+    async fn open_file_now(
+        &self,
+        dataset: &Dataset,
+        file: u32,
+        name: ObjectName,
+        meta: Arc<ObjectMeta>,
+    ) -> Result<OpenFile> {
         let engine = &self.inner.engine;
-        let index = dataset.index(file as usize).ok_or_else(|| Error::internal(format!("{name} has no index")))?.clone();
+        let index = dataset
+            .index(file as usize)
+            .ok_or_else(|| Error::internal(format!("{name} has no index")))?
+            .clone();
         if matches!(dataset.format(), Format::Tar | Format::Zip) {
             let members = engine.members_of_version(&name, &meta).await?;
             let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);
-            return Ok(OpenFile { name, meta, reader: Arc::new(FileReader::of_members(index, members)?), unpacked });
+            return Ok(OpenFile {
+                name,
+                meta,
+                reader: Arc::new(FileReader::of_members(index, members)?),
+                unpacked,
+            });
         }
         let mut opener = FileOpener::new(index)?;
         loop {
@@ -91,7 +117,12 @@ impl Rows {
             }
         }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
-        Ok(OpenFile { name, meta, reader: Arc::new(reader), unpacked: false })
+        Ok(OpenFile {
+            name,
+            meta,
+            reader: Arc::new(reader),
+            unpacked: false,
+        })
     }
 }
 

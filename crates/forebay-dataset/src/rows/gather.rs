@@ -1,6 +1,8 @@
 //! Rows of several batches, put into the order that was asked for.
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, cast::AsArray, new_null_array};
+use arrow_array::{
+    Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, cast::AsArray, new_null_array,
+};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use arrow_select::{interleave::interleave, take::take_record_batch};
 use forebay_core::{Error, ErrorKind, Result};
@@ -8,25 +10,39 @@ use forebay_core::{Error, ErrorKind, Result};
 /// One wanted row: which batch it is in, and where.
 pub(super) type Pick = (usize, usize);
 
-/// The rows of `picks`, in that order. Rows that follow each other in one batch are a slice of it, without a copy.
+/// The rows of `picks`, in that order. Rows that follow each other in one batch are a slice of it,
+/// without a copy.
 ///
 /// # Errors
 /// `TooLarge` if a column of text or bytes does not fit an Arrow array.
-pub(super) fn gather(schema: &SchemaRef, parts: &[RecordBatch], picks: &[Pick]) -> Result<RecordBatch> {
+pub(super) fn gather(
+    schema: &SchemaRef,
+    parts: &[RecordBatch],
+    picks: &[Pick],
+) -> Result<RecordBatch> {
     if let Some(&(part, first)) = picks.first()
-        && picks.iter().zip(first..).all(|(pick, row)| *pick == (part, row))
+        && picks
+            .iter()
+            .zip(first..)
+            .all(|(pick, row)| *pick == (part, row))
     {
         return Ok(parts[part].slice(first, picks.len()));
     }
     let columns = (0..schema.fields().len()).map(|c| {
         let arrays: Vec<&dyn Array> = parts.iter().map(|p| p.column(c).as_ref()).collect();
-        check_length(&arrays, picks).and_then(|()| interleave(&arrays, picks)).map_err(|e| match e {
-            ArrowError::OffsetOverflowError(_) => {
-                Error::new(ErrorKind::TooLarge, format!("the rows have more than 2 GiB in column {:?}", schema.field(c).name()))
-                    .hint("ask for fewer rows at a time")
-            }
-            e => Error::internal("rows of several blocks cannot be put together").source(e),
-        })
+        check_length(&arrays, picks)
+            .and_then(|()| interleave(&arrays, picks))
+            .map_err(|e| match e {
+                ArrowError::OffsetOverflowError(_) => Error::new(
+                    ErrorKind::TooLarge,
+                    format!(
+                        "the rows have more than 2 GiB in column {:?}",
+                        schema.field(c).name()
+                    ),
+                )
+                .hint("ask for fewer rows at a time"),
+                e => Error::internal("rows of several blocks cannot be put together").source(e),
+            })
     });
     let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
@@ -36,35 +52,61 @@ pub(super) fn gather(schema: &SchemaRef, parts: &[RecordBatch], picks: &[Pick]) 
 
 /// A copy of some rows of a batch.
 pub(super) fn take_rows(batch: &RecordBatch, rows: &[u32]) -> Result<RecordBatch> {
-    take_record_batch(batch, &UInt32Array::from(rows.to_vec())).map_err(|e| Error::internal("rows cannot be taken from a block").source(e))
+    take_record_batch(batch, &UInt32Array::from(rows.to_vec()))
+        .map_err(|e| Error::internal("rows cannot be taken from a block").source(e))
 }
 
 /// Whether the bytes of the picked values can be told by offsets of 31 bits.
 fn check_length(arrays: &[&dyn Array], picks: &[Pick]) -> Result<(), ArrowError> {
     let offsets: Vec<&[i32]> = match arrays.first().map(|a| a.data_type()) {
-        Some(DataType::Utf8) => arrays.iter().map(|a| a.as_string::<i32>().value_offsets()).collect(),
-        Some(DataType::Binary) => arrays.iter().map(|a| a.as_binary::<i32>().value_offsets()).collect(),
+        Some(DataType::Utf8) => arrays
+            .iter()
+            .map(|a| a.as_string::<i32>().value_offsets())
+            .collect(),
+        Some(DataType::Binary) => arrays
+            .iter()
+            .map(|a| a.as_binary::<i32>().value_offsets())
+            .collect(),
         _ => return Ok(()),
     };
-    let total: i64 = picks.iter().map(|&(part, row)| i64::from(offsets[part][row + 1] - offsets[part][row])).sum();
+    let total: i64 = picks
+        .iter()
+        .map(|&(part, row)| i64::from(offsets[part][row + 1] - offsets[part][row]))
+        .sum();
     match usize::try_from(total) {
         Ok(total) if total <= i32::MAX as usize => Ok(()),
         _ => Err(ArrowError::OffsetOverflowError(total as usize)),
     }
 }
 
-/// A file's batch as the dataset has it: columns by name, in the dataset's order; those that the file lacks are null.
+/// A file's batch as the dataset has it: columns by name, in the dataset's order; those that the
+/// file lacks are null.
 ///
 /// # Errors
 /// `Corrupt` if a column has another type than in the file that the dataset's schema is from.
 pub(super) fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let fields = |s: &SchemaRef| s.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect::<Vec<_>>();
-    if std::sync::Arc::ptr_eq(&batch.schema(), schema) || fields(&batch.schema()) == fields(schema) {
+    let fields = |s: &SchemaRef| {
+        s.fields()
+            .iter()
+            .map(|f| (f.name().clone(), f.data_type().clone()))
+            .collect::<Vec<_>>()
+    };
+    if std::sync::Arc::ptr_eq(&batch.schema(), schema) || fields(&batch.schema()) == fields(schema)
+    {
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        return RecordBatch::try_new_with_options(schema.clone(), batch.columns().to_vec(), &options)
-            .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").source(e));
+        return RecordBatch::try_new_with_options(
+            schema.clone(),
+            batch.columns().to_vec(),
+            &options,
+        )
+        .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").source(e));
     }
-    let columns = schema.fields().iter().map(|field| match batch.column_by_name(field.name()) {
+    let columns =
+        schema
+            .fields()
+            .iter()
+            .map(|field| {
+                match batch.column_by_name(field.name()) {
         Some(column) if column.data_type() == field.data_type() => Ok(column.clone()),
         Some(column) => Err(Error::corrupt(format!(
             "the column {:?} is {} in this file and {} in the dataset",
@@ -75,8 +117,10 @@ pub(super) fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBa
         .hint("open files of different schemas as different datasets, or leave the column out")),
         None if field.is_nullable() => Ok(new_null_array(field.data_type(), batch.num_rows())),
         None => Err(Error::corrupt(format!("this file has no column {:?}", field.name()))
-            .hint("open files of different schemas as different datasets, or leave the column out")),
-    });
+            .hint("open files of different schemas as different datasets, or leave the column \
+                out")),
+    }
+            });
     let columns = columns.collect::<Result<Vec<_>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
@@ -92,7 +136,9 @@ mod tests {
 
     fn batch(from: i32, rows: i32) -> RecordBatch {
         let numbers: ArrayRef = Arc::new(Int32Array::from_iter_values(from..from + rows));
-        let text: ArrayRef = Arc::new(StringArray::from_iter((from..from + rows).map(|i| (i % 3 != 0).then(|| i.to_string()))));
+        let text: ArrayRef = Arc::new(StringArray::from_iter(
+            (from..from + rows).map(|i| (i % 3 != 0).then(|| i.to_string())),
+        ));
         RecordBatch::try_from_iter_with_nullable([("n", numbers, true), ("t", text, true)]).unwrap()
     }
 
@@ -101,7 +147,12 @@ mod tests {
         let parts = [batch(0, 10), batch(100, 5)];
         let picks = [(1, 4), (0, 0), (0, 0), (1, 0), (0, 9)];
         let got = gather(&parts[0].schema(), &parts, &picks).unwrap();
-        assert_eq!(got.column(0).as_primitive::<arrow_array::types::Int32Type>().values(), &[104, 0, 0, 100, 9]);
+        assert_eq!(
+            got.column(0)
+                .as_primitive::<arrow_array::types::Int32Type>()
+                .values(),
+            &[104, 0, 0, 100, 9]
+        );
         assert!(got.column(1).is_null(1) && got.column(1).as_string::<i32>().value(3) == "100");
     }
 
@@ -110,18 +161,27 @@ mod tests {
         let parts = [batch(0, 10), batch(100, 5)];
         let got = gather(&parts[0].schema(), &parts, &[(0, 3), (0, 4), (0, 5)]).unwrap();
         assert_eq!(got, parts[0].slice(3, 3));
-        assert_eq!(got.column(0).to_data().buffers()[0].data_ptr(), parts[0].column(0).to_data().buffers()[0].data_ptr());
+        assert_eq!(
+            got.column(0).to_data().buffers()[0].data_ptr(),
+            parts[0].column(0).to_data().buffers()[0].data_ptr()
+        );
     }
 
     #[test]
     fn what_a_file_lacks_is_null_and_other_types_are_refused() {
-        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::Binary, true), Field::new("t", DataType::Utf8, true)]));
+        let schema = Arc::new(Schema::new(vec![
+            Field::new("x", DataType::Binary, true),
+            Field::new("t", DataType::Utf8, true),
+        ]));
         let got = conform(batch(0, 4), &schema).unwrap();
         assert_eq!((got.num_rows(), got.column(0).null_count()), (4, 4));
         assert_eq!(got.column(1), batch(0, 4).column(1));
         let other = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true)]));
         let e = conform(batch(0, 4), &other).unwrap_err();
-        assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("\"n\""), "{e}");
+        assert!(
+            e.kind() == ErrorKind::Corrupt && e.to_string().contains("\"n\""),
+            "{e}"
+        );
         let missing = Arc::new(Schema::new(vec![Field::new("y", DataType::Int64, false)]));
         assert!(conform(batch(0, 4), &missing).is_err());
     }

@@ -7,8 +7,8 @@ use forebay_format::tabular::{Format, Projection};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::sync::Arc;
 
-/// A block that is ready: decoded in memory, or, of whole objects, on the local disk. While a hold of a decoded block lives, whoever reads rows of it
-/// decodes nothing.
+/// A block that is ready: decoded in memory, or, of whole objects, on the local disk. While a hold
+/// of a decoded block lives, whoever reads rows of it decodes nothing.
 #[derive(Debug)]
 pub struct Hold {
     block: Option<Arc<Block>>,
@@ -37,17 +37,35 @@ impl Rows {
     /// Makes a block of the dataset ready (`block` counts over the whole dataset, as plans do).
     ///
     /// # Errors
-    /// `Busy` if there is no memory to hold it: rows of it can be read all the same. Otherwise as [`Rows::read`].
-    pub async fn hold(&self, dataset: &Arc<Dataset>, block: u64, columns: &Projection) -> Result<Hold> {
+    /// `Busy` if there is no memory to hold it: rows of it can be read all the same. Otherwise as
+    /// [`Rows::read`].
+    pub async fn hold(
+        &self,
+        dataset: &Arc<Dataset>,
+        block: u64,
+        columns: &Projection,
+    ) -> Result<Hold> {
         let rows = dataset.shape().block_range(block);
         if rows.is_empty() {
-            return Ok(Hold { block: None, bytes: 0, fetched: false });
+            return Ok(Hold {
+                block: None,
+                bytes: 0,
+                fetched: false,
+            });
         }
         if dataset.format() == Format::Objects {
             let (inner, files) = (&self.inner, dataset.files());
             let bytes = rows.clone().map(|row| files.size(row as usize)).sum();
-            if columns.schema(dataset.schema())?.column_with_name("data").is_none() {
-                return Ok(Hold { block: None, bytes: 0, fetched: false });
+            if columns
+                .schema(dataset.schema())?
+                .column_with_name("data")
+                .is_none()
+            {
+                return Ok(Hold {
+                    block: None,
+                    bytes: 0,
+                    fetched: false,
+                });
             }
             let (mut rows, mut pending, mut fetched) = (rows, FuturesUnordered::new(), false);
             loop {
@@ -61,7 +79,11 @@ impl Rows {
                     None => break,
                 }
             }
-            return Ok(Hold { block: None, bytes, fetched });
+            return Ok(Hold {
+                block: None,
+                bytes,
+                fetched,
+            });
         }
         let place = dataset.locate(rows.start)?;
         let keys = Keys::new(dataset, columns)?;
@@ -69,7 +91,11 @@ impl Rows {
             .block(dataset, place.file, place.block, &keys)
             .await
             .map_err(|e| super::of_file(e, rows.start, &dataset.file(place.file)))?;
-        Ok(Hold { bytes: held.bytes, block: Some(held), fetched })
+        Ok(Hold {
+            bytes: held.bytes,
+            block: Some(held),
+            fetched,
+        })
     }
 
     async fn bring_object(&self, dataset: &Arc<Dataset>, row: u64) -> Result<CacheStatus> {
@@ -79,7 +105,10 @@ impl Rows {
         if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &whole) {
             return Ok(CacheStatus::Hit);
         }
-        let brought = attempts!(self.inner.config.attempts, engine.bring_version(&file.name, &meta, whole.clone()).await);
+        let brought = attempts!(
+            self.inner.config.attempts,
+            engine.bring_version(&file.name, &meta, whole.clone()).await
+        );
         brought.map_err(|e| super::of_file(e, row, &file))
     }
 }

@@ -22,7 +22,12 @@ struct Held<V> {
 
 impl<K, V> Default for Lru<K, V> {
     fn default() -> Self {
-        Self { held: HashMap::new(), by_use: BTreeMap::new(), uses: 0, cost: 0 }
+        Self {
+            held: HashMap::new(),
+            by_use: BTreeMap::new(),
+            uses: 0,
+            cost: 0,
+        }
     }
 }
 
@@ -39,7 +44,14 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
 
     pub(super) fn insert(&mut self, key: K, value: V, cost: u64) {
         self.uses += 1;
-        if let Some(old) = self.held.insert(key, Held { value, cost, used: self.uses }) {
+        if let Some(old) = self.held.insert(
+            key,
+            Held {
+                value,
+                cost,
+                used: self.uses,
+            },
+        ) {
             self.by_use.remove(&old.used);
             self.cost -= old.cost;
         }

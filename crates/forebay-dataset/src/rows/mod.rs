@@ -2,21 +2,27 @@
 //!
 //! How a request goes ([`Rows::read`]):
 //! 1. **Locate** every row (two binary searches each), and hold memory for the answer, or refuse.
-//! 2. Rows that are whole objects (`objects.rs`): one thread goes over them in order and the engine appends what is on the local disk straight to the
-//!    column's buffer; what is not is fetched ahead, many at a time, as in a batch.
-//! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are decoded already are taken as they are (`cache.rs`); of the others the
-//!    bytes that hold the rows are fetched, many blocks at a time, and decoded on threads for that. A block that is wanted again and again is decoded whole
-//!    and kept.
-//! 4. **Gather** (`gather.rs`): rows of all blocks are put into the order that was asked for, duplicates included.
+//! 2. Rows that are whole objects (`objects.rs`): one thread goes over them in order and the engine
+//!    appends what is on the local disk straight to the column's buffer; what is not is fetched
+//!    ahead, many at a time, as in a batch.
+//! 3. All others (`blocks.rs`): the rows are grouped by file and block. Blocks that are decoded
+//!    already are taken as they are (`cache.rs`); of the others the bytes that hold the rows are
+//!    fetched, many blocks at a time, and decoded on threads for that. A block that is wanted again
+//!    and again is decoded whole and kept.
+//! 4. **Gather** (`gather.rs`): rows of all blocks are put into the order that was asked for,
+//!    duplicates included.
 //!
-//! A stream that knows its order holds blocks ahead of their use ([`Rows::hold`]): while a [`Hold`] lives, reads of that block decode nothing.
+//! A stream that knows its order holds blocks ahead of their use ([`Rows::hold`]): while a [`Hold`]
+//! lives, reads of that block decode nothing.
 //!
 //! Invariants:
-//! - row *i* of the answer is row *i* of the request, of the version that the dataset was built from; a file that has changed or is gone is an error that
-//!   says so, never other bytes;
-//! - an answer that was begun waits for no memory that another answer holds: of what may be held, answers take three eighths at most, and decoded blocks,
-//!   which answers under way may pin, one half, so that fetching, which needs the rest, goes on;
-//! - what is decoded is in the memory budget: the answer until it is sent, a block until the last who uses it is done.
+//! - row *i* of the answer is row *i* of the request, of the version that the dataset was built
+//!   from; a file that has changed or is gone is an error that says so, never other bytes;
+//! - an answer that was begun waits for no memory that another answer holds: of what may be held,
+//!   answers take three eighths at most, and decoded blocks, which answers under way may pin, one
+//!   half, so that fetching, which needs the rest, goes on;
+//! - what is decoded is in the memory budget: the answer until it is sent, a block until the last
+//!   who uses it is done.
 
 mod attempts;
 mod blocks;
@@ -65,7 +71,10 @@ pub struct RowMemory {
 
 impl From<Vec<Reservation>> for RowMemory {
     fn from(held: Vec<Reservation>) -> Self {
-        Self { held, blocks: Vec::new() }
+        Self {
+            held,
+            blocks: Vec::new(),
+        }
     }
 }
 
@@ -79,7 +88,8 @@ struct Inner {
     engine: Engine,
     config: RowsConfig,
     stats: RowsStats,
-    /// The part of what may be held that answers may take, and the part for decoded blocks; see the module.
+    /// The part of what may be held that answers may take, and the part for decoded blocks; see the
+    /// module.
     answers: MemoryBudget,
     whole_blocks: MemoryBudget,
     files: Files,
@@ -109,7 +119,9 @@ impl Rows {
             config,
             engine,
         };
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     pub fn engine(&self) -> &Engine {
@@ -118,46 +130,87 @@ impl Rows {
 
     pub fn stats(&self) -> RowsSnapshot {
         let inner = &self.inner;
-        RowsSnapshot { cached_blocks: inner.cache.len() as u64, cached_bytes: inner.cache.bytes(), ..inner.stats.snapshot() }
+        RowsSnapshot {
+            cached_blocks: inner.cache.len() as u64,
+            cached_bytes: inner.cache.bytes(),
+            ..inner.stats.snapshot()
+        }
     }
 
     /// Reads rows; waits for memory for as long as accepted work may.
     ///
     /// # Errors
-    /// `RangeNotSatisfiable` for a row that is not there, `Invalid` for a column that is not, `TooLarge` for more than one answer may hold, `Busy`;
-    /// `VersionChanged` and `NotFound` for a file that is no more what it was when the dataset was opened; and what keeps a file from being read. What
-    /// concerns one row names it.
-    pub async fn read(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+    /// `RangeNotSatisfiable` for a row that is not there, `Invalid` for a column that is not,
+    /// `TooLarge` for more than one answer may hold, `Busy`; `VersionChanged` and `NotFound` for a
+    /// file that is no more what it was when the dataset was opened; and what keeps a file from
+    /// being read. What concerns one row names it.
+    pub async fn read(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+    ) -> Result<RowBatch> {
         self.read_patiently(dataset, rows, columns, false).await
     }
 
-    /// The same for rows whose blocks will be wanted as a whole, soon: each is decoded whole, once for all who want it, where there is memory to keep it.
+    /// The same for rows whose blocks will be wanted as a whole, soon: each is decoded whole, once
+    /// for all who want it, where there is memory to keep it.
     ///
     /// # Errors
     /// As [`Rows::read`].
-    pub async fn read_of_blocks(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+    pub async fn read_of_blocks(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+    ) -> Result<RowBatch> {
         self.read_patiently(dataset, rows, columns, true).await
     }
 
-    async fn read_patiently(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection, whole: bool) -> Result<RowBatch> {
+    async fn read_patiently(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+        whole: bool,
+    ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows)?;
-        let memory =
-            self.counted(async { Ok(vec![self.inner.answers.hold(bytes).await?, self.inner.engine.budget().hold(bytes).await?]) }).await?;
-        self.counted(self.read_held(dataset, rows, columns, whole, memory.into())).await
+        let memory = self
+            .counted(async {
+                Ok(vec![
+                    self.inner.answers.hold(bytes).await?,
+                    self.inner.engine.budget().hold(bytes).await?,
+                ])
+            })
+            .await?;
+        self.counted(self.read_held(dataset, rows, columns, whole, memory.into()))
+            .await
     }
 
     /// The same for a new request, which is refused at once if there is no memory for it.
     ///
     /// # Errors
     /// As [`Rows::read`].
-    pub async fn read_now(&self, dataset: &Arc<Dataset>, rows: &[u64], columns: &Projection) -> Result<RowBatch> {
+    pub async fn read_now(
+        &self,
+        dataset: &Arc<Dataset>,
+        rows: &[u64],
+        columns: &Projection,
+    ) -> Result<RowBatch> {
         self.check(dataset, rows)?;
         let bytes = self.expected_bytes(dataset, rows)?;
-        let held = || Ok(vec![self.inner.answers.try_hold(bytes)?, self.inner.engine.budget().try_hold(bytes)?]);
-        let memory =
-            held().inspect_err(|_| add(&self.inner.stats.failed, 1)).map_err(|e: Error| e.context("the request for rows was refused"))?;
-        self.counted(self.read_held(dataset, rows, columns, false, memory.into())).await
+        let held = || {
+            Ok(vec![
+                self.inner.answers.try_hold(bytes)?,
+                self.inner.engine.budget().try_hold(bytes)?,
+            ])
+        };
+        let memory = held()
+            .inspect_err(|_| add(&self.inner.stats.failed, 1))
+            .map_err(|e: Error| e.context("the request for rows was refused"))?;
+        self.counted(self.read_held(dataset, rows, columns, false, memory.into()))
+            .await
     }
 
     async fn counted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -175,11 +228,17 @@ impl Rows {
         let began = Instant::now();
         let schema = columns.schema(dataset.schema())?;
         let mut read = if rows.is_empty() {
-            RowBatch { batch: RecordBatch::new_empty(schema), memory }
+            RowBatch {
+                batch: RecordBatch::new_empty(schema),
+                memory,
+            }
         } else {
             match dataset.format() {
                 Format::Objects => self.read_objects(dataset, rows, schema, memory).await?,
-                _ => self.read_blocks(dataset, rows, columns, schema, whole, memory).await?,
+                _ => {
+                    self.read_blocks(dataset, rows, columns, schema, whole, memory)
+                        .await?
+                }
             }
         };
         let bytes = batch_bytes(&read.batch);
@@ -196,41 +255,59 @@ impl Rows {
         let checked = (|| {
             if rows.len() > limits::ROWS_PER_REQUEST_MAX {
                 let most = limits::ROWS_PER_REQUEST_MAX;
-                return Err(Error::new(ErrorKind::TooLarge, format!("{} rows in one request; the most are {most}", rows.len()))
-                    .hint("ask for them in several requests"));
+                return Err(Error::new(
+                    ErrorKind::TooLarge,
+                    format!("{} rows in one request; the most are {most}", rows.len()),
+                )
+                .hint("ask for them in several requests"));
             }
             let all = dataset.rows();
             match rows.iter().position(|&row| row >= all) {
                 None => Ok(()),
-                Some(at) => {
-                    Err(Error::range_not_satisfiable(format!("row {} (number {at} of the request) of a dataset of {all} rows", rows[at]))
-                        .hint("rows are numbered from 0; another version of the dataset may have another number of them"))
-                }
+                Some(at) => Err(Error::range_not_satisfiable(format!(
+                    "row {} (number {at} of the \
+                        request) of a dataset of {all} rows",
+                    rows[at]
+                ))
+                .hint(
+                    "rows are numbered from 0; another version of the dataset may have \
+                            another number of them",
+                )),
             }
         })();
         checked.inspect_err(|_| add(&self.inner.stats.failed, 1))
     }
 
-    /// What the rows will take: exactly where they are whole objects; elsewhere by the average of the dataset's bytes, twice, since rows of blocks are
-    /// there twice while they are put in order.
+    /// What the rows will take: exactly where they are whole objects; elsewhere by the average of
+    /// the dataset's bytes, twice, since rows of blocks are there twice while they are put in
+    /// order.
     fn expected_bytes(&self, dataset: &Dataset, rows: &[u64]) -> Result<u64> {
         const BESIDE_BYTES: u64 = 4096;
         if dataset.format() == Format::Objects {
-            let bytes = rows.iter().fold(0u64, |sum, &row| sum.saturating_add(dataset.files().size(row as usize)));
+            let bytes = rows.iter().fold(0u64, |sum, &row| {
+                sum.saturating_add(dataset.files().size(row as usize))
+            });
             self.check_answer(bytes + BESIDE_BYTES)?;
             return Ok(bytes + BESIDE_BYTES);
         }
         let average = dataset.files().total_bytes() / dataset.rows().max(1);
-        let expected = average.saturating_mul(2 * rows.len() as u64).saturating_add(BESIDE_BYTES);
+        let expected = average
+            .saturating_mul(2 * rows.len() as u64)
+            .saturating_add(BESIDE_BYTES);
         // A guess: what is missing is taken when it is known.
-        Ok(expected.min(limits::ROWS_ANSWER_MAX_BYTES).min(self.inner.answers.holdable_bytes()))
+        Ok(expected
+            .min(limits::ROWS_ANSWER_MAX_BYTES)
+            .min(self.inner.answers.holdable_bytes()))
     }
 
     fn check_answer(&self, bytes: u64) -> Result<()> {
         let most = limits::ROWS_ANSWER_MAX_BYTES.min(self.inner.answers.holdable_bytes());
         if bytes > most {
-            return Err(Error::new(ErrorKind::TooLarge, format!("the rows are {bytes} bytes; the most for one answer are {most}"))
-                .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("the rows are {bytes} bytes; the most for one answer are {most}"),
+            )
+            .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
         }
         Ok(())
     }
@@ -243,10 +320,13 @@ impl Rows {
             memory.held.iter_mut().for_each(|held| held.shrink(bytes));
         }
         if bytes > held + held / 4 + 4096 {
-            // All of it anew: answers that wait for more while they hold some would wait for each other.
+            // All of it anew: answers that wait for more while they hold some would wait for each
+            // other.
             memory.held.clear();
             memory.held.push(self.inner.answers.hold(bytes).await?);
-            memory.held.push(self.inner.engine.budget().hold(bytes).await?);
+            memory
+                .held
+                .push(self.inner.engine.budget().hold(bytes).await?);
         }
         Ok(())
     }
@@ -254,7 +334,10 @@ impl Rows {
 
 /// Bytes of the rows themselves: slices of larger buffers count as what they show.
 fn batch_bytes(batch: &RecordBatch) -> u64 {
-    let of = |data: arrow_data::ArrayData| data.get_slice_memory_size().unwrap_or_else(|_| data.get_array_memory_size());
+    let of = |data: arrow_data::ArrayData| {
+        data.get_slice_memory_size()
+            .unwrap_or_else(|_| data.get_array_memory_size())
+    };
     batch.columns().iter().map(|c| of(c.to_data()) as u64).sum()
 }
 
@@ -264,11 +347,21 @@ fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
         return error.context(format_args!("row {row}, in {}", file.name));
     }
     let reopen = "open the dataset again to get its rows as they are now";
-    let gone = std::error::Error::source(&error).and_then(|s| s.downcast_ref::<Error>()).is_some_and(|s| s.kind() == ErrorKind::NotFound);
+    let gone = std::error::Error::source(&error)
+        .and_then(|s| s.downcast_ref::<Error>())
+        .is_some_and(|s| s.kind() == ErrorKind::NotFound);
     if gone {
-        Error::not_found(format!("row {row}: {} is gone since the dataset was opened", file.name)).hint(reopen)
+        Error::not_found(format!(
+            "row {row}: {} is gone since the dataset was opened",
+            file.name
+        ))
+        .hint(reopen)
     } else {
-        Error::version_changed(format!("row {row}: {} has changed since the dataset was opened", file.name)).hint(reopen)
+        Error::version_changed(format!(
+            "row {row}: {} has changed since the dataset was opened",
+            file.name
+        ))
+        .hint(reopen)
     }
 }
 

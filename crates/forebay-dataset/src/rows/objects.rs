@@ -1,14 +1,19 @@
 //! Rows that are whole objects: `key`, `data`, and a `label` where the dataset has labels.
 //!
-//! One cursor goes over the rows in order. On a worker thread it lets the engine append what is on the local disk to the buffer that becomes the
-//! column's, one object after the other without a hand-over; at an object that is not there it goes back to the async side, where objects are fetched
-//! ahead of it, many at a time. What is fetched waits on the disk, or in memory that can be spared where the disk does not keep it.
+//! One cursor goes over the rows in order. On a worker thread it lets the engine append what is on
+//! the local disk to the buffer that becomes the column's, one object after the other without a
+//! hand-over; at an object that is not there it goes back to the async side, where objects are
+//! fetched ahead of it, many at a time. What is fetched waits on the disk, or in memory that can be
+//! spared where the disk does not keep it.
 //!
-//! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of the dataset's version.
+//! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of
+//! the dataset's version.
 
 use super::{RowBatch, RowMemory, Rows, attempts::attempts, joined, of_file, wants};
 use crate::Dataset;
-use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::{
+    ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
+};
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, SchemaRef};
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result};
@@ -44,7 +49,10 @@ impl Cursor {
     fn append_warm(&mut self) {
         while self.at() < self.rows.len() {
             let (name, meta) = self.object(self.at());
-            if !self.engine.append_version(&name, &meta, 0..meta.size, &mut self.data) {
+            if !self
+                .engine
+                .append_version(&name, &meta, 0..meta.size, &mut self.data)
+            {
                 return;
             }
             self.appended();
@@ -52,7 +60,9 @@ impl Cursor {
     }
 
     fn appended(&mut self) {
-        self.engine.stats().count_read(self.fetched.take().unwrap_or(CacheStatus::Hit));
+        self.engine
+            .stats()
+            .count_read(self.fetched.take().unwrap_or(CacheStatus::Hit));
         // Checked before any byte was read: all rows together fit.
         self.ends.push(self.data.len() as i32);
     }
@@ -66,17 +76,31 @@ impl Rows {
         schema: SchemaRef,
         memory: RowMemory,
     ) -> Result<RowBatch> {
-        let data = if wants(&schema, "data") { Some(self.object_data(dataset, rows).await?) } else { None };
+        let data = if wants(&schema, "data") {
+            Some(self.object_data(dataset, rows).await?)
+        } else {
+            None
+        };
         let files = dataset.files();
         let columns = schema.fields().iter().map(|field| -> Result<ArrayRef> {
             Ok(match field.name().as_str() {
-                "data" => data.clone().ok_or_else(|| Error::internal("the column of objects was not read"))?,
-                "key" => Arc::new(StringArray::from_iter_values(rows.iter().map(|&row| files.key(row as usize)))),
-                // As the dataset says, labels are all numbers, or text.
-                _ if field.data_type() == &DataType::Int64 => Arc::new(Int64Array::from_iter(
-                    rows.iter().map(|&row| dataset.label(row as usize).and_then(|label| label.parse::<i64>().ok())),
+                "data" => data
+                    .clone()
+                    .ok_or_else(|| Error::internal("the column of objects was not read"))?,
+                "key" => Arc::new(StringArray::from_iter_values(
+                    rows.iter().map(|&row| files.key(row as usize)),
                 )),
-                _ => Arc::new(StringArray::from_iter(rows.iter().map(|&row| dataset.label(row as usize)))),
+                // As the dataset says, labels are all numbers, or text.
+                _ if field.data_type() == &DataType::Int64 => {
+                    Arc::new(Int64Array::from_iter(rows.iter().map(|&row| {
+                        dataset
+                            .label(row as usize)
+                            .and_then(|label| label.parse::<i64>().ok())
+                    })))
+                }
+                _ => Arc::new(StringArray::from_iter(
+                    rows.iter().map(|&row| dataset.label(row as usize)),
+                )),
             })
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
@@ -87,7 +111,9 @@ impl Rows {
     }
 
     async fn object_data(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<ArrayRef> {
-        let bytes = rows.iter().fold(0u64, |sum, &row| sum.saturating_add(dataset.files().size(row as usize)));
+        let bytes = rows.iter().fold(0u64, |sum, &row| {
+            sum.saturating_add(dataset.files().size(row as usize))
+        });
         let mut ends = Vec::with_capacity(rows.len() + 1);
         ends.push(0);
         let mut cursor = Cursor {
@@ -98,7 +124,12 @@ impl Rows {
             ends,
             fetched: None,
         };
-        let mut ahead = Ahead { config: &self.inner.config, next: 0, deceived: false, pending: VecDeque::new() };
+        let mut ahead = Ahead {
+            config: &self.inner.config,
+            next: 0,
+            deceived: false,
+            pending: VecDeque::new(),
+        };
         loop {
             cursor = joined(
                 tokio::task::spawn_blocking(move || {
@@ -117,16 +148,20 @@ impl Rows {
         }
         let offsets = OffsetBuffer::new(ScalarBuffer::from(cursor.ends));
         let column = BinaryArray::try_new(offsets, Buffer::from_vec(cursor.data), None);
-        Ok(Arc::new(column.map_err(|e| Error::internal("objects do not make a column").source(e))?))
+        Ok(Arc::new(column.map_err(|e| {
+            Error::internal("objects do not make a column").source(e)
+        })?))
     }
 }
 
-/// Objects that are fetched ahead of the cursor; dropping it ends that (fills that were begun go on for others).
+/// Objects that are fetched ahead of the cursor; dropping it ends that (fills that were begun go on
+/// for others).
 struct Ahead<'a> {
     config: &'a super::RowsConfig,
     /// The first row that was not looked at.
     next: usize,
-    /// An object was thought to be here and was not: another version of it is. Then no other is taken for present without a look at its record.
+    /// An object was thought to be here and was not: another version of it is. Then no other is
+    /// taken for present without a look at its record.
     deceived: bool,
     pending: VecDeque<(usize, JoinHandle<Result<Fetched>>)>,
 }
@@ -169,13 +204,22 @@ impl Ahead<'_> {
                     return Ok(());
                 }
             }
-            if cursor.engine.append_version(&name, &meta, 0..meta.size, &mut cursor.data) {
+            if cursor
+                .engine
+                .append_version(&name, &meta, 0..meta.size, &mut cursor.data)
+            {
                 cursor.fetched = Some(status);
                 cursor.appended();
                 return Ok(());
             }
         }
-        let read = attempts!(self.config.attempts, cursor.engine.read_version(&name, &meta, 0..meta.size, &mut cursor.data).await);
+        let read = attempts!(
+            self.config.attempts,
+            cursor
+                .engine
+                .read_version(&name, &meta, 0..meta.size, &mut cursor.data)
+                .await
+        );
         cursor.fetched = Some(match read? {
             CacheStatus::Hit => status,
             other => other,
@@ -191,16 +235,30 @@ impl Ahead<'_> {
             let at = self.next;
             self.next += 1;
             let (name, meta) = cursor.object(at);
-            if at > cursor.at() && !self.deceived && cursor.engine.may_have_version(&name, &meta, &(0..meta.size)) {
+            if at > cursor.at()
+                && !self.deceived
+                && cursor
+                    .engine
+                    .may_have_version(&name, &meta, &(0..meta.size))
+            {
                 continue;
             }
-            let (engine, meta, tries) = (cursor.engine.clone(), Arc::new(meta), self.config.attempts);
-            self.pending.push_back((at, tokio::spawn(async move { fetch(&engine, &name, &meta, tries).await })));
+            let (engine, meta, tries) =
+                (cursor.engine.clone(), Arc::new(meta), self.config.attempts);
+            self.pending.push_back((
+                at,
+                tokio::spawn(async move { fetch(&engine, &name, &meta, tries).await }),
+            ));
         }
     }
 }
 
-async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>, tries: u32) -> Result<Fetched> {
+async fn fetch(
+    engine: &Engine,
+    name: &ObjectName,
+    meta: &Arc<ObjectMeta>,
+    tries: u32,
+) -> Result<Fetched> {
     let whole = 0..meta.size;
     if engine.keeps(name) {
         let status = attempts!(tries, engine.bring_version(name, meta, whole.clone()).await)?;
@@ -209,8 +267,15 @@ async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>, tries
         }
     }
     // Held in memory, if there is any to spare; else the cursor reads it when it comes there.
-    let Ok(memory) = engine.budget().try_hold(meta.size) else { return Ok((CacheStatus::Miss, None)) };
+    let Ok(memory) = engine.budget().try_hold(meta.size) else {
+        return Ok((CacheStatus::Miss, None));
+    };
     let mut bytes = Vec::with_capacity(meta.size as usize);
-    let status = attempts!(tries, engine.read_version(name, meta, whole.clone(), &mut bytes).await)?;
+    let status = attempts!(
+        tries,
+        engine
+            .read_version(name, meta, whole.clone(), &mut bytes)
+            .await
+    )?;
     Ok((status, Some((bytes, memory))))
 }

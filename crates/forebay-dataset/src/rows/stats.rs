@@ -63,7 +63,8 @@ pub struct Moment {
     bytes_from_origin: u64,
 }
 
-/// What part of the time of reading was spent on what. What is left of the whole was spent putting rows in order.
+/// What part of the time of reading was spent on what. What is left of the whole was spent putting
+/// rows in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     pub origin: f64,
@@ -73,18 +74,39 @@ pub struct Shares {
 
 impl Rows {
     pub fn moment(&self) -> Moment {
-        Moment { rows: self.stats(), bytes_from_origin: self.engine().stats().snapshot().bytes_from_origin }
+        Moment {
+            rows: self.stats(),
+            bytes_from_origin: self.engine().stats().snapshot().bytes_from_origin,
+        }
     }
 
-    /// By the counters of the node, which all who read share: it tells what reading is spent on, not how much of it there was.
+    /// By the counters of the node, which all who read share: it tells what reading is spent on,
+    /// not how much of it there was.
     pub fn shares_since(&self, then: &Moment) -> Shares {
         let now = self.moment();
-        let since = |of: fn(&RowsSnapshot) -> u64| of(&now.rows).saturating_sub(of(&then.rows)) as f64;
+        let since =
+            |of: fn(&RowsSnapshot) -> u64| of(&now.rows).saturating_sub(of(&then.rows)) as f64;
         let (fetch, decode) = (since(|s| s.fetch_ns), since(|s| s.decode_ns));
         let all = fetch + decode + since(|s| s.gather_ns);
-        let (fetch, decode) = if all > 0.0 { (fetch / all, decode / all) } else { (1.0, 0.0) };
+        let (fetch, decode) = if all > 0.0 {
+            (fetch / all, decode / all)
+        } else {
+            (1.0, 0.0)
+        };
         let from_origin = now.bytes_from_origin > then.bytes_from_origin;
-        if from_origin { Shares { origin: fetch, disk: 0.0, decode } } else { Shares { origin: 0.0, disk: fetch, decode } }
+        if from_origin {
+            Shares {
+                origin: fetch,
+                disk: 0.0,
+                decode,
+            }
+        } else {
+            Shares {
+                origin: 0.0,
+                disk: fetch,
+                decode,
+            }
+        }
     }
 }
 

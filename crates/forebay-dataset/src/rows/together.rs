@@ -1,11 +1,13 @@
 //! Rows of one block that several requests want at the same time are decoded together.
 //!
-//! To read one row of Parquet is to unpack a page, and where pages are large that is far more work than the row is worth. Row-wise orders want one row here and one
-//! there; but many steps and requests are under way at a time, and while one waits for its turn to decode, others come that want rows of the same block. The first
-//! who wants a block begins a [`Group`]; whoever comes before the group has its turn joins it, and takes its own rows from what was decoded.
+//! To read one row of Parquet is to unpack a page, and where pages are large that is far more work
+//! than the row is worth. Row-wise orders want one row here and one there; but many steps and
+//! requests are under way at a time, and while one waits for its turn to decode, others come that
+//! want rows of the same block. The first who wants a block begins a [`Group`]; whoever comes
+//! before the group has its turn joins it, and takes its own rows from what was decoded.
 //!
-//! Invariant: a group that can be joined has a task that will close it. The task ends without that only when nobody waits for the group any more, and then
-//! the group can no longer be joined.
+//! Invariant: a group that can be joined has a task that will close it. The task ends without that
+//! only when nobody waits for the group any more, and then the group can no longer be joined.
 
 use super::{cache::BlockKey, gather::take_rows};
 use arrow_array::RecordBatch;
@@ -27,8 +29,12 @@ impl Decoded {
         if rows == self.rows {
             return Ok(self.batch.clone());
         }
-        let places = rows.iter().map(|row| self.rows.binary_search(row).map(|at| at as u32));
-        let places = places.collect::<Result<Vec<u32>, _>>().map_err(|_| Error::internal("a row was not decoded with its group"))?;
+        let places = rows
+            .iter()
+            .map(|row| self.rows.binary_search(row).map(|at| at as u32));
+        let places = places
+            .collect::<Result<Vec<u32>, _>>()
+            .map_err(|_| Error::internal("a row was not decoded with its group"))?;
         take_rows(&self.batch, &places)
     }
 }
@@ -55,7 +61,8 @@ struct Waiting {
     tell: Arc<watch::Sender<Option<Outcome>>>,
 }
 
-/// For the task of a group. When it is dropped the group cannot be joined any more, whatever became of the task.
+/// For the task of a group. When it is dropped the group cannot be joined any more, whatever became
+/// of the task.
 pub(super) struct Group {
     key: BlockKey,
     tell: Arc<watch::Sender<Option<Outcome>>>,
@@ -65,15 +72,26 @@ pub(super) struct Group {
 impl Group {
     fn take(&self) -> Option<Waiting> {
         let mut waiting = self.of.lock();
-        let found = waiting.get(&self.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell));
-        if found { waiting.remove(&self.key) } else { None }
+        let found = waiting
+            .get(&self.key)
+            .is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell));
+        if found {
+            waiting.remove(&self.key)
+        } else {
+            None
+        }
     }
 
-    /// Whether nobody waits for the group, which then cannot be joined any more. Who joins does so under the same lock.
+    /// Whether nobody waits for the group, which then cannot be joined any more. Who joins does so
+    /// under the same lock.
     fn give_up(&self) -> bool {
         let mut waiting = self.of.lock();
         let left = self.tell.receiver_count() == 0;
-        if left && waiting.get(&self.key).is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell)) {
+        if left
+            && waiting
+                .get(&self.key)
+                .is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell))
+        {
             waiting.remove(&self.key);
         }
         left
@@ -87,7 +105,8 @@ impl Drop for Group {
 }
 
 impl Together {
-    /// A way to wait for rows of a block; and, for the first who wants them, the group that now has to be decoded.
+    /// A way to wait for rows of a block; and, for the first who wants them, the group that now has
+    /// to be decoded.
     pub fn join(&self, key: BlockKey, rows: &[u32]) -> (Told, Option<Group>) {
         let mut waiting = self.waiting.lock();
         if let Some(group) = waiting.get_mut(&key) {
@@ -97,14 +116,34 @@ impl Together {
         }
         let (tell, told) = watch::channel(None);
         let tell = Arc::new(tell);
-        waiting.insert(key, Waiting { rows: rows.to_vec(), requests: 1, tell: tell.clone() });
-        (told, Some(Group { key, tell, of: self.waiting.clone() }))
+        waiting.insert(
+            key,
+            Waiting {
+                rows: rows.to_vec(),
+                requests: 1,
+                tell: tell.clone(),
+            },
+        );
+        (
+            told,
+            Some(Group {
+                key,
+                tell,
+                of: self.waiting.clone(),
+            }),
+        )
     }
 
-    /// Ends the time in which a group can be joined: its rows, each once and ascending, and whether they are of one request.
+    /// Ends the time in which a group can be joined: its rows, each once and ascending, and whether
+    /// they are of one request.
     pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
         let closed = group.take();
-        let Some(Waiting { mut rows, requests, .. }) = closed else { return (Vec::new(), true) };
+        let Some(Waiting {
+            mut rows, requests, ..
+        }) = closed
+        else {
+            return (Vec::new(), true);
+        };
         rows.sort_unstable();
         rows.dedup();
         (rows, requests == 1)
@@ -129,8 +168,12 @@ impl Together {
 
 /// Waits for a group.
 pub(super) async fn outcome(mut told: Told) -> Result<Outcome> {
-    let told = told.wait_for(Option::is_some).await.map_err(|_| Error::internal("a group of rows was lost"))?;
-    told.clone().ok_or_else(|| Error::internal("a group of rows ended with nothing"))
+    let told = told
+        .wait_for(Option::is_some)
+        .await
+        .map_err(|_| Error::internal("a group of rows was lost"))?;
+    told.clone()
+        .ok_or_else(|| Error::internal("a group of rows ended with nothing"))
 }
 
 #[cfg(test)]
@@ -140,12 +183,22 @@ mod tests {
     use forebay_core::VersionId;
 
     fn key(block: u32) -> BlockKey {
-        BlockKey { file: 1, version: VersionId(2), columns: 3, block }
+        BlockKey {
+            file: 1,
+            version: VersionId(2),
+            columns: 3,
+            block,
+        }
     }
 
     fn decoded(rows: &[u32]) -> Arc<Decoded> {
-        let numbers: ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(rows.iter().map(|&r| i64::from(r) * 10)));
-        Arc::new(Decoded { batch: RecordBatch::try_from_iter([("n", numbers)]).unwrap(), rows: rows.to_vec() })
+        let numbers: ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(
+            rows.iter().map(|&r| i64::from(r) * 10),
+        ));
+        Arc::new(Decoded {
+            batch: RecordBatch::try_from_iter([("n", numbers)]).unwrap(),
+            rows: rows.to_vec(),
+        })
     }
 
     #[tokio::test]
@@ -159,16 +212,32 @@ mod tests {
         let work = async {
             let (rows, alone) = together.close(&group);
             assert_eq!((&rows[..], alone), (&[0, 2, 7, 9][..], false));
-            Outcome { result: Ok(decoded(&rows)), alone }
+            Outcome {
+                result: Ok(decoded(&rows)),
+                alone,
+            }
         };
         together.run(&group, work).await;
         let (late, next) = together.join(key(1), &[1]);
         assert!(next.is_some(), "a group that was closed is not joined");
         drop(late);
         for (told, rows) in [(first, &[2, 7][..]), (second, &[0, 7, 9])] {
-            let batch = outcome(told).await.unwrap().result.unwrap().take(rows).unwrap();
-            let got: Vec<i64> = batch.column(0).as_primitive::<Int64Type>().values().to_vec();
-            assert_eq!(got, rows.iter().map(|&r| i64::from(r) * 10).collect::<Vec<_>>());
+            let batch = outcome(told)
+                .await
+                .unwrap()
+                .result
+                .unwrap()
+                .take(rows)
+                .unwrap();
+            let got: Vec<i64> = batch
+                .column(0)
+                .as_primitive::<Int64Type>()
+                .values()
+                .to_vec();
+            assert_eq!(
+                got,
+                rows.iter().map(|&r| i64::from(r) * 10).collect::<Vec<_>>()
+            );
         }
         assert!(decoded(&[1, 2]).take(&[3]).is_err());
     }
@@ -186,7 +255,14 @@ mod tests {
         let (again, none) = together.join(key(1), &[4]);
         assert!(none.is_none(), "the task has not seen yet that it was left");
         let group = group.unwrap();
-        together.run(&group, async { Outcome { result: Ok(decoded(&together.close(&group).0)), alone: false } }).await;
+        together
+            .run(&group, async {
+                Outcome {
+                    result: Ok(decoded(&together.close(&group).0)),
+                    alone: false,
+                }
+            })
+            .await;
         assert_eq!(outcome(again).await.unwrap().result.unwrap().rows, [1, 4]);
     }
 
@@ -196,6 +272,9 @@ mod tests {
         let (told, group) = together.join(key(1), &[1]);
         drop(group.unwrap());
         assert!(outcome(told).await.is_err());
-        assert!(together.join(key(1), &[1]).1.is_some(), "the next one has a task of its own");
+        assert!(
+            together.join(key(1), &[1]).1.is_some(),
+            "the next one has a task of its own"
+        );
     }
 }

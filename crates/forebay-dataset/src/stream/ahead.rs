@@ -1,11 +1,14 @@
 //! The blocks that an order needs next, fetched and decoded before a step asks for them.
 //!
-//! From the place that was handed over last, the order is walked ahead, stretch by stretch; each block that a stretch needs for the first time is held
-//! (`Rows::hold`), several at a time. A block is let go when the last stretch that needs it has been handed over. With a block shuffle this makes the next group
-//! ready while rows of the current one are sent; with `none` and `window` the next blocks.
+//! From the place that was handed over last, the order is walked ahead, stretch by stretch; each
+//! block that a stretch needs for the first time is held (`Rows::hold`), several at a time. A block
+//! is let go when the last stretch that needs it has been handed over. With a block shuffle this
+//! makes the next group ready while rows of the current one are sent; with `none` and `window` the
+//! next blocks.
 //!
-//! Bounded: what is ready and not yet begun takes at most [`AHEAD_BYTES`]; where there is no memory to hold, nothing is held until the stream has moved on.
-//! A row-wise shuffle needs as many blocks as rows: for it nothing is held.
+//! Bounded: what is ready and not yet begun takes at most [`AHEAD_BYTES`]; where there is no memory
+//! to hold, nothing is held until the stream has moved on. A row-wise shuffle needs as many blocks
+//! as rows: for it nothing is held.
 
 use super::{
     source::{Held, Source},
@@ -25,7 +28,8 @@ const AHEAD_BYTES: u64 = 64 << 20;
 const AT_ONCE: usize = 8;
 /// Positions that are looked at in one go.
 const STRETCH_MAX_ROWS: u64 = 1 << 16;
-/// How far the order is walked ahead at most, in stretches: so much is enough where blocks take no memory.
+/// How far the order is walked ahead at most, in stretches: so much is enough where blocks take no
+/// memory.
 const STRETCHES_AHEAD_MAX: u64 = 64;
 
 type Key = (u32, u64);
@@ -47,18 +51,42 @@ pub(super) struct Ahead<S> {
     /// On their way: stretches that follow each other need the same blocks.
     coming: HashSet<Key>,
     held: HashMap<Key, (Held, Place)>,
-    /// Where the last walked stretch ends that needs the block. To ask the plan for the next use of each block instead would take longer than reading the rows.
+    /// Where the last walked stretch ends that needs the block. To ask the plan for the next use of
+    /// each block instead would take longer than reading the rows.
     needed_until: HashMap<Key, Place>,
 }
 
 impl<S: Source> Ahead<S> {
-    pub fn new(source: Arc<S>, plan: Arc<Plan>, given: watch::Receiver<Place>, until: u64, stats: Arc<StreamStats>) -> Self {
+    pub fn new(
+        source: Arc<S>,
+        plan: Arc<Plan>,
+        given: watch::Receiver<Place>,
+        until: u64,
+        stats: Arc<StreamStats>,
+    ) -> Self {
         let blocks: u64 = plan.spec().sources.iter().map(|s| s.shape.blocks()).sum();
         let rows: u64 = plan.spec().sources.iter().map(|s| s.shape.rows()).sum();
         let stretch = (rows / blocks.max(1)).clamp(1, STRETCH_MAX_ROWS);
         let walked = *given.borrow();
-        let (todo, coming, held, needed_until) = (VecDeque::new(), HashSet::new(), HashMap::new(), HashMap::new());
-        Ahead { source, plan, given, until, stats, walked, stretch, todo, coming, held, needed_until }
+        let (todo, coming, held, needed_until) = (
+            VecDeque::new(),
+            HashSet::new(),
+            HashMap::new(),
+            HashMap::new(),
+        );
+        Ahead {
+            source,
+            plan,
+            given,
+            until,
+            stats,
+            walked,
+            stretch,
+            todo,
+            coming,
+            held,
+            needed_until,
+        }
     }
 
     pub async fn run(mut self) {
@@ -72,7 +100,9 @@ impl<S: Source> Ahead<S> {
             let at = *self.given.borrow_and_update();
             self.let_go(at);
             while !busy && holding.len() < AT_ONCE && self.ahead_bytes(at) < AHEAD_BYTES {
-                let Some((key, first)) = self.next_block(at) else { break };
+                let Some((key, first)) = self.next_block(at) else {
+                    break;
+                };
                 self.coming.insert(key);
                 let hold = source.hold(key.0, key.1);
                 holding.push(async move { (key, first, hold.await) });
@@ -103,7 +133,11 @@ impl<S: Source> Ahead<S> {
 
     /// Of blocks that are ready and not yet begun.
     fn ahead_bytes(&self, at: Place) -> u64 {
-        self.held.values().filter(|(_, first)| *first > at).map(|(held, _)| held.bytes).sum()
+        self.held
+            .values()
+            .filter(|(_, first)| *first > at)
+            .map(|(held, _)| held.bytes)
+            .sum()
     }
 
     fn let_go(&mut self, at: Place) {
@@ -116,21 +150,33 @@ impl<S: Source> Ahead<S> {
     fn next_block(&mut self, at: Place) -> Option<(Key, Place)> {
         loop {
             while let Some((key, first)) = self.todo.pop_front() {
-                if self.needed_until.contains_key(&key) && !self.held.contains_key(&key) && !self.coming.contains(&key) {
+                if self.needed_until.contains_key(&key)
+                    && !self.held.contains_key(&key)
+                    && !self.coming.contains(&key)
+                {
                     return Some((key, first));
                 }
             }
             // A stream that was faster than this goes on from where it is.
             self.walked = self.walked.max(at);
             let rows = self.plan.rows_per_epoch();
-            let distance = (self.walked.0 - at.0).saturating_mul(rows).saturating_add(self.walked.1).saturating_sub(at.1);
-            if distance > self.stretch.saturating_mul(STRETCHES_AHEAD_MAX) || self.walked.0 >= self.until {
+            let distance = (self.walked.0 - at.0)
+                .saturating_mul(rows)
+                .saturating_add(self.walked.1)
+                .saturating_sub(at.1);
+            if distance > self.stretch.saturating_mul(STRETCHES_AHEAD_MAX)
+                || self.walked.0 >= self.until
+            {
                 return None;
             }
             let (epoch, from) = self.walked;
             let to = (from + self.stretch).min(rows);
             let blocks = self.plan.blocks_of(epoch, from..to);
-            self.walked = if to == rows { (epoch + 1, 0) } else { (epoch, to) };
+            self.walked = if to == rows {
+                (epoch + 1, 0)
+            } else {
+                (epoch, to)
+            };
             for key in blocks {
                 self.needed_until.insert(key, self.walked);
                 self.todo.push_back((key, (epoch, from)));

@@ -1,17 +1,23 @@
-//! Push streams: the node computes a job's plan and sends its batches, step after step, before they are asked for.
+//! Push streams: the node computes a job's plan and sends its batches, step after step, before they
+//! are asked for.
 //!
-//! A receiver opens `of` connections with the same request; connection `k` gets the steps that leave the rest `k` when divided by `of`, in order, from a
-//! step that it names. So a connection that breaks is continued by another one, at this node or any other that has the datasets: all compute the same
-//! plan, and none has to be told what the others do.
+//! A receiver opens `of` connections with the same request; connection `k` gets the steps that
+//! leave the rest `k` when divided by `of`, in order, from a step that it names. So a connection
+//! that breaks is continued by another one, at this node or any other that has the datasets: all
+//! compute the same plan, and none has to be told what the others do.
 //!
 //! - `request.rs`: what a request says.
-//! - `source.rs`: where rows come from: reading those of one step, from one dataset or a mix, and making blocks ready.
-//! - `produce.rs`: one connection: reading, decoding, framing and sending overlap, within a window of bytes.
-//! - `ahead.rs`: the blocks that the order needs next are fetched and decoded before a step asks for them.
+//! - `source.rs`: where rows come from: reading those of one step, from one dataset or a mix, and
+//!   making blocks ready.
+//! - `produce.rs`: one connection: reading, decoding, framing and sending overlap, within a window
+//!   of bytes.
+//! - `ahead.rs`: the blocks that the order needs next are fetched and decoded before a step asks
+//!   for them.
 //! - `window.rs`, `stats.rs`: what is held for a receiver, and where the time goes.
 //!
-//! Invariants: a receiver that does not read costs its window and nothing else; what is held comes back when the connection is gone; steps of one connection
-//! are sent in order, each whole, and the stream ends with a frame that says so: a proper end, or an error that names the sample.
+//! Invariants: a receiver that does not read costs its window and nothing else; what is held comes
+//! back when the connection is gone; steps of one connection are sent in order, each whole, and the
+//! stream ends with a frame that says so: a proper end, or an error that names the sample.
 
 mod ahead;
 mod produce;
@@ -65,11 +71,22 @@ struct Inner {
 
 impl Streams {
     pub fn new(datasets: Datasets, rows: Rows, followed: Plans) -> Self {
-        // Receivers that have stopped may hold no more than a quarter of what may be held: all others go on with the rest.
+        // Receivers that have stopped may hold no more than a quarter of what may be held: all
+        // others go on with the rest.
         let windows = Windows::new(rows.engine().budget().holdable_bytes() / 4);
         let (stats, stop, plans) = (Arc::default(), watch::channel(false).0, Mutex::default());
-        let inner = Inner { datasets, rows, followed, windows, stats, stop, plans };
-        Streams { inner: Arc::new(inner) }
+        let inner = Inner {
+            datasets,
+            rows,
+            followed,
+            windows,
+            stats,
+            stop,
+            plans,
+        };
+        Streams {
+            inner: Arc::new(inner),
+        }
     }
 
     pub fn stats(&self) -> &StreamStats {
@@ -81,61 +98,112 @@ impl Streams {
         self.inner.windows.used_bytes()
     }
 
-    /// Ends all streams with an error that sends their receivers elsewhere, or here again later. New ones end likewise.
+    /// Ends all streams with an error that sends their receivers elsewhere, or here again later.
+    /// New ones end likewise.
     pub fn stop(&self) {
         self.inner.stop.send_replace(true);
     }
 
-    /// Begins one connection of a stream. What is wrong with the request is an error here; what goes wrong later is a frame.
+    /// Begins one connection of a stream. What is wrong with the request is an error here; what
+    /// goes wrong later is a frame.
     ///
     /// # Errors
-    /// `Invalid`, `NotFound` for a dataset that is not open here, `PermissionDenied`, `Busy` if there is no room for another window.
-    pub async fn open(&self, lane: Lane, request: StreamRequest, access: &dyn Access) -> Result<Body> {
+    /// `Invalid`, `NotFound` for a dataset that is not open here, `PermissionDenied`, `Busy` if
+    /// there is no room for another window.
+    pub async fn open(
+        &self,
+        lane: Lane,
+        request: StreamRequest,
+        access: &dyn Access,
+    ) -> Result<Body> {
         let inner = &self.inner;
         lane.check()?;
         let mut datasets = Vec::new();
         for source in request.plan.sources.iter().take(limits::PLAN_SOURCES_MAX) {
             let dataset = inner.datasets.get(&source.dataset, access).await;
             datasets.push(dataset.map_err(|e| match e.kind() {
-                ErrorKind::NotFound => e.hint("open the dataset at each node that streams it: POST /v1/datasets"),
+                ErrorKind::NotFound => {
+                    e.hint("open the dataset at each node that streams it: POST /v1/datasets")
+                }
                 _ => e,
             })?);
         }
         let plan = self.plan(&request.plan, &datasets)?;
         let by_blocks = plan.spec().shuffle != Shuffle::Full;
         let state = request.state.clone().unwrap_or_else(|| State::start(&plan));
-        let until = request.until_epoch.unwrap_or(limits::PLAN_EPOCHS_MAX).min(limits::PLAN_EPOCHS_MAX);
+        let until = request
+            .until_epoch
+            .unwrap_or(limits::PLAN_EPOCHS_MAX)
+            .min(limits::PLAN_EPOCHS_MAX);
         let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
         if steps.in_epoch(0).is_none() {
             return Err(
-                Error::unsupported("streams of batches that are bounded by length").hint("batches of a number of rows, or stream=False")
+                Error::unsupported("streams of batches that are bounded by length")
+                    .hint("batches of a number of rows, or stream=False"),
             );
         }
         let at = match lane.from_step.checked_sub(1) {
             None => (state.epoch, state.position),
-            Some(before) => steps.step(before)?.map_or((until, 0), |step| (step.next.epoch, step.next.position)),
+            Some(before) => steps
+                .step(before)?
+                .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
         };
-        let following = self.follow(steps.plan().clone(), datasets.clone(), at).await;
-        let source = DatasetSource::new(inner.rows.clone(), following, datasets, request.columns(), by_blocks)?;
-        self.begin(lane, steps, at, until, Arc::new(source), request.window_bytes)
+        let following = self
+            .follow(steps.plan().clone(), datasets.clone(), at)
+            .await;
+        let source = DatasetSource::new(
+            inner.rows.clone(),
+            following,
+            datasets,
+            request.columns(),
+            by_blocks,
+        )?;
+        self.begin(
+            lane,
+            steps,
+            at,
+            until,
+            Arc::new(source),
+            request.window_bytes,
+        )
     }
 
-    /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does the stream, for its part of the order.) A stream that cannot
-    /// be followed goes on as well.
-    async fn follow(&self, plan: Arc<Plan>, datasets: Vec<Arc<crate::Dataset>>, at: (u64, u64)) -> Option<Following> {
+    /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does
+    /// the stream, for its part of the order.) A stream that cannot be followed goes on as well.
+    async fn follow(
+        &self,
+        plan: Arc<Plan>,
+        datasets: Vec<Arc<crate::Dataset>>,
+        at: (u64, u64),
+    ) -> Option<Following> {
         let plans = self.inner.followed.clone();
-        let following = tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at.0, at.1, 0)).await.ok()?;
-        following.inspect_err(|e| tracing::info!(error = %e.describe(), "the cache does not follow a stream")).ok()
+        let following =
+            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at.0, at.1, 0))
+                .await
+                .ok()?;
+        following
+            .inspect_err(
+                |e| tracing::info!(error = %e.describe(), "the cache does not follow a stream"),
+            )
+            .ok()
     }
 
     fn plan(&self, document: &PlanDocument, datasets: &[Arc<crate::Dataset>]) -> Result<Arc<Plan>> {
-        let found = self.inner.plans.lock().iter().find(|(d, _)| d == document).map(|(_, plan)| plan.clone());
+        let found = self
+            .inner
+            .plans
+            .lock()
+            .iter()
+            .find(|(d, _)| d == document)
+            .map(|(_, plan)| plan.clone());
         if let Some(plan) = found {
             return Ok(plan);
         }
         let spec = document.resolve(|id| {
             let dataset = datasets.iter().find(|d| d.id() == id);
-            dataset.map(|d| d.shape().clone()).ok_or_else(|| Error::not_found(format!("dataset {id:?} is not open here")))
+            dataset
+                .map(|d| d.shape().clone())
+                .ok_or_else(|| Error::not_found(format!("dataset {id:?} is not open here")))
         })?;
         let plan = Arc::new(Plan::new(spec)?);
         let mut plans = self.inner.plans.lock();
@@ -154,10 +222,22 @@ impl Streams {
         window_bytes: Option<u64>,
     ) -> Result<Body> {
         let inner = &self.inner;
-        let window = inner.windows.open(window_bytes.unwrap_or(limits::STREAM_WINDOW_DEFAULT_BYTES)).inspect_err(|_| {
-            inner.stats.refused.fetch_add(1, Relaxed);
-        })?;
-        Ok(begin(lane, steps, at, until, source, window, inner.stats.clone(), inner.stop.subscribe()))
+        let window = inner
+            .windows
+            .open(window_bytes.unwrap_or(limits::STREAM_WINDOW_DEFAULT_BYTES))
+            .inspect_err(|_| {
+                inner.stats.refused.fetch_add(1, Relaxed);
+            })?;
+        Ok(begin(
+            lane,
+            steps,
+            at,
+            until,
+            source,
+            window,
+            inner.stats.clone(),
+            inner.stop.subscribe(),
+        ))
     }
 }
 
@@ -173,16 +253,27 @@ fn begin<S: Source>(
     stats: Arc<StreamStats>,
     stop: watch::Receiver<bool>,
 ) -> Body {
-    // Bounded in bytes: whatever is sent into it is counted in the window, and at most one message about how it goes beside that.
+    // Bounded in bytes: whatever is sent into it is counted in the window, and at most one message
+    // about how it goes beside that.
     let (out, pieces) = mpsc::unbounded_channel();
     let (given, followed) = watch::channel(at);
     let ahead = source.looks_ahead().then(|| {
-        let ahead = ahead::Ahead::new(source.clone(), steps.plan().clone(), followed, until, stats.clone());
+        let ahead = ahead::Ahead::new(
+            source.clone(),
+            steps.plan().clone(),
+            followed,
+            until,
+            stats.clone(),
+        );
         Task::spawn(ahead.run())
     });
     let open = stats::Open::new(stats);
     let producer = produce::Producer::new(lane, steps, source, window, out, open, given, stop);
-    Body { pieces, _producer: Task::spawn(producer.run()), _ahead: ahead }
+    Body {
+        pieces,
+        _producer: Task::spawn(producer.run()),
+        _ahead: ahead,
+    }
 }
 
 /// The body of an answer: frames. Dropping it ends all work for it.

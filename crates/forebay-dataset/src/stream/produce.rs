@@ -1,7 +1,8 @@
-//! One connection of a stream: steps are read ahead of the socket, several at a time, put into frames, and handed over in order.
+//! One connection of a stream: steps are read ahead of the socket, several at a time, put into
+//! frames, and handed over in order.
 //!
-//! What is read and what is ready is bounded by the connection's window in bytes (`window.rs`). The memory of rows is given back when the socket has
-//! taken their last byte.
+//! What is read and what is ready is bounded by the connection's window in bytes (`window.rs`). The
+//! memory of rows is given back when the socket has taken their last byte.
 
 use super::{
     request::Lane,
@@ -40,7 +41,9 @@ impl<T> Future for Task<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map(|done| done.map_err(|e| Error::internal("a task of a stream failed").source(e.to_string())))
+        Pin::new(&mut self.0).poll(cx).map(|done| {
+            done.map_err(|e| Error::internal("a task of a stream failed").source(e.to_string()))
+        })
     }
 }
 
@@ -86,8 +89,22 @@ impl<S: Source> Producer<S> {
         stop: watch::Receiver<bool>,
     ) -> Self {
         let rows = u64::from(Steps::partition(&steps).batch.most_rows());
-        let expected_bytes = source.expected_row_bytes().saturating_mul(rows).saturating_add(4096);
-        Producer { of: lane.of.into(), next: lane.first(), steps, source, window, out, open: Arc::new(open), given, stop, expected_bytes }
+        let expected_bytes = source
+            .expected_row_bytes()
+            .saturating_mul(rows)
+            .saturating_add(4096);
+        Producer {
+            of: lane.of.into(),
+            next: lane.first(),
+            steps,
+            source,
+            window,
+            out,
+            open: Arc::new(open),
+            given,
+            stop,
+            expected_bytes,
+        }
     }
 
     pub async fn run(mut self) {
@@ -99,7 +116,10 @@ impl<S: Source> Producer<S> {
         let mut alive = interval_at(tokio::time::Instant::now() + every, every);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            while end.is_none() && reading.len() < limits::STREAM_STEPS_AHEAD && window.has_room(self.expected_bytes) {
+            while end.is_none()
+                && reading.len() < limits::STREAM_STEPS_AHEAD
+                && window.has_room(self.expected_bytes)
+            {
                 match self.steps.step(self.next) {
                     Ok(Some(step)) => {
                         reading.push_back(self.read(step));
@@ -139,7 +159,11 @@ impl<S: Source> Producer<S> {
 
     /// Begins to read a step.
     fn read(&self, step: Step) -> Task<Result<Ready, (u64, Error)>> {
-        let (source, open, place) = (self.source.clone(), self.open.clone(), self.window.take(self.expected_bytes));
+        let (source, open, place) = (
+            self.source.clone(),
+            self.open.clone(),
+            self.window.take(self.expected_bytes),
+        );
         Task::spawn(async move {
             let number = step.step;
             let made = async {
@@ -149,19 +173,41 @@ impl<S: Source> Producer<S> {
                 let after = (step.next.epoch, step.next.position);
                 let next = if after.0 > step.epoch { 0 } else { after.1 };
                 let padding = (step.rows.len() - step.real) as u32;
-                let frame = Frame::rows(FrameTag { epoch: step.epoch, step: number, next, padding }, &given.batch)?;
+                let frame = Frame::rows(
+                    FrameTag {
+                        epoch: step.epoch,
+                        step: number,
+                        next,
+                        padding,
+                    },
+                    &given.batch,
+                )?;
                 open.made(read, began.elapsed() - read);
                 let place = place.ready(frame.wire_bytes());
-                Ok(Ready { frame, place, memory: given.memory, after })
+                Ok(Ready {
+                    frame,
+                    place,
+                    memory: given.memory,
+                    after,
+                })
             };
-            made.await.map_err(|e: Error| (number, e.context(format!("step {number} (epoch {})", step.epoch))))
+            made.await.map_err(|e: Error| {
+                (
+                    number,
+                    e.context(format!("step {number} (epoch {})", step.epoch)),
+                )
+            })
         })
     }
 
     fn send(&mut self, ready: Ready) {
         let bytes = ready.frame.wire_bytes();
         // Moves with the sizes that come, and rather over than under them.
-        self.expected_bytes = if bytes > self.expected_bytes { bytes } else { (self.expected_bytes * 7 + bytes) / 8 };
+        self.expected_bytes = if bytes > self.expected_bytes {
+            bytes
+        } else {
+            (self.expected_bytes * 7 + bytes) / 8
+        };
         self.open.sent(ready.frame.header.rows.into(), bytes);
         self.given.send_replace(ready.after);
         self.source.passed(ready.after.0, ready.after.1);
@@ -173,16 +219,42 @@ impl<S: Source> Producer<S> {
 
     /// Says that it is alive, and how it goes, unless the last such message is still waiting.
     fn tell(&self) {
-        let Some(told) = self.window.tell() else { return };
-        let json = self.open.json(self.source.shares()).to_string().into_bytes();
-        for piece in Frame::keep_alive(FrameTag { step: self.next, ..FrameTag::default() }, json).into_pieces(told) {
+        let Some(told) = self.window.tell() else {
+            return;
+        };
+        let json = self
+            .open
+            .json(self.source.shares())
+            .to_string()
+            .into_bytes();
+        for piece in Frame::keep_alive(
+            FrameTag {
+                step: self.next,
+                ..FrameTag::default()
+            },
+            json,
+        )
+        .into_pieces(told)
+        {
             let _ = self.out.send(piece);
         }
     }
 
     fn end(&self, step: u64) {
-        let json = self.open.json(self.source.shares()).to_string().into_bytes();
-        for piece in Frame::end(FrameTag { step, ..FrameTag::default() }, json).into_pieces(()) {
+        let json = self
+            .open
+            .json(self.source.shares())
+            .to_string()
+            .into_bytes();
+        for piece in Frame::end(
+            FrameTag {
+                step,
+                ..FrameTag::default()
+            },
+            json,
+        )
+        .into_pieces(())
+        {
             let _ = self.out.send(piece);
         }
     }
@@ -190,11 +262,22 @@ impl<S: Source> Producer<S> {
     fn fail(&self, step: u64, e: &Error) {
         self.open.failed();
         tracing::warn!(step, error = %e.describe(), "a stream ended");
-        for piece in Frame::error(FrameTag { step, ..FrameTag::default() }, e).into_pieces(()) {
+        for piece in Frame::error(
+            FrameTag {
+                step,
+                ..FrameTag::default()
+            },
+            e,
+        )
+        .into_pieces(())
+        {
             let _ = self.out.send(piece);
         }
     }
 }
 
 /// What is given back when the last byte of a step has been taken.
-struct Keep(#[allow(dead_code)] Place, #[allow(dead_code)] Box<dyn Send + Sync>);
+struct Keep(
+    #[allow(dead_code)] Place,
+    #[allow(dead_code)] Box<dyn Send + Sync>,
+);

@@ -5,7 +5,8 @@ use forebay_format::tabular::Projection;
 use forebay_plan::{Partition, PlanDocument, State};
 use serde::{Deserialize, Serialize};
 
-/// The body of the request: the same for all connections of a stream, and for those that continue them.
+/// The body of the request: the same for all connections of a stream, and for those that continue
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamRequest {
@@ -35,13 +36,18 @@ impl StreamRequest {
         })?;
         let most = limits::STREAM_WINDOW_MAX_BYTES;
         match request.window_bytes {
-            Some(window) if window > most => Err(Error::invalid(format!("a window of {window} bytes")).hint(format!("at most {most}"))),
+            Some(window) if window > most => {
+                Err(Error::invalid(format!("a window of {window} bytes"))
+                    .hint(format!("at most {most}")))
+            }
             _ => Ok(request),
         }
     }
 
     pub(super) fn columns(&self) -> Projection {
-        self.columns.clone().map_or(Projection::All, Projection::Columns)
+        self.columns
+            .clone()
+            .map_or(Projection::All, Projection::Columns)
     }
 }
 
@@ -62,24 +68,42 @@ impl Lane {
     pub fn parse<'a>(query: impl Fn(&str) -> Option<&'a str>) -> Result<Self> {
         let number = |name: &str, default: u64| match query(name) {
             None => Ok(default),
-            Some(text) => {
-                text.parse::<u64>().map_err(|_| Error::invalid(format!("{name}={} is not a number", forebay_core::name::shorten(text))))
-            }
+            Some(text) => text.parse::<u64>().map_err(|_| {
+                Error::invalid(format!(
+                    "{name}={} is not a number",
+                    forebay_core::name::shorten(text)
+                ))
+            }),
         };
         let small = |name: &str, default: u64| {
-            number(name, default).and_then(|n| u32::try_from(n).map_err(|_| Error::invalid(format!("{name}={n} is too large"))))
+            number(name, default).and_then(|n| {
+                u32::try_from(n).map_err(|_| Error::invalid(format!("{name}={n} is too large")))
+            })
         };
-        let lane = Lane { connection: small("connection", 0)?, of: small("of", 1)?, from_step: number("from_step", 0)? };
+        let lane = Lane {
+            connection: small("connection", 0)?,
+            of: small("of", 1)?,
+            from_step: number("from_step", 0)?,
+        };
         lane.check().map(|()| lane)
     }
 
     pub(super) fn check(&self) -> Result<()> {
         if self.of == 0 || self.of > limits::STREAM_CONNECTIONS_MAX || self.connection >= self.of {
-            return Err(Error::invalid(format!("connection {} of {}", self.connection, self.of))
-                .hint(format!("connections count from 0, and there are 1 to {}", limits::STREAM_CONNECTIONS_MAX)));
+            return Err(
+                Error::invalid(format!("connection {} of {}", self.connection, self.of)).hint(
+                    format!(
+                        "connections count from 0, and there are 1 to {}",
+                        limits::STREAM_CONNECTIONS_MAX
+                    ),
+                ),
+            );
         }
         if self.from_step > 1 << 60 {
-            return Err(Error::invalid(format!("from_step={} is too large", self.from_step)));
+            return Err(Error::invalid(format!(
+                "from_step={} is too large",
+                self.from_step
+            )));
         }
         Ok(())
     }
@@ -100,21 +124,65 @@ mod tests {
         let json = br#"{"plan": {"sources": [{"dataset": "d"}], "seed": 7, "shuffle": {"kind": "block", "blocks": 16}},
             "partition": {"world": 8, "rank": 3, "batch": {"rows": 32}}, "columns": ["text"], "window_bytes": 1000000}"#;
         let request = StreamRequest::parse(json).unwrap();
-        assert_eq!((request.partition.rank, request.columns()), (3, Projection::Columns(vec!["text".into()])));
-        assert_eq!(StreamRequest::parse(&serde_json::to_vec(&request).unwrap()).unwrap(), request);
-        for bad in ["", "{}", "[]", r#"{"plan": {"sources": []}, "partition": {"batch": {"rows": 1}}, "windw": 1}"#] {
-            assert_eq!(StreamRequest::parse(bad.as_bytes()).unwrap_err().kind(), forebay_core::ErrorKind::Invalid, "{bad}");
+        assert_eq!(
+            (request.partition.rank, request.columns()),
+            (3, Projection::Columns(vec!["text".into()]))
+        );
+        assert_eq!(
+            StreamRequest::parse(&serde_json::to_vec(&request).unwrap()).unwrap(),
+            request
+        );
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"{"plan": {"sources": []}, "partition": {"batch": {"rows": 1}}, "windw": 1}"#,
+        ] {
+            assert_eq!(
+                StreamRequest::parse(bad.as_bytes()).unwrap_err().kind(),
+                forebay_core::ErrorKind::Invalid,
+                "{bad}"
+            );
         }
-        let huge = format!(r#"{{"plan": {{"sources": []}}, "partition": {{"batch": {{"rows": 1}}}}, "window_bytes": {}}}"#, 1u64 << 40);
+        let huge = format!(
+            r#"{{"plan": {{"sources": []}}, "partition": {{"batch": {{"rows": 1}}}}, "window_bytes": {}}}"#,
+            1u64 << 40
+        );
         assert!(StreamRequest::parse(huge.as_bytes()).is_err());
     }
 
     #[test]
     fn a_lane_is_every_nth_step_from_where_it_begins() {
-        let lane = |query: &'static [(&str, &str)]| Lane::parse(|name| query.iter().find(|(n, _)| *n == name).map(|(_, v)| *v));
-        assert_eq!(lane(&[]).unwrap(), Lane { connection: 0, of: 1, from_step: 0 });
-        let first = |connection, from_step| Lane { connection, of: 4, from_step }.first();
-        assert_eq!([first(0, 0), first(3, 0), first(0, 1), first(1, 1), first(3, 7), first(2, 7)], [0, 3, 4, 1, 7, 10]);
+        let lane = |query: &'static [(&str, &str)]| {
+            Lane::parse(|name| query.iter().find(|(n, _)| *n == name).map(|(_, v)| *v))
+        };
+        assert_eq!(
+            lane(&[]).unwrap(),
+            Lane {
+                connection: 0,
+                of: 1,
+                from_step: 0
+            }
+        );
+        let first = |connection, from_step| {
+            Lane {
+                connection,
+                of: 4,
+                from_step,
+            }
+            .first()
+        };
+        assert_eq!(
+            [
+                first(0, 0),
+                first(3, 0),
+                first(0, 1),
+                first(1, 1),
+                first(3, 7),
+                first(2, 7)
+            ],
+            [0, 3, 4, 1, 7, 10]
+        );
         for bad in [
             &[("of", "0")][..],
             &[("of", "2"), ("connection", "2")],

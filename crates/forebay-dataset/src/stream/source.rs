@@ -53,7 +53,8 @@ pub(super) struct DatasetSource {
     following: Option<Following>,
     datasets: Vec<Arc<Dataset>>,
     columns: Projection,
-    /// Whether rows that follow each other in the order come from few blocks: all orders but the row-wise one.
+    /// Whether rows that follow each other in the order come from few blocks: all orders but the
+    /// row-wise one.
     by_blocks: bool,
     /// When this began.
     since: Moment,
@@ -61,7 +62,8 @@ pub(super) struct DatasetSource {
 
 impl DatasetSource {
     /// # Errors
-    /// `Invalid` for a column that is not there, and for datasets whose rows have different columns.
+    /// `Invalid` for a column that is not there, and for datasets whose rows have different
+    /// columns.
     pub fn new(
         rows: Rows,
         following: Option<Following>,
@@ -69,8 +71,14 @@ impl DatasetSource {
         columns: Projection,
         by_blocks: bool,
     ) -> Result<Self> {
-        let schemas = datasets.iter().map(|d| columns.schema(d.schema())).collect::<Result<Vec<_>>>()?;
-        if let Some(i) = schemas.windows(2).position(|two| two[0].fields() != two[1].fields()) {
+        let schemas = datasets
+            .iter()
+            .map(|d| columns.schema(d.schema()))
+            .collect::<Result<Vec<_>>>()?;
+        if let Some(i) = schemas
+            .windows(2)
+            .position(|two| two[0].fields() != two[1].fields())
+        {
             return Err(Error::invalid(format!(
                 "datasets {} and {} of the mix have different columns",
                 datasets[i].id(),
@@ -79,11 +87,20 @@ impl DatasetSource {
             .hint("name the columns that they share: columns=[...]"));
         }
         let since = rows.moment();
-        Ok(DatasetSource { rows, following, datasets, columns, by_blocks, since })
+        Ok(DatasetSource {
+            rows,
+            following,
+            datasets,
+            columns,
+            by_blocks,
+            since,
+        })
     }
 
     fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
-        self.datasets.get(source as usize).ok_or_else(|| Error::internal(format!("a plan with a source {source}")))
+        self.datasets
+            .get(source as usize)
+            .ok_or_else(|| Error::internal(format!("a plan with a source {source}")))
     }
 
     async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
@@ -98,10 +115,15 @@ impl DatasetSource {
         let mut sources: Vec<u32> = rows.iter().map(|r| r.source).collect();
         sources.sort_unstable();
         sources.dedup();
-        let [source] = sources[..] else { return self.read_mixed(rows, &sources).await };
+        let [source] = sources[..] else {
+            return self.read_mixed(rows, &sources).await;
+        };
         let numbers: Vec<u64> = rows.iter().map(|r| r.row).collect();
         let read = self.read_rows(self.dataset(source)?, &numbers).await?;
-        Ok(Given { batch: read.batch, memory: Box::new(read.memory) })
+        Ok(Given {
+            batch: read.batch,
+            memory: Box::new(read.memory),
+        })
     }
 
     /// Rows of several datasets, each read by itself, put into the step's order.
@@ -109,24 +131,40 @@ impl DatasetSource {
         let mut reads = Vec::with_capacity(sources.len());
         for &source in sources {
             reads.push(async move {
-                let numbers: Vec<u64> = rows.iter().filter(|r| r.source == source).map(|r| r.row).collect();
+                let numbers: Vec<u64> = rows
+                    .iter()
+                    .filter(|r| r.source == source)
+                    .map(|r| r.row)
+                    .collect();
                 let dataset = self.dataset(source)?;
-                self.read_rows(dataset, &numbers).await.map_err(|e| e.context(format!("dataset {}", dataset.id())))
+                self.read_rows(dataset, &numbers)
+                    .await
+                    .map_err(|e| e.context(format!("dataset {}", dataset.id())))
             });
         }
-        let parts: Vec<_> = stream::iter(reads).buffered(SOURCES_AT_ONCE).try_collect().await?;
+        let parts: Vec<_> = stream::iter(reads)
+            .buffered(SOURCES_AT_ONCE)
+            .try_collect()
+            .await?;
         let mut at = vec![0; parts.len()];
         let mut picks = Vec::with_capacity(rows.len());
         for row in rows {
-            let part = sources.binary_search(&row.source).map_err(|_| Error::internal("a row of no source"))?;
+            let part = sources
+                .binary_search(&row.source)
+                .map_err(|_| Error::internal("a row of no source"))?;
             picks.push((part, at[part]));
             at[part] += 1;
         }
         let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
         let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
-            Error::invalid("rows of these datasets cannot be in one batch").source(e).hint("name the columns that they share")
+            Error::invalid("rows of these datasets cannot be in one batch")
+                .source(e)
+                .hint("name the columns that they share")
         })?;
-        Ok(Given { batch, memory: Box::new(parts.into_iter().map(|p| p.memory).collect::<Vec<_>>()) })
+        Ok(Given {
+            batch,
+            memory: Box::new(parts.into_iter().map(|p| p.memory).collect::<Vec<_>>()),
+        })
     }
 }
 
@@ -137,24 +175,37 @@ impl Source for DatasetSource {
 
     fn hold(&self, source: u32, block: u64) -> BoxFuture<'_, Result<Held>> {
         Box::pin(async move {
-            let hold = self.rows.hold(self.dataset(source)?, block, &self.columns).await?;
-            Ok(Held { bytes: hold.memory_bytes(), cold: hold.was_cold(), _keep: Box::new(hold) })
+            let hold = self
+                .rows
+                .hold(self.dataset(source)?, block, &self.columns)
+                .await?;
+            Ok(Held {
+                bytes: hold.memory_bytes(),
+                cold: hold.was_cold(),
+                _keep: Box::new(hold),
+            })
         })
     }
 
     fn looks_ahead(&self) -> bool {
-        // Of whole objects a step fetches its own, many at a time; a block of them holds what other ranks read.
+        // Of whole objects a step fetches its own, many at a time; a block of them holds what other
+        // ranks read.
         self.datasets.iter().any(|d| d.format() != Format::Objects)
     }
 
     fn expected_row_bytes(&self) -> u64 {
-        let (bytes, rows) = self.datasets.iter().fold((0, 0), |(bytes, rows), d| (bytes + d.files().total_bytes(), rows + d.rows()));
+        let (bytes, rows) = self.datasets.iter().fold((0, 0), |(bytes, rows), d| {
+            (bytes + d.files().total_bytes(), rows + d.rows())
+        });
         bytes / rows.max(1)
     }
 
     fn passed(&self, epoch: u64, position: u64) {
         // Only places that are not of the plan are refused.
-        let _ = self.following.as_ref().map(|following| following.progress(epoch, position));
+        let _ = self
+            .following
+            .as_ref()
+            .map(|following| following.progress(epoch, position));
     }
 
     fn shares(&self) -> Shares {

@@ -48,7 +48,10 @@ impl Open {
     pub fn new(node: Arc<StreamStats>) -> Self {
         node.open.fetch_add(1, Relaxed);
         node.opened.fetch_add(1, Relaxed);
-        Open { node, own: StreamStats::default() }
+        Open {
+            node,
+            own: StreamStats::default(),
+        }
     }
 
     fn add(&self, counter: fn(&StreamStats) -> &AtomicU64, n: u64) {

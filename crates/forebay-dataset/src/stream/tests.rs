@@ -1,4 +1,5 @@
-//! Streams over a source without a node: what connections send, put together, is what [`Steps`] says; and nothing is held when they are gone.
+//! Streams over a source without a node: what connections send, put together, is what [`Steps`]
+//! says; and nothing is held when they are gone.
 //!
 //! `FOREBAY_TEST_SEED=n` replays, `FOREBAY_TEST_CASES=<factor>` tries more.
 
@@ -8,10 +9,16 @@ use super::{
     source::{Given, Held, Source},
     *,
 };
-use arrow_array::{ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type};
+use arrow_array::{
+    ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type,
+};
 use arrow_buffer::Buffer;
-use forebay_format::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, FrameTag, decode_error, decode_rows};
-use forebay_plan::{Batching, Partition, PlanSpec, RowRef, Shape, Shuffle, Source as PlanSource, Uneven};
+use forebay_format::frame::{
+    FRAME_HEADER_BYTES, FrameHeader, FrameKind, FrameTag, decode_error, decode_rows,
+};
+use forebay_plan::{
+    Batching, Partition, PlanSpec, RowRef, Shape, Shuffle, Source as PlanSource, Uneven,
+};
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::{
@@ -53,18 +60,32 @@ impl Source for Fake {
             }
             if self.block_rows > 0 {
                 let ready = self.ready.lock();
-                let missed = rows.iter().filter(|r| !ready.contains(&(r.source, r.row / self.block_rows))).count();
+                let missed = rows
+                    .iter()
+                    .filter(|r| !ready.contains(&(r.source, r.row / self.block_rows)))
+                    .count();
                 self.missed.fetch_add(missed as u64, Relaxed);
             }
-            let data: Vec<Vec<u8>> = rows.iter().map(|r| vec![r.row as u8; (r.row % (2 * self.row_bytes + 1)) as usize]).collect();
+            let data: Vec<Vec<u8>> = rows
+                .iter()
+                .map(|r| vec![r.row as u8; (r.row % (2 * self.row_bytes + 1)) as usize])
+                .collect();
             let columns: Vec<(&str, ArrayRef)> = vec![
-                ("source", Arc::new(UInt32Array::from_iter_values(rows.iter().map(|r| r.source)))),
-                ("row", Arc::new(UInt64Array::from_iter_values(rows.iter().map(|r| r.row)))),
+                (
+                    "source",
+                    Arc::new(UInt32Array::from_iter_values(rows.iter().map(|r| r.source))),
+                ),
+                (
+                    "row",
+                    Arc::new(UInt64Array::from_iter_values(rows.iter().map(|r| r.row))),
+                ),
                 ("data", Arc::new(BinaryArray::from_iter_values(&data))),
             ];
-            let batch = RecordBatch::try_from_iter(columns).map_err(|e| Error::internal(e.to_string()))?;
+            let batch =
+                RecordBatch::try_from_iter(columns).map_err(|e| Error::internal(e.to_string()))?;
             let bytes = data.iter().map(|d| d.len() as i64).sum::<i64>();
-            self.most_out.fetch_max(self.out.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+            self.most_out
+                .fetch_max(self.out.fetch_add(bytes, Relaxed) + bytes, Relaxed);
             let out = self.out.clone();
             Ok(Given {
                 batch,
@@ -87,7 +108,11 @@ impl Source for Fake {
                 holds.fetch_sub(1, Relaxed);
                 ready.lock().remove(&(source, block));
             });
-            Ok(Held { bytes: 1 << 20, cold: true, _keep: Box::new(keep) })
+            Ok(Held {
+                bytes: 1 << 20,
+                cold: true,
+                _keep: Box::new(keep),
+            })
         }
         .boxed()
     }
@@ -103,28 +128,52 @@ impl Source for Fake {
     fn passed(&self, _: u64, _: u64) {}
 
     fn shares(&self) -> Shares {
-        Shares { origin: 0.5, disk: 0.0, decode: 0.5 }
+        Shares {
+            origin: 0.5,
+            disk: 0.0,
+            decode: 0.5,
+        }
     }
 }
 
 fn plan(rng: &mut StdRng, rows: u64) -> Arc<Plan> {
-    let shuffles = [Shuffle::None, Shuffle::Window { rows: 20 }, Shuffle::Block { blocks: 3 }, Shuffle::Full];
+    let shuffles = [
+        Shuffle::None,
+        Shuffle::Window { rows: 20 },
+        Shuffle::Block { blocks: 3 },
+        Shuffle::Full,
+    ];
     let shuffle = shuffles[rng.random_range(0..4)];
     let shape = |rows| Arc::new(Shape::uniform(rows, 10).unwrap());
     let spec = if rng.random_bool(0.3) {
-        let sources = (1..4).map(|i| PlanSource { dataset: format!("d{i}"), shape: shape(rows * i), weight: i as f64 }).collect();
-        PlanSpec { sources, seed: rng.random(), shuffle, epoch_rows: Some(rows) }
+        let sources = (1..4)
+            .map(|i| PlanSource {
+                dataset: format!("d{i}"),
+                shape: shape(rows * i),
+                weight: i as f64,
+            })
+            .collect();
+        PlanSpec {
+            sources,
+            seed: rng.random(),
+            shuffle,
+            epoch_rows: Some(rows),
+        }
     } else {
         PlanSpec::single("d", shape(rows), rng.random(), shuffle)
     };
     Arc::new(Plan::new(spec).unwrap())
 }
 
-/// One connection, as a receiver sees it: reads `most` frames, or all; the rows of its steps, and whether it ended properly.
+/// One connection, as a receiver sees it: reads `most` frames, or all; the rows of its steps, and
+/// whether it ended properly.
 async fn receive(body: &mut Body, most: usize) -> (Vec<(FrameTag, Vec<RowRef>)>, Option<FrameTag>) {
     let (mut bytes, mut frames) = (Vec::new(), Vec::new());
     while frames.len() < most {
-        let Some(piece) = tokio::time::timeout(Duration::from_secs(30), body.next()).await.expect("a piece in time") else {
+        let Some(piece) = tokio::time::timeout(Duration::from_secs(30), body.next())
+            .await
+            .expect("a piece in time")
+        else {
             panic!("the stream ended without a last frame");
         };
         bytes.extend_from_slice(&piece.unwrap());
@@ -134,14 +183,23 @@ async fn receive(body: &mut Body, most: usize) -> (Vec<(FrameTag, Vec<RowRef>)>,
             if bytes.len() < whole {
                 break;
             }
-            let payload = Buffer::from(&bytes[FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + header.payload_bytes as usize]);
+            let payload = Buffer::from(
+                &bytes[FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + header.payload_bytes as usize],
+            );
             bytes.drain(..whole);
             match header.kind {
                 FrameKind::Rows => {
                     let batch = decode_rows(&header, &payload).unwrap();
-                    let sources = batch.column(0).as_primitive::<arrow_array::types::UInt32Type>();
+                    let sources = batch
+                        .column(0)
+                        .as_primitive::<arrow_array::types::UInt32Type>();
                     let rows = batch.column(1).as_primitive::<UInt64Type>();
-                    let rows = (0..batch.num_rows()).map(|i| RowRef { source: sources.value(i), row: rows.value(i) }).collect();
+                    let rows = (0..batch.num_rows())
+                        .map(|i| RowRef {
+                            source: sources.value(i),
+                            row: rows.value(i),
+                        })
+                        .collect();
                     frames.push((header.tag, rows));
                 }
                 FrameKind::KeepAlive => {}
@@ -175,20 +233,49 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Node { windows: Windows::new(64 << 20), stats: Arc::default(), stop: watch::channel(false).0 }
+        Node {
+            windows: Windows::new(64 << 20),
+            stats: Arc::default(),
+            stop: watch::channel(false).0,
+        }
     }
 
-    fn open(&self, lane: Lane, steps: Steps, window: u64, source: &Arc<Fake>, until_epoch: u64) -> Body {
+    fn open(
+        &self,
+        lane: Lane,
+        steps: Steps,
+        window: u64,
+        source: &Arc<Fake>,
+        until_epoch: u64,
+    ) -> Body {
         let window = self.windows.open(window).unwrap();
-        begin(lane, steps.until_epoch(until_epoch), (0, 0), until_epoch, source.clone(), window, self.stats.clone(), self.stop.subscribe())
+        begin(
+            lane,
+            steps.until_epoch(until_epoch),
+            (0, 0),
+            until_epoch,
+            source.clone(),
+            window,
+            self.stats.clone(),
+            self.stop.subscribe(),
+        )
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_together_send_each_step_once_through_any_interruption() {
-    let seed = std::env::var("FOREBAY_TEST_SEED").ok().and_then(|s| s.parse().ok());
-    let factor = std::env::var("FOREBAY_TEST_CASES").ok().and_then(|s| s.parse::<f64>().ok()).unwrap_or(1.0);
-    let cases = if seed.is_some() { 1 } else { (40.0 * factor) as u64 };
+    let seed = std::env::var("FOREBAY_TEST_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    let factor = std::env::var("FOREBAY_TEST_CASES")
+        .ok()
+        .and_then(|s| s.parse::<f64>().ok())
+        .unwrap_or(1.0);
+    let cases = if seed.is_some() {
+        1
+    } else {
+        (40.0 * factor) as u64
+    };
     for _ in 0..cases {
         let seed: u64 = seed.unwrap_or_else(|| rand::rng().random());
         println!("FOREBAY_TEST_SEED={seed}");
@@ -197,7 +284,12 @@ async fn connections_together_send_each_step_once_through_any_interruption() {
         let (plan, node) = (plan(&mut rng, rows), Node::new());
         let uneven = [Uneven::Drop, Uneven::Pad, Uneven::Repeat][rng.random_range(0..3)];
         let world = rng.random_range(1..4);
-        let partition = Partition { world, rank: rng.random_range(0..world), batch: Batching::Rows(rng.random_range(1..9)), uneven };
+        let partition = Partition {
+            world,
+            rank: rng.random_range(0..world),
+            batch: Batching::Rows(rng.random_range(1..9)),
+            uneven,
+        };
         let (of, epochs) = (rng.random_range(1..8), rng.random_range(1..4));
         let source = Arc::new(Fake {
             row_bytes: [0, 100, 20_000][rng.random_range(0..3)],
@@ -212,24 +304,52 @@ async fn connections_together_send_each_step_once_through_any_interruption() {
             let mut from_step = 0;
             loop {
                 let window = rng.random_range(1..2_000_000);
-                let mut body = node.open(Lane { connection, of, from_step }, steps(), window, &source, epochs);
-                let most = if rng.random_bool(0.5) { rng.random_range(0..6) } else { usize::MAX };
+                let mut body = node.open(
+                    Lane {
+                        connection,
+                        of,
+                        from_step,
+                    },
+                    steps(),
+                    window,
+                    &source,
+                    epochs,
+                );
+                let most = if rng.random_bool(0.5) {
+                    rng.random_range(0..6)
+                } else {
+                    usize::MAX
+                };
                 let (frames, end) = receive(&mut body, most).await;
                 for (tag, rows) in frames {
-                    assert!(got[tag.step as usize].replace((tag, rows)).is_none(), "step {} came twice", tag.step);
+                    assert!(
+                        got[tag.step as usize].replace((tag, rows)).is_none(),
+                        "step {} came twice",
+                        tag.step
+                    );
                     from_step = tag.step + 1;
                 }
                 if let Some(tag) = end {
-                    assert!(tag.step >= expected.len() as u64 && tag.step < (expected.len() + of as usize) as u64);
+                    assert!(
+                        tag.step >= expected.len() as u64
+                            && tag.step < (expected.len() + of as usize) as u64
+                    );
                     break;
                 }
             }
         }
         for (step, got) in expected.iter().zip(got) {
             let (tag, rows) = got.unwrap_or_else(|| panic!("step {} did not come", step.step));
-            assert_eq!((tag.step, tag.epoch, &rows), (step.step, step.epoch, &step.rows));
+            assert_eq!(
+                (tag.step, tag.epoch, &rows),
+                (step.step, step.epoch, &step.rows)
+            );
             assert_eq!(tag.padding as usize, step.rows.len() - step.real);
-            let next = if tag.next == 0 { (tag.epoch + 1, 0) } else { (tag.epoch, tag.next) };
+            let next = if tag.next == 0 {
+                (tag.epoch + 1, 0)
+            } else {
+                (tag.epoch, tag.next)
+            };
             assert_eq!(next, (step.next.epoch, step.next.position));
         }
         until("all is given back", || {
@@ -245,35 +365,95 @@ async fn connections_together_send_each_step_once_through_any_interruption() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_that_does_not_read_costs_its_window_and_gives_it_back_when_it_goes() {
     let node = Node::new();
-    let plan = Arc::new(Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(100_000, 100).unwrap()), 1, Shuffle::Full)).unwrap());
-    let steps = || Steps::new(plan.clone(), Partition::alone(Batching::Rows(10), Uneven::Drop), &State::start(&plan)).unwrap();
-    let source = Arc::new(Fake { row_bytes: 1000, ..Fake::default() });
-    let lane = Lane { connection: 0, of: 1, from_step: 0 };
+    let plan = Arc::new(
+        Plan::new(PlanSpec::single(
+            "d",
+            Arc::new(Shape::uniform(100_000, 100).unwrap()),
+            1,
+            Shuffle::Full,
+        ))
+        .unwrap(),
+    );
+    let steps = || {
+        Steps::new(
+            plan.clone(),
+            Partition::alone(Batching::Rows(10), Uneven::Drop),
+            &State::start(&plan),
+        )
+        .unwrap()
+    };
+    let source = Arc::new(Fake {
+        row_bytes: 1000,
+        ..Fake::default()
+    });
+    let lane = Lane {
+        connection: 0,
+        of: 1,
+        from_step: 0,
+    };
     let window = 500_000;
     let body = node.open(lane, steps(), window, &source, 1);
     until("the window is full", || source.out.load(Relaxed) > 400_000).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let most = source.most_out.load(Relaxed);
     // Frames hold more than the data; a step may turn out larger than those before it.
-    assert!(most <= window as i64 + 50_000, "{most} bytes are out of a window of {window}");
+    assert!(
+        most <= window as i64 + 50_000,
+        "{most} bytes are out of a window of {window}"
+    );
     assert!(node.stats.socket_us.load(Relaxed) == 0 || node.stats.steps.load(Relaxed) > 0);
     assert_eq!(node.windows.used_bytes(), window);
     drop(body);
-    until("all is given back", || source.out.load(Relaxed) == 0 && node.windows.used_bytes() == 0 && node.stats.open.load(Relaxed) == 0)
-        .await;
+    until("all is given back", || {
+        source.out.load(Relaxed) == 0
+            && node.windows.used_bytes() == 0
+            && node.stats.open.load(Relaxed) == 0
+    })
+    .await;
 
     let mut body = node.open(lane, steps(), 64 << 10, &source, 1);
     let (frames, end) = receive(&mut body, usize::MAX).await;
-    assert_eq!((frames.len(), end.map(|t| t.step)), (10_000, Some(10_000)), "one that reads gets all through the smallest window");
+    assert_eq!(
+        (frames.len(), end.map(|t| t.step)),
+        (10_000, Some(10_000)),
+        "one that reads gets all through the smallest window"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_is_a_frame_in_its_place_and_the_last_one() {
     let node = Node::new();
-    let plan = Arc::new(Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(100, 10).unwrap()), 1, Shuffle::None)).unwrap());
-    let steps = Steps::new(plan.clone(), Partition::alone(Batching::Rows(5), Uneven::Drop), &State::start(&plan)).unwrap();
-    let source = Arc::new(Fake { broken_row: Some(37), slow: Duration::from_millis(1), ..Fake::default() });
-    let body = node.open(Lane { connection: 0, of: 1, from_step: 0 }, steps, 1 << 20, &source, 1);
+    let plan = Arc::new(
+        Plan::new(PlanSpec::single(
+            "d",
+            Arc::new(Shape::uniform(100, 10).unwrap()),
+            1,
+            Shuffle::None,
+        ))
+        .unwrap(),
+    );
+    let steps = Steps::new(
+        plan.clone(),
+        Partition::alone(Batching::Rows(5), Uneven::Drop),
+        &State::start(&plan),
+    )
+    .unwrap();
+    let source = Arc::new(Fake {
+        broken_row: Some(37),
+        slow: Duration::from_millis(1),
+        ..Fake::default()
+    });
+    let body = node.open(
+        Lane {
+            connection: 0,
+            of: 1,
+            from_step: 0,
+        },
+        steps,
+        1 << 20,
+        &source,
+        1,
+    );
     let bytes = body.map(Result::unwrap).collect::<Vec<_>>().await.concat();
     let (mut at, mut steps_seen, mut last) = (0, 0, None);
     while at < bytes.len() {
@@ -284,7 +464,10 @@ async fn an_error_is_a_frame_in_its_place_and_the_last_one() {
         at += FRAME_HEADER_BYTES + header.wire_payload_bytes() as usize;
     }
     let (header, error) = last.unwrap();
-    assert_eq!((header.kind, header.tag.step, steps_seen), (FrameKind::Error, 7, 7));
+    assert_eq!(
+        (header.kind, header.tag.step, steps_seen),
+        (FrameKind::Error, 7, 7)
+    );
     assert_eq!(error.message(), "step 7 (epoch 0): row 37 is damaged");
     assert_eq!(node.stats.failed.load(Relaxed), 1);
 }
@@ -292,27 +475,87 @@ async fn an_error_is_a_frame_in_its_place_and_the_last_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stops_sends_its_receivers_elsewhere() {
     let node = Node::new();
-    let plan = Arc::new(Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(1000, 10).unwrap()), 1, Shuffle::None)).unwrap());
-    let steps = Steps::new(plan.clone(), Partition::alone(Batching::Rows(1), Uneven::Drop), &State::start(&plan)).unwrap();
-    let source = Arc::new(Fake { slow: Duration::from_millis(20), ..Fake::default() });
-    let mut body = node.open(Lane { connection: 0, of: 1, from_step: 0 }, steps, 1 << 20, &source, 1 << 20);
+    let plan = Arc::new(
+        Plan::new(PlanSpec::single(
+            "d",
+            Arc::new(Shape::uniform(1000, 10).unwrap()),
+            1,
+            Shuffle::None,
+        ))
+        .unwrap(),
+    );
+    let steps = Steps::new(
+        plan.clone(),
+        Partition::alone(Batching::Rows(1), Uneven::Drop),
+        &State::start(&plan),
+    )
+    .unwrap();
+    let source = Arc::new(Fake {
+        slow: Duration::from_millis(20),
+        ..Fake::default()
+    });
+    let mut body = node.open(
+        Lane {
+            connection: 0,
+            of: 1,
+            from_step: 0,
+        },
+        steps,
+        1 << 20,
+        &source,
+        1 << 20,
+    );
     receive(&mut body, 2).await;
     node.stop.send_replace(true);
     let rest = body.map(Result::unwrap).collect::<Vec<_>>().await;
     let last = rest.last().unwrap();
     let header = FrameHeader::decode(&last[..FRAME_HEADER_BYTES]).unwrap();
-    let error = decode_error(&header, &last[FRAME_HEADER_BYTES..][..header.payload_bytes as usize]);
+    let error = decode_error(
+        &header,
+        &last[FRAME_HEADER_BYTES..][..header.payload_bytes as usize],
+    );
     assert_eq!(error.kind(), ErrorKind::ShuttingDown);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_are_ready_before_steps_need_them_and_are_let_go_after() {
-    for shuffle in [Shuffle::None, Shuffle::Window { rows: 50 }, Shuffle::Block { blocks: 4 }] {
+    for shuffle in [
+        Shuffle::None,
+        Shuffle::Window { rows: 50 },
+        Shuffle::Block { blocks: 4 },
+    ] {
         let node = Node::new();
-        let plan = Arc::new(Plan::new(PlanSpec::single("d", Arc::new(Shape::uniform(2000, 20).unwrap()), 1, shuffle)).unwrap());
-        let steps = Steps::new(plan.clone(), Partition::alone(Batching::Rows(10), Uneven::Drop), &State::start(&plan)).unwrap();
-        let source = Arc::new(Fake { block_rows: 20, row_bytes: 2000, ..Fake::default() });
-        let mut body = node.open(Lane { connection: 0, of: 1, from_step: 0 }, steps, 64 << 10, &source, 1);
+        let plan = Arc::new(
+            Plan::new(PlanSpec::single(
+                "d",
+                Arc::new(Shape::uniform(2000, 20).unwrap()),
+                1,
+                shuffle,
+            ))
+            .unwrap(),
+        );
+        let steps = Steps::new(
+            plan.clone(),
+            Partition::alone(Batching::Rows(10), Uneven::Drop),
+            &State::start(&plan),
+        )
+        .unwrap();
+        let source = Arc::new(Fake {
+            block_rows: 20,
+            row_bytes: 2000,
+            ..Fake::default()
+        });
+        let mut body = node.open(
+            Lane {
+                connection: 0,
+                of: 1,
+                from_step: 0,
+            },
+            steps,
+            64 << 10,
+            &source,
+            1,
+        );
         let mut most_held = 0;
         for _ in 0..200 {
             // A consumer that takes a while for each step.
@@ -321,9 +564,18 @@ async fn blocks_are_ready_before_steps_need_them_and_are_let_go_after() {
             most_held = most_held.max(source.holds.load(Relaxed));
         }
         let missed = source.missed.load(Relaxed);
-        assert!(missed < 500, "{shuffle}: {missed} of 2000 rows were not ready");
-        assert!(most_held <= 80, "{shuffle}: {most_held} blocks of 100 were held at a time");
-        assert!(source.held_ever.load(Relaxed) <= 110, "{shuffle}: each block is made ready once");
+        assert!(
+            missed < 500,
+            "{shuffle}: {missed} of 2000 rows were not ready"
+        );
+        assert!(
+            most_held <= 80,
+            "{shuffle}: {most_held} blocks of 100 were held at a time"
+        );
+        assert!(
+            source.held_ever.load(Relaxed) <= 110,
+            "{shuffle}: each block is made ready once"
+        );
         drop(body);
         until("all is let go", || source.holds.load(Relaxed) == 0).await;
     }

@@ -1,8 +1,10 @@
 //! What is held for receivers.
 //!
-//! A connection has a window: bytes that are being read for it, or are ready and not yet taken by its socket. A step begins to be read only while its
-//! expected size fits, or nothing else is in the window. What turns out to be larger than expected counts as what it is, so that the next steps wait.
-//! The windows of all connections together are bounded too: a receiver that comes when there is no more room gets a smaller one, and at last none.
+//! A connection has a window: bytes that are being read for it, or are ready and not yet taken by
+//! its socket. A step begins to be read only while its expected size fits, or nothing else is in
+//! the window. What turns out to be larger than expected counts as what it is, so that the next
+//! steps wait. The windows of all connections together are bounded too: a receiver that comes when
+//! there is no more room gets a smaller one, and at last none.
 
 use forebay_core::{Error, Result, limits};
 use std::{
@@ -22,7 +24,10 @@ pub(super) struct Windows {
 
 impl Windows {
     pub fn new(most_bytes: u64) -> Arc<Self> {
-        Arc::new(Windows { most_bytes: most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES), used_bytes: AtomicU64::new(0) })
+        Arc::new(Windows {
+            most_bytes: most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES),
+            used_bytes: AtomicU64::new(0),
+        })
     }
 
     pub fn used_bytes(&self) -> u64 {
@@ -34,7 +39,10 @@ impl Windows {
     /// # Errors
     /// `Busy` if not even the smallest fits.
     pub fn open(self: &Arc<Self>, bytes: u64) -> Result<Arc<Window>> {
-        let mut size = bytes.clamp(limits::STREAM_WINDOW_MIN_BYTES, limits::STREAM_WINDOW_MAX_BYTES);
+        let mut size = bytes.clamp(
+            limits::STREAM_WINDOW_MIN_BYTES,
+            limits::STREAM_WINDOW_MAX_BYTES,
+        );
         loop {
             let fits = |used: u64| used.checked_add(size).filter(|sum| *sum <= self.most_bytes);
             if self.used_bytes.fetch_update(Relaxed, Relaxed, fits).is_ok() {
@@ -48,9 +56,13 @@ impl Windows {
                 }));
             }
             if size == limits::STREAM_WINDOW_MIN_BYTES {
-                return Err(Error::busy(format!("the windows of streams take {} of {} bytes", self.used_bytes(), self.most_bytes))
-                    .hint("open fewer connections, or raise memory.budget")
-                    .retry_after(Duration::from_secs(1)));
+                return Err(Error::busy(format!(
+                    "the windows of streams take {} of {} bytes",
+                    self.used_bytes(),
+                    self.most_bytes
+                ))
+                .hint("open fewer connections, or raise memory.budget")
+                .retry_after(Duration::from_secs(1)));
             }
             size = (size / 2).max(limits::STREAM_WINDOW_MIN_BYTES);
         }
@@ -84,7 +96,11 @@ impl Window {
     /// Room for what is about to be read.
     pub fn take(self: &Arc<Self>, expected: u64) -> Place {
         self.used.fetch_add(expected, Relaxed);
-        Place { window: self.clone(), bytes: expected, ready: false }
+        Place {
+            window: self.clone(),
+            bytes: expected,
+            ready: false,
+        }
     }
 
     /// A message that is not counted, if none is on its way already.
@@ -147,7 +163,10 @@ mod tests {
         let first = windows.open(8 << 20).unwrap();
         let second = windows.open(8 << 20).unwrap();
         assert_eq!((first.size, second.size), (8 << 20, 2 << 20));
-        assert_eq!(windows.open(1).err().unwrap().kind(), forebay_core::ErrorKind::Busy);
+        assert_eq!(
+            windows.open(1).err().unwrap().kind(),
+            forebay_core::ErrorKind::Busy
+        );
         drop(first);
         assert_eq!(windows.open(u64::MAX).unwrap().size, 8 << 20);
         drop(second);

@@ -1,4 +1,5 @@
-//! A directory as a bucket whose requests are counted and made to fail, datasets over it, and small files of every format.
+//! A directory as a bucket whose requests are counted and made to fail, datasets over it, and small
+//! files of every format.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -29,17 +30,36 @@ impl Bench {
         let origin: Arc<dyn Origin> = Arc::new(Faulty::new(local, faults.clone()));
         let mut buckets = FixedBuckets::default();
         buckets.0.insert(BUCKET.to_owned(), origin);
-        let cache =
-            StoreConfig { dirs: vec![DirConfig { path: dir.path().join("cache"), capacity_bytes: 256 << 20 }], ..StoreConfig::default() };
+        let cache = StoreConfig {
+            dirs: vec![DirConfig {
+                path: dir.path().join("cache"),
+                capacity_bytes: 256 << 20,
+            }],
+            ..StoreConfig::default()
+        };
         let clock = Arc::new(SystemClock);
         let store = Arc::new(Store::open(cache, clock.clone()).unwrap());
-        let engine = Engine::new(EngineConfig::default(), Arc::new(buckets), Some(store), clock, MemoryBudget::new(256 << 20));
+        let engine = Engine::new(
+            EngineConfig::default(),
+            Arc::new(buckets),
+            Some(store),
+            clock,
+            MemoryBudget::new(256 << 20),
+        );
         let datasets = Datasets::new(engine.clone(), Self::config(&dir));
-        Self { dir, faults, engine, datasets }
+        Self {
+            dir,
+            faults,
+            engine,
+            datasets,
+        }
     }
 
     fn config(dir: &tempfile::TempDir) -> DatasetsConfig {
-        DatasetsConfig { dir: Some(dir.path().join("datasets")), ..DatasetsConfig::default() }
+        DatasetsConfig {
+            dir: Some(dir.path().join("datasets")),
+            ..DatasetsConfig::default()
+        }
     }
 
     /// As another process over the same disk.
@@ -86,18 +106,24 @@ impl Bench {
     }
 
     pub async fn open(&self, source: &str) -> Result<Opened> {
-        self.datasets.open(&DatasetSpec::of(source), &Everything).await
+        self.datasets
+            .open(&DatasetSpec::of(source), &Everything)
+            .await
     }
 
     pub async fn open_spec(&self, json: &str) -> Result<Opened> {
-        self.datasets.open(&DatasetSpec::parse(json.as_bytes()).unwrap(), &Everything).await
+        self.datasets
+            .open(&DatasetSpec::parse(json.as_bytes()).unwrap(), &Everything)
+            .await
     }
 }
 
 pub fn batch(first: i64, rows: usize) -> RecordBatch {
     let ids = Int64Array::from_iter_values(first..first + rows as i64);
-    let texts = StringArray::from_iter_values((0..rows).map(|i| format!("row {}", first + i as i64)));
-    RecordBatch::try_from_iter([("id", Arc::new(ids) as _), ("text", Arc::new(texts) as _)]).unwrap()
+    let texts =
+        StringArray::from_iter_values((0..rows).map(|i| format!("row {}", first + i as i64)));
+    RecordBatch::try_from_iter([("id", Arc::new(ids) as _), ("text", Arc::new(texts) as _)])
+        .unwrap()
 }
 
 /// Groups of these many rows.
@@ -106,7 +132,8 @@ pub fn parquet(groups: &[usize]) -> Vec<u8> {
 }
 
 pub fn parquet_of(groups: &[usize], make: impl Fn(i64, usize) -> RecordBatch) -> Vec<u8> {
-    let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), make(0, 0).schema(), None).unwrap();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(Vec::new(), make(0, 0).schema(), None).unwrap();
     let mut first = 0;
     for &rows in groups {
         writer.write(&make(first, rows)).unwrap();
@@ -132,7 +159,10 @@ pub fn arrow(batches: &[usize], stream: bool) -> Vec<u8> {
 }
 
 pub fn jsonl(rows: usize) -> Vec<u8> {
-    (0..rows).map(|i| format!("{{\"n\": {i}}}\n")).collect::<String>().into_bytes()
+    (0..rows)
+        .map(|i| format!("{{\"n\": {i}}}\n"))
+        .collect::<String>()
+        .into_bytes()
 }
 
 pub fn tfrecord(rows: usize) -> Vec<u8> {
@@ -143,9 +173,12 @@ pub fn tfrecord(rows: usize) -> Vec<u8> {
 
 /// Samples of an image and a class.
 pub fn tar(samples: usize) -> Vec<u8> {
-    tar_of(
-        (0..samples).flat_map(|i| [(format!("{i:04}.jpg"), vec![i as u8; 100 + i]), (format!("{i:04}.cls"), i.to_string().into_bytes())]),
-    )
+    tar_of((0..samples).flat_map(|i| {
+        [
+            (format!("{i:04}.jpg"), vec![i as u8; 100 + i]),
+            (format!("{i:04}.cls"), i.to_string().into_bytes()),
+        ]
+    }))
 }
 
 pub fn tar_of(members: impl IntoIterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
@@ -165,7 +198,9 @@ pub fn zip(members: usize) -> Vec<u8> {
     let mut writer = ArchiveWriter::new(ArchiveKind::Zip);
     for i in 0..members {
         let data = vec![i as u8; 50 + i];
-        writer.entry(&format!("m/{i}.bin"), &data, 0, &mut out).unwrap();
+        writer
+            .entry(&format!("m/{i}.bin"), &data, 0, &mut out)
+            .unwrap();
     }
     writer.finish(&mut out).unwrap();
     out
@@ -187,7 +222,12 @@ pub fn check_places(d: &Dataset) {
                 for within in 0..rows {
                     let at = d.locate(row).unwrap();
                     assert_eq!(
-                        (at.file as usize, at.block as usize, u64::from(at.row_in_block), at.global_block),
+                        (
+                            at.file as usize,
+                            at.block as usize,
+                            u64::from(at.row_in_block),
+                            at.global_block
+                        ),
                         (file, block, within, global)
                     );
                     row += 1;
@@ -203,5 +243,8 @@ pub fn check_places(d: &Dataset) {
         assert_eq!(d.file_rows(file).end, row);
     }
     assert_eq!(d.rows(), row);
-    assert_eq!(d.locate(row).unwrap_err().kind(), forebay_core::ErrorKind::RangeNotSatisfiable);
+    assert_eq!(
+        d.locate(row).unwrap_err().kind(),
+        forebay_core::ErrorKind::RangeNotSatisfiable
+    );
 }

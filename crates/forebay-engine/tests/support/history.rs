@@ -1,7 +1,9 @@
-//! An origin that remembers every version that its objects had, and when; and the question that a model asks of it: what may a read return?
+//! An origin that remembers every version that its objects had, and when; and the question that a
+//! model asks of it: what may a read return?
 //!
-//! Time is a count of events, and beside it the node's clock, which tests move by hand. A version may be returned if it was current during the
-//! read, or at a moment whose clock the bucket's rule still accepts, and no later write through the node had returned before the read began.
+//! Time is a count of events, and beside it the node's clock, which tests move by hand. A version
+//! may be returned if it was current during the read, or at a moment whose clock the bucket's rule
+//! still accepts, and no later write through the node had returned before the read began.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -54,23 +56,49 @@ impl State {
         let object = self
             .objects
             .entry(key.to_owned())
-            .or_insert_with(|| Object { versions: vec![Version { number: 0, data: None, from: 0, until: u64::MAX }], writes: Vec::new() });
+            .or_insert_with(|| Object {
+                versions: vec![Version {
+                    number: 0,
+                    data: None,
+                    from: 0,
+                    until: u64::MAX,
+                }],
+                writes: Vec::new(),
+            });
         if let Some(last) = object.versions.last_mut() {
             last.until = now;
         }
-        object.versions.push(Version { number: now, data, from: now, until: u64::MAX });
+        object.versions.push(Version {
+            number: now,
+            data,
+            from: now,
+            until: u64::MAX,
+        });
         now
     }
 
     fn current(&self, key: &str) -> Option<&Version> {
-        self.objects.get(key)?.versions.last().filter(|v| v.data.is_some())
+        self.objects
+            .get(key)?
+            .versions
+            .last()
+            .filter(|v| v.data.is_some())
     }
 }
 
 impl History {
     pub fn new(clock: ManualClock, with_etags: bool) -> Self {
-        let state = State { event: 1, clocks: vec![(0, clock.now_secs())], objects: BTreeMap::new(), uploads: BTreeMap::new() };
-        Self { state: Arc::new(Mutex::new(state)), clock, with_etags }
+        let state = State {
+            event: 1,
+            clocks: vec![(0, clock.now_secs())],
+            objects: BTreeMap::new(),
+            uploads: BTreeMap::new(),
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            clock,
+            with_etags,
+        }
     }
 
     /// Something happened: its number.
@@ -106,7 +134,9 @@ impl History {
     pub fn machine_down(&self) {
         let mut s = self.state.lock();
         let now = s.tick();
-        s.objects.values_mut().for_each(|o| o.writes.push((now, now)));
+        s.objects
+            .values_mut()
+            .for_each(|o| o.writes.push((now, now)));
     }
 
     pub fn meta_of(&self, v: &Version) -> ObjectMeta {
@@ -126,21 +156,49 @@ impl History {
     pub fn admissible(&self, key: &str, rule: Freshness, began: u64, ended: u64) -> Vec<Version> {
         let s = self.state.lock();
         // The clock may go on during the read.
-        let now = s.clocks.iter().rev().find(|c| c.0 <= began).map_or(0, |c| c.1);
-        let Some(object) = s.objects.get(key) else { return vec![Version { number: 0, data: None, from: 0, until: u64::MAX }] };
-        let since = object.writes.iter().filter(|(returned, _)| *returned <= began).map(|w| w.1).max().unwrap_or(0);
+        let now = s
+            .clocks
+            .iter()
+            .rev()
+            .find(|c| c.0 <= began)
+            .map_or(0, |c| c.1);
+        let Some(object) = s.objects.get(key) else {
+            return vec![Version {
+                number: 0,
+                data: None,
+                from: 0,
+                until: u64::MAX,
+            }];
+        };
+        let since = object
+            .writes
+            .iter()
+            .filter(|(returned, _)| *returned <= began)
+            .map(|w| w.1)
+            .max()
+            .unwrap_or(0);
         let seen_at = |v: &Version| {
             let (from, until) = (v.from.max(since), v.until.min(began));
-            let epochs =
-                s.clocks.iter().enumerate().map(|(i, (at, clock))| (*at, s.clocks.get(i + 1).map_or(u64::MAX, |next| next.0), *clock));
-            epochs.filter(|(at, end, _)| from.max(*at) < until.min(*end)).map(|e| e.2).collect::<Vec<u32>>()
+            let epochs = s.clocks.iter().enumerate().map(|(i, (at, clock))| {
+                (
+                    *at,
+                    s.clocks.get(i + 1).map_or(u64::MAX, |next| next.0),
+                    *clock,
+                )
+            });
+            epochs
+                .filter(|(at, end, _)| from.max(*at) < until.min(*end))
+                .map(|e| e.2)
+                .collect::<Vec<u32>>()
         };
         let may = |v: &&Version| {
             v.from <= ended && v.until > began
                 || match rule {
                     Freshness::Always => false,
                     Freshness::Immutable => !seen_at(v).is_empty(),
-                    Freshness::RevalidateAfter(ttl) => seen_at(v).iter().any(|c| *c <= now && u64::from(now - c) < ttl.as_secs()),
+                    Freshness::RevalidateAfter(ttl) => seen_at(v)
+                        .iter()
+                        .any(|c| *c <= now && u64::from(now - c) < ttl.as_secs()),
                 }
         };
         object.versions.iter().filter(may).cloned().collect()
@@ -155,13 +213,18 @@ impl Origin for History {
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         let s = self.state.lock();
-        Ok(self.meta_of(s.current(key).ok_or_else(|| Error::not_found(key.to_owned()))?))
+        Ok(self.meta_of(
+            s.current(key)
+                .ok_or_else(|| Error::not_found(key.to_owned()))?,
+        ))
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
         let (meta, data) = {
             let s = self.state.lock();
-            let v = s.current(key).ok_or_else(|| Error::not_found(key.to_owned()))?;
+            let v = s
+                .current(key)
+                .ok_or_else(|| Error::not_found(key.to_owned()))?;
             (self.meta_of(v), v.data.clone().unwrap_or_default())
         };
         if request.if_match.is_some() && request.if_match != meta.etag {
@@ -170,29 +233,46 @@ impl Origin for History {
         if request.if_none_match.is_some() && request.if_none_match == meta.etag {
             return Err(Error::new(ErrorKind::NotModified, "same"));
         }
-        let range = request.range.map_or(0..meta.size, |r| r.start..r.end.min(meta.size));
+        let range = request
+            .range
+            .map_or(0..meta.size, |r| r.start..r.end.min(meta.size));
         if range.start > range.end || (range.is_empty() && meta.size > 0) {
             return Err(Error::range_not_satisfiable(format!("{range:?}")));
         }
         let pieces: Vec<Bytes> = {
             let body = data.slice(range.start as usize..range.end as usize);
-            (0..body.len()).step_by(150_000).map(|at| body.slice(at..(at + 150_000).min(body.len()))).collect()
+            (0..body.len())
+                .step_by(150_000)
+                .map(|at| body.slice(at..(at + 150_000).min(body.len())))
+                .collect()
         };
         let body = stream::iter(pieces).then(|piece| async move {
             tokio::task::yield_now().await;
             Ok(piece)
         });
-        Ok(GetResponse { meta, range, body: body.boxed() })
+        Ok(GetResponse {
+            meta,
+            range,
+            body: body.boxed(),
+        })
     }
 
     async fn list(&self, _: ListRequest) -> Result<ListPage> {
         Err(Error::unsupported("list"))
     }
 
-    async fn put(&self, key: &str, _: PutRequest, _: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        _: PutRequest,
+        _: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let data: Vec<Bytes> = body.try_collect().await?;
         let number = self.change(key, Some(data.concat().into()));
-        Ok(PutResponse { etag: Some(format!("\"v{number}\"")) })
+        Ok(PutResponse {
+            etag: Some(format!("\"v{number}\"")),
+        })
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -202,9 +282,15 @@ impl Origin for History {
 
     async fn copy(&self, from: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
         let mut s = self.state.lock();
-        let data = s.current(from).ok_or_else(|| Error::not_found(from.to_owned()))?.data.clone();
+        let data = s
+            .current(from)
+            .ok_or_else(|| Error::not_found(from.to_owned()))?
+            .data
+            .clone();
         let number = s.change(to, data);
-        Ok(PutResponse { etag: Some(format!("\"v{number}\"")) })
+        Ok(PutResponse {
+            etag: Some(format!("\"v{number}\"")),
+        })
     }
 
     async fn create_upload(&self, _: &str, _: PutRequest) -> Result<String> {
@@ -214,20 +300,44 @@ impl Origin for History {
         Ok(id)
     }
 
-    async fn upload_part(&self, _: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        _: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let data: Vec<Bytes> = body.try_collect().await?;
         let mut s = self.state.lock();
-        let parts = s.uploads.get_mut(upload).ok_or_else(|| Error::not_found("upload"))?;
+        let parts = s
+            .uploads
+            .get_mut(upload)
+            .ok_or_else(|| Error::not_found("upload"))?;
         parts.insert(number, data.concat().into());
-        Ok(UploadedPart { number, etag: format!("p{number}"), size })
+        Ok(UploadedPart {
+            number,
+            etag: format!("p{number}"),
+            size,
+        })
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         let mut s = self.state.lock();
-        let stored = s.uploads.remove(upload).ok_or_else(|| Error::not_found("upload"))?;
+        let stored = s
+            .uploads
+            .remove(upload)
+            .ok_or_else(|| Error::not_found("upload"))?;
         let data: Vec<Bytes> = parts.iter().map(|p| stored[&p.number].clone()).collect();
         let number = s.change(key, Some(data.concat().into()));
-        Ok(PutResponse { etag: Some(format!("\"v{number}\"")) })
+        Ok(PutResponse {
+            etag: Some(format!("\"v{number}\"")),
+        })
     }
 
     async fn abort_upload(&self, _: &str, upload: &str) -> Result<()> {

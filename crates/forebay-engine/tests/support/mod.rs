@@ -1,9 +1,14 @@
-//! An origin in memory whose requests are counted and whose faults are chosen, and an engine over it.
+//! An origin in memory whose requests are counted and whose faults are chosen, and an engine over
+//! it.
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex};
-use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions};
+use forebay_core::{
+    Error, ErrorKind, ManualClock, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex,
+};
+use forebay_engine::{
+    BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness, ReadOptions,
+};
 use forebay_origin::*;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -26,7 +31,8 @@ pub struct MemoryOrigin {
     versions: AtomicU64,
     /// Each body breaks off after this many bytes, if set.
     pub cut_bodies_after: Mutex<Option<usize>>,
-    /// Each body that is not the object's last stops after this many bytes until there is another request, if set.
+    /// Each body that is not the object's last stops after this many bytes until there is another
+    /// request, if set.
     pub stall_bodies_after: Mutex<Option<usize>>,
     asked: tokio::sync::watch::Sender<usize>,
     pub latency: Mutex<Duration>,
@@ -40,7 +46,12 @@ impl MemoryOrigin {
         let data = data.into();
         let version = self.versions.fetch_add(1, SeqCst) + 1;
         let etag = (!self.without_etags.load(SeqCst)).then(|| format!("\"v{version}\""));
-        let meta = ObjectMeta { size: data.len() as u64, etag, last_modified_ms: version as i64 * 1000, attributes: Default::default() };
+        let meta = ObjectMeta {
+            size: data.len() as u64,
+            etag,
+            last_modified_ms: version as i64 * 1000,
+            attributes: Default::default(),
+        };
         self.objects.lock().insert(key.into(), (data, meta));
     }
 
@@ -60,7 +71,11 @@ impl MemoryOrigin {
     }
 
     fn find(&self, key: &str) -> Result<(Bytes, ObjectMeta)> {
-        self.objects.lock().get(key).cloned().ok_or_else(|| Error::not_found(key.to_owned()))
+        self.objects
+            .lock()
+            .get(key)
+            .cloned()
+            .ok_or_else(|| Error::not_found(key.to_owned()))
     }
 }
 
@@ -89,14 +104,19 @@ impl Origin for MemoryOrigin {
         if request.if_none_match.is_some() && request.if_none_match == meta.etag {
             return Err(Error::new(ErrorKind::NotModified, "same"));
         }
-        let range = request.range.map_or(0..meta.size, |r| r.start..r.end.min(meta.size));
+        let range = request
+            .range
+            .map_or(0..meta.size, |r| r.start..r.end.min(meta.size));
         if range.start > range.end || (range.start == range.end && meta.size > 0) {
             return Err(Error::range_not_satisfiable(format!("{range:?}")));
         }
         let body = data.slice(range.start as usize..range.end as usize);
         self.bytes_out.fetch_add(body.len() as u64, SeqCst);
         let cut = *self.cut_bodies_after.lock();
-        let mut pieces: Vec<Result<Bytes>> = body.chunks(100_000).map(|c| Ok(Bytes::copy_from_slice(c))).collect();
+        let mut pieces: Vec<Result<Bytes>> = body
+            .chunks(100_000)
+            .map(|c| Ok(Bytes::copy_from_slice(c)))
+            .collect();
         if let Some(cut) = cut {
             let mut left = cut;
             pieces = pieces
@@ -111,31 +131,53 @@ impl Origin for MemoryOrigin {
                 .collect();
             pieces.push(Err(Error::origin_unavailable("the connection was cut")));
         }
-        let stall = self.stall_bodies_after.lock().filter(|_| range.end < meta.size);
+        let stall = self
+            .stall_bodies_after
+            .lock()
+            .filter(|_| range.end < meta.size);
         if let Some(after) = stall {
             let free = after / 100_000;
             let rest = pieces.split_off(free.min(pieces.len()));
             let rest = stream::once(async move {
                 if !rest.is_empty() {
-                    asked.wait_for(|n| *n > so_far).await.expect("the origin is there");
+                    asked
+                        .wait_for(|n| *n > so_far)
+                        .await
+                        .expect("the origin is there");
                 }
                 stream::iter(rest)
             })
             .flatten();
-            return Ok(GetResponse { meta, range, body: stream::iter(pieces).chain(rest).boxed() });
+            return Ok(GetResponse {
+                meta,
+                range,
+                body: stream::iter(pieces).chain(rest).boxed(),
+            });
         }
-        Ok(GetResponse { meta, range, body: stream::iter(pieces).boxed() })
+        Ok(GetResponse {
+            meta,
+            range,
+            body: stream::iter(pieces).boxed(),
+        })
     }
 
     async fn list(&self, _: ListRequest) -> Result<ListPage> {
         Err(Error::unsupported("list"))
     }
 
-    async fn put(&self, key: &str, _: PutRequest, _: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        _: PutRequest,
+        _: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let data: Vec<Bytes> = body.try_collect().await?;
         self.answer().await?;
         self.set(key, data.concat());
-        Ok(PutResponse { etag: self.find(key)?.1.etag })
+        Ok(PutResponse {
+            etag: self.find(key)?.1.etag,
+        })
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -146,7 +188,9 @@ impl Origin for MemoryOrigin {
     async fn copy(&self, from: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
         let data = self.find(from)?.0;
         self.set(to, data);
-        Ok(PutResponse { etag: self.find(to)?.1.etag })
+        Ok(PutResponse {
+            etag: self.find(to)?.1.etag,
+        })
     }
 
     async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
@@ -154,19 +198,43 @@ impl Origin for MemoryOrigin {
         Ok(key.into())
     }
 
-    async fn upload_part(&self, _: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        _: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let data: Vec<Bytes> = body.try_collect().await?;
         let mut uploads = self.uploads.lock();
-        let parts = uploads.get_mut(upload).ok_or_else(|| Error::not_found("upload"))?;
+        let parts = uploads
+            .get_mut(upload)
+            .ok_or_else(|| Error::not_found("upload"))?;
         parts.insert(number, data.concat().into());
-        Ok(UploadedPart { number, etag: format!("p{number}"), size })
+        Ok(UploadedPart {
+            number,
+            etag: format!("p{number}"),
+            size,
+        })
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
-        let stored = self.uploads.lock().remove(upload).ok_or_else(|| Error::not_found("upload"))?;
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        let stored = self
+            .uploads
+            .lock()
+            .remove(upload)
+            .ok_or_else(|| Error::not_found("upload"))?;
         let data: Vec<Bytes> = parts.iter().map(|p| stored[&p.number].clone()).collect();
         self.set(key, data.concat());
-        Ok(PutResponse { etag: self.find(key)?.1.etag })
+        Ok(PutResponse {
+            etag: self.find(key)?.1.etag,
+        })
     }
 
     async fn abort_upload(&self, _: &str, upload: &str) -> Result<()> {
@@ -196,11 +264,27 @@ impl Bench {
         let store = cache_bytes.map(|capacity_bytes| {
             let path = dir.as_ref().unwrap().path().to_owned();
             Arc::new(
-                Store::open(StoreConfig { dirs: vec![DirConfig { path, capacity_bytes }], ..Default::default() }, Arc::new(clock.clone()))
-                    .unwrap(),
+                Store::open(
+                    StoreConfig {
+                        dirs: vec![DirConfig {
+                            path,
+                            capacity_bytes,
+                        }],
+                        ..Default::default()
+                    },
+                    Arc::new(clock.clone()),
+                )
+                .unwrap(),
             )
         });
-        Self::over(Arc::new(MemoryOrigin::default()), freshness, store, dir, clock, budget_bytes)
+        Self::over(
+            Arc::new(MemoryOrigin::default()),
+            freshness,
+            store,
+            dir,
+            clock,
+            budget_bytes,
+        )
     }
 
     pub fn over(
@@ -213,41 +297,81 @@ impl Bench {
     ) -> Self {
         let mut buckets = FixedBuckets::default();
         buckets.0.insert("data".into(), origin.clone());
-        let rules = BucketRules { default: BucketRule { freshness, cache: true }, ..Default::default() };
-        let config = EngineConfig { rules, ..Default::default() };
-        let engine = Engine::new(config, Arc::new(buckets), store, Arc::new(clock.clone()), MemoryBudget::new(budget_bytes));
-        Self { origin, engine, clock, dir }
+        let rules = BucketRules {
+            default: BucketRule {
+                freshness,
+                cache: true,
+            },
+            ..Default::default()
+        };
+        let config = EngineConfig {
+            rules,
+            ..Default::default()
+        };
+        let engine = Engine::new(
+            config,
+            Arc::new(buckets),
+            store,
+            Arc::new(clock.clone()),
+            MemoryBudget::new(budget_bytes),
+        );
+        Self {
+            origin,
+            engine,
+            clock,
+            dir,
+        }
     }
 
     pub async fn get(&self, key: &str) -> Result<(Vec<u8>, &'static str)> {
         self.get_range(key, None).await
     }
 
-    pub async fn get_range(&self, key: &str, range: Option<forebay_core::ByteRange>) -> Result<(Vec<u8>, &'static str)> {
-        let read = self.engine.read(&name(key), range, &ReadOptions::default()).await?;
+    pub async fn get_range(
+        &self,
+        key: &str,
+        range: Option<forebay_core::ByteRange>,
+    ) -> Result<(Vec<u8>, &'static str)> {
+        let read = self
+            .engine
+            .read(&name(key), range, &ReadOptions::default())
+            .await?;
         let (expected, cache) = (read.range.end - read.range.start, read.cache.as_str());
         let bytes = collect(read.body).await?;
-        assert_eq!(bytes.len() as u64, expected, "a body yields what it announced");
+        assert_eq!(
+            bytes.len() as u64,
+            expected,
+            "a body yields what it announced"
+        );
         Ok((bytes, cache))
     }
 
     pub async fn member(&self, key: &str, member: &str) -> Result<(Vec<u8>, &'static str)> {
-        let read = self.engine.read_member(&name(key), member, None, &ReadOptions::default()).await?;
+        let read = self
+            .engine
+            .read_member(&name(key), member, None, &ReadOptions::default())
+            .await?;
         let cache = read.cache.as_str();
         Ok((collect(read.body).await?, cache))
     }
 }
 
-/// Waits until nothing holds memory any more: fills that ran ahead of their reader end a little after it.
+/// Waits until nothing holds memory any more: fills that ran ahead of their reader end a little
+/// after it.
 pub async fn settled(engine: &Engine) {
     let began = std::time::Instant::now();
     while engine.budget().used_bytes() > 0 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{} bytes are held after the work", engine.budget().used_bytes());
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "{} bytes are held after the work",
+            engine.budget().used_bytes()
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Copies piece by piece, as a client does: a piece that is kept keeps its share of the memory budget.
+/// Copies piece by piece, as a client does: a piece that is kept keeps its share of the memory
+/// budget.
 pub async fn collect(mut body: ByteStream) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     while let Some(piece) = body.try_next().await? {

@@ -1,4 +1,5 @@
-//! Gzip (RFC 1952): member headers byte by byte, raw inflate between, CRC32 and length checked after.
+//! Gzip (RFC 1952): member headers byte by byte, raw inflate between, CRC32 and length checked
+//! after.
 
 use super::{PIECE_BYTES, Step};
 use bytes::BufMut;
@@ -32,7 +33,8 @@ pub(super) struct Gunzip {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// The ten bytes that begin a member, or the end of the stream. `first`: nothing came before, so it must not be the end.
+    /// The ten bytes that begin a member, or the end of the stream. `first`: nothing came before,
+    /// so it must not be the end.
     Header {
         first: bool,
     },
@@ -72,7 +74,13 @@ impl Gunzip {
     }
 
     /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
-    pub fn step(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize, at: u64) -> Result<Step> {
+    pub fn step(
+        &mut self,
+        input: &[u8],
+        out: &mut impl BufMut,
+        max_out: usize,
+        at: u64,
+    ) -> Result<Step> {
         if self.part == Part::Body {
             let step = self.inflate(input, out, max_out, at)?;
             // Nothing but the news that the body has ended: go on with what follows it.
@@ -86,16 +94,32 @@ impl Gunzip {
             self.byte(input[consumed], at + consumed as u64)?;
             consumed += 1;
         }
-        Ok(Step { consumed, produced: 0 })
+        Ok(Step {
+            consumed,
+            produced: 0,
+        })
     }
 
-    fn inflate(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize, at: u64) -> Result<Step> {
+    fn inflate(
+        &mut self,
+        input: &[u8],
+        out: &mut impl BufMut,
+        max_out: usize,
+        at: u64,
+    ) -> Result<Step> {
         let (in_before, out_before) = (self.inflate.total_in(), self.inflate.total_out());
         let room = max_out.min(self.scratch.len());
-        let status = self.inflate.decompress(input, &mut self.scratch[..room], FlushDecompress::None);
+        let status =
+            self.inflate
+                .decompress(input, &mut self.scratch[..room], FlushDecompress::None);
         let consumed = (self.inflate.total_in() - in_before) as usize;
         let produced = (self.inflate.total_out() - out_before) as usize;
-        let damaged = |why: &str| Error::corrupt(format!("the gzip stream is damaged near offset {}: {why}", at + consumed as u64));
+        let damaged = |why: &str| {
+            Error::corrupt(format!(
+                "the gzip stream is damaged near offset {}: {why}",
+                at + consumed as u64
+            ))
+        };
         let status = status.map_err(|e| damaged(&e.to_string()))?;
         let piece = &self.scratch[..produced];
         self.crc.update(piece);
@@ -111,7 +135,11 @@ impl Gunzip {
 
     /// One byte of anything but the compressed data.
     fn byte(&mut self, b: u8, at: u64) -> Result<()> {
-        let corrupt = |what: &str| Err(Error::corrupt(format!("the gzip stream is damaged at offset {at}: {what}")));
+        let corrupt = |what: &str| {
+            Err(Error::corrupt(format!(
+                "the gzip stream is damaged at offset {at}: {what}"
+            )))
+        };
         match self.part {
             Part::Header { first: false } if self.held_len == 0 && b == 0 => {
                 self.part = Part::Zeros;
@@ -126,7 +154,11 @@ impl Gunzip {
                     _ => true,
                 };
                 if !expected {
-                    return corrupt(if first { "no gzip header" } else { "what follows the last member is no gzip header" });
+                    return corrupt(if first {
+                        "no gzip header"
+                    } else {
+                        "what follows the last member is no gzip header"
+                    });
                 }
                 if self.hold(b, 10) {
                     self.flags = self.held[3];
@@ -140,7 +172,14 @@ impl Gunzip {
             Part::Zeros => return Ok(()),
             Part::Trailer => {
                 if self.hold(b, 8) {
-                    let word = |i: usize| u32::from_le_bytes([self.held[i], self.held[i + 1], self.held[i + 2], self.held[i + 3]]);
+                    let word = |i: usize| {
+                        u32::from_le_bytes([
+                            self.held[i],
+                            self.held[i + 1],
+                            self.held[i + 2],
+                            self.held[i + 3],
+                        ])
+                    };
                     let crc = std::mem::take(&mut self.crc).finalize();
                     if word(0) != crc {
                         return corrupt("the checksum of what it decompresses to does not match");
@@ -180,7 +219,9 @@ impl Gunzip {
             Part::Extra(left) => self.part = Part::Extra(left - 1),
             Part::Name(_) if b == 0 => self.next_part(Part::Name(0)),
             Part::Comment(_) if b == 0 => self.next_part(Part::Comment(0)),
-            Part::Name(HEADER_TEXT_MAX_BYTES) | Part::Comment(HEADER_TEXT_MAX_BYTES) => return corrupt("the header's text has no end"),
+            Part::Name(HEADER_TEXT_MAX_BYTES) | Part::Comment(HEADER_TEXT_MAX_BYTES) => {
+                return corrupt("the header's text has no end");
+            }
             Part::Name(n) => self.part = Part::Name(n + 1),
             Part::Comment(n) => self.part = Part::Comment(n + 1),
             _ => {}
@@ -207,8 +248,14 @@ impl Gunzip {
             (FLAG_COMMENT, Part::Comment(0)),
             (FLAG_HEADER_CRC, Part::HeaderCrc),
         ];
-        let from = order.iter().position(|&(_, p)| p == after).map_or(0, |i| i + 1);
-        match order[from..].iter().find(|&&(flag, _)| self.flags & flag != 0) {
+        let from = order
+            .iter()
+            .position(|&(_, p)| p == after)
+            .map_or(0, |i| i + 1);
+        match order[from..]
+            .iter()
+            .find(|&&(flag, _)| self.flags & flag != 0)
+        {
             Some(&(_, part)) => self.part = part,
             None => {
                 self.part = Part::Body;

@@ -1,6 +1,8 @@
-//! The lz4 frame format: frames of blocks, linked or independent, with the checksums that the frame announces.
+//! The lz4 frame format: frames of blocks, linked or independent, with the checksums that the frame
+//! announces.
 //!
-//! Each fixed-size part is gathered in `held`, then each block; a block is decompressed whole into `block` and handed out from there.
+//! Each fixed-size part is gathered in `held`, then each block; a block is decompressed whole into
+//! `block` and handed out from there.
 
 use super::Step;
 use bytes::BufMut;
@@ -31,8 +33,9 @@ pub(super) struct Unlz4 {
     content_size: Option<u64>,
     content_len: u64,
     content_hash: XxHash32,
-    /// The last block is `block[..block_len]`, of which `block[given..block_len]` is still to be put out. The buffer only grows, so that a
-    /// small block does not cost the clearing of a large one.
+    /// The last block is `block[..block_len]`, of which `block[given..block_len]` is still to be
+    /// put out. The buffer only grows, so that a small block does not cost the clearing of a large
+    /// one.
     block: Vec<u8>,
     block_len: usize,
     given: usize,
@@ -84,23 +87,45 @@ impl Unlz4 {
     }
 
     /// Takes some input; `at` is its offset in the stream. Does nothing only if it can do nothing.
-    pub fn step(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize, at: u64) -> Result<Step> {
+    pub fn step(
+        &mut self,
+        input: &[u8],
+        out: &mut impl BufMut,
+        max_out: usize,
+        at: u64,
+    ) -> Result<Step> {
         if self.has_output() {
             let n = (self.block_len - self.given).min(max_out);
             out.put_slice(&self.block[self.given..self.given + n]);
             self.given += n;
-            return Ok(Step { consumed: 0, produced: n });
+            return Ok(Step {
+                consumed: 0,
+                produced: n,
+            });
         }
         if let Part::Skip(left) = self.part {
             let n = (left as usize).min(input.len());
-            self.part = if n == left as usize { Part::Magic } else { Part::Skip(left - n as u32) };
-            return Ok(Step { consumed: n, produced: 0 });
+            self.part = if n == left as usize {
+                Part::Magic
+            } else {
+                Part::Skip(left - n as u32)
+            };
+            return Ok(Step {
+                consumed: n,
+                produced: 0,
+            });
         }
         let whole = match self.part {
             Part::Magic | Part::SkipLen | Part::BlockLen | Part::ContentChecksum => 4,
             Part::Descriptor => 2,
             Part::DescriptorRest(len) => len,
-            Part::Block { len, .. } => len + if self.flags & FLAG_BLOCK_CHECKSUM != 0 { 4 } else { 0 },
+            Part::Block { len, .. } => {
+                len + if self.flags & FLAG_BLOCK_CHECKSUM != 0 {
+                    4
+                } else {
+                    0
+                }
+            }
             Part::Skip(_) => 0,
         };
         let n = (whole - self.held.len()).min(input.len());
@@ -111,20 +136,30 @@ impl Unlz4 {
             self.held = held;
             self.held.clear();
         }
-        Ok(Step { consumed: n, produced: 0 })
+        Ok(Step {
+            consumed: n,
+            produced: 0,
+        })
     }
 
     /// A part is there, whole; `at` is where it ends.
     fn gathered(&mut self, bytes: &[u8], at: u64) -> Result<()> {
-        let corrupt = |what: &str| Error::corrupt(format!("the lz4 stream is damaged before offset {at}: {what}"));
+        let corrupt = |what: &str| {
+            Error::corrupt(format!(
+                "the lz4 stream is damaged before offset {at}: {what}"
+            ))
+        };
         self.part = match self.part {
             Part::Magic => match word(bytes) {
                 MAGIC => Part::Descriptor,
                 m if SKIPPABLE.contains(&m) => Part::SkipLen,
                 LEGACY_MAGIC => {
-                    return Err(Error::unsupported("a legacy lz4 stream").hint("compress it again with a current lz4 (frame format)"));
+                    return Err(Error::unsupported("a legacy lz4 stream")
+                        .hint("compress it again with a current lz4 (frame format)"));
                 }
-                _ if self.any_frame => return Err(corrupt("what follows the last frame is no lz4 frame")),
+                _ if self.any_frame => {
+                    return Err(corrupt("what follows the last frame is no lz4 frame"));
+                }
                 _ => return Err(corrupt("no lz4 frame")),
             },
             Part::SkipLen => {
@@ -153,7 +188,9 @@ impl Unlz4 {
                 let (fields, check) = bytes.split_at(len - 1);
                 self.content_hash.write(fields);
                 if (self.content_hash.finish() >> 8) as u8 != check[0] {
-                    return Err(corrupt("the checksum of the frame's descriptor does not match"));
+                    return Err(corrupt(
+                        "the checksum of the frame's descriptor does not match",
+                    ));
                 }
                 if self.flags & FLAG_DICTIONARY != 0 {
                     return Err(Error::unsupported("an lz4 stream that needs a dictionary"));
@@ -166,10 +203,19 @@ impl Unlz4 {
             }
             Part::BlockLen => match word(bytes) {
                 0 => {
-                    if self.content_size.is_some_and(|size| size != self.content_len) {
-                        return Err(corrupt("the frame's content is of another size than it says"));
+                    if self
+                        .content_size
+                        .is_some_and(|size| size != self.content_len)
+                    {
+                        return Err(corrupt(
+                            "the frame's content is of another size than it says",
+                        ));
                     }
-                    if self.flags & FLAG_CONTENT_CHECKSUM != 0 { Part::ContentChecksum } else { self.end_of_frame() }
+                    if self.flags & FLAG_CONTENT_CHECKSUM != 0 {
+                        Part::ContentChecksum
+                    } else {
+                        self.end_of_frame()
+                    }
                 }
                 len => {
                     let (stored, len) = (len & STORED_BIT != 0, (len & !STORED_BIT) as usize);
@@ -178,7 +224,11 @@ impl Unlz4 {
                     }
                     // A stored block of no bytes has nothing to wait for.
                     let nothing = len == 0 && self.flags & FLAG_BLOCK_CHECKSUM == 0;
-                    if nothing { Part::BlockLen } else { Part::Block { len, stored } }
+                    if nothing {
+                        Part::BlockLen
+                    } else {
+                        Part::Block { len, stored }
+                    }
                 }
             },
             Part::Block { len, stored } => {
@@ -186,12 +236,15 @@ impl Unlz4 {
                 if self.flags & FLAG_BLOCK_CHECKSUM != 0 && word(check) != xxh32(data) {
                     return Err(corrupt("the checksum of a block does not match"));
                 }
-                self.decompress(data, stored).ok_or_else(|| corrupt("a block cannot be decompressed"))?;
+                self.decompress(data, stored)
+                    .ok_or_else(|| corrupt("a block cannot be decompressed"))?;
                 Part::BlockLen
             }
             Part::ContentChecksum => {
                 if word(bytes) != self.content_hash.finish() as u32 {
-                    return Err(corrupt("the checksum of the frame's content does not match"));
+                    return Err(corrupt(
+                        "the checksum of the frame's content does not match",
+                    ));
                 }
                 self.end_of_frame()
             }
@@ -218,7 +271,8 @@ impl Unlz4 {
             }
             let target = &mut self.block[..self.block_max];
             let window = &self.window[self.window.len().saturating_sub(WINDOW_BYTES)..];
-            self.block_len = lz4_flex::block::decompress_into_with_dict(data, target, window).ok()?;
+            self.block_len =
+                lz4_flex::block::decompress_into_with_dict(data, target, window).ok()?;
         }
         let block = &self.block[..self.block_len];
         self.content_len += block.len() as u64;
@@ -226,8 +280,10 @@ impl Unlz4 {
             self.content_hash.write(block);
         }
         if self.flags & FLAG_INDEPENDENT == 0 {
-            self.window.extend_from_slice(&block[block.len().saturating_sub(WINDOW_BYTES)..]);
-            // Moved now and then only, so that many small blocks do not cost a move of the window each.
+            self.window
+                .extend_from_slice(&block[block.len().saturating_sub(WINDOW_BYTES)..]);
+            // Moved now and then only, so that many small blocks do not cost a move of the window
+            // each.
             if self.window.len() > 2 * WINDOW_BYTES {
                 self.window.drain(..self.window.len() - WINDOW_BYTES);
             }
@@ -237,7 +293,9 @@ impl Unlz4 {
 }
 
 fn word(bytes: &[u8]) -> u32 {
-    bytes.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b))
+    bytes
+        .first_chunk::<4>()
+        .map_or(0, |b| u32::from_le_bytes(*b))
 }
 
 pub(crate) fn xxh32(bytes: &[u8]) -> u32 {

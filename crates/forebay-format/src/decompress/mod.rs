@@ -1,7 +1,9 @@
-//! Decompression that is pushed to: gzip and lz4 frames, with a bound on what one call and what the whole stream may put out.
+//! Decompression that is pushed to: gzip and lz4 frames, with a bound on what one call and what the
+//! whole stream may put out.
 //!
-//! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice) or inflate's window, whatever it is fed, and never puts out
-//! more than it was allowed to. A stream is whole only if [`Decompressor::finish`] says so.
+//! Invariant: a [`Decompressor`] holds at most one lz4 block (4 MiB, twice) or inflate's window,
+//! whatever it is fed, and never puts out more than it was allowed to. A stream is whole only if
+//! [`Decompressor::finish`] says so.
 
 mod gzip;
 mod lz4;
@@ -21,8 +23,9 @@ pub enum Codec {
 /// What one push did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of input that were used; hand in the others again. All of them are used only once all that they decompress to was put
-    /// out, so a caller that goes on until its input is used up has everything.
+    /// Bytes of input that were used; hand in the others again. All of them are used only once all
+    /// that they decompress to was put out, so a caller that goes on until its input is used up has
+    /// everything.
     pub consumed: usize,
     /// Bytes that were put out.
     pub produced: usize,
@@ -30,8 +33,8 @@ pub struct Progress {
     pub more: bool,
 }
 
-/// Keeps the promise of [`Progress::consumed`]: where a codec has taken all input but has not put out all of it, the last byte is
-/// reported as unused, and passed over when it is handed in again.
+/// Keeps the promise of [`Progress::consumed`]: where a codec has taken all input but has not put
+/// out all of it, the last byte is reported as unused, and passed over when it is handed in again.
 #[derive(Debug, Default)]
 pub(crate) struct LastByte {
     comes_again: bool,
@@ -93,20 +96,35 @@ impl Decompressor {
             Codec::Gzip => Stream::Gzip(gzip::Gunzip::new()),
             Codec::Lz4 => Stream::Lz4(lz4::Unlz4::new()),
         };
-        Self { stream, total_in: 0, total_out: 0, total_max, last_byte: LastByte::default(), failed: None }
+        Self {
+            stream,
+            total_in: 0,
+            total_out: 0,
+            total_max,
+            last_byte: LastByte::default(),
+            failed: None,
+        }
     }
 
-    /// Takes input and appends at most `max_out` bytes (1 or more) to `out`, which must grow as it is appended to (`Vec<u8>`, `BytesMut`).
+    /// Takes input and appends at most `max_out` bytes (1 or more) to `out`, which must grow as it
+    /// is appended to (`Vec<u8>`, `BytesMut`).
     ///
     /// # Errors
-    /// `Corrupt` with the offset in the input if the stream is damaged; `Unsupported` past `total_max` and for lz4 dictionaries. The same
-    /// error again on each later call.
-    pub fn push(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
+    /// `Corrupt` with the offset in the input if the stream is damaged; `Unsupported` past
+    /// `total_max` and for lz4 dictionaries. The same error again on each later call.
+    pub fn push(
+        &mut self,
+        input: &[u8],
+        out: &mut impl BufMut,
+        max_out: usize,
+    ) -> Result<Progress> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
         let fresh = self.last_byte.fresh(input);
-        let pushed = self.run(fresh, out, max_out).map(|done| self.last_byte.report(input, fresh, done));
+        let pushed = self
+            .run(fresh, out, max_out)
+            .map(|done| self.last_byte.report(input, fresh, done));
         if let Err(e) = &pushed {
             self.failed = Some(e.clone());
         }
@@ -114,7 +132,11 @@ impl Decompressor {
     }
 
     fn run(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
-        let mut done = Progress { consumed: 0, produced: 0, more: false };
+        let mut done = Progress {
+            consumed: 0,
+            produced: 0,
+            more: false,
+        };
         loop {
             let room = (max_out - done.produced) as u64;
             // One byte more than the limit allows tells an exact fit from an excess.
@@ -132,7 +154,10 @@ impl Decompressor {
             self.total_in += step.consumed as u64;
             self.total_out += step.produced as u64;
             if self.total_out > self.total_max {
-                return Err(Error::unsupported(format!("the stream decompresses to more than {} bytes", self.total_max)));
+                return Err(Error::unsupported(format!(
+                    "the stream decompresses to more than {} bytes",
+                    self.total_max
+                )));
             }
             if step.consumed == 0 && step.produced == 0 {
                 done.more = self.stream.has_output();
@@ -145,7 +170,11 @@ impl Decompressor {
     ///
     /// # Errors
     /// As [`Decompressor::push`], and what `each` returns.
-    pub fn push_each(&mut self, mut input: &[u8], mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    pub fn push_each(
+        &mut self,
+        mut input: &[u8],
+        mut each: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         loop {
             piece.clear();
@@ -173,7 +202,10 @@ impl Decompressor {
             Stream::Lz4(s) => (s.is_between_frames(), "lz4"),
         };
         if !between_frames {
-            return Err(Error::corrupt(format!("the {what} stream is cut off: it ends at offset {}", self.total_in())));
+            return Err(Error::corrupt(format!(
+                "the {what} stream is cut off: it ends at offset {}",
+                self.total_in()
+            )));
         }
         Ok(())
     }

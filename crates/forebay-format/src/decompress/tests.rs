@@ -11,7 +11,10 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn lz4(bytes: &[u8]) -> Vec<u8> {
-    let info = FrameInfo::new().content_checksum(true).block_checksums(true).content_size(Some(bytes.len() as u64));
+    let info = FrameInfo::new()
+        .content_checksum(true)
+        .block_checksums(true)
+        .content_size(Some(bytes.len() as u64));
     let mut e = FrameEncoder::with_frame_info(info, Vec::new());
     e.write_all(bytes).unwrap();
     e.finish().unwrap()
@@ -22,7 +25,13 @@ fn both(bytes: &[u8]) -> [(Codec, Vec<u8>); 2] {
 }
 
 /// All of the output, by pushes of `step` bytes that may put out `max_out` bytes each.
-fn pull(codec: Codec, stream: &[u8], step: usize, max_out: usize, total_max: u64) -> Result<Vec<u8>> {
+fn pull(
+    codec: Codec,
+    stream: &[u8],
+    step: usize,
+    max_out: usize,
+    total_max: u64,
+) -> Result<Vec<u8>> {
     let mut d = Decompressor::new(codec, total_max);
     let mut out = Vec::new();
     for mut piece in stream.chunks(step) {
@@ -38,16 +47,31 @@ fn pull(codec: Codec, stream: &[u8], step: usize, max_out: usize, total_max: u64
         }
     }
     d.finish()?;
-    assert_eq!((d.total_in(), d.total_out()), (stream.len() as u64, out.len() as u64));
+    assert_eq!(
+        (d.total_in(), d.total_out()),
+        (stream.len() as u64, out.len() as u64)
+    );
     Ok(out)
 }
 
 #[test]
 fn any_steps_and_any_bounds_give_the_same_bytes() {
-    let bytes: Vec<u8> = (0..300_000u32).map(|i| ((i / 7).wrapping_mul(i) >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..300_000u32)
+        .map(|i| ((i / 7).wrapping_mul(i) >> 5) as u8)
+        .collect();
     for (codec, stream) in both(&bytes) {
-        for (step, max_out) in [(1, 1 << 20), (7, 3), (1000, 1), (1 << 20, 1 << 20), (1 << 20, 65_536), (65_536, 65_537)] {
-            assert!(pull(codec, &stream, step, max_out, bytes.len() as u64).unwrap() == bytes, "{codec:?} {step} {max_out}");
+        for (step, max_out) in [
+            (1, 1 << 20),
+            (7, 3),
+            (1000, 1),
+            (1 << 20, 1 << 20),
+            (1 << 20, 65_536),
+            (65_536, 65_537),
+        ] {
+            assert!(
+                pull(codec, &stream, step, max_out, bytes.len() as u64).unwrap() == bytes,
+                "{codec:?} {step} {max_out}"
+            );
         }
     }
 }
@@ -68,12 +92,20 @@ fn streams_cut_anywhere_or_changed_anywhere_are_errors() {
                 bad[at] ^= 1 << bit;
                 let got = pull(codec, &bad, 64, 1000, 1 << 20);
                 // A skippable frame may begin with almost the same magic.
-                assert!(got.is_err() || got.as_ref().is_ok_and(|g| *g == bytes), "{codec:?} {at} {bit}: {:?}", got.map(|g| g.len()));
+                assert!(
+                    got.is_err() || got.as_ref().is_ok_and(|g| *g == bytes),
+                    "{codec:?} {at} {bit}: {:?}",
+                    got.map(|g| g.len())
+                );
             }
         }
         for garbage in [&b"x"[..], &stream[..5], b"\0x"] {
             let long = [&stream[..], garbage].concat();
-            assert_eq!(pull(codec, &long, 64, 1000, 1 << 20).unwrap_err().kind(), ErrorKind::Corrupt, "{codec:?} {garbage:?}");
+            assert_eq!(
+                pull(codec, &long, 64, 1000, 1 << 20).unwrap_err().kind(),
+                ErrorKind::Corrupt,
+                "{codec:?} {garbage:?}"
+            );
         }
     }
 }
@@ -87,7 +119,12 @@ fn bombs_are_refused_where_they_pass_the_limit() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{codec:?}");
         assert_eq!(out.len(), (20 << 10) + 1);
         assert!(d.push(&[], &mut out, 1).is_err() && d.finish().is_err());
-        assert_eq!(pull(codec, &stream, 1 << 20, 1 << 20, 20 << 20).unwrap().len(), 20 << 20);
+        assert_eq!(
+            pull(codec, &stream, 1 << 20, 1 << 20, 20 << 20)
+                .unwrap()
+                .len(),
+            20 << 20
+        );
         assert!(pull(codec, &stream, 1 << 20, 1 << 20, (20 << 20) - 1).is_err());
     }
 }
@@ -115,7 +152,17 @@ fn lz4_oddities() {
     let empty = lz4(b"");
     assert_eq!(pull(Codec::Lz4, &empty, 3, 10, 10).unwrap(), b"");
     let skippable = [0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9];
-    assert_eq!(pull(Codec::Lz4, &[&skippable, &lz4(b"a")[..], &skippable].concat(), 1, 10, 10).unwrap(), b"a");
+    assert_eq!(
+        pull(
+            Codec::Lz4,
+            &[&skippable, &lz4(b"a")[..], &skippable].concat(),
+            1,
+            10,
+            10
+        )
+        .unwrap(),
+        b"a"
+    );
     let e = pull(Codec::Lz4, &[0x02, 0x21, 0x4c, 0x18, 0, 0, 0, 0], 8, 10, 10).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     let e = pull(Codec::Lz4, b"no lz4 at all", 8, 10, 10).unwrap_err();

@@ -1,9 +1,11 @@
-//! The bytes that an index is kept as: a header, then each member as variable-length numbers against the one before, then the
-//! names, then a checksum over all of it. About 9 bytes per tar member besides its name.
+//! The bytes that an index is kept as: a header, then each member as variable-length numbers
+//! against the one before, then the names, then a checksum over all of it. About 9 bytes per tar
+//! member besides its name.
 //!
-//! `"FBMI"`, version, archive kind, varint member count, varint bound, varint length of names;
-//! per member: name length, storage, zigzag of offset minus previous offset, size, zigzag of mtime minus previous mtime, and for zips
-//! stored size and CRC32; the names; xxh3-64 of everything before it, little endian.
+//! `"FBMI"`, version, archive kind, varint member count, varint bound, varint length of names; per
+//! member: name length, storage, zigzag of offset minus previous offset, size, zigzag of mtime
+//! minus previous mtime, and for zips stored size and CRC32; the names; xxh3-64 of everything
+//! before it, little endian.
 
 use super::{Columns, Extent, MemberIndexBuilder, Storage};
 use crate::ArchiveKind;
@@ -13,7 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 4] = b"FBMI";
 const VERSION: u8 = 1;
 const CHECKSUM_BYTES: usize = 8;
-/// No member takes fewer bytes than this, so a count that cannot be true is refused before memory is set aside for it.
+/// No member takes fewer bytes than this, so a count that cannot be true is refused before memory
+/// is set aside for it.
 const MEMBER_MIN_BYTES: usize = 5;
 
 pub(super) fn encode(columns: &Columns) -> Vec<u8> {
@@ -48,7 +51,9 @@ pub(super) fn encode(columns: &Columns) -> Vec<u8> {
 
 pub(super) fn decode(bytes: &[u8]) -> Result<MemberIndexBuilder> {
     let corrupt = |what: &str| Error::corrupt(format!("a stored member index is damaged: {what}"));
-    let Some((body, sum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else { return Err(corrupt("it is too short")) };
+    let Some((body, sum)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
+        return Err(corrupt("it is too short"));
+    };
     if xxh3_64(body) != u64::from_le_bytes(*sum) {
         return Err(corrupt("its checksum does not match"));
     }
@@ -67,7 +72,10 @@ fn parse(r: &mut Reader<'_>) -> Option<MemberIndexBuilder> {
     let count = usize::try_from(r.number()?).ok()?;
     let bound = r.number()?;
     let names_len = usize::try_from(r.number()?).ok()?;
-    if count > limits::ARCHIVE_MEMBERS_MAX || r.bytes.len() / MEMBER_MIN_BYTES < count || r.bytes.len() < names_len {
+    if count > limits::ARCHIVE_MEMBERS_MAX
+        || r.bytes.len() / MEMBER_MIN_BYTES < count
+        || r.bytes.len() < names_len
+    {
         return None;
     }
     let (members, names) = r.bytes.split_at(r.bytes.len() - names_len);
@@ -85,12 +93,24 @@ fn parse(r: &mut Reader<'_>) -> Option<MemberIndexBuilder> {
         mtime = mtime.wrapping_add(unzigzag(r.number()?));
         let zip = kind == ArchiveKind::Zip;
         let stored_size = if zip { r.number()? } else { size };
-        let crc32 = if zip { Some(u32::from_le_bytes(r.take(4)?.try_into().ok()?)) } else { None };
+        let crc32 = if zip {
+            Some(u32::from_le_bytes(r.take(4)?.try_into().ok()?))
+        } else {
+            None
+        };
         let offset = (offset as u64).checked_mul(unit)?;
         // Whoever adds offset and size later must not overflow.
         offset.checked_add(size)?.checked_add(1 << 20)?;
         offset.checked_add(stored_size)?.checked_add(1 << 20)?;
-        let extent = Extent { kind, storage, offset, size, stored_size, crc32, bound };
+        let extent = Extent {
+            kind,
+            storage,
+            offset,
+            size,
+            stored_size,
+            crc32,
+            bound,
+        };
         builder.push(name, mtime, &extent).ok()?;
     }
     (names.is_empty() && r.bytes.is_empty()).then_some(builder)

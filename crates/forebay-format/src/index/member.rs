@@ -11,7 +11,8 @@ pub struct Member<'a> {
     pub number: usize,
     /// As the archive has it.
     pub name: &'a str,
-    /// Seconds since the Unix epoch; 0 where the archive does not say. A zip's local time is taken as UTC.
+    /// Seconds since the Unix epoch; 0 where the archive does not say. A zip's local time is taken
+    /// as UTC.
     pub mtime_secs: i64,
     pub extent: Extent,
 }
@@ -40,7 +41,8 @@ pub enum Place {
     Archive(Range<u64>),
     /// These bytes of what the archive decompresses to are the member.
     Decompressed(Range<u64>),
-    /// These bytes of the archive are a header that tells where the member's data is: hand them to [`Extent::zip_data_range`].
+    /// These bytes of the archive are a header that tells where the member's data is: hand them to
+    /// [`Extent::zip_data_range`].
     ZipLocalHeader(Range<u64>),
 }
 
@@ -125,20 +127,29 @@ impl Extent {
     /// `Unsupported` with the reason if the member cannot be read.
     pub fn place(&self) -> Result<Place> {
         if let Some(why) = self.storage.why_unreadable() {
-            return Err(Error::unsupported(format!("the member at offset {} cannot be read: {why}", self.offset)));
+            return Err(Error::unsupported(format!(
+                "the member at offset {} cannot be read: {why}",
+                self.offset
+            )));
         }
         Ok(match self.kind {
             ArchiveKind::Tar => Place::Archive(self.offset..self.offset + self.size),
-            ArchiveKind::TarGz | ArchiveKind::TarLz4 => Place::Decompressed(self.offset..self.offset + self.size),
-            ArchiveKind::Zip => Place::ZipLocalHeader(self.offset..self.offset + zip::LOCAL_HEADER_BYTES),
+            ArchiveKind::TarGz | ArchiveKind::TarLz4 => {
+                Place::Decompressed(self.offset..self.offset + self.size)
+            }
+            ArchiveKind::Zip => {
+                Place::ZipLocalHeader(self.offset..self.offset + zip::LOCAL_HEADER_BYTES)
+            }
         })
     }
 
-    /// Where a zip member's data is, from the bytes of its local header ([`Place::ZipLocalHeader`]; more bytes do no harm). Feed that range
-    /// to a [`MemberDecoder`](crate::MemberDecoder), or take it as it is if the member is [`Storage::Stored`].
+    /// Where a zip member's data is, from the bytes of its local header ([`Place::ZipLocalHeader`];
+    /// more bytes do no harm). Feed that range to a [`MemberDecoder`](crate::MemberDecoder), or
+    /// take it as it is if the member is [`Storage::Stored`].
     ///
     /// # Errors
-    /// `Corrupt` if this is no local header, contradicts the directory, or points outside the archive.
+    /// `Corrupt` if this is no local header, contradicts the directory, or points outside the
+    /// archive.
     pub fn zip_data_range(&self, local_header: &[u8]) -> Result<Range<u64>> {
         zip::data_range(self, local_header)
     }

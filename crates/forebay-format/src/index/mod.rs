@@ -1,17 +1,20 @@
 //! Which members an archive has and where each one's bytes are.
 //!
-//! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and one array per field, sizes and offsets in
-//! four bytes where they fit (tar offsets count blocks of 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides
-//! its name, a zip 31 (47 for members past 4 GiB); `examples/index_memory.rs` prints the figures.
+//! A [`MemberIndex`] is columns, not a list of structs with a `String` each: one arena of names and
+//! one array per field, sizes and offsets in four bytes where they fit (tar offsets count blocks of
+//! 512, so they fit up to 2 TiB). A tar costs 23 bytes per member besides its name, a zip 31 (47
+//! for members past 4 GiB); `examples/index_memory.rs` prints the figures.
 //!
 //! **Order.** Members are numbered in archive order; repeated names keep their numbers.
 //!
-//! **Names.** A name is kept as the archive has it; bytes that are not UTF-8 become U+FFFD. Absolute and climbing names (`/etc/x`, `../x`) are
-//! kept too: they are only names, nothing is written anywhere by them. A look-up compares [`lookup_key`]s: a leading `./` and a
-//! trailing `/` do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Of members with the same key the last one
-//! wins, as with `tar -x` and Python's `getmember`.
+//! **Names.** A name is kept as the archive has it; bytes that are not UTF-8 become U+FFFD.
+//! Absolute and climbing names (`/etc/x`, `../x`) are kept too: they are only names, nothing is
+//! written anywhere by them. A look-up compares [`lookup_key`]s: a leading `./` and a trailing `/`
+//! do not count, so `./a.jpg` is found as `a.jpg` and the other way round. Of members with the same
+//! key the last one wins, as with `tar -x` and Python's `getmember`.
 //!
-//! Invariant: every number in the look-up table is a member's, and a table has at least one free slot, so a look-up ends.
+//! Invariant: every number in the look-up table is a member's, and a table has at least one free
+//! slot, so a look-up ends.
 
 pub(crate) mod codec;
 mod member;
@@ -32,7 +35,8 @@ const FREE: u32 = u32::MAX;
 #[derive(Clone)]
 pub struct MemberIndex {
     columns: Columns,
-    /// Member numbers by hash of their look-up key: open addressing, linear probing, two thirds full.
+    /// Member numbers by hash of their look-up key: open addressing, linear probing, two thirds
+    /// full.
     table: Box<[u32]>,
 }
 
@@ -80,7 +84,13 @@ impl MemberIndex {
             match self.table[slot] {
                 FREE => return None,
                 n if lookup_key(self.columns.name(n as usize)) == key => return Some(n as usize),
-                _ => slot = if slot + 1 == self.table.len() { 0 } else { slot + 1 },
+                _ => {
+                    slot = if slot + 1 == self.table.len() {
+                        0
+                    } else {
+                        slot + 1
+                    }
+                }
             }
         }
     }
@@ -93,12 +103,18 @@ impl MemberIndex {
     /// The last member of this name, to be read.
     ///
     /// # Errors
-    /// `NotFound`; `Unsupported` with the reason if its bytes cannot be had (a directory, a link, an encrypted member…).
+    /// `NotFound`; `Unsupported` with the reason if its bytes cannot be had (a directory, a link,
+    /// an encrypted member…).
     pub fn readable(&self, name: &str) -> Result<Member<'_>> {
-        let member = self.get(name).ok_or_else(|| Error::not_found(format!("the archive has no member {:?}", shorten(name))))?;
+        let member = self.get(name).ok_or_else(|| {
+            Error::not_found(format!("the archive has no member {:?}", shorten(name)))
+        })?;
         match member.extent.storage.why_unreadable() {
             None => Ok(member),
-            Some(why) => Err(Error::unsupported(format!("the archive's member {:?} cannot be read: {why}", shorten(name)))),
+            Some(why) => Err(Error::unsupported(format!(
+                "the archive's member {:?} cannot be read: {why}",
+                shorten(name)
+            ))),
         }
     }
 
@@ -131,7 +147,8 @@ impl std::fmt::Debug for MemberIndex {
     }
 }
 
-/// Where the search for a key begins. The seed is of this process alone, so that nobody can make an archive whose names collide.
+/// Where the search for a key begins. The seed is of this process alone, so that nobody can make an
+/// archive whose names collide.
 fn home(key: &str, slots: usize) -> usize {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
     ((u128::from(xxh3_64_with_seed(key.as_bytes(), *SEED)) * slots as u128) >> 64) as usize
@@ -144,9 +161,12 @@ pub struct MemberIndexBuilder {
 }
 
 impl MemberIndexBuilder {
-    /// `bound` is the end of the bytes that members can be in: a tar's size, or where a zip's directory begins.
+    /// `bound` is the end of the bytes that members can be in: a tar's size, or where a zip's
+    /// directory begins.
     pub fn new(kind: ArchiveKind, bound: u64) -> Self {
-        Self { columns: Columns::new(kind, bound) }
+        Self {
+            columns: Columns::new(kind, bound),
+        }
     }
 
     /// Adds the next member.
@@ -243,13 +263,20 @@ impl Columns {
     }
 
     fn offset_unit(&self) -> u64 {
-        if self.is_zip() { 1 } else { crate::tar::BLOCK_BYTES }
+        if self.is_zip() {
+            1
+        } else {
+            crate::tar::BLOCK_BYTES
+        }
     }
 
     fn push(&mut self, name: &str, mtime_secs: i64, extent: &Extent) -> Result<()> {
         if self.len() >= limits::ARCHIVE_MEMBERS_MAX {
-            return Err(Error::unsupported(format!("an archive of more than {} members", limits::ARCHIVE_MEMBERS_MAX))
-                .hint("split it into several archives"));
+            return Err(Error::unsupported(format!(
+                "an archive of more than {} members",
+                limits::ARCHIVE_MEMBERS_MAX
+            ))
+            .hint("split it into several archives"));
         }
         if name.len() > limits::MEMBER_NAME_MAX_BYTES {
             return Err(Error::unsupported(format!(
@@ -260,7 +287,10 @@ impl Columns {
             )));
         }
         let Ok(name_end) = u32::try_from(self.names.len() + name.len()) else {
-            return Err(Error::unsupported("an archive whose member names take more than 4 GiB").hint("split it into several archives"));
+            return Err(
+                Error::unsupported("an archive whose member names take more than 4 GiB")
+                    .hint("split it into several archives"),
+            );
         };
         debug_assert_eq!(extent.offset % self.offset_unit(), 0);
         self.names.push_str(name);
@@ -277,7 +307,11 @@ impl Columns {
     }
 
     fn name(&self, n: usize) -> &str {
-        let start = if n == 0 { 0 } else { self.name_ends[n - 1] as usize };
+        let start = if n == 0 {
+            0
+        } else {
+            self.name_ends[n - 1] as usize
+        };
         &self.names[start..self.name_ends[n] as usize]
     }
 
@@ -306,7 +340,12 @@ impl Columns {
         self.name_ends.shrink_to_fit();
         self.storages.shrink_to_fit();
         self.crc32s.shrink_to_fit();
-        for p in [&mut self.offsets, &mut self.sizes, &mut self.mtimes, &mut self.stored_sizes] {
+        for p in [
+            &mut self.offsets,
+            &mut self.sizes,
+            &mut self.mtimes,
+            &mut self.stored_sizes,
+        ] {
             p.small.shrink_to_fit();
             p.large.shrink_to_fit();
         }
@@ -318,7 +357,10 @@ impl Columns {
             + self.name_ends.capacity() * 4
             + self.storages.capacity()
             + self.crc32s.capacity() * 4
-            + packed.iter().map(|p| p.small.capacity() * 4 + p.large.capacity() * size_of::<(u32, u64)>()).sum::<usize>()
+            + packed
+                .iter()
+                .map(|p| p.small.capacity() * 4 + p.large.capacity() * size_of::<(u32, u64)>())
+                .sum::<usize>()
     }
 }
 
@@ -345,7 +387,10 @@ impl Packed {
     fn get(&self, n: usize) -> u64 {
         match self.small[n] {
             Self::ELSEWHERE => {
-                let at = self.large.binary_search_by_key(&(n as u32), |&(i, _)| i).expect("push put it there");
+                let at = self
+                    .large
+                    .binary_search_by_key(&(n as u32), |&(i, _)| i)
+                    .expect("push put it there");
                 self.large[at].1
             }
             v => u64::from(v),

@@ -3,21 +3,37 @@ use xxhash_rust::xxh3::xxh3_64;
 
 fn extent(kind: ArchiveKind, offset: u64, size: u64) -> Extent {
     let crc32 = (kind == ArchiveKind::Zip).then_some(size as u32);
-    Extent { kind, storage: Storage::Stored, offset, size, stored_size: size, crc32, bound: u64::MAX }
+    Extent {
+        kind,
+        storage: Storage::Stored,
+        offset,
+        size,
+        stored_size: size,
+        crc32,
+        bound: u64::MAX,
+    }
 }
 
 fn index(kind: ArchiveKind, members: &[(&str, u64, u64, i64)]) -> MemberIndex {
     let mut builder = MemberIndexBuilder::new(kind, u64::MAX);
     for &(name, offset, size, mtime) in members {
-        builder.push(name, mtime, &extent(kind, offset, size)).unwrap();
+        builder
+            .push(name, mtime, &extent(kind, offset, size))
+            .unwrap();
     }
     builder.finish()
 }
 
 #[test]
 fn names_are_found_as_people_write_them() {
-    let names = ["./a.jpg", "b.jpg", "./", "./d/", ".//e", "/abs", "../up", "", ".hidden", "b.jpg", "x/./y"];
-    let members: Vec<_> = names.iter().enumerate().map(|(i, n)| (*n, 512 * i as u64, 0, 0)).collect();
+    let names = [
+        "./a.jpg", "b.jpg", "./", "./d/", ".//e", "/abs", "../up", "", ".hidden", "b.jpg", "x/./y",
+    ];
+    let members: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(i, n)| (*n, 512 * i as u64, 0, 0))
+        .collect();
     let index = index(ArchiveKind::Tar, &members);
     for (asked, number) in [
         ("a.jpg", 0),
@@ -38,19 +54,39 @@ fn names_are_found_as_people_write_them() {
     for asked in ["abs", "up", "a.jp", "a.jpg2", "hidden", "x/y", "."] {
         assert_eq!(index.find(asked), None, "{asked}");
     }
-    assert_eq!(MemberIndexBuilder::new(ArchiveKind::Tar, 0).finish().find("a"), None);
+    assert_eq!(
+        MemberIndexBuilder::new(ArchiveKind::Tar, 0)
+            .finish()
+            .find("a"),
+        None
+    );
 }
 
 #[test]
 fn numbers_of_any_size_survive() {
-    let big = [0, 1, u64::from(u32::MAX) - 1, u64::from(u32::MAX), u64::from(u32::MAX) + 1, 1 << 45, (1 << 62) / 512 * 512];
+    let big = [
+        0,
+        1,
+        u64::from(u32::MAX) - 1,
+        u64::from(u32::MAX),
+        u64::from(u32::MAX) + 1,
+        1 << 45,
+        (1 << 62) / 512 * 512,
+    ];
     let times = [0, -1, i64::MIN, i64::MAX, u32::MAX as i64, 5, -5];
     for kind in ArchiveKind::ALL {
         let unit = if kind == ArchiveKind::Zip { 1 } else { 512 };
-        let members: Vec<_> = big.iter().zip(times).map(|(&v, t)| ("n", v / unit * unit, v, t)).collect();
+        let members: Vec<_> = big
+            .iter()
+            .zip(times)
+            .map(|(&v, t)| ("n", v / unit * unit, v, t))
+            .collect();
         let index = index(kind, &members);
         for (m, &(_, offset, size, mtime)) in index.iter().zip(&members) {
-            assert_eq!((m.extent.offset, m.extent.size, m.mtime_secs), (offset, size, mtime));
+            assert_eq!(
+                (m.extent.offset, m.extent.size, m.mtime_secs),
+                (offset, size, mtime)
+            );
             assert_eq!(m.extent, extent(kind, offset, size));
         }
         let again = MemberIndex::decode(&index.encode()).unwrap();
@@ -61,7 +97,9 @@ fn numbers_of_any_size_survive() {
 
 #[test]
 fn damaged_encodings_are_refused() {
-    let members: Vec<_> = (0..50u64).map(|i| ("some/name.jpg", i * 512, i, i as i64)).collect();
+    let members: Vec<_> = (0..50u64)
+        .map(|i| ("some/name.jpg", i * 512, i, i as i64))
+        .collect();
     for kind in [ArchiveKind::Tar, ArchiveKind::Zip] {
         let good = index(kind, &members).encode();
         for at in 0..good.len() {
@@ -90,7 +128,11 @@ fn damaged_encodings_are_refused() {
 fn a_name_that_is_too_long_is_refused() {
     let mut builder = MemberIndexBuilder::new(ArchiveKind::Tar, u64::MAX);
     let name = "x".repeat(limits::MEMBER_NAME_MAX_BYTES);
-    builder.push(&name, 0, &extent(ArchiveKind::Tar, 0, 0)).unwrap();
-    let e = builder.push(&(name + "x"), 0, &extent(ArchiveKind::Tar, 0, 0)).unwrap_err();
+    builder
+        .push(&name, 0, &extent(ArchiveKind::Tar, 0, 0))
+        .unwrap();
+    let e = builder
+        .push(&(name + "x"), 0, &extent(ArchiveKind::Tar, 0, 0))
+        .unwrap_err();
     assert_eq!(e.kind(), forebay_core::ErrorKind::Unsupported);
 }

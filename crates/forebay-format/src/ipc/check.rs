@@ -13,8 +13,9 @@ fn most_per_byte(codec: CompressionType) -> Option<u64> {
     }
 }
 
-/// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else. `None` stands for columns of which it
-/// takes more than the type to tell how many buffers they have.
+/// The width of the offsets that each buffer of a column holds, 0 for buffers of anything else.
+/// `None` stands for columns of which it takes more than the type to tell how many buffers they
+/// have.
 fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
     use DataType::*;
     let validity = Some(0);
@@ -45,7 +46,9 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
         }
         Struct(fields) => {
             out.push(validity);
-            fields.iter().for_each(|f| offset_widths(f.data_type(), out));
+            fields
+                .iter()
+                .for_each(|f| offset_widths(f.data_type(), out));
         }
         RunEndEncoded(ends, values) => {
             offset_widths(ends.data_type(), out);
@@ -58,58 +61,105 @@ fn offset_widths(ty: &DataType, out: &mut Vec<Option<u8>>) {
 /// Checks every buffer and every length before they are used. `fields` are those of the batch.
 ///
 /// # Errors
-/// `Corrupt` with the offset of the message, `Unsupported` for a codec that is not known, `TooLarge`.
-pub(super) fn check<'f>(batch: &RecordBatch<'_>, fields: impl IntoIterator<Item = &'f Field>, body: &[u8], at: u64) -> Result<()> {
-    let corrupt = |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
+/// `Corrupt` with the offset of the message, `Unsupported` for a codec that is not known,
+/// `TooLarge`.
+pub(super) fn check<'f>(
+    batch: &RecordBatch<'_>,
+    fields: impl IntoIterator<Item = &'f Field>,
+    body: &[u8],
+    at: u64,
+) -> Result<()> {
+    let corrupt =
+        |what: String| Error::corrupt(format!("the Arrow batch at offset {at} is damaged: {what}"));
     if batch.length() < 0 {
         return Err(corrupt(format!("it has {} rows", batch.length())));
     }
     for node in batch.nodes().into_iter().flatten() {
         if node.length() < 0 || node.null_count() < 0 || node.null_count() > node.length() {
-            return Err(corrupt(format!("a column has {} values, of which {} are null", node.length(), node.null_count())));
+            return Err(corrupt(format!(
+                "a column has {} values, of which {} are null",
+                node.length(),
+                node.null_count()
+            )));
         }
     }
-    if batch.variadicBufferCounts().into_iter().flatten().any(|n| n < 0) {
+    if batch
+        .variadicBufferCounts()
+        .into_iter()
+        .flatten()
+        .any(|n| n < 0)
+    {
         return Err(corrupt("a column has fewer buffers than none".to_owned()));
     }
     let most = match batch.compression() {
         None => None,
         Some(c) => Some(most_per_byte(c.codec()).ok_or_else(|| {
-            Error::unsupported(format!("the Arrow batch at offset {at} is compressed with codec {}, which is not offered", c.codec().0))
+            Error::unsupported(format!(
+                "the Arrow batch at offset {at} is compressed with codec {}, which is not offered",
+                c.codec().0
+            ))
         })?),
     };
     let mut widths = Vec::new();
-    fields.into_iter().for_each(|f| offset_widths(f.data_type(), &mut widths));
-    widths.truncate(widths.iter().position(Option::is_none).unwrap_or(widths.len()));
+    fields
+        .into_iter()
+        .for_each(|f| offset_widths(f.data_type(), &mut widths));
+    widths.truncate(
+        widths
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(widths.len()),
+    );
     let mut widths = widths.into_iter().flatten();
     let mut decoded = 0u64;
     for buffer in batch.buffers().into_iter().flatten() {
-        let place = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
-        let bytes = place.and_then(|(offset, len)| body.get(offset..offset.checked_add(len)?)).ok_or_else(|| {
-            corrupt(format!("a buffer is said to be {} bytes at {} of a body of {}", buffer.length(), buffer.offset(), body.len()))
-        })?;
+        let place = usize::try_from(buffer.offset())
+            .ok()
+            .zip(usize::try_from(buffer.length()).ok());
+        let bytes = place
+            .and_then(|(offset, len)| body.get(offset..offset.checked_add(len)?))
+            .ok_or_else(|| {
+                corrupt(format!(
+                    "a buffer is said to be {} bytes at {} of a body of {}",
+                    buffer.length(),
+                    buffer.offset(),
+                    body.len()
+                ))
+            })?;
         let stored = bytes.len() as u64;
         let claimed = match (most, bytes.split_first_chunk::<8>()) {
             (None, _) => stored,
             (Some(_), None) if bytes.is_empty() => 0,
-            (Some(_), None) => return Err(corrupt("a compressed buffer is shorter than its length".to_owned())),
+            (Some(_), None) => {
+                return Err(corrupt(
+                    "a compressed buffer is shorter than its length".to_owned(),
+                ));
+            }
             (Some(most), Some((len, data))) => match i64::from_le_bytes(*len) {
                 -1 => stored - 8,
                 len if len < 0 || len as u64 > most.saturating_mul(data.len() as u64 + 64) => {
-                    return Err(corrupt(format!("{} bytes are said to be {len} when they are decompressed", data.len())));
+                    return Err(corrupt(format!(
+                        "{} bytes are said to be {len} when they are decompressed",
+                        data.len()
+                    )));
                 }
                 len => len as u64,
             },
         };
         let width = u64::from(widths.next().unwrap_or(0));
         if width > 0 && !claimed.is_multiple_of(width) {
-            return Err(corrupt(format!("{claimed} bytes are no offsets of {width} bytes each")));
+            return Err(corrupt(format!(
+                "{claimed} bytes are no offsets of {width} bytes each"
+            )));
         }
         decoded = decoded.saturating_add(claimed);
         if decoded > limits::BLOCK_DECODED_MAX_BYTES {
             let max = limits::BLOCK_DECODED_MAX_BYTES;
-            return Err(Error::new(ErrorKind::TooLarge, format!("the Arrow batch at offset {at} holds more than {max} bytes"))
-                .hint("write the file with smaller batches"));
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("the Arrow batch at offset {at} holds more than {max} bytes"),
+            )
+            .hint("write the file with smaller batches"));
         }
     }
     Ok(())

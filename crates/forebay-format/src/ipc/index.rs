@@ -39,22 +39,37 @@ struct Footer {
 
 impl FileIndexer {
     pub fn new(size: u64, options: &IndexOptions) -> Self {
-        Self { size, schemas: options.schemas.clone(), held: Held::default(), footer: None, blocks: BlockIndexBuilder::new(size) }
+        Self {
+            size,
+            schemas: options.schemas.clone(),
+            held: Held::default(),
+            footer: None,
+            blocks: BlockIndexBuilder::new(size),
+        }
     }
 
     pub fn step(&mut self) -> Result<Need> {
         if self.size < TAIL_BYTES + 8 {
-            return Err(Error::corrupt(format!("{} bytes are no Arrow file", self.size)));
+            return Err(Error::corrupt(format!(
+                "{} bytes are no Arrow file",
+                self.size
+            )));
         }
         if self.footer.is_none() {
             let Some(tail) = self.held.get(&(self.size - TAIL_BYTES..self.size)) else {
-                return Ok(Need::one(self.size.saturating_sub(limits::FOOTER_FIRST_READ_BYTES)..self.size));
+                return Ok(Need::one(
+                    self.size.saturating_sub(limits::FOOTER_FIRST_READ_BYTES)..self.size,
+                ));
             };
             let range = footer_range(&tail, self.size)?;
-            let Some(bytes) = self.held.get(&range) else { return Ok(Need::one(range)) };
+            let Some(bytes) = self.held.get(&range) else {
+                return Ok(Need::one(range));
+            };
             self.footer = Some(self.read_footer(&bytes, range)?);
         }
-        let Some(footer) = &mut self.footer else { return Err(Error::internal("an Arrow footer that was read is gone")) };
+        let Some(footer) = &mut self.footer else {
+            return Err(Error::internal("an Arrow footer that was read is gone"));
+        };
         let mut wanted: Vec<Range<u64>> = Vec::new();
         while let Some(&(at, head, len)) = footer.left.get(wanted.len()) {
             let place = at..at + u64::from(head);
@@ -72,7 +87,11 @@ impl FileIndexer {
             }
         }
         self.held.clear();
-        Ok(if wanted.is_empty() { Need::Done } else { Need::Ranges(wanted) })
+        Ok(if wanted.is_empty() {
+            Need::Done
+        } else {
+            Need::Ranges(wanted)
+        })
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -82,32 +101,70 @@ impl FileIndexer {
 
     fn read_footer(&self, bytes: &[u8], range: Range<u64>) -> Result<Footer> {
         let at = range.start;
-        let damaged = |what: &str| Error::corrupt(format!("the Arrow footer at offset {at} is damaged: {what}"));
-        let footer = guarded("an Arrow footer", || root_as_footer(bytes).map_err(|e| damaged(&e.to_string())))?;
-        let schema = decode_schema(footer.schema().ok_or_else(|| damaged("it has no schema"))?, at)?;
+        let damaged = |what: &str| {
+            Error::corrupt(format!(
+                "the Arrow footer at offset {at} is damaged: {what}"
+            ))
+        };
+        let footer = guarded("an Arrow footer", || {
+            root_as_footer(bytes).map_err(|e| damaged(&e.to_string()))
+        })?;
+        let schema = decode_schema(
+            footer.schema().ok_or_else(|| damaged("it has no schema"))?,
+            at,
+        )?;
         let place = |b: &Block| {
             let place = || {
-                let (offset, head) = (u64::try_from(b.offset()).ok()?, u32::try_from(b.metaDataLength()).ok()?);
+                let (offset, head) = (
+                    u64::try_from(b.offset()).ok()?,
+                    u32::try_from(b.metaDataLength()).ok()?,
+                );
                 let len = u64::from(head).checked_add(u64::try_from(b.bodyLength()).ok()?)?;
-                (offset.checked_add(len)? <= at && head as usize > PREFIX_BYTES && u64::from(head) <= limits::FOOTER_MAX_BYTES)
+                (offset.checked_add(len)? <= at
+                    && head as usize > PREFIX_BYTES
+                    && u64::from(head) <= limits::FOOTER_MAX_BYTES)
                     .then_some((offset, head, len))
             };
             place().ok_or_else(|| damaged(&format!("a batch is said to be at {}", b.offset())))
         };
-        let mut places = Places { schema: range.clone(), ..Places::default() };
+        let mut places = Places {
+            schema: range.clone(),
+            ..Places::default()
+        };
         for block in footer.dictionaries().into_iter().flatten() {
             let (offset, head, len) = place(block)?;
-            places.dictionaries.push(Dictionary { bytes: offset..offset + len, head, block: 0 });
+            places.dictionaries.push(Dictionary {
+                bytes: offset..offset + len,
+                head,
+                block: 0,
+            });
         }
-        let left = footer.recordBatches().into_iter().flatten().map(place).collect::<Result<VecDeque<_>>>()?;
+        let left = footer
+            .recordBatches()
+            .into_iter()
+            .flatten()
+            .map(place)
+            .collect::<Result<VecDeque<_>>>()?;
         if left.len() > limits::FILE_PIECES_MAX {
-            return Err(Error::unsupported(format!("an Arrow file of {} batches; the limit is {}", left.len(), limits::FILE_PIECES_MAX)));
+            return Err(Error::unsupported(format!(
+                "an Arrow file of {} batches; the limit is {}",
+                left.len(),
+                limits::FILE_PIECES_MAX
+            )));
         }
-        Ok(Footer { places, schema: self.schemas.share(Arc::new(Schema::new(schema.fields().clone()))), left })
+        Ok(Footer {
+            places,
+            schema: self
+                .schemas
+                .share(Arc::new(Schema::new(schema.fields().clone()))),
+            left,
+        })
     }
 
     pub fn finish(self) -> Result<FileIndex> {
-        let footer = self.footer.ok_or_else(|| Error::internal("the Arrow footer was not read"))?;
+        let footer = self
+            .footer
+            .ok_or_else(|| Error::internal("the Arrow footer was not read"))?;
         Ok(FileIndex {
             format: Format::ArrowFile,
             size: self.size,
@@ -119,19 +176,32 @@ impl FileIndexer {
 }
 
 fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
-    let Some((len, magic)) = tail.split_first_chunk::<4>() else { return Err(Error::internal("a tail of other than 10 bytes")) };
+    let Some((len, magic)) = tail.split_first_chunk::<4>() else {
+        return Err(Error::internal("a tail of other than 10 bytes"));
+    };
     if magic != b"ARROW1" {
-        return Err(Error::corrupt(format!("this is no Arrow file: bytes {}..{size} are not ARROW1", size - 6))
-            .hint("a stream has no footer: its format is arrow-stream"));
+        return Err(Error::corrupt(format!(
+            "this is no Arrow file: bytes {}..{size} are not ARROW1",
+            size - 6
+        ))
+        .hint("a stream has no footer: its format is arrow-stream"));
     }
     let len = i32::from_le_bytes(*len);
-    match u64::try_from(len).ok().and_then(|len| (size - TAIL_BYTES - 8).checked_sub(len)) {
+    match u64::try_from(len)
+        .ok()
+        .and_then(|len| (size - TAIL_BYTES - 8).checked_sub(len))
+    {
         Some(_) if len as u64 > limits::FOOTER_MAX_BYTES => {
             let max = limits::FOOTER_MAX_BYTES;
-            Err(Error::unsupported(format!("the Arrow footer is {len} bytes long; the limit is {max}")).hint("write larger batches"))
+            Err(Error::unsupported(format!(
+                "the Arrow footer is {len} bytes long; the limit is {max}"
+            ))
+            .hint("write larger batches"))
         }
         Some(start) if len > 0 => Ok(start + 8..size - TAIL_BYTES),
-        _ => Err(Error::corrupt(format!("the Arrow footer is said to be {len} bytes long, in a file of {size} bytes"))),
+        _ => Err(Error::corrupt(format!(
+            "the Arrow footer is said to be {len} bytes long, in a file of {size} bytes"
+        ))),
     }
 }
 
@@ -139,12 +209,22 @@ fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
 fn batch_rows(bytes: &[u8], at: u64, body: u64) -> Result<u64> {
     let message = header(bytes, at)?;
     let Some(batch) = message.header_as_record_batch() else {
-        return Err(Error::corrupt(format!("the Arrow message at offset {at} is no batch")));
+        return Err(Error::corrupt(format!(
+            "the Arrow message at offset {at} is no batch"
+        )));
     };
     if message.bodyLength() as u64 > body {
-        return Err(Error::corrupt(format!("the Arrow batch at offset {at} claims a body of {} bytes of {body}", message.bodyLength())));
+        return Err(Error::corrupt(format!(
+            "the Arrow batch at offset {at} claims a body of {} bytes of {body}",
+            message.bodyLength()
+        )));
     }
-    u64::try_from(batch.length()).map_err(|_| Error::corrupt(format!("the Arrow batch at offset {at} has {} rows", batch.length())))
+    u64::try_from(batch.length()).map_err(|_| {
+        Error::corrupt(format!(
+            "the Arrow batch at offset {at} has {} rows",
+            batch.length()
+        ))
+    })
 }
 
 /// Finds the batches of a stream, hopping from header to header.
@@ -183,14 +263,18 @@ impl StreamIndexer {
             let at = self.at;
             let left = self.size - at;
             if left < PREFIX_BYTES as u64 && !(left >= 4 && self.schema.is_some()) {
-                return Err(Error::corrupt(format!("the Arrow stream is cut off at offset {at}")));
+                return Err(Error::corrupt(format!(
+                    "the Arrow stream is cut off at offset {at}"
+                )));
             }
             let Some(start) = self.held.get(&(at..at + left.min(PREFIX_BYTES as u64))) else {
                 return Ok(self.want(left.min(PREFIX_BYTES as u64)));
             };
             let Prefix::Head { len, .. } = prefix(&start, at)? else {
                 if self.schema.is_none() {
-                    return Err(Error::corrupt(format!("the Arrow stream ends at offset {at}, before its schema")));
+                    return Err(Error::corrupt(format!(
+                        "the Arrow stream ends at offset {at}, before its schema"
+                    )));
                 }
                 self.ended = true;
                 continue;
@@ -201,7 +285,9 @@ impl StreamIndexer {
                     self.size
                 )));
             }
-            let Some(head) = self.held.get(&(at..at + len as u64)) else { return Ok(self.want(len as u64)) };
+            let Some(head) = self.held.get(&(at..at + len as u64)) else {
+                return Ok(self.want(len as u64));
+            };
             self.message(&head)?;
         }
     }
@@ -212,7 +298,8 @@ impl StreamIndexer {
         let len = head.len() as u64 + message.bodyLength() as u64;
         if len > self.size - at {
             return Err(Error::corrupt(format!(
-                "the Arrow message at offset {at} is {len} bytes long and goes on past the end of the stream at {}",
+                "the Arrow message at offset {at} is {len} bytes long and goes on past the end \
+                 of the stream at {}",
                 self.size
             )));
         }
@@ -220,21 +307,30 @@ impl StreamIndexer {
         match (message.header_type(), &self.schema) {
             (MessageHeader::Schema, None) => {
                 let schema = schema(&message, at)?;
-                self.schema = Some(self.schemas.share(Arc::new(Schema::new(schema.fields().clone()))));
+                self.schema = Some(
+                    self.schemas
+                        .share(Arc::new(Schema::new(schema.fields().clone()))),
+                );
                 self.places.schema = at..at + head.len() as u64;
             }
-            (MessageHeader::DictionaryBatch, Some(_)) => self.places.dictionaries.push(Dictionary {
-                bytes: place,
-                head: head.len() as u32,
-                block: self.blocks.index().blocks() as u32,
-            }),
+            (MessageHeader::DictionaryBatch, Some(_)) => {
+                self.places.dictionaries.push(Dictionary {
+                    bytes: place,
+                    head: head.len() as u32,
+                    block: self.blocks.index().blocks() as u32,
+                })
+            }
             (MessageHeader::RecordBatch, Some(_)) => {
-                self.blocks.block(batch_rows(head, at, message.bodyLength() as u64)?, place)?;
+                self.blocks
+                    .block(batch_rows(head, at, message.bodyLength() as u64)?, place)?;
                 self.places.heads.push(head.len() as u32);
             }
             (other, _) => {
                 let what = other.variant_name().unwrap_or("unknown");
-                return Err(Error::corrupt(format!("the Arrow stream has a message of kind {what} at offset {at}, where none belongs")));
+                return Err(Error::corrupt(format!(
+                    "the Arrow stream has a message of kind {what} at offset {at}, where none \
+                     belongs"
+                )));
             }
         }
         self.at += len;
@@ -243,7 +339,8 @@ impl StreamIndexer {
 
     fn want(&mut self, at_least: u64) -> Need {
         let batches = self.blocks.index().blocks() as u64;
-        // What an origin is asked for is rounded to chunks: where batches are smaller, hopping over them saves nothing.
+        // What an origin is asked for is rounded to chunks: where batches are smaller, hopping over
+        // them saves nothing.
         let window = match self.at / batches.max(1) {
             _ if batches < 2 => 64 << 10,
             average if average < limits::CHUNK_BYTES => limits::FILL_RUN_MAX_BYTES,
@@ -259,8 +356,16 @@ impl StreamIndexer {
     }
 
     pub fn finish(self) -> Result<FileIndex> {
-        let schema = self.schema.ok_or_else(|| Error::internal("the Arrow stream was not read"))?;
+        let schema = self
+            .schema
+            .ok_or_else(|| Error::internal("the Arrow stream was not read"))?;
         let blocks = self.blocks.finish();
-        Ok(FileIndex { format: Format::ArrowStream, size: self.size, blocks, schema, detail: Detail::Ipc(self.places) })
+        Ok(FileIndex {
+            format: Format::ArrowStream,
+            size: self.size,
+            blocks,
+            schema,
+            detail: Detail::Ipc(self.places),
+        })
     }
 }

@@ -1,10 +1,12 @@
 //! Arrow IPC, as a file and as a stream: where record batches are, and one of them by its bytes.
 //!
-//! A file's footer tells where its batches are, and each batch's header how many rows it has; a stream is hopped over from header to header.
-//! Bodies are not read. Dictionaries are read when a file is opened: of a stream those that were in force at each batch, for it may replace
-//! them as it goes on.
+//! A file's footer tells where its batches are, and each batch's header how many rows it has; a
+//! stream is hopped over from header to header. Bodies are not read. Dictionaries are read when a
+//! file is opened: of a stream those that were in force at each batch, for it may replace them as
+//! it goes on.
 //!
-//! The library believes offsets and lengths that headers have; [`check`] holds them against the body before it sees them.
+//! The library believes offsets and lengths that headers have; [`check`] holds them against the
+//! body before it sees them.
 
 mod check;
 mod index;
@@ -53,7 +55,12 @@ impl Places {
         }
         put(out, self.dictionaries.len() as u64);
         for d in &self.dictionaries {
-            for n in [d.bytes.start, d.bytes.end, u64::from(d.head), u64::from(d.block)] {
+            for n in [
+                d.bytes.start,
+                d.bytes.end,
+                u64::from(d.head),
+                u64::from(d.block),
+            ] {
                 put(out, n);
             }
         }
@@ -77,10 +84,17 @@ impl Places {
         let mut dictionaries = Vec::with_capacity(count);
         for _ in 0..count {
             let bytes = range(r)?;
-            let (head, block) = (u32::try_from(r.number()?).ok()?, u32::try_from(r.number()?).ok()?);
+            let (head, block) = (
+                u32::try_from(r.number()?).ok()?,
+                u32::try_from(r.number()?).ok()?,
+            );
             (u64::from(head) <= bytes.end - bytes.start).then_some(())?;
             dictionaries.push(Dictionary { bytes, head, block });
         }
-        Some(Self { schema, heads, dictionaries })
+        Some(Self {
+            schema,
+            heads,
+            dictionaries,
+        })
     }
 }

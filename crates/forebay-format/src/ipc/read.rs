@@ -24,18 +24,29 @@ pub(crate) struct Opener {
 
 impl Opener {
     pub fn new(places: &Places) -> Self {
-        let ranges = std::iter::once(&places.schema).chain(places.dictionaries.iter().map(|d| &d.bytes)).cloned();
-        Self { ranges: ranges.collect(), held: Held::default() }
+        let ranges = std::iter::once(&places.schema)
+            .chain(places.dictionaries.iter().map(|d| &d.bytes))
+            .cloned();
+        Self {
+            ranges: ranges.collect(),
+            held: Held::default(),
+        }
     }
 
     pub fn step(&mut self) -> Result<Need> {
         let bytes: u64 = self.ranges.iter().map(|r| r.end - r.start).sum();
         if bytes > limits::BLOCK_DECODED_MAX_BYTES {
             let max = limits::BLOCK_DECODED_MAX_BYTES;
-            return Err(Error::unsupported(format!("the dictionaries of the Arrow file take {bytes} bytes; the limit is {max}")));
+            return Err(Error::unsupported(format!(
+                "the dictionaries of the Arrow file take {bytes} bytes; the limit is {max}"
+            )));
         }
         let missing = self.held.missing(&self.ranges);
-        Ok(if missing.is_empty() { Need::Done } else { Need::Ranges(missing) })
+        Ok(if missing.is_empty() {
+            Need::Done
+        } else {
+            Need::Ranges(missing)
+        })
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -44,23 +55,40 @@ impl Opener {
     }
 
     pub fn finish(self, index: &FileIndex) -> Result<Opened> {
-        let Detail::Ipc(places) = &index.detail else { return Err(Error::internal("an Arrow file without its places")) };
-        let get = |range: &Range<u64>| self.held.get(range).ok_or_else(|| Error::internal("bytes of an Arrow file were not fed"));
+        let Detail::Ipc(places) = &index.detail else {
+            return Err(Error::internal("an Arrow file without its places"));
+        };
+        let get = |range: &Range<u64>| {
+            self.held
+                .get(range)
+                .ok_or_else(|| Error::internal("bytes of an Arrow file were not fed"))
+        };
         let at = places.schema.start;
         let bytes = get(&places.schema)?;
         let schema = if index.format == Format::ArrowFile {
             let footer = guarded("an Arrow footer", || {
-                arrow_ipc::root_as_footer(&bytes).map_err(|e| Error::corrupt(format!("the Arrow footer at offset {at} is damaged: {e}")))
+                arrow_ipc::root_as_footer(&bytes).map_err(|e| {
+                    Error::corrupt(format!("the Arrow footer at offset {at} is damaged: {e}"))
+                })
             })?;
-            let schema = footer.schema().ok_or_else(|| Error::corrupt(format!("the Arrow footer at offset {at} has no schema")))?;
+            let schema = footer.schema().ok_or_else(|| {
+                Error::corrupt(format!("the Arrow footer at offset {at} has no schema"))
+            })?;
             message::decode_schema(schema, at)?
         } else {
             message::schema(&message::header(&bytes, at)?, at)?
         };
         if schema.fields() != index.schema.fields() {
-            return Err(Error::version_changed("the Arrow file has another schema than when it was indexed").hint("open the dataset again"));
+            return Err(Error::version_changed(
+                "the Arrow file has another schema than when it was indexed",
+            )
+            .hint("open the dataset again"));
         }
-        let mut opened = Opened { schema: Arc::new(schema), dictionaries: vec![(0, Dictionaries::new())], memory_bytes: 0 };
+        let mut opened = Opened {
+            schema: Arc::new(schema),
+            dictionaries: vec![(0, Dictionaries::new())],
+            memory_bytes: 0,
+        };
         for d in &places.dictionaries {
             opened.dictionary(&get(&d.bytes)?, d)?;
         }
@@ -82,10 +110,17 @@ impl Opened {
     fn dictionary(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
         let at = place.bytes.start;
         let message = message::header(bytes, at)?;
-        let (Some(batch), Some(body)) = (message.header_as_dictionary_batch(), bytes.get(place.head as usize..)) else {
-            return Err(Error::corrupt(format!("the Arrow message at offset {at} is no dictionary")));
+        let (Some(batch), Some(body)) = (
+            message.header_as_dictionary_batch(),
+            bytes.get(place.head as usize..),
+        ) else {
+            return Err(Error::corrupt(format!(
+                "the Arrow message at offset {at} is no dictionary"
+            )));
         };
-        let data = batch.data().ok_or_else(|| Error::corrupt(format!("the Arrow dictionary at offset {at} has no values")))?;
+        let data = batch.data().ok_or_else(|| {
+            Error::corrupt(format!("the Arrow dictionary at offset {at} has no values"))
+        })?;
         #[expect(deprecated, reason = "the only way to a field by its dictionary")]
         let fields = self.schema.fields_with_dict_id(batch.id());
         let values = fields.first().and_then(|f| match f.data_type() {
@@ -93,25 +128,53 @@ impl Opened {
             _ => None,
         });
         check(&data, values.as_ref(), body, at)?;
-        if let Some((_, last)) = self.dictionaries.last().filter(|(block, _)| *block != place.block) {
+        if let Some((_, last)) = self
+            .dictionaries
+            .last()
+            .filter(|(block, _)| *block != place.block)
+        {
             let next = last.clone();
             self.dictionaries.push((place.block, next));
         }
-        let Some((_, now)) = self.dictionaries.last_mut() else { return Err(Error::internal("an Arrow file without dictionaries")) };
+        let Some((_, now)) = self.dictionaries.last_mut() else {
+            return Err(Error::internal("an Arrow file without dictionaries"));
+        };
         let buffer = Buffer::from(bytes.slice(place.head as usize..));
-        guarded("an Arrow dictionary", || read_dictionary(&buffer, batch, &self.schema, now, &message.version()).map_err(arrow_error))
-            .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
-        self.memory_bytes += now.get(&batch.id()).map_or(0, |values| values.get_array_memory_size());
+        guarded("an Arrow dictionary", || {
+            read_dictionary(&buffer, batch, &self.schema, now, &message.version())
+                .map_err(arrow_error)
+        })
+        .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
+        self.memory_bytes += now
+            .get(&batch.id())
+            .map_or(0, |values| values.get_array_memory_size());
         Ok(())
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.memory_bytes + self.dictionaries.iter().map(|(_, d)| d.len() * 64).sum::<usize>()
+        self.memory_bytes
+            + self
+                .dictionaries
+                .iter()
+                .map(|(_, d)| d.len() * 64)
+                .sum::<usize>()
     }
 
-    pub fn read(&self, index: &FileIndex, block: usize, rows: Rows, projection: &Projection) -> Result<Read> {
-        let Detail::Ipc(places) = &index.detail else { return Err(Error::internal("an Arrow file without its places")) };
-        let in_force = self.dictionaries.partition_point(|&(first, _)| first as usize <= block).max(1) - 1;
+    pub fn read(
+        &self,
+        index: &FileIndex,
+        block: usize,
+        rows: Rows,
+        projection: &Projection,
+    ) -> Result<Read> {
+        let Detail::Ipc(places) = &index.detail else {
+            return Err(Error::internal("an Arrow file without its places"));
+        };
+        let in_force = self
+            .dictionaries
+            .partition_point(|&(first, _)| first as usize <= block)
+            .max(1)
+            - 1;
         let columns = projection.indices(index.schema())?;
         let block_rows = index.blocks().block_rows(block);
         Ok(Read {
@@ -146,7 +209,11 @@ pub(crate) struct Read {
 
 impl Read {
     pub fn step(&mut self) -> Result<Need> {
-        Ok(if self.nothing || self.bytes.is_some() { Need::Done } else { Need::one(self.place.clone()) })
+        Ok(if self.nothing || self.bytes.is_some() {
+            Need::Done
+        } else {
+            Need::one(self.place.clone())
+        })
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -165,26 +232,46 @@ impl Read {
         }
         if self.nothing {
             let options = RecordBatchOptions::new().with_row_count(Some(count));
-            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options).map_err(arrow_error);
+            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options)
+                .map_err(arrow_error);
         }
-        let bytes = self.bytes.ok_or_else(|| Error::internal("bytes of an Arrow batch were not fed"))?;
+        let bytes = self
+            .bytes
+            .ok_or_else(|| Error::internal("bytes of an Arrow batch were not fed"))?;
         let at = self.place.start;
-        let changed = || Error::version_changed(format!("the Arrow file has no batch of {} rows at offset {at} any more", self.block_rows));
+        let changed = || {
+            Error::version_changed(format!(
+                "the Arrow file has no batch of {} rows at offset {at} any more",
+                self.block_rows
+            ))
+        };
         let message = message::header(&bytes, at)?;
         let batch = message.header_as_record_batch().ok_or_else(changed)?;
         let body = bytes.get(self.head..).ok_or_else(changed)?;
-        check(&batch, self.file_schema.fields().iter().map(|f| &**f), body, at)?;
+        check(
+            &batch,
+            self.file_schema.fields().iter().map(|f| &**f),
+            body,
+            at,
+        )?;
         if batch.length() != i64::from(self.block_rows) {
             return Err(changed());
         }
         let buffer = Buffer::from(bytes.slice(self.head..));
         let batch = guarded("an Arrow batch", || {
-            RecordBatchDecoder::try_new(&buffer, batch, self.file_schema.clone(), &self.dictionaries, &message.version())
-                .and_then(|d| d.with_projection(Some(&self.columns)).read_record_batch())
-                .map_err(arrow_error)
+            RecordBatchDecoder::try_new(
+                &buffer,
+                batch,
+                self.file_schema.clone(),
+                &self.dictionaries,
+                &message.version(),
+            )
+            .and_then(|d| d.with_projection(Some(&self.columns)).read_record_batch())
+            .map_err(arrow_error)
         })
         .map_err(|e| e.context(format!("the Arrow batch at offset {at}")))?;
-        let batch = RecordBatch::try_new(self.schema, batch.columns().to_vec()).map_err(arrow_error)?;
+        let batch =
+            RecordBatch::try_new(self.schema, batch.columns().to_vec()).map_err(arrow_error)?;
         guarded("an Arrow batch", || take_rows(&batch, &self.rows))
     }
 }

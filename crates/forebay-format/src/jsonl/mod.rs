@@ -1,10 +1,13 @@
 //! JSON lines: each line that is not blank is a row.
 //!
-//! Newlines are counted in one pass over the file, by reads of 8 MiB; nothing is parsed. Kept is a sparse index: where every run of lines of at
-//! least a piece begins. A last line without a newline counts. Lines end at `\n`; a `\r` before it is not part of the row. A byte order mark at the
+//! Newlines are counted in one pass over the file, by reads of 8 MiB; nothing is parsed. Kept is a
+//! sparse index: where every run of lines of at least a piece begins. A last line without a newline
+//! counts. Lines end at `\n`; a `\r` before it is not part of the row. A byte order mark at the
 //! beginning of the file is passed over.
 
-use crate::tabular::{BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions, Need};
+use crate::tabular::{
+    BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions, Need,
+};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
@@ -19,7 +22,12 @@ pub(crate) fn next(bytes: &[u8]) -> (Option<&[u8]>, usize) {
         None => (bytes, bytes.len()),
     };
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    (line.iter().any(|b| !b.is_ascii_whitespace()).then_some(line), len)
+    (
+        line.iter()
+            .any(|b| !b.is_ascii_whitespace())
+            .then_some(line),
+        len,
+    )
 }
 
 fn find_newline(bytes: &[u8]) -> Option<usize> {
@@ -74,7 +82,9 @@ impl Indexer {
 
     pub fn step(&mut self) -> Result<Need> {
         if self.at < self.size {
-            return Ok(Need::one(self.at..self.size.min(self.at + limits::FILL_RUN_MAX_BYTES)));
+            return Ok(Need::one(
+                self.at..self.size.min(self.at + limits::FILL_RUN_MAX_BYTES),
+            ));
         }
         if self.line_start < self.size {
             self.line(self.size)?;
@@ -86,7 +96,13 @@ impl Indexer {
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
-        let Some(fresh) = self.at.checked_sub(offset).and_then(|skip| bytes.get(usize::try_from(skip).ok()?..)) else { return Ok(()) };
+        let Some(fresh) = self
+            .at
+            .checked_sub(offset)
+            .and_then(|skip| bytes.get(usize::try_from(skip).ok()?..))
+        else {
+            return Ok(());
+        };
         let mut fresh = &fresh[..fresh.len().min((self.size - self.at) as usize)];
         if self.at == 0 && fresh.starts_with(BYTE_ORDER_MARK) {
             fresh = &fresh[BYTE_ORDER_MARK.len()..];
@@ -120,7 +136,9 @@ impl Indexer {
         self.piece_rows += u64::from(self.line_has_text);
         self.line_has_text = false;
         self.line_start = end;
-        if end - self.piece_start >= self.piece_bytes || self.piece_rows >= u64::from(self.block_rows) {
+        if end - self.piece_start >= self.piece_bytes
+            || self.piece_rows >= u64::from(self.block_rows)
+        {
             self.end_piece(end)?;
         }
         Ok(())
@@ -128,7 +146,12 @@ impl Indexer {
 
     fn end_piece(&mut self, end: u64) -> Result<()> {
         if self.piece_rows > 0 {
-            self.blocks.run(self.piece_rows, self.piece_start..end, self.block_bytes, self.block_rows)?;
+            self.blocks.run(
+                self.piece_rows,
+                self.piece_start..end,
+                self.block_bytes,
+                self.block_rows,
+            )?;
         }
         (self.piece_start, self.piece_rows) = (end, 0);
         Ok(())
@@ -136,6 +159,12 @@ impl Indexer {
 
     pub fn finish(self) -> Result<FileIndex> {
         let blocks: BlockIndex = self.blocks.finish();
-        Ok(FileIndex { format: Format::Jsonl, size: self.size, blocks, schema: self.schema, detail: Detail::None })
+        Ok(FileIndex {
+            format: Format::Jsonl,
+            size: self.size,
+            blocks,
+            schema: self.schema,
+            detail: Detail::None,
+        })
     }
 }

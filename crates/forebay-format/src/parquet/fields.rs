@@ -1,8 +1,10 @@
-//! What Parquet's structs are made of, as far as a decoder reads them (`parquet.thrift` of the format).
+//! What Parquet's structs are made of, as far as a decoder reads them (`parquet.thrift` of the
+//! format).
 //!
-//! The decoder takes a field for what its number says and does not look at the type that stands beside it. A field of another type
-//! would make it read on at other bytes than [`super::footer`] and [`super::pages`] looked at: it is refused, wherever it stands. Of
-//! statistics, keys and values of columns and encrypted parts there is nothing here: both sides pass over them.
+//! The decoder takes a field for what its number says and does not look at the type that stands
+//! beside it. A field of another type would make it read on at other bytes than [`super::footer`]
+//! and [`super::pages`] looked at: it is refused, wherever it stands. Of statistics, keys and
+//! values of columns and encrypted parts there is nothing here: both sides pass over them.
 
 use super::thrift::Kind::{self, Binary, Bool, Double, I8, I16, I32, I64, List, Struct};
 
@@ -22,8 +24,18 @@ pub(super) const FILE_META_DATA: &Fields = &[
     (9, Binary),
 ];
 
-pub(super) const SCHEMA_ELEMENT: &Fields =
-    &[(1, I32), (2, I32), (3, I32), (4, Binary), (5, I32), (6, I32), (7, I32), (8, I32), (9, I32), (10, Struct(LOGICAL_TYPE))];
+pub(super) const SCHEMA_ELEMENT: &Fields = &[
+    (1, I32),
+    (2, I32),
+    (3, I32),
+    (4, Binary),
+    (5, I32),
+    (6, I32),
+    (7, I32),
+    (8, I32),
+    (9, I32),
+    (10, Struct(LOGICAL_TYPE)),
+];
 
 const LOGICAL_TYPE: &Fields = &[
     (1, EMPTY),
@@ -46,7 +58,10 @@ const LOGICAL_TYPE: &Fields = &[
     (19, EMPTY),
 ];
 
-const TIME: Kind = Struct(&[(1, Bool), (2, Struct(&[(1, EMPTY), (2, EMPTY), (3, EMPTY)]))]);
+const TIME: Kind = Struct(&[
+    (1, Bool),
+    (2, Struct(&[(1, EMPTY), (2, EMPTY), (3, EMPTY)])),
+]);
 
 pub(super) const KEY_VALUE: &Fields = &[(1, Binary), (2, Binary)];
 
@@ -60,8 +75,17 @@ pub(super) const ROW_GROUP: &Fields = &[
     (7, I16),
 ];
 
-pub(super) const COLUMN_CHUNK: &Fields =
-    &[(1, Binary), (2, I64), (3, Struct(COLUMN_META_DATA)), (4, I64), (5, I32), (6, I64), (7, I32), (8, EMPTY), (9, Binary)];
+pub(super) const COLUMN_CHUNK: &Fields = &[
+    (1, Binary),
+    (2, I64),
+    (3, Struct(COLUMN_META_DATA)),
+    (4, I64),
+    (5, I32),
+    (6, I64),
+    (7, I32),
+    (8, EMPTY),
+    (9, Binary),
+];
 
 pub(super) const COLUMN_META_DATA: &Fields = &[
     (1, I32),
@@ -79,7 +103,16 @@ pub(super) const COLUMN_META_DATA: &Fields = &[
     (17, Struct(&[(1, Struct(BOUNDING_BOX)), (2, List(&I32))])),
 ];
 
-const BOUNDING_BOX: &Fields = &[(1, Double), (2, Double), (3, Double), (4, Double), (5, Double), (6, Double), (7, Double), (8, Double)];
+const BOUNDING_BOX: &Fields = &[
+    (1, Double),
+    (2, Double),
+    (3, Double),
+    (4, Double),
+    (5, Double),
+    (6, Double),
+    (7, Double),
+    (8, Double),
+];
 
 pub(super) const PAGE_HEADER: &Fields = &[
     (1, I32),
@@ -94,4 +127,12 @@ pub(super) const PAGE_HEADER: &Fields = &[
 
 pub(super) const DATA_PAGE_HEADER: &Fields = &[(1, I32), (2, I32), (3, I32), (4, I32)];
 pub(super) const DICTIONARY_PAGE_HEADER: &Fields = &[(1, I32), (2, I32), (3, Bool)];
-pub(super) const DATA_PAGE_HEADER_V2: &Fields = &[(1, I32), (2, I32), (3, I32), (4, I32), (5, I32), (6, I32), (7, Bool)];
+pub(super) const DATA_PAGE_HEADER_V2: &Fields = &[
+    (1, I32),
+    (2, I32),
+    (3, I32),
+    (4, I32),
+    (5, I32),
+    (6, I32),
+    (7, Bool),
+];

@@ -1,8 +1,9 @@
 //! Walks over a footer: rows and bytes of each row group, and whether what it says can be true.
 //!
-//! Memory is one small record per column chunk of the row group at hand. Refused are: chunks outside the data, sizes and counts below zero,
-//! row groups whose chunks take more bytes than the file has (they overlap), schemas that are nested too deeply or whose paths would
-//! take too much memory, encrypted columns, columns in other files, and codecs that are not offered.
+//! Memory is one small record per column chunk of the row group at hand. Refused are: chunks
+//! outside the data, sizes and counts below zero, row groups whose chunks take more bytes than the
+//! file has (they overlap), schemas that are nested too deeply or whose paths would take too much
+//! memory, encrypted columns, columns in other files, and codecs that are not offered.
 
 use super::{
     TAIL_BYTES, fields,
@@ -41,11 +42,16 @@ struct Scan<'f, F> {
     refused: Option<Error>,
 }
 
-/// Walks over the footer (without its last eight bytes) of a file of `size` bytes and calls `row_group` with each.
+/// Walks over the footer (without its last eight bytes) of a file of `size` bytes and calls
+/// `row_group` with each.
 ///
 /// # Errors
 /// `Corrupt` with the offset in the file, `Unsupported`.
-pub(super) fn scan(footer: &[u8], size: u64, mut row_group: impl FnMut(RowGroup) -> Result<()>) -> Result<Schema> {
+pub(super) fn scan(
+    footer: &[u8],
+    size: u64,
+    mut row_group: impl FnMut(RowGroup) -> Result<()>,
+) -> Result<Schema> {
     let start = size - TAIL_BYTES - footer.len() as u64;
     let mut scan = Scan {
         data_end: start,
@@ -61,14 +67,23 @@ pub(super) fn scan(footer: &[u8], size: u64, mut row_group: impl FnMut(RowGroup)
     if let Some(e) = scan.refused {
         return Err(e);
     }
-    walked.map_err(|bad| Error::corrupt(format!("the Parquet footer is damaged at offset {}: {}", start + bad.at as u64, bad.what)))?;
+    walked.map_err(|bad| {
+        Error::corrupt(format!(
+            "the Parquet footer is damaged at offset {}: {}",
+            start + bad.at as u64,
+            bad.what
+        ))
+    })?;
     if scan.schema.columns == 0 {
-        return Err(Error::corrupt(format!("the Parquet footer at offset {start} has a schema without columns")));
+        return Err(Error::corrupt(format!(
+            "the Parquet footer at offset {start} has a schema without columns"
+        )));
     }
     if !scan.seen_row_groups || scan.said_rows != i64::try_from(scan.rows).ok() {
         let (said, rows) = (scan.said_rows.unwrap_or(0), scan.rows);
         return Err(Error::corrupt(format!(
-            "the Parquet footer at offset {start} contradicts itself: the file has {said} rows, its row groups have {rows}"
+            "the Parquet footer at offset {start} contradicts itself: the file has {said} rows, \
+             its row groups have {rows}"
         )));
     }
     Ok(scan.schema)
@@ -102,7 +117,8 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
                 }
                 (5, Type::List) => self.key_values(c)?,
                 (8, Type::Struct) => {
-                    let e = Error::unsupported("the Parquet file is encrypted").hint("store it without encryption");
+                    let e = Error::unsupported("the Parquet file is encrypted")
+                        .hint("store it without encryption");
                     return Err(self.refuse(c, e));
                 }
                 _ => return Ok(false),
@@ -123,7 +139,8 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             let mut children = 0;
             c.fields(fields::SCHEMA_ELEMENT, |c, id, ty| match (id, ty) {
                 (5, Type::I32) => {
-                    children = u32::try_from(c.i32()?).map_err(|_| c.bad("a schema element has fewer children than none"))?;
+                    children = u32::try_from(c.i32()?)
+                        .map_err(|_| c.bad("a schema element has fewer children than none"))?;
                     Ok(true)
                 }
                 _ => Ok(false),
@@ -132,7 +149,9 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
                 while open.last() == Some(&0) {
                     open.pop();
                 }
-                *open.last_mut().ok_or(c.bad("the schema has elements outside its root"))? -= 1;
+                *open
+                    .last_mut()
+                    .ok_or(c.bad("the schema has elements outside its root"))? -= 1;
             }
             if children > 0 || element == 0 {
                 open.push(children);
@@ -142,7 +161,8 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             }
             if open.len() > limits::SCHEMA_DEPTH_MAX || names > limits::SCHEMA_PATH_NAMES_MAX {
                 let e = Error::unsupported(format!(
-                    "the Parquet schema is nested {} deep, or has more than {} names on the paths to its columns; the limit is {}",
+                    "the Parquet schema is nested {} deep, or has more than {} names on the \
+                     paths to its columns; the limit is {}",
                     open.len(),
                     limits::SCHEMA_PATH_NAMES_MAX,
                     limits::SCHEMA_DEPTH_MAX
@@ -157,7 +177,14 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
     }
 
     fn row_group(&mut self, c: &mut Compact<'_>) -> Result<(), Bad> {
-        let (mut rows, mut group, mut columns) = (None, Chunks { start: u64::MAX, ..Chunks::default() }, 0);
+        let (mut rows, mut group, mut columns) = (
+            None,
+            Chunks {
+                start: u64::MAX,
+                ..Chunks::default()
+            },
+            0,
+        );
         c.fields(fields::ROW_GROUP, |c, id, ty| {
             match (id, ty) {
                 (1, Type::List) => {
@@ -190,7 +217,11 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             ));
             return Err(self.refuse(c, e.hint("write the file with smaller row groups")));
         }
-        (self.row_group)(RowGroup { rows, bytes: group.start..group.end }).map_err(|e| self.refuse(c, e))
+        (self.row_group)(RowGroup {
+            rows,
+            bytes: group.start..group.end,
+        })
+        .map_err(|e| self.refuse(c, e))
     }
 
     fn chunk(&mut self, c: &mut Compact<'_>, column: usize, group: &mut Chunks) -> Result<(), Bad> {
@@ -209,19 +240,40 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             Ok(true)
         })?;
         if foreign || encrypted {
-            let what = if foreign { "lies in another file" } else { "is encrypted" };
-            return Err(self.refuse(c, Error::unsupported(format!("column {column} of the Parquet file {what}"))));
+            let what = if foreign {
+                "lies in another file"
+            } else {
+                "is encrypted"
+            };
+            return Err(self.refuse(
+                c,
+                Error::unsupported(format!("column {column} of the Parquet file {what}")),
+            ));
         }
-        let Some(meta) = meta else { return Err(c.bad("a column does not say where it is")) };
+        let Some(meta) = meta else {
+            return Err(c.bad("a column does not say where it is"));
+        };
         if let Err(name) = codec_offered(meta.codec) {
-            let e = Error::unsupported(format!("column {column} of the Parquet file is compressed with {name}, which is not offered"));
-            return Err(self.refuse(c, e.hint("write it with zstd, snappy, lz4, gzip, or no compression")));
+            let e = Error::unsupported(format!(
+                "column {column} of the Parquet file is compressed with {name}, which is not \
+                 offered"
+            ));
+            return Err(self.refuse(
+                c,
+                e.hint("write it with zstd, snappy, lz4, gzip, or no compression"),
+            ));
         }
         let start = meta.dictionary.unwrap_or(meta.data);
-        let (Ok(start), Ok(stored), Ok(decoded)) = (u64::try_from(start), u64::try_from(meta.stored), u64::try_from(meta.decoded)) else {
+        let (Ok(start), Ok(stored), Ok(decoded)) = (
+            u64::try_from(start),
+            u64::try_from(meta.stored),
+            u64::try_from(meta.decoded),
+        ) else {
             return Err(c.bad("a column has an offset or a size below zero"));
         };
-        let end = start.checked_add(stored).filter(|&end| end <= self.data_end);
+        let end = start
+            .checked_add(stored)
+            .filter(|&end| end <= self.data_end);
         let (Some(end), true) = (end, meta.data >= 0 && meta.values >= 0) else {
             return Err(c.bad("a column lies outside the data of the file"));
         };
@@ -276,7 +328,14 @@ struct Chunk {
 
 impl Chunk {
     fn read(c: &mut Compact<'_>) -> Result<Self, Bad> {
-        let mut this = Self { codec: -1, values: -1, decoded: -1, stored: -1, data: -1, dictionary: None };
+        let mut this = Self {
+            codec: -1,
+            values: -1,
+            decoded: -1,
+            stored: -1,
+            data: -1,
+            dictionary: None,
+        };
         c.fields(fields::COLUMN_META_DATA, |c, id, ty| {
             match (id, ty) {
                 (4, Type::I32) => this.codec = c.i32()?,
@@ -294,7 +353,11 @@ impl Chunk {
 }
 
 fn expect(c: &Compact<'_>, ty: Type, wanted: Type) -> Result<(), Bad> {
-    if ty == wanted { Ok(()) } else { Err(c.bad("a list is of another type than it should be")) }
+    if ty == wanted {
+        Ok(())
+    } else {
+        Err(c.bad("a list is of another type than it should be"))
+    }
 }
 
 /// Uncompressed, snappy, gzip, lz4, zstd, lz4 raw.

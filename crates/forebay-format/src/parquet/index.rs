@@ -1,10 +1,14 @@
 //! From a file's last bytes to its row groups.
 
 use super::{MAGIC, TAIL_BYTES, footer, guarded, parquet_error};
-use crate::tabular::{BlockIndexBuilder, Detail, FileIndex, Format, Held, IndexOptions, Need, Schemas};
+use crate::tabular::{
+    BlockIndexBuilder, Detail, FileIndex, Format, Held, IndexOptions, Need, Schemas,
+};
 use ::parquet::{
     arrow::parquet_to_arrow_schema,
-    file::metadata::{ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy},
+    file::metadata::{
+        ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
+    },
 };
 use arrow_schema::{Schema, SchemaRef};
 use bytes::Bytes;
@@ -22,7 +26,12 @@ pub(crate) struct Indexer {
 
 impl Indexer {
     pub fn new(size: u64, options: &IndexOptions) -> Self {
-        Self { size, schemas: options.schemas.clone(), held: Held::default(), done: None }
+        Self {
+            size,
+            schemas: options.schemas.clone(),
+            held: Held::default(),
+            done: None,
+        }
     }
 
     pub fn step(&mut self) -> Result<Need> {
@@ -30,24 +39,37 @@ impl Indexer {
             return Ok(Need::Done);
         }
         if self.size < TAIL_BYTES + 4 {
-            return Err(Error::corrupt(format!("{} bytes are no Parquet file", self.size)));
+            return Err(Error::corrupt(format!(
+                "{} bytes are no Parquet file",
+                self.size
+            )));
         }
         let tail = self.size - TAIL_BYTES..self.size;
         let Some(tail) = self.held.get(&tail) else {
-            return Ok(Need::one(self.size.saturating_sub(limits::FOOTER_FIRST_READ_BYTES)..self.size));
+            return Ok(Need::one(
+                self.size.saturating_sub(limits::FOOTER_FIRST_READ_BYTES)..self.size,
+            ));
         };
         let range = footer_range(&tail, self.size)?;
-        let Some(bytes) = self.held.get(&range) else { return Ok(Need::one(range)) };
+        let Some(bytes) = self.held.get(&range) else {
+            return Ok(Need::one(range));
+        };
         let mut blocks = BlockIndexBuilder::new(self.size);
-        let schema = footer::scan(&bytes, self.size, |group| blocks.block(group.rows, group.bytes))?;
-        let schema = self.schemas.by_key(key(&bytes, &schema), || arrow_schema(&bytes))?;
+        let schema = footer::scan(&bytes, self.size, |group| {
+            blocks.block(group.rows, group.bytes)
+        })?;
+        let schema = self
+            .schemas
+            .by_key(key(&bytes, &schema), || arrow_schema(&bytes))?;
         self.held.clear();
         self.done = Some(FileIndex {
             format: Format::Parquet,
             size: self.size,
             blocks: blocks.finish(),
             schema,
-            detail: Detail::Parquet { footer_bytes: bytes.len() as u32 },
+            detail: Detail::Parquet {
+                footer_bytes: bytes.len() as u32,
+            },
         });
         Ok(Need::Done)
     }
@@ -58,27 +80,41 @@ impl Indexer {
     }
 
     pub fn finish(self) -> Result<FileIndex> {
-        self.done.ok_or_else(|| Error::internal("the Parquet footer was not read"))
+        self.done
+            .ok_or_else(|| Error::internal("the Parquet footer was not read"))
     }
 }
 
 /// Where the footer is, by the file's last eight bytes.
 pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
-    let Some((len, magic)) = tail.split_first_chunk::<4>() else { return Err(Error::internal("a tail of other than 8 bytes")) };
+    let Some((len, magic)) = tail.split_first_chunk::<4>() else {
+        return Err(Error::internal("a tail of other than 8 bytes"));
+    };
     if magic == b"PARE" {
-        return Err(Error::unsupported("the footer of the Parquet file is encrypted").hint("store it without encryption"));
+        return Err(
+            Error::unsupported("the footer of the Parquet file is encrypted")
+                .hint("store it without encryption"),
+        );
     }
     if magic != MAGIC {
-        return Err(Error::corrupt(format!("this is no Parquet file: bytes {}..{size} are not PAR1", size - 4)));
+        return Err(Error::corrupt(format!(
+            "this is no Parquet file: bytes {}..{size} are not PAR1",
+            size - 4
+        )));
     }
     let len = u64::from(u32::from_le_bytes(*len));
     if len > limits::FOOTER_MAX_BYTES {
-        return Err(Error::unsupported(format!("the Parquet footer is {len} bytes long; the limit is {}", limits::FOOTER_MAX_BYTES))
-            .hint("write the file with larger row groups or fewer columns"));
+        return Err(Error::unsupported(format!(
+            "the Parquet footer is {len} bytes long; the limit is {}",
+            limits::FOOTER_MAX_BYTES
+        ))
+        .hint("write the file with larger row groups or fewer columns"));
     }
     match (size - TAIL_BYTES).checked_sub(len) {
         Some(start) if start >= MAGIC.len() as u64 && len > 0 => Ok(start..size - TAIL_BYTES),
-        _ => Err(Error::corrupt(format!("the Parquet footer is said to be {len} bytes long, in a file of {size} bytes"))),
+        _ => Err(Error::corrupt(format!(
+            "the Parquet footer is said to be {len} bytes long, in a file of {size} bytes"
+        ))),
     }
 }
 
@@ -95,17 +131,22 @@ fn arrow_schema(footer: &[u8]) -> Result<SchemaRef> {
     let metadata = decode_footer(footer)?;
     guarded("the Parquet schema", || {
         let file = metadata.file_metadata();
-        let schema = parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata()).map_err(parquet_error)?;
+        let schema = parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata())
+            .map_err(parquet_error)?;
         // The file's own notes are not part of what rows are, and differ between files.
         Ok(Arc::new(Schema::new(schema.fields().clone())))
     })
 }
 
-/// A footer that [`footer::scan`] found to be true to its form, built whole; statistics are left out.
+/// A footer that [`footer::scan`] found to be true to its form, built whole; statistics are left
+/// out.
 pub(super) fn decode_footer(footer: &[u8]) -> Result<ParquetMetaData> {
     let options = ParquetMetaDataOptions::new()
         .with_column_stats_policy(ParquetStatisticsPolicy::SkipAll)
         .with_size_stats_policy(ParquetStatisticsPolicy::SkipAll)
         .with_encoding_stats_policy(ParquetStatisticsPolicy::SkipAll);
-    guarded("the Parquet footer", || ParquetMetaDataReader::decode_metadata_with_options(footer, Some(&options)).map_err(parquet_error))
+    guarded("the Parquet footer", || {
+        ParquetMetaDataReader::decode_metadata_with_options(footer, Some(&options))
+            .map_err(parquet_error)
+    })
 }

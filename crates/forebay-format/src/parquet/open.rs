@@ -1,4 +1,5 @@
-//! A Parquet file that is open: its footer, built whole, and the page indexes that were read so far.
+//! A Parquet file that is open: its footer, built whole, and the page indexes that were read so
+//! far.
 
 use super::{
     footer, guarded,
@@ -11,7 +12,9 @@ use crate::tabular::{FileIndex, Held, Need, Projection, Rows};
 use ::parquet::{
     arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
     file::{
-        metadata::{ColumnChunkMetaData, OffsetIndexBuilder, ParquetMetaData, page_index::PageIndexProvider},
+        metadata::{
+            ColumnChunkMetaData, OffsetIndexBuilder, ParquetMetaData, page_index::PageIndexProvider,
+        },
         page_index::{column_index::ColumnIndexMetaData, offset_index::OffsetIndexMetaData},
     },
 };
@@ -33,11 +36,19 @@ pub(crate) struct Opener {
 impl Opener {
     pub fn new(size: u64, footer_bytes: u32) -> Self {
         let end = size.saturating_sub(super::TAIL_BYTES);
-        Self { footer: end.saturating_sub(u64::from(footer_bytes))..end, size, held: Held::default() }
+        Self {
+            footer: end.saturating_sub(u64::from(footer_bytes))..end,
+            size,
+            held: Held::default(),
+        }
     }
 
     pub fn step(&mut self) -> Result<Need> {
-        Ok(if self.held.get(&self.footer).is_some() { Need::Done } else { Need::one(self.footer.clone()) })
+        Ok(if self.held.get(&self.footer).is_some() {
+            Need::Done
+        } else {
+            Need::one(self.footer.clone())
+        })
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
@@ -46,15 +57,23 @@ impl Opener {
     }
 
     pub fn finish(self, index: &FileIndex) -> Result<Opened> {
-        let bytes = self.held.get(&self.footer).ok_or_else(|| Error::internal("the Parquet footer was not read"))?;
+        let bytes = self
+            .held
+            .get(&self.footer)
+            .ok_or_else(|| Error::internal("the Parquet footer was not read"))?;
         let (mut groups, blocks) = (0, index.blocks());
         let mut same = true;
         let schema = footer::scan(&bytes, self.size, |group| {
-            same &= groups < blocks.blocks() && u64::from(blocks.block_rows(groups)) == group.rows && blocks.bytes(groups) == group.bytes;
+            same &= groups < blocks.blocks()
+                && u64::from(blocks.block_rows(groups)) == group.rows
+                && blocks.bytes(groups) == group.bytes;
             groups += 1;
             Ok(())
         })?;
-        let changed = || Error::version_changed("the Parquet file has other rows than when it was indexed").hint("open the dataset again");
+        let changed = || {
+            Error::version_changed("the Parquet file has other rows than when it was indexed")
+                .hint("open the dataset again")
+        };
         if !same || groups != blocks.blocks() {
             return Err(changed());
         }
@@ -68,12 +87,19 @@ impl Opener {
         }
         let metadata = decode_footer(&bytes)?;
         if !as_scanned(&metadata, index, schema.columns) {
-            return Err(Error::corrupt("the Parquet footer contradicts itself: its row groups decode to others than were found in it"));
+            return Err(Error::corrupt(
+                "the Parquet footer contradicts itself: its row groups decode to others than \
+                 were found in it",
+            ));
         }
         let pages = Arc::new(Pages::new(&metadata));
-        let metadata = metadata.into_builder().set_page_index(Some(pages.clone())).build();
+        let metadata = metadata
+            .into_builder()
+            .set_page_index(Some(pages.clone()))
+            .build();
         let arrow = guarded("the Parquet schema", || {
-            ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()).map_err(parquet_error)
+            ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
+                .map_err(parquet_error)
         })?;
         if arrow.schema().fields() != index.schema().fields() {
             return Err(changed());
@@ -82,17 +108,22 @@ impl Opener {
     }
 }
 
-/// Whether the decoder made of a footer what [`footer::scan`] found in it. Reads rely on that, and a footer that has a field twice may be
-/// read in two ways.
+/// Whether the decoder made of a footer what [`footer::scan`] found in it. Reads rely on that, and
+/// a footer that has a field twice may be read in two ways.
 fn as_scanned(metadata: &ParquetMetaData, index: &FileIndex, columns: u64) -> bool {
     let blocks = index.blocks();
     metadata.num_row_groups() == blocks.blocks()
         && metadata.row_groups().iter().enumerate().all(|(i, group)| {
             let (mut first, mut end, mut decoded) = (u64::MAX, 0, 0u64);
             let fits = group.columns().iter().all(|chunk| {
-                let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
-                let numbers = [start, chunk.compressed_size(), chunk.uncompressed_size()].map(u64::try_from);
-                let [Ok(start), Ok(stored), Ok(unpacked)] = numbers else { return false };
+                let start = chunk
+                    .dictionary_page_offset()
+                    .unwrap_or(chunk.data_page_offset());
+                let numbers =
+                    [start, chunk.compressed_size(), chunk.uncompressed_size()].map(u64::try_from);
+                let [Ok(start), Ok(stored), Ok(unpacked)] = numbers else {
+                    return false;
+                };
                 first = first.min(start);
                 end = end.max(start.saturating_add(stored));
                 decoded = decoded.saturating_add(unpacked);
@@ -117,15 +148,21 @@ impl Opened {
         self.arrow.metadata().memory_size() + self.pages.memory_bytes
     }
 
-    pub fn read(&self, index: &FileIndex, block: usize, rows: Rows, projection: &Projection) -> Result<Read> {
+    pub fn read(
+        &self,
+        index: &FileIndex,
+        block: usize,
+        rows: Rows,
+        projection: &Projection,
+    ) -> Result<Read> {
         Read::new(&self.arrow, &self.pages, index, block, rows, projection)
     }
 }
 
 /// Where pages are, of the columns and row groups for which it was asked.
 ///
-/// A cell is set once, by the first read that needs it; until then the column looks as if it had no page index, which is true to what is
-/// known of it.
+/// A cell is set once, by the first read that needs it; until then the column looks as if it had no
+/// page index, which is true to what is known of it.
 #[derive(Debug)]
 pub(super) struct Pages {
     columns: usize,
@@ -138,31 +175,78 @@ pub(super) struct Pages {
 impl Pages {
     fn new(metadata: &ParquetMetaData) -> Self {
         let columns = metadata.file_metadata().schema_descr().num_columns();
-        let lens = || metadata.row_groups().iter().flat_map(|g| g.columns()).filter_map(|c| c.offset_index_length());
+        let lens = || {
+            metadata
+                .row_groups()
+                .iter()
+                .flat_map(|g| g.columns())
+                .filter_map(|c| c.offset_index_length())
+        };
         let any = lens().any(|len| len > 0);
-        let cells: Box<[_]> =
-            if any { (0..columns * metadata.num_row_groups()).map(|_| OnceLock::new()).collect() } else { Box::default() };
+        let cells: Box<[_]> = if any {
+            (0..columns * metadata.num_row_groups())
+                .map(|_| OnceLock::new())
+                .collect()
+        } else {
+            Box::default()
+        };
         // A location takes 24 bytes, and in the file about a third of that.
-        let memory_bytes = size_of_val(&*cells) + lens().map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4)).sum::<usize>();
-        Self { columns, cells, any, memory_bytes }
+        let memory_bytes = size_of_val(&*cells)
+            + lens()
+                .map(|len| usize::try_from(len).unwrap_or(0).saturating_mul(4))
+                .sum::<usize>();
+        Self {
+            columns,
+            cells,
+            any,
+            memory_bytes,
+        }
     }
 
     /// Where the page index of a column is, if there is one and it was not read yet.
-    pub fn wanted(&self, row_group: usize, column: usize, chunk: &ColumnChunkMetaData) -> Result<Option<Range<u64>>> {
-        if !self.any || self.cells[row_group * self.columns + column].get().is_some() {
+    pub fn wanted(
+        &self,
+        row_group: usize,
+        column: usize,
+        chunk: &ColumnChunkMetaData,
+    ) -> Result<Option<Range<u64>>> {
+        if !self.any
+            || self.cells[row_group * self.columns + column]
+                .get()
+                .is_some()
+        {
             return Ok(None);
         }
-        let (Some(offset), Some(len)) = (chunk.offset_index_offset(), chunk.offset_index_length()) else { return Ok(None) };
+        let (Some(offset), Some(len)) = (chunk.offset_index_offset(), chunk.offset_index_length())
+        else {
+            return Ok(None);
+        };
         match (u64::try_from(offset), u64::try_from(len)) {
             (Ok(_), Ok(0)) => Ok(None),
             (Ok(offset), Ok(len)) => Ok(Some(offset..offset + len)),
-            _ => Err(Error::corrupt(format!("the Parquet page index of column {column}, row group {row_group} is said to be at {offset}"))),
+            _ => Err(Error::corrupt(format!(
+                "the Parquet page index of column {column}, row group {row_group} is said to be \
+                 at {offset}"
+            ))),
         }
     }
 
-    pub fn set(&self, row_group: usize, column: usize, chunk: &ColumnChunkMetaData, rows: u32, at: u64, bytes: &[u8]) -> Result<()> {
-        let locations = parse(bytes, chunk, rows)
-            .map_err(|bad| Error::corrupt(format!("the Parquet page index at offset {} is damaged: {}", at + bad.at as u64, bad.what)))?;
+    pub fn set(
+        &self,
+        row_group: usize,
+        column: usize,
+        chunk: &ColumnChunkMetaData,
+        rows: u32,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let locations = parse(bytes, chunk, rows).map_err(|bad| {
+            Error::corrupt(format!(
+                "the Parquet page index at offset {} is damaged: {}",
+                at + bad.at as u64,
+                bad.what
+            ))
+        })?;
         // Another read may have been first, with the same.
         let _ = self.cells[row_group * self.columns + column].set(locations);
         Ok(())
@@ -194,11 +278,19 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
                 }
                 Ok(true)
             })?;
-            let (Ok(offset), Ok(stored), Ok(first_row)) = (u64::try_from(offset), u64::try_from(size), u32::try_from(first_row)) else {
+            let (Ok(offset), Ok(stored), Ok(first_row)) = (
+                u64::try_from(offset),
+                u64::try_from(size),
+                u32::try_from(first_row),
+            ) else {
                 return Err(c.bad("a page has an impossible place"));
             };
-            let row_fits = pages.last().map_or(first_row == 0, |&(_, _, before)| first_row > before) && first_row < rows.max(1);
-            if offset < end || offset.checked_add(stored).is_none_or(|e| e > chunk_end) || !row_fits {
+            let row_fits = pages
+                .last()
+                .map_or(first_row == 0, |&(_, _, before)| first_row > before)
+                && first_row < rows.max(1);
+            if offset < end || offset.checked_add(stored).is_none_or(|e| e > chunk_end) || !row_fits
+            {
                 return Err(c.bad("pages overlap, or lie outside their column"));
             }
             end = offset + stored;

@@ -1,13 +1,16 @@
 //! What page headers claim, checked before a decoder believes it.
 //!
-//! A decoder sets aside what a page's header says it decompresses to. Headers are walked first: each page must lie within the bytes at hand,
-//! claim no more than its codec can make of them, and all pages of a read together must not hold more than a block may. Of the codecs only gzip goes
-//! on past the size that it was told; large gzip pages are therefore counted once before they are decoded. Of the encodings it is the two
-//! delta encodings of byte arrays that set memory aside by a count inside the page; these pages are unpacked once more to look at it.
+//! A decoder sets aside what a page's header says it decompresses to. Headers are walked first:
+//! each page must lie within the bytes at hand, claim no more than its codec can make of them, and
+//! all pages of a read together must not hold more than a block may. Of the codecs only gzip goes
+//! on past the size that it was told; large gzip pages are therefore counted once before they are
+//! decoded. Of the encodings it is the two delta encodings of byte arrays that set memory aside by
+//! a count inside the page; these pages are unpacked once more to look at it.
 //!
-//! A decoder that skips rows of a nested column goes on until it has seen as many repetition levels as the header counts values: with fewer
-//! levels it would never end. Where rows are skipped, levels are counted; for that, the front of a page whose levels are compressed is unpacked
-//! once more, or all of it where its codec (snappy, lz4) knows no front.
+//! A decoder that skips rows of a nested column goes on until it has seen as many repetition levels
+//! as the header counts values: with fewer levels it would never end. Where rows are skipped,
+//! levels are counted; for that, the front of a page whose levels are compressed is unpacked once
+//! more, or all of it where its codec (snappy, lz4) knows no front.
 
 use super::{
     fields, guarded, parquet_error,
@@ -91,37 +94,52 @@ impl Checker {
                 Err(bad) => return Err(damaged(here, bad.what)),
             };
             let data = at + c.at();
-            let (Ok(stored), Ok(decoded)) = (usize::try_from(header.stored), usize::try_from(header.decoded)) else {
+            let (Ok(stored), Ok(decoded)) = (
+                usize::try_from(header.stored),
+                usize::try_from(header.decoded),
+            ) else {
                 return Err(damaged(here, "its size is below zero"));
             };
             if header.values < 0 || header.nulls < 0 || header.rows < 0 || header.levels < 0 {
                 return Err(damaged(here, "it counts less than nothing"));
             }
-            if !matches!((header.kind, header.body), (0, Some(5)) | (1, None) | (2, Some(7)) | (3, Some(8))) {
+            if !matches!(
+                (header.kind, header.body),
+                (0, Some(5)) | (1, None) | (2, Some(7)) | (3, Some(8))
+            ) {
                 return Err(damaged(here, "its header is of another kind than it says"));
             }
             if header.body == Some(7) && header.values > i64::from(header.decoded) {
                 return Err(damaged(here, "it counts more values than it has bytes"));
             }
-            if header.levels > i64::from(header.decoded) || header.levels > i64::from(header.stored) {
+            if header.levels > i64::from(header.decoded) || header.levels > i64::from(header.stored)
+            {
                 return Err(damaged(here, "its levels are longer than it is"));
             }
             let Some(page) = bytes[data..].get(..stored) else {
                 return Err(damaged(here, "it goes on past the end of its column"));
             };
             if decoded as u64 > most_per_byte(codec).saturating_mul(stored as u64 + 64) {
-                return Err(damaged(here, "it claims to hold more than its codec can make of it"));
+                return Err(damaged(
+                    here,
+                    "it claims to hold more than its codec can make of it",
+                ));
             }
             self.decoded += decoded as u64;
             if self.decoded > limits::BLOCK_DECODED_MAX_BYTES {
                 let max = limits::BLOCK_DECODED_MAX_BYTES;
-                return Err(Error::new(ErrorKind::TooLarge, format!("Parquet pages up to offset {here} hold more than {max} bytes"))
-                    .hint("ask for fewer rows or columns"));
+                return Err(Error::new(
+                    ErrorKind::TooLarge,
+                    format!("Parquet pages up to offset {here} hold more than {max} bytes"),
+                )
+                .hint("ask for fewer rows or columns"));
             }
             if matches!(codec, Compression::GZIP(_)) && stored > GZIP_COUNTED_FROM_BYTES {
                 let levels = header.levels as usize;
-                let mut inflated = flate2::read::MultiGzDecoder::new(&page[levels..]).take(decoded as u64 + 1);
-                let count = std::io::copy(&mut inflated, &mut std::io::sink()).map_err(|_| damaged(here, "its gzip data is damaged"))?;
+                let mut inflated =
+                    flate2::read::MultiGzDecoder::new(&page[levels..]).take(decoded as u64 + 1);
+                let count = std::io::copy(&mut inflated, &mut std::io::sink())
+                    .map_err(|_| damaged(here, "its gzip data is damaged"))?;
                 if count > decoded as u64 {
                     return Err(damaged(here, "it inflates to more than it says"));
                 }
@@ -130,12 +148,17 @@ impl Checker {
             let repeated = self.skips && chunk.column_descr().max_rep_level() > 0;
             let levels = match header.body {
                 // These are never compressed.
-                Some(8) if repeated => page.get(..header.repetition_levels as usize).map(Cow::Borrowed),
-                Some(5) if repeated && header.levels_encoding == RLE => front_levels(codec, page, decoded).map(Cow::Owned),
+                Some(8) if repeated => page
+                    .get(..header.repetition_levels as usize)
+                    .map(Cow::Borrowed),
+                Some(5) if repeated && header.levels_encoding == RLE => {
+                    front_levels(codec, page, decoded).map(Cow::Owned)
+                }
                 _ => None,
             };
             if let Some(levels) = &levels {
-                count_levels(levels, chunk, header.values as u64).ok_or_else(|| damaged(here, TOO_FEW_LEVELS))?;
+                count_levels(levels, chunk, header.values as u64)
+                    .ok_or_else(|| damaged(here, TOO_FEW_LEVELS))?;
             }
             let repeated = repeated && levels.is_none() && header.body == Some(5);
             if delta || repeated {
@@ -149,7 +172,8 @@ impl Checker {
 
 const TOO_FEW_LEVELS: &str = "it has fewer repetition levels than values";
 
-/// The repetition levels of a page of version 1, unpacked no further than they go; `None` if the codec takes whole pages only, or does not like it.
+/// The repetition levels of a page of version 1, unpacked no further than they go; `None` if the
+/// codec takes whole pages only, or does not like it.
 fn front_levels(codec: Compression, page: &[u8], decoded: usize) -> Option<Vec<u8>> {
     fn front(mut unpacked: impl Read, decoded: usize) -> Option<Vec<u8>> {
         let mut len = [0; 4];
@@ -171,44 +195,84 @@ fn front_levels(codec: Compression, page: &[u8], decoded: usize) -> Option<Vec<u
     }
 }
 
-/// Unpacks a page of data and checks its counts: of `delta`-encoded byte arrays their lengths, of a `repeated` column its levels.
-fn unpacked_page(page: Bytes, at: u64, chunk: &ColumnChunkMetaData, delta: bool, repeated: bool) -> Result<()> {
+/// Unpacks a page of data and checks its counts: of `delta`-encoded byte arrays their lengths, of a
+/// `repeated` column its levels.
+fn unpacked_page(
+    page: Bytes,
+    at: u64,
+    chunk: &ColumnChunkMetaData,
+    delta: bool,
+    repeated: bool,
+) -> Result<()> {
     let len = page.len() as i64;
     let unpacked = guarded("a Parquet page", || {
-        let alone = chunk.clone().into_builder().set_data_page_offset(0).set_dictionary_page_offset(None).set_total_compressed_size(len);
+        let alone = chunk
+            .clone()
+            .into_builder()
+            .set_data_page_offset(0)
+            .set_dictionary_page_offset(None)
+            .set_total_compressed_size(len);
         let alone = alone.build().map_err(parquet_error)?;
-        SerializedPageReader::new(Arc::new(page), &alone, 0, None).and_then(|mut r| r.get_next_page()).map_err(parquet_error)
+        SerializedPageReader::new(Arc::new(page), &alone, 0, None)
+            .and_then(|mut r| r.get_next_page())
+            .map_err(parquet_error)
     });
     let column = chunk.column_descr();
     let too_long = || damaged(at, "its levels are longer than it is");
-    let (data, values, encoding) = match unpacked.map_err(|e| e.context(format!("the Parquet page at offset {at}")))? {
-        Some(Page::DataPage { buf, num_values, encoding, rep_level_encoding, def_level_encoding, .. }) => {
-            let mut data = buf;
-            let kinds = [(column.max_rep_level(), rep_level_encoding, repeated), (column.max_def_level(), def_level_encoding, false)];
-            for (max, coding, counted) in kinds.into_iter().filter(|&(max, ..)| max > 0) {
-                let (prefix, len) = match (coding, data.split_first_chunk::<4>()) {
-                    (Encoding::RLE, Some((len, _))) => (4, u32::from_le_bytes(*len) as usize),
-                    (Encoding::RLE, None) => return Err(too_long()),
-                    // Bits without a head, as old writers have them: there are as many levels as values.
-                    _ => (0, (u64::from(num_values) * u64::from(bits(max))).div_ceil(8) as usize),
-                };
-                let levels = data.get(prefix..).and_then(|rest| rest.get(..len)).ok_or_else(too_long)?;
-                if counted && coding == Encoding::RLE {
-                    count_levels(levels, chunk, u64::from(num_values)).ok_or_else(|| damaged(at, TOO_FEW_LEVELS))?;
+    let (data, values, encoding) =
+        match unpacked.map_err(|e| e.context(format!("the Parquet page at offset {at}")))? {
+            Some(Page::DataPage {
+                buf,
+                num_values,
+                encoding,
+                rep_level_encoding,
+                def_level_encoding,
+                ..
+            }) => {
+                let mut data = buf;
+                let kinds = [
+                    (column.max_rep_level(), rep_level_encoding, repeated),
+                    (column.max_def_level(), def_level_encoding, false),
+                ];
+                for (max, coding, counted) in kinds.into_iter().filter(|&(max, ..)| max > 0) {
+                    let (prefix, len) = match (coding, data.split_first_chunk::<4>()) {
+                        (Encoding::RLE, Some((len, _))) => (4, u32::from_le_bytes(*len) as usize),
+                        (Encoding::RLE, None) => return Err(too_long()),
+                        // Bits without a head, as old writers have them: there are as many levels
+                        // as values.
+                        _ => (
+                            0,
+                            (u64::from(num_values) * u64::from(bits(max))).div_ceil(8) as usize,
+                        ),
+                    };
+                    let levels = data
+                        .get(prefix..)
+                        .and_then(|rest| rest.get(..len))
+                        .ok_or_else(too_long)?;
+                    if counted && coding == Encoding::RLE {
+                        count_levels(levels, chunk, u64::from(num_values))
+                            .ok_or_else(|| damaged(at, TOO_FEW_LEVELS))?;
+                    }
+                    data = data.slice(prefix + len..);
                 }
-                data = data.slice(prefix + len..);
+                (data, num_values, encoding)
             }
-            (data, num_values, encoding)
-        }
-        Some(Page::DataPageV2 { buf, num_values, encoding, rep_levels_byte_len, def_levels_byte_len, .. }) => {
-            let levels = rep_levels_byte_len as usize + def_levels_byte_len as usize;
-            if levels > buf.len() {
-                return Err(too_long());
+            Some(Page::DataPageV2 {
+                buf,
+                num_values,
+                encoding,
+                rep_levels_byte_len,
+                def_levels_byte_len,
+                ..
+            }) => {
+                let levels = rep_levels_byte_len as usize + def_levels_byte_len as usize;
+                if levels > buf.len() {
+                    return Err(too_long());
+                }
+                (buf.slice(levels..), num_values, encoding)
             }
-            (buf.slice(levels..), num_values, encoding)
-        }
-        _ => return Err(damaged(at, "it is no page of data")),
-    };
+            _ => return Err(damaged(at, "it is no page of data")),
+        };
     if !delta {
         return Ok(());
     }
@@ -216,7 +280,9 @@ fn unpacked_page(page: Bytes, at: u64, chunk: &ColumnChunkMetaData, delta: bool,
         Encoding::DELTA_BYTE_ARRAY => delta_run(&data[len..], values),
         _ => Some(len),
     });
-    counted.map(drop).ok_or_else(|| damaged(at, "its lengths are not those of its values"))
+    counted
+        .map(drop)
+        .ok_or_else(|| damaged(at, "its lengths are not those of its values"))
 }
 
 /// How many bits a level takes.
@@ -224,7 +290,8 @@ fn bits(max: i16) -> u32 {
     i16::BITS - max.leading_zeros()
 }
 
-/// `None` if runs of repetition levels hold fewer than `wanted`, or are damaged (the hybrid of run lengths and bit packing).
+/// `None` if runs of repetition levels hold fewer than `wanted`, or are damaged (the hybrid of run
+/// lengths and bit packing).
 fn count_levels(runs: &[u8], chunk: &ColumnChunkMetaData, wanted: u64) -> Option<()> {
     let width = bits(chunk.column_descr().max_rep_level()) as usize;
     let (mut rest, mut found) = (runs, 0u64);
@@ -258,12 +325,19 @@ fn varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// How many bytes a run of delta-packed integers takes; `None` if it has more than `most`, or is cut off.
+/// How many bytes a run of delta-packed integers takes; `None` if it has more than `most`, or is
+/// cut off.
 fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
     let mut rest = bytes;
     let (block, minis, count) = (varint(&mut rest)?, varint(&mut rest)?, varint(&mut rest)?);
     varint(&mut rest)?;
-    if count > u64::from(most) || minis == 0 || minis > 1 << 16 || block > 1 << 24 || !block.is_multiple_of(minis) || block == 0 {
+    if count > u64::from(most)
+        || minis == 0
+        || minis > 1 << 16
+        || block > 1 << 24
+        || !block.is_multiple_of(minis)
+        || block == 0
+    {
         return None;
     }
     // The first value is in the head.
@@ -275,7 +349,9 @@ fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
             if left == 0 {
                 break;
             }
-            let bits = per_mini.checked_mul(u64::from(width)).filter(|_| width <= 64)?;
+            let bits = per_mini
+                .checked_mul(u64::from(width))
+                .filter(|_| width <= 64)?;
             after = after.get(usize::try_from(bits.div_ceil(8)).ok()?..)?;
             left = left.saturating_sub(per_mini);
         }
@@ -285,20 +361,32 @@ fn delta_run(bytes: &[u8], most: u32) -> Option<usize> {
 }
 
 fn damaged(at: u64, what: &str) -> Error {
-    Error::corrupt(format!("the Parquet page at offset {at} is damaged: {what}"))
+    Error::corrupt(format!(
+        "the Parquet page at offset {at} is damaged: {what}"
+    ))
 }
 
 impl Header {
     fn read(c: &mut Compact<'_>) -> Result<Self, Bad> {
-        let mut this = Self { decoded: -1, stored: -1, ..Self::default() };
+        let mut this = Self {
+            decoded: -1,
+            stored: -1,
+            ..Self::default()
+        };
         c.fields(fields::PAGE_HEADER, |c, id, ty| {
             match (id, ty) {
                 (1, Type::I32) => this.kind = c.i32()?,
                 (2, Type::I32) => this.decoded = c.i32()?,
                 (3, Type::I32) => this.stored = c.i32()?,
-                (5 | 7 | 8, Type::Struct) if this.body.replace(id).is_some() => return Err(c.bad("it has more than one header")),
+                (5 | 7 | 8, Type::Struct) if this.body.replace(id).is_some() => {
+                    return Err(c.bad("it has more than one header"));
+                }
                 (5 | 7, Type::Struct) => {
-                    let known = if id == 5 { fields::DATA_PAGE_HEADER } else { fields::DICTIONARY_PAGE_HEADER };
+                    let known = if id == 5 {
+                        fields::DATA_PAGE_HEADER
+                    } else {
+                        fields::DICTIONARY_PAGE_HEADER
+                    };
                     c.fields(known, |c, id, ty| {
                         match (id, ty) {
                             (1, Type::I32) => this.values = i64::from(c.i32()?),
@@ -319,7 +407,11 @@ impl Header {
                             (5 | 6, Type::I32) => {
                                 let len = i64::from(c.i32()?);
                                 // Either below zero shows, whatever the other is.
-                                this.levels = if len < 0 || this.levels < 0 { -1 } else { this.levels + len };
+                                this.levels = if len < 0 || this.levels < 0 {
+                                    -1
+                                } else {
+                                    this.levels + len
+                                };
                                 if id == 6 {
                                     this.repetition_levels = len;
                                 }

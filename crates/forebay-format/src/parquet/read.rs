@@ -1,11 +1,14 @@
 //! Some rows and columns of one row group.
 //!
-//! First, where few rows are wanted, the page indexes of the wanted columns that are not known yet; then what the decoder asks
-//! for: pages, or whole column chunks. Where half of the rows are wanted or more, all are decoded and the wanted ones taken. Rows are decoded in
-//! batches of bounded size and put together at the end, so that a row group that unpacks to more than it said is given up on in time.
+//! First, where few rows are wanted, the page indexes of the wanted columns that are not known yet;
+//! then what the decoder asks for: pages, or whole column chunks. Where half of the rows are wanted
+//! or more, all are decoded and the wanted ones taken. Rows are decoded in batches of bounded size
+//! and put together at the end, so that a row group that unpacks to more than it said is given up
+//! on in time.
 //!
-//! Invariant: a decoder that is told to select rows sees page indexes that do not change while it lives. All that it looks at were read before it
-//! was made; whether a row group's are used at all is decided by the row group alone, never by one read.
+//! Invariant: a decoder that is told to select rows sees page indexes that do not change while it
+//! lives. All that it looks at were read before it was made; whether a row group's are used at all
+//! is decided by the row group alone, never by one read.
 
 use super::{guarded, open::Pages, pages::Checker, parquet_error};
 use crate::tabular::{FileIndex, Held, Need, Projection, Rows, arrow_error, take_rows};
@@ -129,8 +132,19 @@ impl Read {
             }
             for (column, range) in std::mem::take(&mut self.indexes) {
                 if let Some(bytes) = self.held.get(&range) {
-                    let chunk = self.arrow.metadata().row_group(self.row_group).column(column);
-                    self.pages.set(self.row_group, column, chunk, self.group_rows, range.start, &bytes)?;
+                    let chunk = self
+                        .arrow
+                        .metadata()
+                        .row_group(self.row_group)
+                        .column(column);
+                    self.pages.set(
+                        self.row_group,
+                        column,
+                        chunk,
+                        self.group_rows,
+                        range.start,
+                        &bytes,
+                    )?;
                 }
             }
             self.held.clear();
@@ -140,7 +154,9 @@ impl Read {
             None => self.decoder()?,
         };
         loop {
-            match guarded(&self.what(), || decoder.try_decode().map_err(parquet_error)).map_err(|e| e.context(self.what()))? {
+            match guarded(&self.what(), || decoder.try_decode().map_err(parquet_error))
+                .map_err(|e| e.context(self.what()))?
+            {
                 DecodeResult::NeedsData(ranges) => {
                     let missing = self.held.missing(&ranges);
                     if !missing.is_empty() {
@@ -149,22 +165,42 @@ impl Read {
                     }
                     let mut buffers = Vec::with_capacity(ranges.len());
                     for range in &ranges {
-                        let bytes = self.held.get(range).ok_or_else(|| Error::internal("bytes that were there are gone"))?;
+                        let bytes = self
+                            .held
+                            .get(range)
+                            .ok_or_else(|| Error::internal("bytes that were there are gone"))?;
                         let group = self.arrow.metadata().row_group(self.row_group);
-                        let column = self.chunks.iter().find(|(chunk, _)| chunk.contains(&range.start));
-                        let column = column.ok_or_else(|| Error::internal("bytes outside all columns are asked for"))?.1;
-                        self.checker.pages(range.start, &bytes, group.column(column))?;
+                        let column = self
+                            .chunks
+                            .iter()
+                            .find(|(chunk, _)| chunk.contains(&range.start));
+                        let column = column
+                            .ok_or_else(|| {
+                                Error::internal("bytes outside all columns are asked for")
+                            })?
+                            .1;
+                        self.checker
+                            .pages(range.start, &bytes, group.column(column))?;
                         buffers.push(bytes);
                     }
                     self.held.clear();
-                    decoder.push_ranges(ranges, buffers).map_err(parquet_error)?;
+                    decoder
+                        .push_ranges(ranges, buffers)
+                        .map_err(parquet_error)?;
                 }
                 DecodeResult::Data(batch) => {
-                    self.decoded_bytes += batch.columns().iter().map(|c| c.get_buffer_memory_size() as u64).sum::<u64>();
+                    self.decoded_bytes += batch
+                        .columns()
+                        .iter()
+                        .map(|c| c.get_buffer_memory_size() as u64)
+                        .sum::<u64>();
                     if self.decoded_bytes > limits::BLOCK_DECODED_MAX_BYTES {
                         let max = limits::BLOCK_DECODED_MAX_BYTES;
-                        return Err(Error::new(ErrorKind::TooLarge, format!("{} holds more than {max} bytes", self.what()))
-                            .hint("ask for fewer rows or columns"));
+                        return Err(Error::new(
+                            ErrorKind::TooLarge,
+                            format!("{} holds more than {max} bytes", self.what()),
+                        )
+                        .hint("ask for fewer rows or columns"));
                     }
                     self.decoded.push(batch);
                 }
@@ -189,16 +225,25 @@ impl Read {
             return Ok(RecordBatch::new_empty(self.schema));
         }
         let found: usize = self.decoded.iter().map(RecordBatch::num_rows).sum();
-        let decoded = if self.select { wanted } else { self.group_rows as usize };
+        let decoded = if self.select {
+            wanted
+        } else {
+            self.group_rows as usize
+        };
         if !self.columns.is_empty() && found != decoded {
-            return Err(Error::corrupt(format!("{what} gave {found} rows of {decoded}")));
+            return Err(Error::corrupt(format!(
+                "{what} gave {found} rows of {decoded}"
+            )));
         }
         // The decoder gives columns in the order of the file.
         let mut sorted = self.columns.clone();
         sorted.sort_unstable();
         let columns = self.columns.iter().map(|c| {
-            let at = sorted.binary_search(c).map_err(|_| Error::internal("a column that was asked for is gone"))?;
-            let parts: Vec<&dyn Array> = self.decoded.iter().map(|b| b.column(at).as_ref()).collect();
+            let at = sorted
+                .binary_search(c)
+                .map_err(|_| Error::internal("a column that was asked for is gone"))?;
+            let parts: Vec<&dyn Array> =
+                self.decoded.iter().map(|b| b.column(at).as_ref()).collect();
             match parts.as_slice() {
                 [_] => Ok(self.decoded[0].column(at).clone()),
                 parts => arrow_select::concat::concat(parts).map_err(arrow_error),
@@ -206,10 +251,16 @@ impl Read {
         });
         let columns: Vec<ArrayRef> = columns.collect::<Result<_>>()?;
         if columns.is_empty() {
-            return RecordBatch::try_new_with_options(self.schema, columns, &options).map_err(arrow_error);
+            return RecordBatch::try_new_with_options(self.schema, columns, &options)
+                .map_err(arrow_error);
         }
-        let batch = RecordBatch::try_new(self.schema, columns).map_err(|e| arrow_error(e).context(what))?;
-        if self.select { Ok(batch) } else { take_rows(&batch, &self.rows) }
+        let batch =
+            RecordBatch::try_new(self.schema, columns).map_err(|e| arrow_error(e).context(what))?;
+        if self.select {
+            Ok(batch)
+        } else {
+            take_rows(&batch, &self.rows)
+        }
     }
 
     fn what(&self) -> String {
@@ -217,13 +268,20 @@ impl Read {
     }
 
     fn decoder(&self) -> Result<ParquetPushDecoder> {
-        let wanted = if self.select { self.rows.count(self.group_rows) } else { self.group_rows as usize };
+        let wanted = if self.select {
+            self.rows.count(self.group_rows)
+        } else {
+            self.group_rows as usize
+        };
         let mut builder = ParquetPushDecoderBuilder::new_with_metadata(self.arrow.clone())
             .with_row_groups(vec![self.row_group])
             .with_projection(self.mask.clone())
             .with_batch_size(wanted.min(BATCH_ROWS));
         if let (true, Rows::Sorted(rows)) = (self.select, &self.rows) {
-            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(runs(rows).into_iter(), self.group_rows as usize));
+            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(
+                runs(rows).into_iter(),
+                self.group_rows as usize,
+            ));
         }
         guarded(&self.what(), || builder.build().map_err(parquet_error))
     }

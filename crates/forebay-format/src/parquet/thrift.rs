@@ -1,8 +1,10 @@
-//! Just as much of Thrift's compact protocol as it takes to walk over Parquet's footers and page headers without building them.
+//! Just as much of Thrift's compact protocol as it takes to walk over Parquet's footers and page
+//! headers without building them.
 //!
 //! What a field must be is said by [`super::fields`].
 //!
-//! Nothing is allocated, no length is believed that is longer than what is there, and recursion has a limit.
+//! Nothing is allocated, no length is believed that is longer than what is there, and recursion has
+//! a limit.
 
 /// What is wrong, and where in the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +70,10 @@ impl<'a> Compact<'a> {
 
     #[inline]
     fn byte(&mut self) -> Result<u8> {
-        let b = *self.bytes.get(self.at).ok_or(self.bad("it ends too early"))?;
+        let b = *self
+            .bytes
+            .get(self.at)
+            .ok_or(self.bad("it ends too early"))?;
         self.at += 1;
         Ok(b)
     }
@@ -109,17 +114,30 @@ impl<'a> Compact<'a> {
     pub fn binary(&mut self) -> Result<&'a [u8]> {
         let len = self.varint()?;
         let rest = &self.bytes[self.at..];
-        let taken = usize::try_from(len).ok().and_then(|n| rest.get(..n)).ok_or(self.bad("a text is longer than what is there"))?;
+        let taken = usize::try_from(len)
+            .ok()
+            .and_then(|n| rest.get(..n))
+            .ok_or(self.bad("a text is longer than what is there"))?;
         self.at += taken.len();
         Ok(taken)
     }
 
-    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is passed over, and must be what `known` says.
-    pub fn fields(&mut self, known: &[(i16, Kind)], f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
+    /// The fields of a struct. `f` returns whether it took the field's value; otherwise it is
+    /// passed over, and must be what `known` says.
+    pub fn fields(
+        &mut self,
+        known: &[(i16, Kind)],
+        f: impl FnMut(&mut Self, i16, Type) -> Result<bool>,
+    ) -> Result<()> {
         self.fields_at(known, 0, f)
     }
 
-    fn fields_at(&mut self, known: &[(i16, Kind)], depth: u32, mut f: impl FnMut(&mut Self, i16, Type) -> Result<bool>) -> Result<()> {
+    fn fields_at(
+        &mut self,
+        known: &[(i16, Kind)],
+        depth: u32,
+        mut f: impl FnMut(&mut Self, i16, Type) -> Result<bool>,
+    ) -> Result<()> {
         let mut last = 0i16;
         while let Some((id, ty)) = self.field(last)? {
             last = id;
@@ -143,7 +161,9 @@ impl<'a> Compact<'a> {
                 }
                 Ok(())
             }
-            (Kind::Struct(known), Type::Struct) => self.fields_at(known, depth + 1, |_, _, _| Ok(false)),
+            (Kind::Struct(known), Type::Struct) => {
+                self.fields_at(known, depth + 1, |_, _, _| Ok(false))
+            }
             (Kind::Bool, Type::Bool(_))
             | (Kind::I8, Type::I8)
             | (Kind::I16, Type::I16)
@@ -163,8 +183,11 @@ impl<'a> Compact<'a> {
         }
         let ty = self.kind(head & 15)?;
         let id = match head >> 4 {
-            0 => i16::try_from(self.int()?).map_err(|_| self.bad("a field has an impossible number"))?,
-            delta => last.checked_add(i16::from(delta)).ok_or(self.bad("a field has an impossible number"))?,
+            0 => i16::try_from(self.int()?)
+                .map_err(|_| self.bad("a field has an impossible number"))?,
+            delta => last
+                .checked_add(i16::from(delta))
+                .ok_or(self.bad("a field has an impossible number"))?,
         };
         Ok(Some((id, ty)))
     }
@@ -249,7 +272,8 @@ impl<'a> Compact<'a> {
 
     fn skip_element(&mut self, ty: Type, depth: u32) -> Result<()> {
         match ty {
-            // Readers differ in whether one takes a byte, and nothing in footers and page headers is made of them.
+            // Readers differ in whether one takes a byte, and nothing in footers and page headers
+            // is made of them.
             Type::Bool(_) => Err(self.bad("a list has booleans in it")),
             ty => self.skip(ty, depth),
         }

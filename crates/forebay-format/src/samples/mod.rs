@@ -1,14 +1,16 @@
 //! Members of archives as rows: WebDataset samples of tars, single members of zips.
 //!
-//! **Tar.** A member's key is its path up to the first dot of its base name, its field what follows, in lower case; consecutive members of one
-//! key are one row. Not part of any row, as WebDataset has it: directories, links and devices, base names without a dot or that begin with one, and
-//! members at the top named `__like this__`. The same field twice in a row is an error. Columns are `__key__` and one per field; what a row
-//! lacks is null, and so is a column that no row of the archive has.
+//! **Tar.** A member's key is its path up to the first dot of its base name, its field what
+//! follows, in lower case; consecutive members of one key are one row. Not part of any row, as
+//! WebDataset has it: directories, links and devices, base names without a dot or that begin with
+//! one, and members at the top named `__like this__`. The same field twice in a row is an error.
+//! Columns are `__key__` and one per field; what a row lacks is null, and so is a column that no
+//! row of the archive has.
 //!
 //! **Zip.** Each file is a row: `key` and `data`.
 //!
-//! Grouping needs no list of rows: kept is the first member of each piece of the block index, and rows are found again from there.
-//! [`Grouping::each`] is the one place that knows the rules.
+//! Grouping needs no list of rows: kept is the first member of each piece of the block index, and
+//! rows are found again from there. [`Grouping::each`] is the one place that knows the rules.
 
 mod read;
 
@@ -60,7 +62,9 @@ impl Places {
         let mut first = Vec::with_capacity(pieces.min(r.bytes.len()));
         let mut before = 0u32;
         for _ in 0..pieces {
-            before = before.checked_add(u32::try_from(r.number()?).ok()?).filter(|&n| n < members)?;
+            before = before
+                .checked_add(u32::try_from(r.number()?).ok()?)
+                .filter(|&n| n < members)?;
             first.push(before);
         }
         Some(Self { first, members })
@@ -93,39 +97,67 @@ pub struct Grouping {
 
 impl Grouping {
     pub fn of(kind: ArchiveKind) -> Self {
-        Self { zip: kind == ArchiveKind::Zip }
+        Self {
+            zip: kind == ArchiveKind::Zip,
+        }
     }
 
-    /// Each row from member `first` on (which begins one), until `take` says that it is enough. It gets the row's first member, and the row.
+    /// Each row from member `first` on (which begins one), until `take` says that it is enough. It
+    /// gets the row's first member, and the row.
     ///
     /// # Errors
     /// `Corrupt` if a row has a field twice; `Unsupported` past the limit; what `take` fails with.
-    pub fn each(self, members: &MemberIndex, first: usize, mut take: impl FnMut(usize, &Sample) -> Result<bool>) -> Result<()> {
+    pub fn each(
+        self,
+        members: &MemberIndex,
+        first: usize,
+        mut take: impl FnMut(usize, &Sample) -> Result<bool>,
+    ) -> Result<()> {
         let mut row: Option<(usize, Sample)> = None;
         for number in first..members.len() {
-            let Some(member) = members.member(number).filter(is_file) else { continue };
+            let Some(member) = members.member(number).filter(is_file) else {
+                continue;
+            };
             if self.zip {
-                let sample = Sample { key: member.name.to_owned(), fields: vec![(ZIP_DATA.to_owned(), number)] };
+                let sample = Sample {
+                    key: member.name.to_owned(),
+                    fields: vec![(ZIP_DATA.to_owned(), number)],
+                };
                 if !take(number, &sample)? {
                     return Ok(());
                 }
                 continue;
             }
-            let Some((key, field)) = key_and_field(member.name) else { continue };
+            let Some((key, field)) = key_and_field(member.name) else {
+                continue;
+            };
             match &mut row {
                 Some((_, sample)) if sample.key == key => {
                     if sample.fields.iter().any(|(f, _)| *f == field) {
-                        return Err(Error::corrupt(format!("the tar's sample {:?} has {:?} twice", shorten(key), shorten(&field)))
-                            .hint("give members that belong to different samples different names"));
+                        return Err(Error::corrupt(format!(
+                            "the tar's sample {:?} has {:?} twice",
+                            shorten(key),
+                            shorten(&field)
+                        ))
+                        .hint("give members that belong to different samples different names"));
                     }
                     if sample.fields.len() >= limits::SAMPLE_FIELDS_MAX {
                         let max = limits::SAMPLE_FIELDS_MAX;
-                        return Err(Error::unsupported(format!("the tar's sample {:?} has more than {max} members", shorten(key))));
+                        return Err(Error::unsupported(format!(
+                            "the tar's sample {:?} has more than {max} members",
+                            shorten(key)
+                        )));
                     }
                     sample.fields.push((field, number));
                 }
                 _ => {
-                    let next = (number, Sample { key: key.to_owned(), fields: vec![(field, number)] });
+                    let next = (
+                        number,
+                        Sample {
+                            key: key.to_owned(),
+                            fields: vec![(field, number)],
+                        },
+                    );
                     if let Some((first, sample)) = row.replace(next)
                         && !take(first, &sample)?
                     {
@@ -141,21 +173,31 @@ impl Grouping {
     }
 }
 
-/// Whether a member has bytes of its own. Those that cannot be read for another reason are rows, and fail when they are read.
+/// Whether a member has bytes of its own. Those that cannot be read for another reason are rows,
+/// and fail when they are read.
 fn is_file(member: &Member<'_>) -> bool {
     use Storage::*;
-    !matches!(member.extent.storage, Directory | SymbolicLink | HardLink | Device | Special)
+    !matches!(
+        member.extent.storage,
+        Directory | SymbolicLink | HardLink | Device | Special
+    )
 }
 
 impl FileIndex {
-    /// The rows of an archive whose members are known. `size` is that of the archive; offsets of a compressed tar are those of what it
-    /// decompresses to.
+    /// The rows of an archive whose members are known. `size` is that of the archive; offsets of a
+    /// compressed tar are those of what it decompresses to.
     ///
     /// # Errors
     /// `Corrupt` if a sample has the same field twice; `Unsupported` past a limit.
     pub fn of_members(members: &MemberIndex, size: u64, options: &IndexOptions) -> Result<Self> {
         let zip = members.kind() == ArchiveKind::Zip;
-        let mut rows = Rows { options, blocks: BlockIndexBuilder::new(OFFSETS_END), first: Vec::new(), piece: None, open: None };
+        let mut rows = Rows {
+            options,
+            blocks: BlockIndexBuilder::new(OFFSETS_END),
+            first: Vec::new(),
+            piece: None,
+            open: None,
+        };
         let mut fields = BTreeSet::new();
         Grouping::of(members.kind()).each(members, 0, |number, sample| {
             for (field, _) in &sample.fields {
@@ -164,8 +206,10 @@ impl FileIndex {
                 }
                 if fields.len() >= limits::SAMPLE_FIELDS_MAX {
                     let max = limits::SAMPLE_FIELDS_MAX;
-                    return Err(Error::unsupported(format!("the samples of the tar have more than {max} different fields"))
-                        .hint("is it WebDataset, with one extension for each kind of data?"));
+                    return Err(Error::unsupported(format!(
+                        "the samples of the tar have more than {max} different fields"
+                    ))
+                    .hint("is it WebDataset, with one extension for each kind of data?"));
                 }
                 fields.insert(field.clone());
             }
@@ -174,20 +218,33 @@ impl FileIndex {
         })?;
         rows.end_piece()?;
         let columns = match zip {
-            true => vec![Field::new(ZIP_KEY, DataType::Utf8, false), Field::new(ZIP_DATA, DataType::Binary, false)],
+            true => vec![
+                Field::new(ZIP_KEY, DataType::Utf8, false),
+                Field::new(ZIP_DATA, DataType::Binary, false),
+            ],
             false => {
                 let key = Field::new(SAMPLE_KEY, DataType::Utf8, false);
-                std::iter::once(key).chain(fields.into_iter().map(|f| Field::new(f, DataType::Binary, true))).collect()
+                std::iter::once(key)
+                    .chain(
+                        fields
+                            .into_iter()
+                            .map(|f| Field::new(f, DataType::Binary, true)),
+                    )
+                    .collect()
             }
         };
-        let members = u32::try_from(members.len()).map_err(|_| Error::unsupported("an archive of more than 4 billion members"))?;
+        let members = u32::try_from(members.len())
+            .map_err(|_| Error::unsupported("an archive of more than 4 billion members"))?;
         rows.first.shrink_to_fit();
         Ok(Self {
             format: if zip { Format::Zip } else { Format::Tar },
             size,
             blocks: rows.blocks.finish(),
             schema: options.schemas.share(Arc::new(Schema::new(columns))),
-            detail: Detail::Members(Places { first: rows.first, members }),
+            detail: Detail::Members(Places {
+                first: rows.first,
+                members,
+            }),
         })
     }
 }
@@ -197,11 +254,21 @@ pub(crate) const OFFSETS_END: u64 = i64::MAX as u64;
 
 /// From the first byte of a row to its last.
 fn bytes_of(members: &MemberIndex, sample: &Sample) -> Range<u64> {
-    let places = sample.fields.iter().filter_map(|&(_, number)| members.member(number)).map(|m| {
-        let end = m.extent.offset.saturating_add(m.extent.stored_size).min(OFFSETS_END);
-        m.extent.offset.min(end)..end
-    });
-    places.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+    let places = sample
+        .fields
+        .iter()
+        .filter_map(|&(_, number)| members.member(number))
+        .map(|m| {
+            let end = m
+                .extent
+                .offset
+                .saturating_add(m.extent.stored_size)
+                .min(OFFSETS_END);
+            m.extent.offset.min(end)..end
+        });
+    places
+        .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+        .unwrap_or(0..0)
 }
 
 /// Makes pieces and blocks of rows.
@@ -217,7 +284,8 @@ struct Rows<'a> {
 
 impl Rows<'_> {
     fn row(&mut self, member: usize, bytes: Range<u64>) -> Result<()> {
-        // Zips may have their members in another order than their directory: then a new block begins.
+        // Zips may have their members in another order than their directory: then a new block
+        // begins.
         let end = self.piece.as_ref().map(|p| p.2.end).or(self.open);
         if end.is_some_and(|end| bytes.start < end) {
             self.end_piece()?;
@@ -225,17 +293,28 @@ impl Rows<'_> {
                 self.blocks.end_block()?;
             }
         }
-        let (first, rows, start) = self.piece.take().map_or((member as u32, 0, bytes.start), |p| (p.0, p.1, p.2.start));
-        let full = bytes.end - start >= self.options.piece_bytes || rows + 1 >= u64::from(self.options.block_rows);
+        let (first, rows, start) = self
+            .piece
+            .take()
+            .map_or((member as u32, 0, bytes.start), |p| (p.0, p.1, p.2.start));
+        let full = bytes.end - start >= self.options.piece_bytes
+            || rows + 1 >= u64::from(self.options.block_rows);
         self.piece = Some((first, rows + 1, start..bytes.end));
         if full { self.end_piece() } else { Ok(()) }
     }
 
     fn end_piece(&mut self) -> Result<()> {
-        let Some((first, rows, bytes)) = self.piece.take() else { return Ok(()) };
+        let Some((first, rows, bytes)) = self.piece.take() else {
+            return Ok(());
+        };
         let end = bytes.end;
         self.first.push(first);
-        let full = self.blocks.run(rows, bytes, self.options.block_bytes, self.options.block_rows)?;
+        let full = self.blocks.run(
+            rows,
+            bytes,
+            self.options.block_bytes,
+            self.options.block_rows,
+        )?;
         self.open = (!full).then_some(end);
         Ok(())
     }
@@ -260,7 +339,11 @@ mod tests {
             ("d/__meta.x__", Some(("d/__meta", "x__"))),
             ("\u{fc}.j\u{c4}", Some(("\u{fc}", "j\u{e4}"))),
         ] {
-            assert_eq!(key_and_field(name), expected.map(|(k, f)| (k, f.to_owned())), "{name}");
+            assert_eq!(
+                key_and_field(name),
+                expected.map(|(k, f)| (k, f.to_owned())),
+                "{name}"
+            );
         }
     }
 }

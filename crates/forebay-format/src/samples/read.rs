@@ -1,4 +1,5 @@
-//! Rows of an archive: the bytes of their members, each read by itself or together with its neighbours.
+//! Rows of an archive: the bytes of their members, each read by itself or together with its
+//! neighbours.
 
 use super::{Grouping, SAMPLE_KEY, ZIP_KEY};
 use crate::{
@@ -11,14 +12,19 @@ use bytes::Bytes;
 use forebay_core::{Error, Result, name::shorten};
 use std::{ops::Range, sync::Arc};
 
-/// Members that are no further apart than this are read as one: between them are headers and padding.
+/// Members that are no further apart than this are read as one: between them are headers and
+/// padding.
 const GAP_BYTES: u64 = 4 << 10;
-/// A zip member's header is asked for together with its data, with room for a name of this length and an extra field.
+/// A zip member's header is asked for together with its data, with room for a name of this length
+/// and an extra field.
 const ZIP_HEADER_ROOM_BYTES: u64 = 512;
 
-/// The schema of rows of an archive under a projection. Columns that the archive does not have are null there: others of the dataset may.
+/// The schema of rows of an archive under a projection. Columns that the archive does not have are
+/// null there: others of the dataset may.
 pub(crate) fn schema(index: &FileIndex, projection: &Projection) -> SchemaRef {
-    let Projection::Columns(names) = projection else { return index.schema().clone() };
+    let Projection::Columns(names) = projection else {
+        return index.schema().clone();
+    };
     let field = |name: &String| match index.schema().field_with_name(name) {
         Ok(field) => field.clone(),
         Err(_) => Field::new(name, DataType::Binary, true),
@@ -42,31 +48,57 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    pub fn new(index: &FileIndex, members: Arc<MemberIndex>, block: usize, rows: Rows, projection: &Projection) -> Result<Self> {
-        let Detail::Members(places) = &index.detail else { return Err(Error::internal("an archive without its members' places")) };
+    pub fn new(
+        index: &FileIndex,
+        members: Arc<MemberIndex>,
+        block: usize,
+        rows: Rows,
+        projection: &Projection,
+    ) -> Result<Self> {
+        let Detail::Members(places) = &index.detail else {
+            return Err(Error::internal("an archive without its members' places"));
+        };
         let zip = members.kind() == ArchiveKind::Zip;
         let schema = schema(index, projection);
         if let (true, Projection::Columns(_)) = (zip, projection) {
             projection.indices(index.schema())?;
         }
-        let columns: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).filter(|&n| !is_key(n, zip)).collect();
+        let columns: Vec<&str> = schema
+            .fields()
+            .iter()
+            .map(|f| f.name().as_str())
+            .filter(|&n| !is_key(n, zip))
+            .collect();
         let (mut keys, mut cells) = (Vec::new(), Vec::new());
         let wanted = rows.slice();
         for piece in index.blocks().pieces_of_rows(block, wanted) {
             let mut row = piece.rows.start;
-            Grouping::of(members.kind()).each(&members, places.first[piece.number] as usize, |_, sample| {
-                if wanted.is_none_or(|w| w.binary_search(&row).is_ok()) {
-                    keys.push(sample.key.clone());
-                    for column in &columns {
-                        cells.push(sample.fields.iter().find(|(f, _)| f == column).map(|&(_, member)| member as u32));
+            Grouping::of(members.kind()).each(
+                &members,
+                places.first[piece.number] as usize,
+                |_, sample| {
+                    if wanted.is_none_or(|w| w.binary_search(&row).is_ok()) {
+                        keys.push(sample.key.clone());
+                        for column in &columns {
+                            cells.push(
+                                sample
+                                    .fields
+                                    .iter()
+                                    .find(|(f, _)| f == column)
+                                    .map(|&(_, member)| member as u32),
+                            );
+                        }
                     }
-                }
-                row += 1;
-                Ok(row < piece.rows.end)
-            })?;
+                    row += 1;
+                    Ok(row < piece.rows.end)
+                },
+            )?;
         }
         if keys.len() != rows.count(index.blocks().block_rows(block)) {
-            return Err(Error::version_changed("the archive has other samples than when it was indexed").hint("open the dataset again"));
+            return Err(Error::version_changed(
+                "the archive has other samples than when it was indexed",
+            )
+            .hint("open the dataset again"));
         }
         let mut places = Vec::with_capacity(cells.len());
         let mut stored = 0;
@@ -76,12 +108,24 @@ impl Read {
             match extent.place()? {
                 Place::Archive(range) | Place::Decompressed(range) => places.push(range),
                 Place::ZipLocalHeader(header) => {
-                    let end = header.end.saturating_add(extent.stored_size + ZIP_HEADER_ROOM_BYTES).min(extent.bound);
+                    let end = header
+                        .end
+                        .saturating_add(extent.stored_size + ZIP_HEADER_ROOM_BYTES)
+                        .min(extent.bound);
                     places.push(header.start..end.max(header.end));
                 }
             }
         }
-        Ok(Self { schema, keys, cells, members, held: Held::default(), wanted: join(places), stored, checked: !zip })
+        Ok(Self {
+            schema,
+            keys,
+            cells,
+            members,
+            held: Held::default(),
+            wanted: join(places),
+            stored,
+            checked: !zip,
+        })
     }
 
     pub fn step(&mut self) -> Result<Need> {
@@ -119,24 +163,41 @@ impl Read {
     }
 
     fn bytes(&self, range: &Range<u64>) -> Result<Bytes> {
-        self.held.get(range).ok_or_else(|| Error::internal("bytes of a member were not fed"))
+        self.held
+            .get(range)
+            .ok_or_else(|| Error::internal("bytes of a member were not fed"))
     }
 
     pub fn finish(self) -> Result<RecordBatch> {
         let zip = self.members.kind() == ArchiveKind::Zip;
-        let width = self.schema.fields().iter().filter(|f| !is_key(f.name(), zip)).count();
+        let width = self
+            .schema
+            .fields()
+            .iter()
+            .filter(|f| !is_key(f.name(), zip))
+            .count();
         let options = RecordBatchOptions::new().with_row_count(Some(self.keys.len()));
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
         let mut at = 0;
         for field in self.schema.fields() {
             if is_key(field.name(), zip) {
-                let mut keys = BinaryRows::with_capacity(self.keys.len(), self.keys.iter().map(String::len).sum());
+                let mut keys = BinaryRows::with_capacity(
+                    self.keys.len(),
+                    self.keys.iter().map(String::len).sum(),
+                );
                 self.keys.iter().try_for_each(|k| keys.push(k.as_bytes()))?;
                 columns.push(keys.finish_text()?);
                 continue;
             }
             // One column has it all, or the columns share it.
-            let mut column = BinaryRows::with_capacity(self.keys.len(), if width == 1 { self.stored.min(i32::MAX as usize) } else { 0 });
+            let mut column = BinaryRows::with_capacity(
+                self.keys.len(),
+                if width == 1 {
+                    self.stored.min(i32::MAX as usize)
+                } else {
+                    0
+                },
+            );
             for row in 0..self.keys.len() {
                 match self.cells[row * width + at] {
                     None => column.push_null(),
@@ -170,7 +231,10 @@ fn is_key(column: &str, zip: bool) -> bool {
 }
 
 fn extent(members: &MemberIndex, number: u32) -> Result<Extent> {
-    members.member(number as usize).map(|m| m.extent).ok_or_else(|| Error::internal("a member of a row is not in the index"))
+    members
+        .member(number as usize)
+        .map(|m| m.extent)
+        .ok_or_else(|| Error::internal("a member of a row is not in the index"))
 }
 
 /// Places as ranges to read: sorted, neighbours as one.
@@ -180,7 +244,9 @@ fn join(mut places: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for place in places {
         match joined.last_mut() {
-            Some(last) if place.start <= last.end.saturating_add(GAP_BYTES) => last.end = last.end.max(place.end),
+            Some(last) if place.start <= last.end.saturating_add(GAP_BYTES) => {
+                last.end = last.end.max(place.end)
+            }
             _ => joined.push(place),
         }
     }

@@ -1,12 +1,15 @@
 //! Which rows a file has, in which blocks, and where their bytes are.
 //!
-//! A *block* is what is read and shuffled as one: a row group, a record batch, a run of records. A *piece* is a part of a block of which it is
-//! known how many rows it has and where its bytes are: one per block in formats that have blocks of their own; many where rows just follow
-//! each other, so that one row can be had without the whole block. Memory is 20 bytes per piece and 8 per block, and grows with bytes, not
-//! with rows: a piece has at least [`PIECE_TARGET_BYTES`](limits::PIECE_TARGET_BYTES) or thousands of rows.
+//! A *block* is what is read and shuffled as one: a row group, a record batch, a run of records. A
+//! *piece* is a part of a block of which it is known how many rows it has and where its bytes are:
+//! one per block in formats that have blocks of their own; many where rows just follow each other,
+//! so that one row can be had without the whole block. Memory is 20 bytes per piece and 8 per
+//! block, and grows with bytes, not with rows: a piece has at least
+//! [`PIECE_TARGET_BYTES`](limits::PIECE_TARGET_BYTES) or thousands of rows.
 //!
-//! Invariant: the pieces of a block follow each other in the file (of blocks this is not asked); a block has at least one piece,
-//! every piece ends within the file, and no block has more than `u32::MAX` rows.
+//! Invariant: the pieces of a block follow each other in the file (of blocks this is not asked); a
+//! block has at least one piece, every piece ends within the file, and no block has more than
+//! `u32::MAX` rows.
 
 use crate::index::codec::{Reader, put, unzigzag, zigzag};
 use forebay_core::{Error, Result, limits};
@@ -54,7 +57,11 @@ impl BlockIndex {
 
     /// Rows of a block, counted within the file.
     pub fn row_range(&self, block: usize) -> Range<u64> {
-        let start = if block == 0 { 0 } else { self.row_ends[block - 1] };
+        let start = if block == 0 {
+            0
+        } else {
+            self.row_ends[block - 1]
+        };
         start..self.row_ends[block]
     }
 
@@ -80,11 +87,16 @@ impl BlockIndex {
         self.piece_range(block).map(move |number| {
             let rows = row..row + self.rows[number];
             row = rows.end;
-            Piece { rows, bytes: self.offsets[number]..self.offsets[number] + self.lens[number], number }
+            Piece {
+                rows,
+                bytes: self.offsets[number]..self.offsets[number] + self.lens[number],
+                number,
+            }
         })
     }
 
-    /// The bytes that hold these rows of a block (sorted; [`Rows::All`](super::Rows) is `None`): pieces that touch are one range.
+    /// The bytes that hold these rows of a block (sorted; [`Rows::All`](super::Rows) is `None`):
+    /// pieces that touch are one range.
     pub fn bytes_of_rows(&self, block: usize, rows: Option<&[u32]>) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for piece in self.pieces_of_rows(block, rows) {
@@ -97,9 +109,16 @@ impl BlockIndex {
     }
 
     /// The pieces that hold any of these rows.
-    pub fn pieces_of_rows<'a>(&'a self, block: usize, rows: Option<&'a [u32]>) -> impl Iterator<Item = Piece> + 'a {
+    pub fn pieces_of_rows<'a>(
+        &'a self,
+        block: usize,
+        rows: Option<&'a [u32]>,
+    ) -> impl Iterator<Item = Piece> + 'a {
         self.pieces(block).filter(move |piece| {
-            rows.is_none_or(|rows| rows.get(rows.partition_point(|&r| r < piece.rows.start)).is_some_and(|&r| r < piece.rows.end))
+            rows.is_none_or(|rows| {
+                rows.get(rows.partition_point(|&r| r < piece.rows.start))
+                    .is_some_and(|&r| r < piece.rows.end)
+            })
         })
     }
 
@@ -115,7 +134,11 @@ impl BlockIndex {
     }
 
     fn piece_range(&self, block: usize) -> Range<usize> {
-        let start = if block == 0 { 0 } else { self.piece_ends[block - 1] as usize };
+        let start = if block == 0 {
+            0
+        } else {
+            self.piece_ends[block - 1] as usize
+        };
         start..self.piece_ends[block] as usize
     }
 
@@ -138,7 +161,10 @@ impl BlockIndex {
 
     /// `None` for what breaks the invariant for a file of `size` bytes.
     pub(crate) fn decode(r: &mut Reader<'_>, size: u64) -> Option<Self> {
-        let (blocks, pieces) = (usize::try_from(r.number()?).ok()?, usize::try_from(r.number()?).ok()?);
+        let (blocks, pieces) = (
+            usize::try_from(r.number()?).ok()?,
+            usize::try_from(r.number()?).ok()?,
+        );
         // No piece takes fewer bytes than three.
         if pieces > limits::FILE_PIECES_MAX || blocks > pieces || pieces > r.bytes.len() / 3 {
             return None;
@@ -183,7 +209,12 @@ impl BlockIndexBuilder {
             piece_ends: Vec::with_capacity(blocks),
             row_ends: Vec::with_capacity(blocks),
         };
-        Self { index, size, rows: 0, bytes: 0 }
+        Self {
+            index,
+            size,
+            rows: 0,
+            bytes: 0,
+        }
     }
 
     /// A block of one piece.
@@ -198,26 +229,40 @@ impl BlockIndexBuilder {
     /// The next piece of the block that is being made.
     ///
     /// # Errors
-    /// `Corrupt` if it lies outside the file or does not follow the piece before; `Unsupported` past a limit.
+    /// `Corrupt` if it lies outside the file or does not follow the piece before; `Unsupported`
+    /// past a limit.
     pub fn piece(&mut self, rows: u64, bytes: Range<u64>) -> Result<()> {
         let first = self.index.piece_ends.last().copied().unwrap_or(0) as usize;
         let n = self.index.rows.len();
-        let follows = n == first || self.index.offsets[n - 1] + self.index.lens[n - 1] <= bytes.start;
+        let follows =
+            n == first || self.index.offsets[n - 1] + self.index.lens[n - 1] <= bytes.start;
         if bytes.start > bytes.end || bytes.end > self.size || !follows {
             return Err(Error::corrupt(format!(
-                "a block is said to be at bytes {}..{}, which is not within the {} bytes of the file, or not after the rows before it",
+                "a block is said to be at bytes {}..{}, which is not within the {} bytes of the \
+                 file, or not after the rows before it",
                 bytes.start, bytes.end, self.size
             )));
         }
         if n >= limits::FILE_PIECES_MAX {
-            return Err(Error::unsupported(format!("a file of more than {} blocks", limits::FILE_PIECES_MAX))
-                .hint("write it with larger row groups or batches, or as several files"));
+            return Err(Error::unsupported(format!(
+                "a file of more than {} blocks",
+                limits::FILE_PIECES_MAX
+            ))
+            .hint("write it with larger row groups or batches, or as several files"));
         }
         self.rows = self.rows.saturating_add(rows);
         self.bytes = self.bytes.saturating_add(bytes.end - bytes.start);
-        let Some(rows) = u32::try_from(rows).ok().filter(|_| self.rows <= u64::from(u32::MAX)) else {
-            return Err(Error::unsupported(format!("a block of {} rows, at offset {}; the limit is {}", self.rows, bytes.start, u32::MAX))
-                .hint("write the file with smaller row groups or batches"));
+        let Some(rows) = u32::try_from(rows)
+            .ok()
+            .filter(|_| self.rows <= u64::from(u32::MAX))
+        else {
+            return Err(Error::unsupported(format!(
+                "a block of {} rows, at offset {}; the limit is {}",
+                self.rows,
+                bytes.start,
+                u32::MAX
+            ))
+            .hint("write the file with smaller row groups or batches"));
         };
         self.index.rows.push(rows);
         self.index.offsets.push(bytes.start);
@@ -240,11 +285,18 @@ impl BlockIndexBuilder {
         Ok(())
     }
 
-    /// The next piece of rows that just follow each other; the block ends by itself where it is large enough.
+    /// The next piece of rows that just follow each other; the block ends by itself where it is
+    /// large enough.
     ///
     /// # Errors
     /// As [`BlockIndexBuilder::piece`].
-    pub fn run(&mut self, rows: u64, bytes: Range<u64>, block_bytes: u64, block_rows: u32) -> Result<bool> {
+    pub fn run(
+        &mut self,
+        rows: u64,
+        bytes: Range<u64>,
+        block_bytes: u64,
+        block_rows: u32,
+    ) -> Result<bool> {
         self.piece(rows, bytes)?;
         let full = self.bytes >= block_bytes || self.rows >= u64::from(block_rows);
         if full {
@@ -301,8 +353,14 @@ mod tests {
         assert_eq!(index.locate(18), None);
         assert_eq!(index.bytes(1), 100..300);
         assert_eq!(index.bytes_of_rows(1, None), [100..200, 250..300]);
-        assert_eq!(index.bytes_of_rows(1, Some(&[3])).as_slice(), std::slice::from_ref(&(250..300)));
-        assert_eq!(index.bytes_of_rows(1, Some(&[0, 2])).as_slice(), std::slice::from_ref(&(100..200)));
+        assert_eq!(
+            index.bytes_of_rows(1, Some(&[3])).as_slice(),
+            std::slice::from_ref(&(250..300))
+        );
+        assert_eq!(
+            index.bytes_of_rows(1, Some(&[0, 2])).as_slice(),
+            std::slice::from_ref(&(100..200))
+        );
         assert_eq!(index.bytes_of_rows(1, Some(&[])), [] as [Range<u64>; 0]);
     }
 
@@ -315,12 +373,18 @@ mod tests {
             assert_eq!(BlockIndex::decode(&mut r, 1000).unwrap(), index);
             assert!(r.bytes.is_empty());
             for cut in 0..out.len() {
-                assert!(BlockIndex::decode(&mut Reader { bytes: &out[..cut] }, 1000).is_none(), "cut at {cut}");
+                assert!(
+                    BlockIndex::decode(&mut Reader { bytes: &out[..cut] }, 1000).is_none(),
+                    "cut at {cut}"
+                );
             }
         }
         let mut out = Vec::new();
         sample().encode(&mut out);
-        assert!(BlockIndex::decode(&mut Reader { bytes: &out }, 999).is_none(), "past the end of the file");
+        assert!(
+            BlockIndex::decode(&mut Reader { bytes: &out }, 999).is_none(),
+            "past the end of the file"
+        );
     }
 
     #[test]

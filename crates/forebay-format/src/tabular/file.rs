@@ -99,7 +99,8 @@ impl FileIndex {
             }
     }
 
-    /// For a store: versioned and checksummed; without the schema ([`encode_schema`](super::encode_schema)), which files share.
+    /// For a store: versioned and checksummed; without the schema
+    /// ([`encode_schema`](super::encode_schema)), which files share.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.blocks.piece_count() * 8);
         out.extend_from_slice(MAGIC);
@@ -130,8 +131,13 @@ impl FileIndex {
     /// # Errors
     /// `Corrupt` for anything but the whole output of [`FileIndex::encode`] of this version.
     pub fn decode(bytes: &[u8], schema: SchemaRef) -> Result<Self> {
-        let corrupt = |what: &str| Error::corrupt(format!("a stored file index is damaged: {what}")).hint("index the file again");
-        let Some((body, sum)) = bytes.split_last_chunk::<8>() else { return Err(corrupt("it is too short")) };
+        let corrupt = |what: &str| {
+            Error::corrupt(format!("a stored file index is damaged: {what}"))
+                .hint("index the file again")
+        };
+        let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
+            return Err(corrupt("it is too short"));
+        };
         if xxh3_64(body) != u64::from_le_bytes(*sum) {
             return Err(corrupt("its checksum does not match"));
         }
@@ -149,7 +155,11 @@ impl FileIndex {
         let format = Format::from_code(r.byte()?)?;
         let size = r.number()?;
         // Members of compressed tars lie in what these decompress to.
-        let end = if matches!(format, Format::Tar | Format::Zip) { samples::OFFSETS_END } else { size };
+        let end = if matches!(format, Format::Tar | Format::Zip) {
+            samples::OFFSETS_END
+        } else {
+            size
+        };
         let blocks = BlockIndex::decode(r, end)?;
         let detail = match (r.byte()?, format) {
             (0, Format::Jsonl) => Detail::None,
@@ -158,12 +168,24 @@ impl FileIndex {
                 (u64::from(footer_bytes) + 12 <= size).then_some(())?;
                 Detail::Parquet { footer_bytes }
             }
-            (2, Format::ArrowFile | Format::ArrowStream) => Detail::Ipc(ipc::Places::decode(r, blocks.blocks(), size)?),
-            (3, Format::Tar | Format::Zip) => Detail::Members(samples::Places::decode(r, blocks.piece_count())?),
-            (4, Format::TfRecord) => Detail::TfRecord { example: r.byte()? == 1 },
+            (2, Format::ArrowFile | Format::ArrowStream) => {
+                Detail::Ipc(ipc::Places::decode(r, blocks.blocks(), size)?)
+            }
+            (3, Format::Tar | Format::Zip) => {
+                Detail::Members(samples::Places::decode(r, blocks.piece_count())?)
+            }
+            (4, Format::TfRecord) => Detail::TfRecord {
+                example: r.byte()? == 1,
+            },
             _ => return None,
         };
-        r.bytes.is_empty().then_some(Self { format, size, blocks, schema, detail })
+        r.bytes.is_empty().then_some(Self {
+            format,
+            size,
+            blocks,
+            schema,
+            detail,
+        })
     }
 }
 
@@ -199,7 +221,8 @@ impl FileIndexer {
     /// For a file of `size` bytes.
     ///
     /// # Errors
-    /// `Invalid` for archives, which have their rows by [`FileIndex::of_members`], and for whole objects, which need no index.
+    /// `Invalid` for archives, which have their rows by [`FileIndex::of_members`], and for whole
+    /// objects, which need no index.
     pub fn new(format: Format, size: u64, options: &IndexOptions) -> Result<Self> {
         let inner = match format {
             Format::Parquet => Inner::Parquet(parquet::Indexer::new(size, options)),
@@ -208,11 +231,18 @@ impl FileIndexer {
             Format::TfRecord => Inner::TfRecord(Box::new(tfrecord::Indexer::new(size, options))),
             Format::Jsonl => Inner::Jsonl(jsonl::Indexer::new(size, options)),
             Format::Objects | Format::Tar | Format::Zip => {
-                return Err(Error::invalid(format!("{format} is not indexed as a file of rows"))
-                    .hint("archives are indexed by their members, and an object of its own is one row"));
+                return Err(
+                    Error::invalid(format!("{format} is not indexed as a file of rows")).hint(
+                        "archives are indexed by their members, and an object of its own is \
+                        one row",
+                    ),
+                );
             }
         };
-        Ok(Self { inner, failed: None })
+        Ok(Self {
+            inner,
+            failed: None,
+        })
     }
 
     /// What is needed next.
@@ -234,7 +264,8 @@ impl FileIndexer {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
-        each!(&mut self.inner, x => x.feed(offset, bytes)).inspect_err(|e| self.failed = Some(e.clone()))
+        each!(&mut self.inner, x => x.feed(offset, bytes))
+            .inspect_err(|e| self.failed = Some(e.clone()))
     }
 
     /// The index, once [`FileIndexer::step`] says `Done`.
@@ -244,7 +275,9 @@ impl FileIndexer {
     pub fn finish(mut self) -> Result<FileIndex> {
         match self.step()? {
             Need::Done => each!(self.inner, x => x.finish()),
-            Need::Ranges(_) => Err(Error::internal("an index was asked for before its file was read")),
+            Need::Ranges(_) => Err(Error::internal(
+                "an index was asked for before its file was read",
+            )),
         }
     }
 }

@@ -40,10 +40,15 @@ impl Format {
     /// How many of a file's first bytes [`Format::from_magic`] wants to see.
     pub const MAGIC_BYTES: usize = ArchiveKind::MAGIC_BYTES;
 
-    /// By the extension of a file's name, in any case. `None` for what could be anything, `Objects` included.
+    /// By the extension of a file's name, in any case. `None` for what could be anything, `Objects`
+    /// included.
     pub fn from_name(name: &str) -> Option<Self> {
         if let Some(kind) = ArchiveKind::from_name(name) {
-            return Some(if kind == ArchiveKind::Zip { Format::Zip } else { Format::Tar });
+            return Some(if kind == ArchiveKind::Zip {
+                Format::Zip
+            } else {
+                Format::Tar
+            });
         }
         let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
         let (stem, extension) = base.rsplit_once('.')?;
@@ -60,7 +65,8 @@ impl Format {
         }
     }
 
-    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter file). `None` where nothing is recognised.
+    /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter file). `None` where
+    /// nothing is recognised.
     pub fn from_magic(head: &[u8]) -> Option<Self> {
         if head.starts_with(b"PAR1") || head.starts_with(b"PARE") {
             return Some(Format::Parquet);
@@ -82,8 +88,8 @@ impl Format {
         (head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')).then_some(Format::Jsonl)
     }
 
-    /// What a file is, by its name and its first bytes. Where they disagree the bytes are believed in one case, the two kinds of Arrow
-    /// files, which share their extensions.
+    /// What a file is, by its name and its first bytes. Where they disagree the bytes are believed
+    /// in one case, the two kinds of Arrow files, which share their extensions.
     ///
     /// # Errors
     /// `Invalid` where neither tells.
@@ -94,8 +100,14 @@ impl Format {
             (Some(_), Some(magic)) if arrow(by_name) && arrow(by_magic) => Ok(magic),
             (Some(named), _) => Ok(named),
             (None, Some(magic)) => Ok(magic),
-            (None, None) => Err(Error::invalid(format!("the format of {name:?} is not known by its name or its first bytes"))
-                .hint("name it: one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl")),
+            (None, None) => Err(Error::invalid(format!(
+                "the format of {name:?} is not known by \
+                its name or its first bytes"
+            ))
+            .hint(
+                "name it: one of objects, tar, zip, tfrecord, parquet, arrow-file, \
+                    arrow-stream, jsonl",
+            )),
         }
     }
 
@@ -116,10 +128,18 @@ impl Format {
     /// # Errors
     /// `Invalid` for any other text than [`Format::name`]s.
     pub fn parse(text: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|f| f.name() == text).ok_or_else(|| {
-            Error::invalid(format!("{:?} is not a format of datasets", forebay_core::name::shorten(text)))
-                .hint("one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl")
-        })
+        Self::ALL
+            .into_iter()
+            .find(|f| f.name() == text)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "{:?} is not a format of datasets",
+                    forebay_core::name::shorten(text)
+                ))
+                .hint(
+                    "one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl",
+                )
+            })
     }
 
     pub(crate) fn code(self) -> u8 {
@@ -163,7 +183,10 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::parse(format.name()).unwrap(), format);
             assert_eq!(Format::from_code(format.code()), Some(format));
-            assert_eq!(serde_json::to_string(&format).unwrap(), format!("\"{format}\""));
+            assert_eq!(
+                serde_json::to_string(&format).unwrap(),
+                format!("\"{format}\"")
+            );
         }
         assert!(Format::parse("hdf5").is_err());
     }
@@ -171,12 +194,18 @@ mod tests {
     #[test]
     fn formats_by_first_bytes() {
         assert_eq!(Format::from_magic(b"PAR1\x15\x04"), Some(Format::Parquet));
-        assert_eq!(Format::from_magic(b"ARROW1\0\0\xff\xff\xff\xff"), Some(Format::ArrowFile));
+        assert_eq!(
+            Format::from_magic(b"ARROW1\0\0\xff\xff\xff\xff"),
+            Some(Format::ArrowFile)
+        );
         assert_eq!(Format::from_magic(b" {\"a\": 1}\n"), Some(Format::Jsonl));
         assert_eq!(Format::from_magic(b"PK\x03\x04"), Some(Format::Zip));
         assert_eq!(Format::from_magic(b"\xff\xd8\xff\xe0 some image"), None);
         assert_eq!(Format::from_magic(b""), None);
-        assert_eq!(Format::detect("a.arrow", b"ARROW1\0\0").unwrap(), Format::ArrowFile);
+        assert_eq!(
+            Format::detect("a.arrow", b"ARROW1\0\0").unwrap(),
+            Format::ArrowFile
+        );
         assert_eq!(Format::detect("data", b"PAR1").unwrap(), Format::Parquet);
         assert!(Format::detect("data", b"hello").is_err());
     }

@@ -24,15 +24,25 @@ impl Held {
         if range.start >= range.end {
             return Some(Bytes::new());
         }
-        let before = self.parts.partition_point(|(start, _)| *start <= range.start);
+        let before = self
+            .parts
+            .partition_point(|(start, _)| *start <= range.start);
         // Parts may overlap; a few steps back are enough for all who feed what was asked for.
-        let (start, bytes) = self.parts[..before].iter().rev().take(8).find(|(start, b)| start + b.len() as u64 >= range.end)?;
+        let (start, bytes) = self.parts[..before]
+            .iter()
+            .rev()
+            .take(8)
+            .find(|(start, b)| start + b.len() as u64 >= range.end)?;
         Some(bytes.slice((range.start - start) as usize..(range.end - start) as usize))
     }
 
     /// Those of the ranges that are not held.
     pub fn missing(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-        ranges.iter().filter(|r| self.get(r).is_none()).cloned().collect()
+        ranges
+            .iter()
+            .filter(|r| self.get(r).is_none())
+            .cloned()
+            .collect()
     }
 
     pub fn clear(&mut self) {

@@ -1,10 +1,13 @@
 //! Files of rows: which rows they have, and record batches of the rows that are wanted.
 //!
-//! Three parsers without I/O, one after the other, each with `step` (what is needed next) and `feed`:
+//! Three parsers without I/O, one after the other, each with `step` (what is needed next) and
+//! `feed`:
 //!
-//! 1. A [`FileIndexer`] reads footers and headers, and becomes a [`FileIndex`]: blocks, rows, schema. Kept for good; small.
-//! 2. A [`FileOpener`] reads what decoding needs of a file besides its blocks (a Parquet footer, Arrow dictionaries; of most formats
-//!    nothing), and becomes a [`FileReader`]. Kept while there is memory.
+//! 1. A [`FileIndexer`] reads footers and headers, and becomes a [`FileIndex`]: blocks, rows,
+//!    schema. Kept for good; small.
+//! 2. A [`FileOpener`] reads what decoding needs of a file besides its blocks (a Parquet footer,
+//!    Arrow dictionaries; of most formats nothing), and becomes a [`FileReader`]. Kept while there
+//!    is memory.
 //! 3. A [`BlockRead`] reads rows of one block, and becomes a `RecordBatch`.
 //!
 //! ```
@@ -34,10 +37,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **The contract of `step` and `feed`.** Each range of a [`Need`] is fed once, whole (or more than it) in one buffer, in any order; then comes
-//! the next `step`. Buffers are kept as they are, not copied. What was not fed is asked for again. An error is final.
+//! **The contract of `step` and `feed`.** Each range of a [`Need`] is fed once, whole (or more than
+//! it) in one buffer, in any order; then comes the next `step`. Buffers are kept as they are, not
+//! copied. What was not fed is asked for again. An error is final.
 //!
-//! Archives have their rows by way of a [`MemberIndex`](crate::MemberIndex): [`FileIndex::of_members`], [`FileReader::of_members`].
+//! Archives have their rows by way of a [`MemberIndex`](crate::MemberIndex):
+//! [`FileIndex::of_members`], [`FileReader::of_members`].
 
 mod blocks;
 mod file;

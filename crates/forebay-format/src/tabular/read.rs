@@ -27,7 +27,9 @@ impl FileOpener {
     /// `Invalid` for archives ([`FileReader::of_members`]).
     pub fn new(index: Arc<FileIndex>) -> Result<Self> {
         let inner = match &index.detail {
-            Detail::Parquet { footer_bytes } => Opening::Parquet(parquet::Opener::new(index.size, *footer_bytes)),
+            Detail::Parquet { footer_bytes } => {
+                Opening::Parquet(parquet::Opener::new(index.size, *footer_bytes))
+            }
             Detail::Ipc(places) => Opening::Ipc(ipc::Opener::new(places)),
             Detail::None | Detail::TfRecord { .. } => Opening::Nothing,
             Detail::Members(_) => {
@@ -38,7 +40,8 @@ impl FileOpener {
     }
 
     /// # Errors
-    /// `Corrupt` or `Unsupported`, with the offset; `VersionChanged` if the file is not the one that was indexed.
+    /// `Corrupt` or `Unsupported`, with the offset; `VersionChanged` if the file is not the one
+    /// that was indexed.
     pub fn step(&mut self) -> Result<Need> {
         match &mut self.inner {
             Opening::Parquet(p) => p.step(),
@@ -61,14 +64,19 @@ impl FileOpener {
     /// As [`FileOpener::step`]; `Internal` before it says `Done`.
     pub fn finish(mut self) -> Result<FileReader> {
         if self.step()? != Need::Done {
-            return Err(Error::internal("a file was opened before what that needs was read"));
+            return Err(Error::internal(
+                "a file was opened before what that needs was read",
+            ));
         }
         let inner = match self.inner {
             Opening::Parquet(p) => Opened::Parquet(p.finish(&self.index)?),
             Opening::Ipc(i) => Opened::Ipc(i.finish(&self.index)?),
             Opening::Nothing => Opened::Records,
         };
-        Ok(FileReader { index: self.index, inner })
+        Ok(FileReader {
+            index: self.index,
+            inner,
+        })
     }
 }
 
@@ -88,17 +96,30 @@ enum Opened {
 }
 
 impl FileReader {
-    /// For an archive whose members are known. The bytes of a compressed tar are those that it decompresses to.
+    /// For an archive whose members are known. The bytes of a compressed tar are those that it
+    /// decompresses to.
     ///
     /// # Errors
     /// `Invalid` if the index is not that of an archive with as many members.
     pub fn of_members(index: Arc<FileIndex>, members: Arc<MemberIndex>) -> Result<Self> {
         match &index.detail {
             Detail::Members(places) if places.members() == members.len() => {}
-            Detail::Members(_) => return Err(Error::version_changed("the archive has other members than when it was indexed")),
-            _ => return Err(Error::invalid(format!("a file of {} has no members", index.format))),
+            Detail::Members(_) => {
+                return Err(Error::version_changed(
+                    "the archive has other members than when it was indexed",
+                ));
+            }
+            _ => {
+                return Err(Error::invalid(format!(
+                    "a file of {} has no members",
+                    index.format
+                )));
+            }
         }
-        Ok(Self { index, inner: Opened::Members(members) })
+        Ok(Self {
+            index,
+            inner: Opened::Members(members),
+        })
     }
 
     pub fn index(&self) -> &Arc<FileIndex> {
@@ -118,19 +139,32 @@ impl FileReader {
     /// Begins to read rows of a block.
     ///
     /// # Errors
-    /// `RangeNotSatisfiable` for a block or row that is not there; `Invalid` for columns that are not (of tars these are null).
+    /// `RangeNotSatisfiable` for a block or row that is not there; `Invalid` for columns that are
+    /// not (of tars these are null).
     pub fn read(&self, block: usize, rows: Rows, projection: &Projection) -> Result<BlockRead> {
         let index = &self.index;
         if block >= index.blocks.blocks() {
             let n = index.blocks.blocks();
-            return Err(Error::range_not_satisfiable(format!("block {block} is asked for of a file that has {n} blocks")));
+            return Err(Error::range_not_satisfiable(format!(
+                "block {block} is asked for of a file that has {n} blocks"
+            )));
         }
         rows.check(index.blocks.block_rows(block))?;
         let inner = match &self.inner {
-            Opened::Parquet(p) => Reading::Parquet(Box::new(p.read(index, block, rows, projection)?)),
+            Opened::Parquet(p) => {
+                Reading::Parquet(Box::new(p.read(index, block, rows, projection)?))
+            }
             Opened::Ipc(i) => Reading::Ipc(i.read(index, block, rows, projection)?),
-            Opened::Members(members) => Reading::Members(samples::Read::new(index, members.clone(), block, rows, projection)?),
-            Opened::Records => Reading::Records(records::Read::new(index.clone(), block, rows, projection)?),
+            Opened::Members(members) => Reading::Members(samples::Read::new(
+                index,
+                members.clone(),
+                block,
+                rows,
+                projection,
+            )?),
+            Opened::Records => {
+                Reading::Records(records::Read::new(index.clone(), block, rows, projection)?)
+            }
         };
         Ok(BlockRead { inner })
     }
@@ -190,10 +224,13 @@ impl BlockRead {
     /// The rows, in order.
     ///
     /// # Errors
-    /// As [`BlockRead::step`]; `TooLarge` if they do not fit in one batch; `Internal` before `Done`.
+    /// As [`BlockRead::step`]; `TooLarge` if they do not fit in one batch; `Internal` before
+    /// `Done`.
     pub fn finish(mut self) -> Result<RecordBatch> {
         if self.step()? != Need::Done {
-            return Err(Error::internal("rows were asked for before their bytes were read"));
+            return Err(Error::internal(
+                "rows were asked for before their bytes were read",
+            ));
         }
         each!(self.inner, x => x.finish())
     }

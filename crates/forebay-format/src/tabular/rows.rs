@@ -22,7 +22,10 @@ impl Rows {
         let rows = rows.into();
         match rows.windows(2).find(|w| w[0] >= w[1]) {
             None => Ok(Rows::Sorted(rows)),
-            Some(w) => Err(Error::invalid(format!("row {} is asked for after row {}", w[1], w[0])).hint("sort the rows, each once")),
+            Some(w) => Err(
+                Error::invalid(format!("row {} is asked for after row {}", w[1], w[0]))
+                    .hint("sort the rows, each once"),
+            ),
         }
     }
 
@@ -40,15 +43,16 @@ impl Rows {
 
     pub(crate) fn check(&self, block_rows: u32) -> Result<()> {
         match self.slice().and_then(|rows| rows.last()) {
-            Some(&last) if last >= block_rows => {
-                Err(Error::range_not_satisfiable(format!("row {last} is asked for of a block that has {block_rows} rows")))
-            }
+            Some(&last) if last >= block_rows => Err(Error::range_not_satisfiable(format!(
+                "row {last} is asked for of a block that has {block_rows} rows"
+            ))),
             _ => Ok(()),
         }
     }
 }
 
-/// Columns that are wanted, by the names at the top of the schema, in the order in which the batch has them.
+/// Columns that are wanted, by the names at the top of the schema, in the order in which the batch
+/// has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Projection {
@@ -63,15 +67,25 @@ impl Projection {
     /// # Errors
     /// `Invalid` for a column that is not there, or is asked for twice.
     pub fn indices(&self, schema: &Schema) -> Result<Vec<usize>> {
-        let Projection::Columns(names) = self else { return Ok((0..schema.fields().len()).collect()) };
+        let Projection::Columns(names) = self else {
+            return Ok((0..schema.fields().len()).collect());
+        };
         let mut found = Vec::with_capacity(names.len());
         for name in names {
             let at = schema.index_of(name).map_err(|_| {
-                let have: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).take(20).collect();
-                Error::invalid(format!("there is no column {name:?}")).hint(format!("the columns are: {}", have.join(", ")))
+                let have: Vec<_> = schema
+                    .fields()
+                    .iter()
+                    .map(|f| f.name().as_str())
+                    .take(20)
+                    .collect();
+                Error::invalid(format!("there is no column {name:?}"))
+                    .hint(format!("the columns are: {}", have.join(", ")))
             })?;
             if found.contains(&at) {
-                return Err(Error::invalid(format!("the column {name:?} is asked for twice")));
+                return Err(Error::invalid(format!(
+                    "the column {name:?} is asked for twice"
+                )));
             }
             found.push(at);
         }
@@ -85,7 +99,11 @@ impl Projection {
     pub fn schema(&self, schema: &SchemaRef) -> Result<SchemaRef> {
         match self {
             Projection::All => Ok(schema.clone()),
-            Projection::Columns(_) => Ok(Arc::new(schema.project(&self.indices(schema)?).map_err(arrow_error)?)),
+            Projection::Columns(_) => Ok(Arc::new(
+                schema
+                    .project(&self.indices(schema)?)
+                    .map_err(arrow_error)?,
+            )),
         }
     }
 }
@@ -102,7 +120,9 @@ pub(crate) fn arrow_error(e: ArrowError) -> Error {
 
 /// Some rows of a batch.
 pub(crate) fn take_rows(batch: &RecordBatch, rows: &Rows) -> Result<RecordBatch> {
-    let Some(rows) = rows.slice() else { return Ok(batch.clone()) };
+    let Some(rows) = rows.slice() else {
+        return Ok(batch.clone());
+    };
     if rows.len() == batch.num_rows() {
         return Ok(batch.clone());
     }
@@ -122,7 +142,11 @@ impl BinaryRows {
     pub fn with_capacity(rows: usize, bytes: usize) -> Self {
         let mut ends = Vec::with_capacity(rows + 1);
         ends.push(0);
-        Self { data: Vec::with_capacity(bytes), ends, present: Vec::new() }
+        Self {
+            data: Vec::with_capacity(bytes),
+            ends,
+            present: Vec::new(),
+        }
     }
 
     pub fn rows(&self) -> usize {
@@ -137,8 +161,14 @@ impl BinaryRows {
     /// Ends a value whose bytes were appended to [`BinaryRows::data`].
     pub fn end_value(&mut self) -> Result<()> {
         let end = i32::try_from(self.data.len()).map_err(|_| {
-            Error::new(ErrorKind::TooLarge, format!("{} rows hold more than 2 GiB in one column", self.ends.len()))
-                .hint("ask for fewer rows at a time")
+            Error::new(
+                ErrorKind::TooLarge,
+                format!(
+                    "{} rows hold more than 2 GiB in one column",
+                    self.ends.len()
+                ),
+            )
+            .hint("ask for fewer rows at a time")
         })?;
         self.ends.push(end);
         if !self.present.is_empty() {
@@ -161,7 +191,11 @@ impl BinaryRows {
 
     fn parts(self) -> (OffsetBuffer<i32>, Buffer, Option<NullBuffer>) {
         let offsets = OffsetBuffer::new(ScalarBuffer::from(self.ends));
-        (offsets, Buffer::from_vec(self.data), (!self.present.is_empty()).then(|| NullBuffer::from(self.present)))
+        (
+            offsets,
+            Buffer::from_vec(self.data),
+            (!self.present.is_empty()).then(|| NullBuffer::from(self.present)),
+        )
     }
 
     pub fn finish(self) -> ArrayRef {
@@ -173,7 +207,9 @@ impl BinaryRows {
     /// `Corrupt` if any value is not UTF-8.
     pub fn finish_text(self) -> Result<ArrayRef> {
         let (offsets, data, nulls) = self.parts();
-        Ok(Arc::new(StringArray::try_new(offsets, data, nulls).map_err(arrow_error)?))
+        Ok(Arc::new(
+            StringArray::try_new(offsets, data, nulls).map_err(arrow_error)?,
+        ))
     }
 }
 

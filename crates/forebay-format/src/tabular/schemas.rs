@@ -10,7 +10,8 @@ use std::{
 /// Different schemas that are remembered; further ones are not shared.
 const KEPT_MAX: usize = 1024;
 
-/// The schemas of the files of one dataset: equal ones are one, and what makes a schema (the bytes of a Parquet footer) is turned into it once.
+/// The schemas of the files of one dataset: equal ones are one, and what makes a schema (the bytes
+/// of a Parquet footer) is turned into it once.
 #[derive(Debug, Default)]
 pub struct Schemas {
     kept: Mutex<Kept>,
@@ -25,12 +26,25 @@ struct Kept {
 impl Schemas {
     /// The one schema that equals this one.
     pub fn share(&self, schema: SchemaRef) -> SchemaRef {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).share(schema)
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .share(schema)
     }
 
     /// The schema that a key stands for, made at its first sight.
-    pub(crate) fn by_key(&self, key: u128, make: impl FnOnce() -> Result<SchemaRef>) -> Result<SchemaRef> {
-        if let Some(schema) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).by_key.get(&key) {
+    pub(crate) fn by_key(
+        &self,
+        key: u128,
+        make: impl FnOnce() -> Result<SchemaRef>,
+    ) -> Result<SchemaRef> {
+        if let Some(schema) = self
+            .kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_key
+            .get(&key)
+        {
             return Ok(schema.clone());
         }
         let made = make()?;
@@ -45,7 +59,11 @@ impl Schemas {
 
 impl Kept {
     fn share(&mut self, schema: SchemaRef) -> SchemaRef {
-        if let Some(same) = self.all.iter().find(|s| Arc::ptr_eq(s, &schema) || **s == schema) {
+        if let Some(same) = self
+            .all
+            .iter()
+            .find(|s| Arc::ptr_eq(s, &schema) || **s == schema)
+        {
             return same.clone();
         }
         if self.all.len() < KEPT_MAX {
@@ -57,8 +75,10 @@ impl Kept {
 
 /// A schema as bytes, for a store: an Arrow IPC stream without batches.
 pub fn encode_schema(schema: &Schema) -> Result<Vec<u8>> {
-    let failed = |e: arrow_schema::ArrowError| Error::internal("a schema cannot be stored").source(e);
-    let mut writer = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
+    let failed =
+        |e: arrow_schema::ArrowError| Error::internal("a schema cannot be stored").source(e);
+    let mut writer =
+        arrow_ipc::writer::StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
     writer.finish().map_err(failed)?;
     writer.into_inner().map_err(failed)
 }

@@ -32,7 +32,9 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
     let stored = number(field(148, 156)).and_then(|n| u32::try_from(n).ok());
     let (unsigned, signed) = sums(block);
     if stored.is_none_or(|s| s != unsigned && i64::from(s) != signed) {
-        return Err(Error::corrupt(format!("no tar header at offset {at}: its checksum does not match")));
+        return Err(Error::corrupt(format!(
+            "no tar header at offset {at}: its checksum does not match"
+        )));
     }
     let type_flag = block[156];
     let ustar = field(257, 263) == b"ustar\0";
@@ -43,11 +45,21 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
     };
     let size = match number(field(124, 136)) {
         Some(n) if (0..=i128::from(i64::MAX)).contains(&n) => n as u64,
-        Some(n) => return Err(Error::corrupt(format!("the tar header at offset {at} claims a size of {n} bytes"))),
-        None => return Err(Error::corrupt(format!("the tar header at offset {at} has a size that is no number"))),
+        Some(n) => {
+            return Err(Error::corrupt(format!(
+                "the tar header at offset {at} claims a size of {n} bytes"
+            )));
+        }
+        None => {
+            return Err(Error::corrupt(format!(
+                "the tar header at offset {at} has a size that is no number"
+            )));
+        }
     };
     // A time that cannot be read costs nobody the data.
-    let mtime_secs = number(field(136, 148)).and_then(|n| i64::try_from(n).ok()).unwrap_or(0);
+    let mtime_secs = number(field(136, 148))
+        .and_then(|n| i64::try_from(n).ok())
+        .unwrap_or(0);
     Ok(Block::Header(Header {
         type_flag,
         prefix,
@@ -63,10 +75,13 @@ pub(super) fn sparse_map_goes_on(block: &[u8; 512]) -> bool {
     block[SPARSE_CONTINUES_IN_BLOCK] != 0
 }
 
-/// The checksum of a header as POSIX has it, and with signed bytes as some old programs wrote it. Its own field counts as spaces.
+/// The checksum of a header as POSIX has it, and with signed bytes as some old programs wrote it.
+/// Its own field counts as spaces.
 pub(super) fn sums(block: &[u8; 512]) -> (u32, i64) {
     let around = block[..148].iter().chain(&block[156..]);
-    let (unsigned, signed) = around.fold((0u32, 0i64), |(u, s), &b| (u + u32::from(b), s + i64::from(b as i8)));
+    let (unsigned, signed) = around.fold((0u32, 0i64), |(u, s), &b| {
+        (u + u32::from(b), s + i64::from(b as i8))
+    });
     (unsigned + 8 * 32, signed + 8 * 32)
 }
 
@@ -75,18 +90,29 @@ fn text(field: &[u8]) -> &[u8] {
     field.split(|&b| b == 0).next().unwrap_or_default()
 }
 
-/// Octal with spaces or NULs around it (an empty field is 0), or GNU's base-256, which may be negative.
+/// Octal with spaces or NULs around it (an empty field is 0), or GNU's base-256, which may be
+/// negative.
 fn number(field: &[u8]) -> Option<i128> {
     if field[0] & 0x80 != 0 {
-        // Two's complement in all bits but the top one, which marks the form; the bit below is the sign. At most 12 bytes: fits.
+        // Two's complement in all bits but the top one, which marks the form; the bit below is the
+        // sign. At most 12 bytes: fits.
         let first = i128::from((field[0] << 1) as i8 >> 1);
-        return Some(field[1..].iter().fold(first, |n, &b| (n << 8) | i128::from(b)));
+        return Some(
+            field[1..]
+                .iter()
+                .fold(first, |n, &b| (n << 8) | i128::from(b)),
+        );
     }
     let padding = |b: &u8| matches!(b, b' ' | 0);
-    let start = field.iter().position(|b| !padding(b)).unwrap_or(field.len());
+    let start = field
+        .iter()
+        .position(|b| !padding(b))
+        .unwrap_or(field.len());
     let digits = &field[start..];
     let end = digits.iter().position(padding).unwrap_or(digits.len());
-    digits[..end].iter().try_fold(0i128, |n, &b| matches!(b, b'0'..=b'7').then(|| n * 8 + i128::from(b - b'0')))
+    digits[..end].iter().try_fold(0i128, |n, &b| {
+        matches!(b, b'0'..=b'7').then(|| n * 8 + i128::from(b - b'0'))
+    })
 }
 
 #[cfg(test)]
@@ -102,8 +128,16 @@ mod tests {
         assert_eq!(number(&[0; 12]), Some(0));
         assert_eq!(number(b"12x\0"), None);
         assert_eq!(number(b"-1\0"), None);
-        assert_eq!(number(&[0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0]), Some(8 << 30));
+        assert_eq!(
+            number(&[0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0]),
+            Some(8 << 30)
+        );
         assert_eq!(number(&[0xff; 12]), Some(-1));
-        assert_eq!(number(&[0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]), Some((1 << 88) - 1));
+        assert_eq!(
+            number(&[
+                0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff
+            ]),
+            Some((1 << 88) - 1)
+        );
     }
 }

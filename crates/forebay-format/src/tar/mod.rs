@@ -1,7 +1,8 @@
 //! Tar: headers read and written, and the scanner that finds members.
 //!
-//! Read: V7, ustar with prefix, star's prefix, GNU (base-256 numbers, long names, sparse files), PAX (`x`, Solaris' `X`, and `g` headers
-//! with path, size, mtime and GNU's sparse keys). Written: ustar, with a PAX header before it where a name, a size or a time does not fit.
+//! Read: V7, ustar with prefix, star's prefix, GNU (base-256 numbers, long names, sparse files),
+//! PAX (`x`, Solaris' `X`, and `g` headers with path, size, mtime and GNU's sparse keys). Written:
+//! ustar, with a PAX header before it where a name, a size or a time does not fit.
 
 mod header;
 mod pax;
@@ -10,8 +11,8 @@ mod write;
 
 pub use scan::{ScanStep, TarScanner};
 pub use write::{
-    TAR_TRAILER_BYTES, tar_entry_bytes, tar_exact_size, tar_header_bytes, tar_header_into, tar_header_with_pax, tar_padding,
-    tar_padding_into, tar_trailer_into,
+    TAR_TRAILER_BYTES, tar_entry_bytes, tar_exact_size, tar_header_bytes, tar_header_into,
+    tar_header_with_pax, tar_padding, tar_padding_into, tar_trailer_into,
 };
 
 /// Headers and data begin at multiples of this.

@@ -15,11 +15,15 @@ pub(super) struct Pax {
 }
 
 impl Pax {
-    /// Adds the records of one extended header, which begins at offset `at`; an empty value takes a keyword back.
+    /// Adds the records of one extended header, which begins at offset `at`; an empty value takes a
+    /// keyword back.
     pub fn read(&mut self, mut records: &[u8], at: u64) -> Result<()> {
         while records.first().is_some_and(|&b| b != 0) {
-            let (keyword, value, rest) =
-                record(records).ok_or_else(|| Error::corrupt(format!("the PAX header at offset {at} has a malformed record")))?;
+            let (keyword, value, rest) = record(records).ok_or_else(|| {
+                Error::corrupt(format!(
+                    "the PAX header at offset {at} has a malformed record"
+                ))
+            })?;
             records = rest;
             let given = (!value.is_empty()).then_some(value);
             match keyword {
@@ -49,14 +53,20 @@ fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 fn size(value: &[u8], at: u64) -> Result<u64> {
-    decimal(value).filter(|&n| i64::try_from(n).is_ok()).ok_or_else(|| {
-        let shown = String::from_utf8_lossy(&value[..value.len().min(40)]).into_owned();
-        Error::corrupt(format!("the PAX header at offset {at} claims a size of {shown:?}"))
-    })
+    decimal(value)
+        .filter(|&n| i64::try_from(n).is_ok())
+        .ok_or_else(|| {
+            let shown = String::from_utf8_lossy(&value[..value.len().min(40)]).into_owned();
+            Error::corrupt(format!(
+                "the PAX header at offset {at} claims a size of {shown:?}"
+            ))
+        })
 }
 
 fn decimal(digits: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(digits).ok().filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit()))?;
+    let text = std::str::from_utf8(digits)
+        .ok()
+        .filter(|t| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit()))?;
     text.parse().ok()
 }
 
@@ -80,9 +90,14 @@ mod tests {
 
     #[test]
     fn records_are_read_and_junk_is_refused() {
-        let pax = read(b"12 path=a=b\n20 mtime=-12.500000\n11 size=42\n22 GNU.sparse.major=1\n\0\0").unwrap();
+        let pax =
+            read(b"12 path=a=b\n20 mtime=-12.500000\n11 size=42\n22 GNU.sparse.major=1\n\0\0")
+                .unwrap();
         assert_eq!(pax.path.as_deref(), Some(b"a=b".as_slice()));
-        assert_eq!((pax.size, pax.mtime_secs, pax.sparse), (Some(42), Some(-13), true));
+        assert_eq!(
+            (pax.size, pax.mtime_secs, pax.sparse),
+            (Some(42), Some(-13), true)
+        );
         assert_eq!(read(b"11 size=42\n8 size=\n").unwrap().size, None);
         assert_eq!(read(b"11 mtime=x\n").unwrap().mtime_secs, None);
         for junk in [

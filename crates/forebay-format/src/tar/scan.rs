@@ -1,17 +1,20 @@
 //! Finds the members of a tar from its headers alone.
 //!
-//! The scanner wants one thing at a time: a header block, the data of an extended header, or a further block of a sparse map. It
-//! is fed bytes in either of two ways, and both may be mixed:
+//! The scanner wants one thing at a time: a header block, the data of an extended header, or a
+//! further block of a sparse map. It is fed bytes in either of two ways, and both may be mixed:
 //!
-//! - **by range**: [`TarScanner::step`] names the bytes it wants; the caller reads at least some of them (more is welcome) and hands them to
-//!   [`TarScanner::feed`]. Data in between is never asked for, so a shard of large members costs a few small reads.
-//! - **as a stream**: [`TarScanner::push`] takes all bytes of the archive in order, cut anywhere, and skips data by itself.
+//! - **by range**: [`TarScanner::step`] names the bytes it wants; the caller reads at least some of
+//!   them (more is welcome) and hands them to [`TarScanner::feed`]. Data in between is never asked
+//!   for, so a shard of large members costs a few small reads.
+//! - **as a stream**: [`TarScanner::push`] takes all bytes of the archive in order, cut anywhere,
+//!   and skips data by itself.
 //!
-//! Invariant: `pos` is where the wanted thing begins and `held` are its first bytes; so the next byte that is of use is at
-//! `pos + held.len()`, and memory beside the index is one header, or one extended header of bounded size.
+//! Invariant: `pos` is where the wanted thing begins and `held` are its first bytes; so the next
+//! byte that is of use is at `pos + held.len()`, and memory beside the index is one header, or one
+//! extended header of bounded size.
 //!
-//! **The end** is two blocks of zeros, or the end of the archive where a header would begin (one block of zeros may stand there). A size is
-//! believed only if the archive is that long.
+//! **The end** is two blocks of zeros, or the end of the archive where a header would begin (one
+//! block of zeros may stand there). A size is believed only if the archive is that long.
 
 use super::{BLOCK_BYTES, header, pax::Pax, round_up};
 use crate::{
@@ -90,7 +93,11 @@ impl TarScanner {
         };
         match size {
             Some(0) => this.want = Want::Nothing,
-            Some(short @ ..BLOCK_BYTES) => this.want = Want::Failed(Error::corrupt(format!("{short} bytes are no tar, from offset 0 on"))),
+            Some(short @ ..BLOCK_BYTES) => {
+                this.want = Want::Failed(Error::corrupt(format!(
+                    "{short} bytes are no tar, from offset 0 on"
+                )))
+            }
             _ => {}
         }
         this
@@ -104,7 +111,9 @@ impl TarScanner {
         match &self.want {
             Want::Nothing => Ok(ScanStep::Done),
             Want::Failed(e) => Err(e.clone()),
-            _ => Ok(ScanStep::Need(self.pos + self.held.len() as u64..self.pos + self.wanted_len() as u64)),
+            _ => Ok(ScanStep::Need(
+                self.pos + self.held.len() as u64..self.pos + self.wanted_len() as u64,
+            )),
         }
     }
 
@@ -112,18 +121,25 @@ impl TarScanner {
         matches!(self.want, Want::Nothing)
     }
 
-    /// Takes bytes that begin at `offset` of the archive, uses all in them that is of use, and says what is wanted next. Bytes before
-    /// the wanted ones are passed over; bytes beyond a gap are not used.
+    /// Takes bytes that begin at `offset` of the archive, uses all in them that is of use, and says
+    /// what is wanted next. Bytes before the wanted ones are passed over; bytes beyond a gap are
+    /// not used.
     ///
     /// # Errors
-    /// `Corrupt` with the offset, `Unsupported` past a limit. The members found so far stay ([`TarScanner::into_partial`]).
+    /// `Corrupt` with the offset, `Unsupported` past a limit. The members found so far stay
+    /// ([`TarScanner::into_partial`]).
     pub fn feed(&mut self, offset: u64, bytes: &[u8]) -> Result<ScanStep> {
         loop {
             let wanted = match self.step()? {
                 ScanStep::Need(range) => range,
                 done => return Ok(done),
             };
-            let Some(skip) = wanted.start.checked_sub(offset).and_then(|s| usize::try_from(s).ok()).filter(|&s| s < bytes.len()) else {
+            let Some(skip) = wanted
+                .start
+                .checked_sub(offset)
+                .and_then(|s| usize::try_from(s).ok())
+                .filter(|&s| s < bytes.len())
+            else {
                 return Ok(ScanStep::Need(wanted));
             };
             let fresh = &bytes[skip..];
@@ -162,7 +178,8 @@ impl TarScanner {
     /// The end of the archive: its index.
     ///
     /// # Errors
-    /// `Corrupt` with the offset where the archive is cut off: it ended, or (fed by range) its caller stopped, before its end was seen.
+    /// `Corrupt` with the offset where the archive is cut off: it ended, or (fed by range) its
+    /// caller stopped, before its end was seen.
     pub fn finish(mut self) -> Result<MemberIndex> {
         if let (None, false) = (self.size, self.is_done()) {
             self.size = Some(self.pushed);
@@ -173,9 +190,12 @@ impl TarScanner {
         }
         match self.step()? {
             ScanStep::Done => Ok(self.builder.finish()),
-            ScanStep::Need(range) => {
-                Err(Error::corrupt(format!("the tar is cut off: bytes {}-{} are missing{}", range.start, range.end - 1, self.after())))
-            }
+            ScanStep::Need(range) => Err(Error::corrupt(format!(
+                "the tar is cut off: bytes {}-{} are missing{}",
+                range.start,
+                range.end - 1,
+                self.after()
+            ))),
         }
     }
 
@@ -204,23 +224,45 @@ impl TarScanner {
 
     /// Takes the wanted thing, whole.
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
-        if let Want::Extended { type_flag, len, header_at } = self.want {
+        if let Want::Extended {
+            type_flag,
+            len,
+            header_at,
+        } = self.want
+        {
             match type_flag {
-                b'L' => self.long_name = Some(bytes.split(|&b| b == 0).next().unwrap_or_default().to_vec()),
+                b'L' => {
+                    self.long_name =
+                        Some(bytes.split(|&b| b == 0).next().unwrap_or_default().to_vec())
+                }
                 b'g' => self.global.read(bytes, header_at)?,
                 _ => self.pax.get_or_insert_default().read(bytes, header_at)?,
             }
             return self.expect_header_at(self.after_data(self.pos, len, header_at)?);
         }
-        let block: &[u8; 512] = bytes.try_into().map_err(|_| Error::internal("a tar block of other than 512 bytes"))?;
+        let block: &[u8; 512] = bytes
+            .try_into()
+            .map_err(|_| Error::internal("a tar block of other than 512 bytes"))?;
         if let Want::SparseMap { data_len, .. } = self.want {
             let at = self.pos;
             if header::sparse_map_goes_on(block) {
                 self.pos += BLOCK_BYTES;
                 return self.check_room(BLOCK_BYTES, at);
             }
-            let Want::SparseMap { name, mtime_secs, .. } = std::mem::replace(&mut self.want, Want::Header) else { return Ok(()) };
-            return self.member(&name, mtime_secs, Storage::Sparse, at + BLOCK_BYTES, data_len, at);
+            let Want::SparseMap {
+                name, mtime_secs, ..
+            } = std::mem::replace(&mut self.want, Want::Header)
+            else {
+                return Ok(());
+            };
+            return self.member(
+                &name,
+                mtime_secs,
+                Storage::Sparse,
+                at + BLOCK_BYTES,
+                data_len,
+                at,
+            );
         }
         let at = self.pos;
         match header::parse(block, at)? {
@@ -234,7 +276,9 @@ impl TarScanner {
                 }
             }
             header::Block::Header(_) if matches!(self.want, Want::HeaderOrEnd) => {
-                Err(Error::corrupt(format!("a lone block of zeros before the tar header at offset {at}")))
+                Err(Error::corrupt(format!(
+                    "a lone block of zeros before the tar header at offset {at}"
+                )))
             }
             header::Block::Header(h) => self.header(&h, at),
         }
@@ -245,13 +289,19 @@ impl TarScanner {
         if matches!(h.type_flag, b'L' | b'x' | b'X' | b'g') {
             if h.size > limits::TAR_EXTENDED_HEADER_MAX_BYTES {
                 let (len, max) = (h.size, limits::TAR_EXTENDED_HEADER_MAX_BYTES);
-                return Err(Error::unsupported(format!("the extended tar header at offset {at} is {len} bytes long; the limit is {max}")));
+                return Err(Error::unsupported(format!(
+                    "the extended tar header at offset {at} is {len} bytes long; the limit is {max}"
+                )));
             }
             if h.size == 0 {
                 return self.expect_header_at(data);
             }
             self.pos = data;
-            self.want = Want::Extended { type_flag: h.type_flag, len: h.size, header_at: at };
+            self.want = Want::Extended {
+                type_flag: h.type_flag,
+                len: h.size,
+                header_at: at,
+            };
             return self.check_room(h.size, at);
         }
         if h.type_flag == b'K' {
@@ -269,9 +319,13 @@ impl TarScanner {
             .or(self.global.path.clone())
             .map_or_else(own_name, Cow::Owned);
         let name = String::from_utf8_lossy(&name);
-        let mtime_secs = pax.mtime_secs.or(self.global.mtime_secs).unwrap_or(h.mtime_secs);
+        let mtime_secs = pax
+            .mtime_secs
+            .or(self.global.mtime_secs)
+            .unwrap_or(h.mtime_secs);
         let size = pax.size.or(self.global.size).unwrap_or(h.size);
-        // As every reader has it, links, devices and directories are followed by no data, whatever their size says.
+        // As every reader has it, links, devices and directories are followed by no data, whatever
+        // their size says.
         let (storage, data_len) = match h.type_flag {
             0 if h.name.ends_with(b"/") => (Storage::Directory, 0),
             _ if pax.sparse || self.global.sparse => (Storage::Sparse, size),
@@ -284,17 +338,37 @@ impl TarScanner {
             _ => (Storage::Special, size),
         };
         if h.sparse_map_continues {
-            self.want = Want::SparseMap { data_len, name: name.into_owned(), mtime_secs };
+            self.want = Want::SparseMap {
+                data_len,
+                name: name.into_owned(),
+                mtime_secs,
+            };
             self.pos = data;
             return self.check_room(BLOCK_BYTES, at);
         }
         self.member(&name, mtime_secs, storage, data, data_len, at)
     }
 
-    fn member(&mut self, name: &str, mtime_secs: i64, storage: Storage, data: u64, size: u64, header_at: u64) -> Result<()> {
+    fn member(
+        &mut self,
+        name: &str,
+        mtime_secs: i64,
+        storage: Storage,
+        data: u64,
+        size: u64,
+        header_at: u64,
+    ) -> Result<()> {
         let next = self.after_data(data, size, header_at)?;
         let kind = self.builder.kind();
-        let extent = Extent { kind, storage, offset: data, size, stored_size: size, crc32: None, bound: 0 };
+        let extent = Extent {
+            kind,
+            storage,
+            offset: data,
+            size,
+            stored_size: size,
+            crc32: None,
+            bound: 0,
+        };
         self.builder.push(name, mtime_secs, &extent)?;
         self.expect_header_at(next)
     }
@@ -302,10 +376,13 @@ impl TarScanner {
     /// Where the header after `len` bytes of data is.
     fn after_data(&self, data: u64, len: u64, header_at: u64) -> Result<u64> {
         // Where the size is not known, no offset may come near the end of the numbers.
-        let end = data.checked_add(len).filter(|&end| end <= self.size.unwrap_or(i64::MAX as u64));
+        let end = data
+            .checked_add(len)
+            .filter(|&end| end <= self.size.unwrap_or(i64::MAX as u64));
         end.and_then(round_up).ok_or_else(|| {
             Error::corrupt(format!(
-                "the tar header at offset {header_at} claims {len} bytes of data, past the end of the archive{}",
+                "the tar header at offset {header_at} claims {len} bytes of data, past the end \
+                 of the archive{}",
                 self.ends()
             ))
         })
@@ -324,17 +401,23 @@ impl TarScanner {
     /// Refuses to want what lies past the end of the archive.
     fn check_room(&self, len: u64, header_at: u64) -> Result<()> {
         match self.size {
-            Some(size) if self.pos.checked_add(len).is_none_or(|end| end > size) => Err(Error::corrupt(format!(
-                "the tar is cut off: it ends at offset {size}, in the middle of what follows the header at offset {header_at}{}",
-                self.after()
-            ))),
+            Some(size) if self.pos.checked_add(len).is_none_or(|end| end > size) => {
+                Err(Error::corrupt(format!(
+                    "the tar is cut off: it ends at offset {size}, in the middle of what follows \
+                     the header at offset {header_at}{}",
+                    self.after()
+                )))
+            }
             _ => Ok(()),
         }
     }
 
     fn end(&mut self) -> Result<()> {
         if self.pax.is_some() || self.long_name.is_some() {
-            return Err(Error::corrupt(format!("the tar ends at offset {} after an extended header without its member", self.pos)));
+            return Err(Error::corrupt(format!(
+                "the tar ends at offset {} after an extended header without its member",
+                self.pos
+            )));
         }
         self.want = Want::Nothing;
         Ok(())

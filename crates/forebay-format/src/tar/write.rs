@@ -1,8 +1,10 @@
-//! Tar headers, padding and trailer, each appended to the caller's buffer: file bytes go in between without passing through here.
+//! Tar headers, padding and trailer, each appended to the caller's buffer: file bytes go in between
+//! without passing through here.
 //!
-//! Plain ustar headers, mode 0644, owner 0, no user names. A name that fits neither 100 bytes nor prefix and name, a size past
-//! 8 GiB, or a time outside 33 bits goes into a PAX header before it, as POSIX has it and Python, GNU tar and Go read it. The bytes are a
-//! function of the arguments alone.
+//! Plain ustar headers, mode 0644, owner 0, no user names. A name that fits neither 100 bytes nor
+//! prefix and name, a size past 8 GiB, or a time outside 33 bits goes into a PAX header before it,
+//! as POSIX has it and Python, GNU tar and Go read it. The bytes are a function of the arguments
+//! alone.
 
 use super::{BLOCK_BYTES, header, round_up};
 use bytes::BufMut;
@@ -14,23 +16,35 @@ pub const TAR_TRAILER_BYTES: u64 = 2 * BLOCK_BYTES;
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 /// What 11 octal digits hold.
 const OCTAL_11_MAX: u64 = 0o77_777_777_777;
-/// The name of the PAX header itself, shown by programs that do not know PAX. Python writes the same.
+/// The name of the PAX header itself, shown by programs that do not know PAX. Python writes the
+/// same.
 const PAX_NAME: &[u8] = b"././@PaxHeader";
 
 /// Appends the header of a file; `size` bytes of data and [`tar_padding`] zeros belong after it.
 ///
 /// # Errors
 /// `Invalid` if the name is empty or holds a NUL.
-pub fn tar_header_into(out: &mut impl BufMut, name: &str, size: u64, mtime_secs: i64) -> Result<()> {
+pub fn tar_header_into(
+    out: &mut impl BufMut,
+    name: &str,
+    size: u64,
+    mtime_secs: i64,
+) -> Result<()> {
     tar_header_with_pax(out, name, size, mtime_secs, &[])
 }
 
-/// [`tar_header_into`] with further PAX records, such as `("FOREBAY.error", "…")` on a placeholder. Readers that do not know a keyword pass
-/// over it; Python shows them in `TarInfo.pax_headers`.
+/// [`tar_header_into`] with further PAX records, such as `("FOREBAY.error", "…")` on a placeholder.
+/// Readers that do not know a keyword pass over it; Python shows them in `TarInfo.pax_headers`.
 ///
 /// # Errors
 /// `Invalid` if the name is empty or holds a NUL, or a keyword is empty or holds `=`.
-pub fn tar_header_with_pax(out: &mut impl BufMut, name: &str, size: u64, mtime_secs: i64, pax: &[(&str, &str)]) -> Result<()> {
+pub fn tar_header_with_pax(
+    out: &mut impl BufMut,
+    name: &str,
+    size: u64,
+    mtime_secs: i64,
+    pax: &[(&str, &str)],
+) -> Result<()> {
     let plan = Plan::new(name, size, mtime_secs, pax)?;
     if plan.records_len > 0 {
         out.put_slice(&block(PAX_NAME, b"", plan.records_len, 0, b'x'));
@@ -43,8 +57,14 @@ pub fn tar_header_with_pax(out: &mut impl BufMut, name: &str, size: u64, mtime_s
         out.put_slice(&records);
         tar_padding_into(out, plan.records_len);
     }
-    let (prefix, name) = plan.split.unwrap_or((b"", &name.as_bytes()[..floor(name, 100)]));
-    let mtime = if plan.mtime_record.is_some() { 0 } else { mtime_secs as u64 };
+    let (prefix, name) = plan
+        .split
+        .unwrap_or((b"", &name.as_bytes()[..floor(name, 100)]));
+    let mtime = if plan.mtime_record.is_some() {
+        0
+    } else {
+        mtime_secs as u64
+    };
     let size = if plan.size_record.is_some() { 0 } else { size };
     out.put_slice(&block(name, prefix, size, mtime, b'0'));
     Ok(())
@@ -70,9 +90,19 @@ pub fn tar_trailer_into(out: &mut impl BufMut) {
 ///
 /// # Errors
 /// As that.
-pub fn tar_header_bytes(name: &str, size: u64, mtime_secs: i64, pax: &[(&str, &str)]) -> Result<u64> {
+pub fn tar_header_bytes(
+    name: &str,
+    size: u64,
+    mtime_secs: i64,
+    pax: &[(&str, &str)],
+) -> Result<u64> {
     let records = Plan::new(name, size, mtime_secs, pax)?.records_len;
-    Ok(BLOCK_BYTES + if records > 0 { BLOCK_BYTES + records.next_multiple_of(BLOCK_BYTES) } else { 0 })
+    Ok(BLOCK_BYTES
+        + if records > 0 {
+            BLOCK_BYTES + records.next_multiple_of(BLOCK_BYTES)
+        } else {
+            0
+        })
 }
 
 /// Bytes of a whole entry: header, data, padding.
@@ -81,7 +111,9 @@ pub fn tar_header_bytes(name: &str, size: u64, mtime_secs: i64, pax: &[(&str, &s
 /// As [`tar_header_into`], and `Invalid` past 2^64 bytes.
 pub fn tar_entry_bytes(name: &str, size: u64, mtime_secs: i64) -> Result<u64> {
     let header = tar_header_bytes(name, size, mtime_secs, &[])?;
-    round_up(size).and_then(|data| data.checked_add(header)).ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))
+    round_up(size)
+        .and_then(|data| data.checked_add(header))
+        .ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))
 }
 
 /// Bytes of the tar of these entries (name, size, mtime), trailer included: its Content-Length.
@@ -92,7 +124,9 @@ pub fn tar_exact_size<'a>(entries: impl IntoIterator<Item = (&'a str, u64, i64)>
     let mut total = TAR_TRAILER_BYTES;
     for (name, size, mtime_secs) in entries {
         let entry = tar_entry_bytes(name, size, mtime_secs)?;
-        total = total.checked_add(entry).ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))?;
+        total = total
+            .checked_add(entry)
+            .ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))?;
     }
     Ok(total)
 }
@@ -110,19 +144,34 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(name: &'a str, size: u64, mtime_secs: i64, pax: &'a [(&'a str, &'a str)]) -> Result<Self> {
+    fn new(
+        name: &'a str,
+        size: u64,
+        mtime_secs: i64,
+        pax: &'a [(&'a str, &'a str)],
+    ) -> Result<Self> {
         if name.is_empty() || name.contains('\0') {
-            return Err(Error::invalid(format!("{:?} cannot be the name of an archive member", shorten(name))));
+            return Err(Error::invalid(format!(
+                "{:?} cannot be the name of an archive member",
+                shorten(name)
+            )));
         }
-        if let Some((keyword, _)) = pax.iter().find(|(k, _)| k.is_empty() || k.contains(['=', '\n'])) {
-            return Err(Error::invalid(format!("{:?} cannot be a PAX keyword", shorten(keyword))));
+        if let Some((keyword, _)) = pax
+            .iter()
+            .find(|(k, _)| k.is_empty() || k.contains(['=', '\n']))
+        {
+            return Err(Error::invalid(format!(
+                "{:?} cannot be a PAX keyword",
+                shorten(keyword)
+            )));
         }
         let split = split(name);
         let mut plan = Plan {
             split,
             path_record: split.is_none().then_some(name),
             size_record: (size > OCTAL_11_MAX).then(|| size.to_string()),
-            mtime_record: (mtime_secs < 0 || mtime_secs as u64 > OCTAL_11_MAX).then(|| mtime_secs.to_string()),
+            mtime_record: (mtime_secs < 0 || mtime_secs as u64 > OCTAL_11_MAX)
+                .then(|| mtime_secs.to_string()),
             pax,
             records_len: 0,
         };
@@ -154,15 +203,21 @@ fn split(name: &str) -> Option<(&[u8], &[u8])> {
     if name.len() <= 100 {
         return Some((b"", name));
     }
-    // The first slash that leaves at most 100 bytes; the name after it must not be empty, the prefix neither.
+    // The first slash that leaves at most 100 bytes; the name after it must not be empty, the
+    // prefix neither.
     let from = name.len() - 101;
     let slash = from + name[from..name.len() - 1].iter().position(|&b| b == b'/')?;
-    (1..=155).contains(&slash).then(|| (&name[..slash], &name[slash + 1..]))
+    (1..=155)
+        .contains(&slash)
+        .then(|| (&name[..slash], &name[slash + 1..]))
 }
 
 /// At most `max` bytes of a text, not cut inside a character.
 fn floor(text: &str, max: usize) -> usize {
-    (0..=max.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+    (0..=max.min(text.len()))
+        .rev()
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(0)
 }
 
 /// The length of `"<length> <keyword>=<value>\n"`, which counts its own digits.
@@ -210,7 +265,9 @@ mod tests {
 
     #[test]
     fn record_lengths_count_themselves() {
-        for n in [0usize, 1, 5, 90, 91, 92, 93, 94, 95, 96, 985, 990, 991, 992, 993, 5000] {
+        for n in [
+            0usize, 1, 5, 90, 91, 92, 93, 94, 95, 96, 985, 990, 991, 992, 993, 5000,
+        ] {
             let value = "v".repeat(n);
             let len = record_len("k", &value);
             assert_eq!(format!("{len} k={value}\n").len(), len, "{n}");
@@ -221,13 +278,22 @@ mod tests {
     fn sizes_are_exact() {
         let long = "d/".repeat(200) + "f";
         let wide = "ü".repeat(101);
-        for (name, size, mtime) in [("a", 0, 0), ("a/b", 1, 7), (&long, 511, -1), (&wide, 512, 1 << 40), ("x", 9 << 30, 3)] {
+        for (name, size, mtime) in [
+            ("a", 0, 0),
+            ("a/b", 1, 7),
+            (&long, 511, -1),
+            (&wide, 512, 1 << 40),
+            ("x", 9 << 30, 3),
+        ] {
             let mut out = Vec::new();
             tar_header_into(&mut out, name, size, mtime).unwrap();
             let whole = out.len() as u64 + size + tar_padding(size) as u64;
             assert_eq!(tar_entry_bytes(name, size, mtime).unwrap(), whole, "{name}");
             assert_eq!(whole % 512, 0);
         }
-        assert_eq!(tar_exact_size([("a", 3, 0), ("b", 0, 0)]).unwrap(), 512 + 512 + 512 + 1024);
+        assert_eq!(
+            tar_exact_size([("a", 3, 0), ("b", 0, 0)]).unwrap(),
+            512 + 512 + 512 + 1024
+        );
     }
 }

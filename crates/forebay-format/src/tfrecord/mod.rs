@@ -1,11 +1,13 @@
 //! TFRecord: records framed by their length and two checksums.
 //!
-//! `length u64 | masked CRC32C of the length u32 | data | masked CRC32C of the data u32`, little endian. Where records begin is found by hopping
-//! from one to the next: each hop needs 12 bytes. Reads are made as large as pays: where records are smaller than what an origin is
-//! asked for at a time, the file is read as it is; where they are larger, only their heads are. A file of offsets beside it
-//! ([`side_file`]) spares the hops.
+//! `length u64 | masked CRC32C of the length u32 | data | masked CRC32C of the data u32`, little
+//! endian. Where records begin is found by hopping from one to the next: each hop needs 12 bytes.
+//! Reads are made as large as pays: where records are smaller than what an origin is asked for at a
+//! time, the file is read as it is; where they are larger, only their heads are. A file of offsets
+//! beside it ([`side_file`]) spares the hops.
 //!
-//! Lengths are believed only with their checksum, and checksums of data are held against the data whenever a record is read.
+//! Lengths are believed only with their checksum, and checksums of data are held against the data
+//! whenever a record is read.
 
 mod scan;
 pub mod side_file;
@@ -35,25 +37,34 @@ pub fn record_into(out: &mut Vec<u8>, data: &[u8]) {
 
 /// Whether a file begins with a record.
 pub(crate) fn looks_like_record(head: &[u8]) -> bool {
-    head.split_first_chunk::<HEAD_BYTES>().is_some_and(|(head, _)| parse_head(head, 0).is_ok())
+    head.split_first_chunk::<HEAD_BYTES>()
+        .is_some_and(|(head, _)| parse_head(head, 0).is_ok())
 }
 
 /// The length of the data of the record whose head this is.
 fn parse_head(head: &[u8; HEAD_BYTES], at: u64) -> Result<u64> {
     let (len, sum) = head.split_at(8);
-    let (len, sum) = (<[u8; 8]>::try_from(len).unwrap_or_default(), <[u8; 4]>::try_from(sum).unwrap_or_default());
+    let (len, sum) = (
+        <[u8; 8]>::try_from(len).unwrap_or_default(),
+        <[u8; 4]>::try_from(sum).unwrap_or_default(),
+    );
     if masked_crc32c(&len) != u32::from_le_bytes(sum) {
-        return Err(Error::corrupt(format!("the length of the TFRecord at offset {at} does not match its checksum")));
+        return Err(Error::corrupt(format!(
+            "the length of the TFRecord at offset {at} does not match its checksum"
+        )));
     }
     let len = u64::from_le_bytes(len);
     if len > limits::RECORD_MAX_BYTES {
         let max = limits::RECORD_MAX_BYTES;
-        return Err(Error::unsupported(format!("the TFRecord at offset {at} is {len} bytes long; the limit is {max}")));
+        return Err(Error::unsupported(format!(
+            "the TFRecord at offset {at} is {len} bytes long; the limit is {max}"
+        )));
     }
     Ok(len)
 }
 
-/// The next record of bytes that begin with one, and how many bytes it takes with its frame (0 if there is none).
+/// The next record of bytes that begin with one, and how many bytes it takes with its frame (0 if
+/// there is none).
 pub(crate) fn next(bytes: &[u8], at: u64, check: bool) -> Result<(Option<&[u8]>, usize)> {
     if bytes.is_empty() {
         return Ok((None, 0));
@@ -64,7 +75,9 @@ pub(crate) fn next(bytes: &[u8], at: u64, check: bool) -> Result<(Option<&[u8]>,
     let (data, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
     let (sum, _) = rest.split_first_chunk::<FOOT_BYTES>().ok_or_else(cut)?;
     if check && masked_crc32c(data) != u32::from_le_bytes(*sum) {
-        return Err(Error::corrupt(format!("the data of the TFRecord at offset {at} does not match its checksum")));
+        return Err(Error::corrupt(format!(
+            "the data of the TFRecord at offset {at} does not match its checksum"
+        )));
     }
     Ok((Some(data), HEAD_BYTES + len + FOOT_BYTES))
 }

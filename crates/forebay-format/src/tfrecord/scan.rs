@@ -49,7 +49,11 @@ impl Indexer {
             options: options.clone(),
             piece_start: 0,
             piece_rows: 0,
-            seen: look.then(|| Seen { features: example::Seen::default(), records: 0, held: Vec::new() }),
+            seen: look.then(|| Seen {
+                features: example::Seen::default(),
+                records: 0,
+                held: Vec::new(),
+            }),
         }
     }
 
@@ -68,7 +72,8 @@ impl Indexer {
         }
         let have = self.at + self.head.len() as u64;
         let average = self.at / self.records.max(1);
-        // What an origin is asked for is rounded to chunks: where records are smaller, hopping over them saves nothing.
+        // What an origin is asked for is rounded to chunks: where records are smaller, hopping over
+        // them saves nothing.
         let window = if self.records < 4 {
             64 << 10
         } else if average < limits::CHUNK_BYTES {
@@ -81,12 +86,19 @@ impl Indexer {
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
         loop {
-            let have = self.at + self.head.len() as u64 + self.seen.as_ref().map_or(0, |s| s.held.len() as u64);
-            let fresh = have.checked_sub(offset).and_then(|skip| bytes.get(usize::try_from(skip).ok()?..));
-            let Some(fresh) = fresh.filter(|f| !f.is_empty() && have < self.size) else { return Ok(()) };
+            let have = self.at
+                + self.head.len() as u64
+                + self.seen.as_ref().map_or(0, |s| s.held.len() as u64);
+            let fresh = have
+                .checked_sub(offset)
+                .and_then(|skip| bytes.get(usize::try_from(skip).ok()?..));
+            let Some(fresh) = fresh.filter(|f| !f.is_empty() && have < self.size) else {
+                return Ok(());
+            };
             if let Some(seen) = &mut self.seen {
                 // Whole records, to be looked into.
-                seen.held.extend_from_slice(&fresh[..fresh.len().min((self.size - have) as usize)]);
+                seen.held
+                    .extend_from_slice(&fresh[..fresh.len().min((self.size - have) as usize)]);
                 self.look()?;
                 continue;
             }
@@ -94,7 +106,10 @@ impl Indexer {
             self.head.extend_from_slice(&fresh[..missing]);
             let Some(head) = self.head.first_chunk::<HEAD_BYTES>().copied() else {
                 if offset + bytes.len() as u64 >= self.size {
-                    return Err(Error::corrupt(format!("the TFRecord at offset {} is cut off by the end of the file", self.at)));
+                    return Err(Error::corrupt(format!(
+                        "the TFRecord at offset {} is cut off by the end of the file",
+                        self.at
+                    )));
                 }
                 return Ok(());
             };
@@ -105,11 +120,15 @@ impl Indexer {
     }
 
     fn look(&mut self) -> Result<()> {
-        let Some(mut seen) = self.seen.take() else { return Ok(()) };
+        let Some(mut seen) = self.seen.take() else {
+            return Ok(());
+        };
         let mut used = 0;
         while seen.records < SEEN_RECORDS {
             let rest = &seen.held[used..];
-            let Some((head, _)) = rest.split_first_chunk::<HEAD_BYTES>() else { break };
+            let Some((head, _)) = rest.split_first_chunk::<HEAD_BYTES>() else {
+                break;
+            };
             let len = parse_head(head, self.at)?;
             let whole = HEAD_BYTES as u64 + len + FOOT_BYTES as u64;
             if self.at + whole > self.size {
@@ -120,14 +139,22 @@ impl Indexer {
             }
             let (record, taken) = next(rest, self.at, true)?;
             let at = self.at;
-            seen.features.see(record.unwrap_or_default()).map_err(|e| e.context(format!("the TFRecord at offset {at}")))?;
+            seen.features
+                .see(record.unwrap_or_default())
+                .map_err(|e| e.context(format!("the TFRecord at offset {at}")))?;
             seen.records += 1;
             used += taken;
             self.record(len)?;
         }
         seen.held.drain(..used);
-        if self.at + seen.held.len() as u64 == self.size && !seen.held.is_empty() && seen.records < SEEN_RECORDS {
-            return Err(Error::corrupt(format!("the TFRecord at offset {} is cut off by the end of the file", self.at)));
+        if self.at + seen.held.len() as u64 == self.size
+            && !seen.held.is_empty()
+            && seen.records < SEEN_RECORDS
+        {
+            return Err(Error::corrupt(format!(
+                "the TFRecord at offset {} is cut off by the end of the file",
+                self.at
+            )));
         }
         // What is left of the buffer is read again, by hopping.
         if seen.records >= SEEN_RECORDS {
@@ -141,44 +168,70 @@ impl Indexer {
     }
 
     fn cut(&self, len: u64) -> Error {
-        Error::corrupt(format!("the TFRecord at offset {} claims {len} bytes, past the end of the file at {}", self.at, self.size))
+        Error::corrupt(format!(
+            "the TFRecord at offset {} claims {len} bytes, past the end of the file at {}",
+            self.at, self.size
+        ))
     }
 
     /// A record of so many bytes of data is at hand.
     fn record(&mut self, len: u64) -> Result<()> {
-        let end = self.at.checked_add(len).and_then(|end| end.checked_add((HEAD_BYTES + FOOT_BYTES) as u64));
-        let Some(end) = end.filter(|&end| end <= self.size) else { return Err(self.cut(len)) };
+        let end = self
+            .at
+            .checked_add(len)
+            .and_then(|end| end.checked_add((HEAD_BYTES + FOOT_BYTES) as u64));
+        let Some(end) = end.filter(|&end| end <= self.size) else {
+            return Err(self.cut(len));
+        };
         self.at = end;
         self.records += 1;
         self.piece_rows += 1;
-        if end - self.piece_start >= self.options.piece_bytes || self.piece_rows >= u64::from(self.options.block_rows) {
+        if end - self.piece_start >= self.options.piece_bytes
+            || self.piece_rows >= u64::from(self.options.block_rows)
+        {
             self.end_piece()?;
         }
         Ok(())
     }
 
     fn end_piece(&mut self) -> Result<()> {
-        self.blocks.run(self.piece_rows, self.piece_start..self.at, self.options.block_bytes, self.options.block_rows)?;
+        self.blocks.run(
+            self.piece_rows,
+            self.piece_start..self.at,
+            self.options.block_bytes,
+            self.options.block_rows,
+        )?;
         (self.piece_start, self.piece_rows) = (self.at, 0);
         Ok(())
     }
 
-    /// Takes the records from a file of offsets: what is left to read is only what tells the features.
-    pub(super) fn records_from(&mut self, records: impl IntoIterator<Item = Result<(u64, u64)>>) -> Result<()> {
+    /// Takes the records from a file of offsets: what is left to read is only what tells the
+    /// features.
+    pub(super) fn records_from(
+        &mut self,
+        records: impl IntoIterator<Item = Result<(u64, u64)>>,
+    ) -> Result<()> {
         for record in records {
             let (offset, bytes) = record?;
-            let data = bytes.checked_sub((HEAD_BYTES + FOOT_BYTES) as u64).filter(|_| offset == self.at && bytes > 0).ok_or_else(|| {
-                Error::corrupt(format!(
-                    "the file of offsets has a record of {bytes} bytes at offset {offset} where the next one is at {}",
+            let data = bytes
+                .checked_sub((HEAD_BYTES + FOOT_BYTES) as u64)
+                .filter(|_| offset == self.at && bytes > 0)
+                .ok_or_else(|| {
+                    Error::corrupt(format!(
+                    "the file of offsets has a record of {bytes} bytes at offset {offset} where \
+                     the next one is at {}",
                     self.at
                 ))
                 .hint("make it again, or remove it")
-            })?;
+                })?;
             self.record(data)?;
         }
         if self.at != self.size {
-            return Err(Error::corrupt(format!("the file of offsets ends at {}, the TFRecord file at {}", self.at, self.size))
-                .hint("make it again, or remove it"));
+            return Err(Error::corrupt(format!(
+                "the file of offsets ends at {}, the TFRecord file at {}",
+                self.at, self.size
+            ))
+            .hint("make it again, or remove it"));
         }
         if self.piece_rows > 0 {
             self.end_piece()?;
@@ -188,7 +241,11 @@ impl Indexer {
 
     pub fn finish(self) -> Result<FileIndex> {
         let schema: SchemaRef = match (&self.options.example, &self.seen) {
-            (None, _) => Arc::new(Schema::new(vec![Field::new("data", DataType::Binary, false)])),
+            (None, _) => Arc::new(Schema::new(vec![Field::new(
+                "data",
+                DataType::Binary,
+                false,
+            )])),
             (Some(_), Some(seen)) => seen.features.schema(),
             (Some(spec), None) => spec.schema(),
         };
@@ -197,7 +254,9 @@ impl Indexer {
             size: self.size,
             blocks: self.blocks.finish(),
             schema: self.options.schemas.share(schema),
-            detail: Detail::TfRecord { example: self.options.example.is_some() },
+            detail: Detail::TfRecord {
+                example: self.options.example.is_some(),
+            },
         })
     }
 }

@@ -10,7 +10,12 @@ pub const LOCAL_HEADER_BYTES: u64 = 30;
 
 /// See [`Extent::zip_data_range`].
 pub(crate) fn data_range(extent: &Extent, header: &[u8]) -> Result<Range<u64>> {
-    let corrupt = |what: &str| Error::corrupt(format!("the zip's local header at offset {}: {what}", extent.offset));
+    let corrupt = |what: &str| {
+        Error::corrupt(format!(
+            "the zip's local header at offset {}: {what}",
+            extent.offset
+        ))
+    };
     if header.len() < LOCAL_HEADER_BYTES as usize {
         return Err(corrupt("it is cut off"));
     }
@@ -27,9 +32,14 @@ pub(crate) fn data_range(extent: &Extent, header: &[u8]) -> Result<Range<u64>> {
         return Err(corrupt("its compression method is not the directory's"));
     }
     if flags & FLAG_DESCRIPTOR == 0 {
-        let (crc32, stored_size, size) = (u32_at(header, 14), u32_at(header, 18), u32_at(header, 22));
-        let agrees = |local: u32, directory: u64| local == u32::MAX || u64::from(local) == directory;
-        if extent.crc32.is_some_and(|c| c != crc32) || !agrees(stored_size, extent.stored_size) || !agrees(size, extent.size) {
+        let (crc32, stored_size, size) =
+            (u32_at(header, 14), u32_at(header, 18), u32_at(header, 22));
+        let agrees =
+            |local: u32, directory: u64| local == u32::MAX || u64::from(local) == directory;
+        if extent.crc32.is_some_and(|c| c != crc32)
+            || !agrees(stored_size, extent.stored_size)
+            || !agrees(size, extent.size)
+        {
             return Err(corrupt("its checksum and sizes are not the directory's"));
         }
     }
@@ -37,6 +47,8 @@ pub(crate) fn data_range(extent: &Extent, header: &[u8]) -> Result<Range<u64>> {
     let start = extent.offset.checked_add(LOCAL_HEADER_BYTES + variable);
     match start.and_then(|s| Some(s..s.checked_add(extent.stored_size)?)) {
         Some(range) if range.end <= extent.bound => Ok(range),
-        _ => Err(corrupt("its data runs past the end of the archive's members")),
+        _ => Err(corrupt(
+            "its data runs past the end of the archive's members",
+        )),
     }
 }

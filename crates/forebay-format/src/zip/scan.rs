@@ -1,7 +1,9 @@
-//! Finds the members of a zip: the end record in the tail, the zip64 record where there is one, then the directory piece by piece.
+//! Finds the members of a zip: the end record in the tail, the zip64 record where there is one,
+//! then the directory piece by piece.
 //!
-//! [`ZipScanner::step`] names the range that is wanted, [`ZipScanner::feed`] takes it (or any part of it, in order). Memory beside the index is
-//! one piece of the directory (1 MiB, at most 192 KiB of it carried over) and 16 bytes per member, to see that no two overlap.
+//! [`ZipScanner::step`] names the range that is wanted, [`ZipScanner::feed`] takes it (or any part
+//! of it, in order). Memory beside the index is one piece of the directory (1 MiB, at most 192 KiB
+//! of it carried over) and 16 bytes per member, to see that no two overlap.
 
 use super::{record::record_len, *};
 use crate::{
@@ -77,13 +79,17 @@ impl ZipScanner {
         }
         match self.want {
             Want::Nothing => Ok(ScanStep::Done),
-            _ if self.size < END_BYTES as u64 => Err(Error::corrupt(format!("{} bytes are no zip", self.size))),
-            _ => Ok(ScanStep::Need(self.range.start + self.held.len() as u64..self.range.end)),
+            _ if self.size < END_BYTES as u64 => {
+                Err(Error::corrupt(format!("{} bytes are no zip", self.size)))
+            }
+            _ => Ok(ScanStep::Need(
+                self.range.start + self.held.len() as u64..self.range.end,
+            )),
         }
     }
 
-    /// Takes bytes that begin at `offset` of the archive and says what is wanted next. Bytes before the wanted ones are passed over;
-    /// bytes beyond a gap are not used.
+    /// Takes bytes that begin at `offset` of the archive and says what is wanted next. Bytes before
+    /// the wanted ones are passed over; bytes beyond a gap are not used.
     ///
     /// # Errors
     /// `Corrupt` with the offset, `Unsupported` past a limit and for archives in several parts.
@@ -93,7 +99,12 @@ impl ZipScanner {
                 ScanStep::Need(range) => range,
                 done => return Ok(done),
             };
-            let Some(skip) = wanted.start.checked_sub(offset).and_then(|s| usize::try_from(s).ok()).filter(|&s| s < bytes.len()) else {
+            let Some(skip) = wanted
+                .start
+                .checked_sub(offset)
+                .and_then(|s| usize::try_from(s).ok())
+                .filter(|&s| s < bytes.len())
+            else {
                 return Ok(ScanStep::Need(wanted));
             };
             let fresh = &bytes[skip..];
@@ -120,9 +131,11 @@ impl ZipScanner {
     pub fn finish(self) -> Result<MemberIndex> {
         match self.step()? {
             ScanStep::Done => Ok(self.builder.finish()),
-            ScanStep::Need(range) => {
-                Err(Error::corrupt(format!("the zip is cut off: bytes {}-{} are missing", range.start, range.end - 1)))
-            }
+            ScanStep::Need(range) => Err(Error::corrupt(format!(
+                "the zip is cut off: bytes {}-{} are missing",
+                range.start,
+                range.end - 1
+            ))),
         }
     }
 
@@ -133,68 +146,117 @@ impl ZipScanner {
 
     /// Memory that the scan holds.
     pub fn memory_bytes(&self) -> usize {
-        self.builder.memory_bytes() + self.held.capacity() + self.spans.capacity() * size_of::<Range<u64>>()
+        self.builder.memory_bytes()
+            + self.held.capacity()
+            + self.spans.capacity() * size_of::<Range<u64>>()
     }
 
     fn tail(&mut self, tail: &[u8]) -> Result<()> {
-        let ends_with_comment = |at: usize| tail.len() - at - END_BYTES >= usize::from(u16_at(tail, at + 20));
-        let ends_exactly = |at: usize| tail.len() - at - END_BYTES == usize::from(u16_at(tail, at + 20));
-        let candidates = || (0..=tail.len() - END_BYTES).rev().filter(|&at| u32_at(tail, at) == END_SIGNATURE);
-        // A comment may hold the signature: the record whose comment ends where the archive ends is the likelier one.
-        let Some(at) = candidates().find(|&at| ends_exactly(at)).or_else(|| candidates().find(|&at| ends_with_comment(at))) else {
-            return Err(Error::corrupt("no zip: it has no end record").hint("the archive may be cut off"));
+        let ends_with_comment =
+            |at: usize| tail.len() - at - END_BYTES >= usize::from(u16_at(tail, at + 20));
+        let ends_exactly =
+            |at: usize| tail.len() - at - END_BYTES == usize::from(u16_at(tail, at + 20));
+        let candidates = || {
+            (0..=tail.len() - END_BYTES)
+                .rev()
+                .filter(|&at| u32_at(tail, at) == END_SIGNATURE)
+        };
+        // A comment may hold the signature: the record whose comment ends where the archive ends is
+        // the likelier one.
+        let Some(at) = candidates()
+            .find(|&at| ends_exactly(at))
+            .or_else(|| candidates().find(|&at| ends_with_comment(at)))
+        else {
+            return Err(
+                Error::corrupt("no zip: it has no end record").hint("the archive may be cut off")
+            );
         };
         let end = &tail[at..at + END_BYTES];
         let end_at = self.range.start + at as u64;
-        let locator = at.checked_sub(LOCATOR64_BYTES).map(|l| &tail[l..at]).filter(|l| u32_at(l, 0) == LOCATOR64_SIGNATURE);
+        let locator = at
+            .checked_sub(LOCATOR64_BYTES)
+            .map(|l| &tail[l..at])
+            .filter(|l| u32_at(l, 0) == LOCATOR64_SIGNATURE);
         if let Some(locator) = locator {
-            // Directly before the locator, unless the record is longer than usual; then where the locator says.
-            let usual = at.checked_sub(LOCATOR64_BYTES + END64_BYTES).filter(|&r| u32_at(tail, r) == END64_SIGNATURE);
+            // Directly before the locator, unless the record is longer than usual; then where the
+            // locator says.
+            let usual = at
+                .checked_sub(LOCATOR64_BYTES + END64_BYTES)
+                .filter(|&r| u32_at(tail, r) == END64_SIGNATURE);
             let start = usual.map_or(u64_at(locator, 8), |r| self.range.start + r as u64);
-            let room = start.checked_add((END64_BYTES + LOCATOR64_BYTES) as u64).is_some_and(|e| e <= end_at);
+            let room = start
+                .checked_add((END64_BYTES + LOCATOR64_BYTES) as u64)
+                .is_some_and(|e| e <= end_at);
             if !room {
-                return Err(Error::corrupt(format!("the zip64 locator before offset {end_at} points outside the archive")));
+                return Err(Error::corrupt(format!(
+                    "the zip64 locator before offset {end_at} points outside the archive"
+                )));
             }
             self.want = Want::End64 { end_at };
             self.range = start..start + END64_BYTES as u64;
             return Ok(());
         }
         if u16_at(end, 4) != 0 || u16_at(end, 6) != 0 {
-            return Err(Error::unsupported("a zip in several parts").hint("join the parts into one archive"));
+            return Err(Error::unsupported("a zip in several parts")
+                .hint("join the parts into one archive"));
         }
         self.directory.count_of_16_bits = true;
-        let (entries, len, offset) = (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
+        let (entries, len, offset) = (
+            u64::from(u16_at(end, 10)),
+            u64::from(u32_at(end, 12)),
+            u64::from(u32_at(end, 16)),
+        );
         self.begin_directory(entries, len, offset, end_at)
     }
 
     fn end64(&mut self, record: &[u8], end_at: u64) -> Result<()> {
         let at = self.range.start;
         if u32_at(record, 0) != END64_SIGNATURE {
-            return Err(Error::corrupt(format!("no zip64 end record at offset {at}")));
+            return Err(Error::corrupt(format!(
+                "no zip64 end record at offset {at}"
+            )));
         }
         let rest = u64_at(record, 4).checked_add(12 + LOCATOR64_BYTES as u64);
         if rest.and_then(|r| r.checked_add(at)) != Some(end_at) {
-            return Err(Error::corrupt(format!("the zip64 end record at offset {at} has a length that cannot be")));
+            return Err(Error::corrupt(format!(
+                "the zip64 end record at offset {at} has a length that cannot be"
+            )));
         }
         if u32_at(record, 16) != 0 || u32_at(record, 20) != 0 {
-            return Err(Error::unsupported("a zip in several parts").hint("join the parts into one archive"));
+            return Err(Error::unsupported("a zip in several parts")
+                .hint("join the parts into one archive"));
         }
-        self.begin_directory(u64_at(record, 32), u64_at(record, 40), u64_at(record, 48), at)
+        self.begin_directory(
+            u64_at(record, 32),
+            u64_at(record, 40),
+            u64_at(record, 48),
+            at,
+        )
     }
 
-    /// The directory of `len` bytes ends at `end`; what it says of its own offset tells how many bytes were put before the archive.
+    /// The directory of `len` bytes ends at `end`; what it says of its own offset tells how many
+    /// bytes were put before the archive.
     fn begin_directory(&mut self, entries: u64, len: u64, offset: u64, end: u64) -> Result<()> {
         let start = end.checked_sub(len);
         let Some((start, before)) = start.and_then(|s| Some((s, s.checked_sub(offset)?))) else {
             return Err(Error::corrupt(format!(
-                "the zip's directory of {len} bytes at offset {offset} does not fit before its end record at offset {end}"
+                "the zip's directory of {len} bytes at offset {offset} does not fit before its \
+                 end record at offset {end}"
             )));
         };
         if len > limits::ZIP_DIRECTORY_MAX_BYTES {
             let max = limits::ZIP_DIRECTORY_MAX_BYTES;
-            return Err(Error::unsupported(format!("the zip's directory is {len} bytes long; the limit is {max}")));
+            return Err(Error::unsupported(format!(
+                "the zip's directory is {len} bytes long; the limit is {max}"
+            )));
         }
-        self.directory = Directory { start, end, entries, before, count_of_16_bits: self.directory.count_of_16_bits };
+        self.directory = Directory {
+            start,
+            end,
+            entries,
+            before,
+            count_of_16_bits: self.directory.count_of_16_bits,
+        };
         self.builder.set_bound(start);
         self.want = Want::Entries;
         self.range = start..start;
@@ -212,7 +274,9 @@ impl ZipScanner {
                 if self.count_is_right() {
                     return self.complete();
                 }
-                return Err(Error::corrupt(format!("no zip directory entry at offset {at}")));
+                return Err(Error::corrupt(format!(
+                    "no zip directory entry at offset {at}"
+                )));
             }
             match record_len(rest) {
                 Some(len) if len <= rest.len() => {
@@ -229,7 +293,9 @@ impl ZipScanner {
         if here == self.directory.end {
             if !held.is_empty() || !self.count_is_right() {
                 let (found, told) = (self.builder.len(), self.directory.entries);
-                return Err(Error::corrupt(format!("the zip's directory has {found} entries, its end record says {told}")));
+                return Err(Error::corrupt(format!(
+                    "the zip's directory has {found} entries, its end record says {told}"
+                )));
             }
             return self.complete();
         }
@@ -239,12 +305,24 @@ impl ZipScanner {
     }
 
     fn entry(&mut self, entry: &record::Entry<'_>, at: u64) -> Result<()> {
-        let Directory { before, start: bound, .. } = self.directory;
-        let end_of = |offset: u64| offset.checked_add(LOCAL_HEADER_BYTES + entry.raw_name_len)?.checked_add(entry.stored_size);
+        let Directory {
+            before,
+            start: bound,
+            ..
+        } = self.directory;
+        let end_of = |offset: u64| {
+            offset
+                .checked_add(LOCAL_HEADER_BYTES + entry.raw_name_len)?
+                .checked_add(entry.stored_size)
+        };
         let offset = entry.offset.checked_add(before);
-        let Some((offset, end)) = offset.and_then(|o| Some((o, end_of(o)?))).filter(|&(_, end)| end <= bound) else {
+        let Some((offset, end)) = offset
+            .and_then(|o| Some((o, end_of(o)?)))
+            .filter(|&(_, end)| end <= bound)
+        else {
             return Err(Error::corrupt(format!(
-                "the zip's directory entry at offset {at}: {} bytes at offset {} are not inside the archive",
+                "the zip's directory entry at offset {at}: {} bytes at offset {} are not inside \
+                 the archive",
                 entry.stored_size, entry.offset
             )));
         };
@@ -263,14 +341,18 @@ impl ZipScanner {
 
     fn count_is_right(&self) -> bool {
         let found = self.builder.len() as u64;
-        found == self.directory.entries || self.directory.count_of_16_bits && found & 0xffff == self.directory.entries
+        found == self.directory.entries
+            || self.directory.count_of_16_bits && found & 0xffff == self.directory.entries
     }
 
     fn complete(&mut self) -> Result<()> {
         let mut spans = std::mem::take(&mut self.spans);
         spans.sort_unstable_by_key(|s| s.start);
         if let Some(pair) = spans.windows(2).find(|pair| pair[0].end > pair[1].start) {
-            return Err(Error::corrupt(format!("the zip's members at offsets {} and {} overlap", pair[0].start, pair[1].start)));
+            return Err(Error::corrupt(format!(
+                "the zip's members at offsets {} and {} overlap",
+                pair[0].start, pair[1].start
+            )));
         }
         self.want = Want::Nothing;
         Ok(())

@@ -1,11 +1,14 @@
 //! Zip archives written as a stream: every entry stored, sizes known beforehand.
 //!
-//! The checksum of an entry belongs before its data, where it is not known yet. The rule is by size alone, so the bytes do not depend on how
-//! the data was cut: an entry of up to [`ZIP_HELD_ENTRY_MAX_BYTES`] is held back until its end and has everything in its local header
-//! (readers that stream can read it); a larger one goes out at once and has its checksum in a data descriptor behind it. The directory at the
-//! end has it in either case. Zip64 fields appear where a size, an offset or the number of entries needs them.
+//! The checksum of an entry belongs before its data, where it is not known yet. The rule is by size
+//! alone, so the bytes do not depend on how the data was cut: an entry of up to
+//! [`ZIP_HELD_ENTRY_MAX_BYTES`] is held back until its end and has everything in its local header
+//! (readers that stream can read it); a larger one goes out at once and has its checksum in a data
+//! descriptor behind it. The directory at the end has it in either case. Zip64 fields appear where
+//! a size, an offset or the number of entries needs them.
 //!
-//! Memory: one held entry, and the directory (46 bytes and the name per entry) until [`ZipWriter::finish`].
+//! Memory: one held entry, and the directory (46 bytes and the name per entry) until
+//! [`ZipWriter::finish`].
 
 use super::*;
 use bytes::BufMut;
@@ -54,23 +57,44 @@ impl ZipWriter {
         Self::default()
     }
 
-    /// Begins an entry of exactly `size` bytes. `comment` is shown by programs that list the archive.
+    /// Begins an entry of exactly `size` bytes. `comment` is shown by programs that list the
+    /// archive.
     ///
     /// # Errors
-    /// `Invalid` for a name that is empty, holds a NUL, or is longer than 65,535 bytes; `Unsupported` past the limit on the directory.
-    pub fn begin_entry(&mut self, name: &str, size: u64, mtime_secs: i64, comment: &str, out: &mut impl BufMut) -> Result<()> {
+    /// `Invalid` for a name that is empty, holds a NUL, or is longer than 65,535 bytes;
+    /// `Unsupported` past the limit on the directory.
+    pub fn begin_entry(
+        &mut self,
+        name: &str,
+        size: u64,
+        mtime_secs: i64,
+        comment: &str,
+        out: &mut impl BufMut,
+    ) -> Result<()> {
         if self.open.is_some() {
             return Err(Error::internal("a zip entry begins inside another"));
         }
         if name.is_empty() || name.contains('\0') || name.len() > 0xffff {
-            return Err(Error::invalid(format!("{:?} cannot be the name of an archive member", shorten(name))));
+            return Err(Error::invalid(format!(
+                "{:?} cannot be the name of an archive member",
+                shorten(name)
+            )));
         }
         if self.directory.len() as u64 > limits::ZIP_DIRECTORY_MAX_BYTES {
-            return Err(Error::unsupported("a zip with a directory this large").hint("ask for fewer entries in one request, or for a tar"));
+            return Err(Error::unsupported("a zip with a directory this large")
+                .hint("ask for fewer entries in one request, or for a tar"));
         }
         let comment = comment[..comment.floor_char_boundary(0xffff)].to_owned();
         let dos = dos_time(mtime_secs);
-        let open = Open { name: name.to_owned(), comment, size, seen: 0, dos, crc: Default::default(), offset: self.written };
+        let open = Open {
+            name: name.to_owned(),
+            comment,
+            size,
+            seen: 0,
+            dos,
+            crc: Default::default(),
+            offset: self.written,
+        };
         if !open.is_held() {
             self.local_header(&open, None, out);
         }
@@ -83,10 +107,17 @@ impl ZipWriter {
     /// # Errors
     /// `Internal` if they are more than were announced.
     pub fn data(&mut self, bytes: &[u8], out: &mut impl BufMut) -> Result<()> {
-        let open = self.open.as_mut().ok_or_else(|| Error::internal("zip data outside an entry"))?;
+        let open = self
+            .open
+            .as_mut()
+            .ok_or_else(|| Error::internal("zip data outside an entry"))?;
         open.seen += bytes.len() as u64;
         if open.seen > open.size {
-            return Err(Error::internal(format!("more than the announced {} bytes for {:?}", open.size, shorten(&open.name))));
+            return Err(Error::internal(format!(
+                "more than the announced {} bytes for {:?}",
+                open.size,
+                shorten(&open.name)
+            )));
         }
         open.crc.update(bytes);
         if open.is_held() {
@@ -101,10 +132,16 @@ impl ZipWriter {
     /// # Errors
     /// `Internal` if bytes of the entry are missing.
     pub fn end_entry(&mut self, out: &mut impl BufMut) -> Result<()> {
-        let open = self.open.take().ok_or_else(|| Error::internal("the end of a zip entry outside one"))?;
+        let open = self
+            .open
+            .take()
+            .ok_or_else(|| Error::internal("the end of a zip entry outside one"))?;
         if open.seen != open.size {
             let (seen, size) = (open.seen, open.size);
-            return Err(Error::internal(format!("{seen} of the announced {size} bytes for {:?}", shorten(&open.name))));
+            return Err(Error::internal(format!(
+                "{seen} of the announced {size} bytes for {:?}",
+                shorten(&open.name)
+            )));
         }
         let crc = open.crc.clone().finalize();
         if open.is_held() {
@@ -204,10 +241,25 @@ impl ZipWriter {
         }
         let d = &mut self.directory;
         put32(d, ENTRY_SIGNATURE);
-        put16(d, MADE_BY_UNIX | if large || far { VERSION_ZIP64 } else { VERSION_PLAIN });
+        put16(
+            d,
+            MADE_BY_UNIX
+                | if large || far {
+                    VERSION_ZIP64
+                } else {
+                    VERSION_PLAIN
+                },
+        );
         common_fields(d, open, large || far, crc);
         put16(d, open.name.len() as u16);
-        put16(d, if extra.is_empty() { 0 } else { extra.len() as u16 + 4 });
+        put16(
+            d,
+            if extra.is_empty() {
+                0
+            } else {
+                extra.len() as u16 + 4
+            },
+        );
         put16(d, open.comment.len() as u16);
         put16(d, 0);
         put16(d, 0);
@@ -226,7 +278,10 @@ impl ZipWriter {
 /// From the version to the sizes: the same in local header and directory.
 fn common_fields(out: &mut Vec<u8>, open: &Open, zip64: bool, crc: u32) {
     put16(out, if zip64 { VERSION_ZIP64 } else { VERSION_PLAIN });
-    put16(out, FLAG_UTF8 | if open.is_held() { 0 } else { FLAG_DESCRIPTOR });
+    put16(
+        out,
+        FLAG_UTF8 | if open.is_held() { 0 } else { FLAG_DESCRIPTOR },
+    );
     put16(out, METHOD_STORED);
     put16(out, open.dos.1);
     put16(out, open.dos.0);
@@ -251,11 +306,16 @@ fn dos_time(mtime_secs: i64) -> (u16, u16) {
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let m = (5 * day_of_year + 2) / 153;
     let month = if m < 10 { m + 3 } else { m - 9 };
-    (era * 400 + year_of_era + i64::from(month <= 2), month, day_of_year - (153 * m + 2) / 5 + 1)
+    (
+        era * 400 + year_of_era + i64::from(month <= 2),
+        month,
+        day_of_year - (153 * m + 2) / 5 + 1,
+    )
 }
 
 fn put16(out: &mut Vec<u8>, v: u16) {

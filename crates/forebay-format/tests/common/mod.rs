@@ -1,8 +1,11 @@
-//! What the tests share: a seeded source of numbers, other people's programs, and archives read in every way there is.
+//! What the tests share: a seeded source of numbers, other people's programs, and archives read in
+//! every way there is.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use forebay_core::Result;
-use forebay_format::{ArchiveKind, Decompressor, Indexer, MemberDecoder, MemberIndex, Place, ScanStep};
+use forebay_format::{
+    ArchiveKind, Decompressor, Indexer, MemberDecoder, MemberIndex, Place, ScanStep,
+};
 use std::{
     io::Write,
     ops::Range,
@@ -14,13 +17,16 @@ use std::{
 
 /// `n`, times `FOREBAY_TEST_CASES`.
 pub fn cases(n: usize) -> usize {
-    std::env::var("FOREBAY_TEST_CASES").map_or(n, |f| n * f.parse::<usize>().expect("FOREBAY_TEST_CASES is a number"))
+    std::env::var("FOREBAY_TEST_CASES").map_or(n, |f| {
+        n * f.parse::<usize>().expect("FOREBAY_TEST_CASES is a number")
+    })
 }
 
 /// A test that takes longer hangs.
 const HANG: Duration = Duration::from_secs(600);
 
-/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it. A test that hangs is ended, with its seed.
+/// SplitMix64. The seed is printed, and `FOREBAY_TEST_SEED` replays it. A test that hangs is ended,
+/// with its seed.
 pub struct Rng {
     state: u64,
     /// The watchdog looks whether this is still there.
@@ -31,7 +37,10 @@ impl Rng {
     pub fn new() -> Self {
         let seed = match std::env::var("FOREBAY_TEST_SEED") {
             Ok(text) => text.parse().expect("FOREBAY_TEST_SEED is a number"),
-            Err(_) => std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64,
+            Err(_) => std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap()
+                .as_nanos() as u64,
         };
         println!("replay with FOREBAY_TEST_SEED={seed}");
         let runs = Arc::new(());
@@ -41,17 +50,26 @@ impl Rng {
             while watched.strong_count() > 0 {
                 if began.elapsed() > HANG {
                     // Not `eprintln!`: what that writes is kept for a report that nobody will make.
-                    let _ = writeln!(std::io::stderr(), "{test} hangs; replay with FOREBAY_TEST_SEED={seed}");
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "{test} hangs; replay with FOREBAY_TEST_SEED={seed}"
+                    );
                     std::process::abort();
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
         });
-        Self { state: seed, _runs: Some(runs) }
+        Self {
+            state: seed,
+            _runs: Some(runs),
+        }
     }
 
     pub fn with_seed(seed: u64) -> Self {
-        Self { state: seed, _runs: None }
+        Self {
+            state: seed,
+            _runs: None,
+        }
     }
 
     pub fn next(&mut self) -> u64 {
@@ -95,14 +113,24 @@ impl Rng {
 }
 
 pub fn run(command: &mut Command) -> Vec<u8> {
-    let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    let out = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(
+        out.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     out.stdout
 }
 
 /// Runs Python code in `dir`.
 pub fn python(dir: &Path, code: &str, args: &[&str]) -> Vec<u8> {
-    run(Command::new("python3").arg("-c").arg(code).args(args).current_dir(dir))
+    run(Command::new("python3")
+        .arg("-c")
+        .arg(code)
+        .args(args)
+        .current_dir(dir))
 }
 
 /// A member as another program tells of it.
@@ -116,7 +144,11 @@ pub struct Told {
 
 /// Lines of `<hex name> <mtime> <hex bytes, or "-" for no regular file>`.
 pub fn parse_told(text: &[u8]) -> Vec<Told> {
-    let hex = |s: &str| -> Vec<u8> { (0..s.len() / 2).map(|i| u8::from_str_radix(&s[2 * i..2 * i + 2], 16).unwrap()).collect() };
+    let hex = |s: &str| -> Vec<u8> {
+        (0..s.len() / 2)
+            .map(|i| u8::from_str_radix(&s[2 * i..2 * i + 2], 16).unwrap())
+            .collect()
+    };
     let lines = std::str::from_utf8(text).unwrap().lines();
     lines
         .map(|line| {
@@ -124,7 +156,11 @@ pub fn parse_told(text: &[u8]) -> Vec<Told> {
             let name = String::from_utf8(hex(words.next().unwrap())).unwrap();
             let mtime_secs = words.next().unwrap().parse().unwrap();
             let bytes = words.next().unwrap();
-            Told { name, bytes: (bytes != "-").then(|| hex(bytes)), mtime_secs }
+            Told {
+                name,
+                bytes: (bytes != "-").then(|| hex(bytes)),
+                mtime_secs,
+            }
         })
         .collect()
 }
@@ -138,16 +174,27 @@ pub fn index_by_range(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> 
     let mut indexer = Indexer::new(kind, archive.len() as u64);
     let mut steps = 0;
     while let ScanStep::Need(range) = indexer.step()? {
-        assert!(range.start < range.end && range.end <= archive.len() as u64, "{range:?} of {}", archive.len());
+        assert!(
+            range.start < range.end && range.end <= archive.len() as u64,
+            "{range:?} of {}",
+            archive.len()
+        );
         indexer.feed(range.start, slice(archive, range))?;
         steps += 1;
-        assert!(steps <= 3 * archive.len() / 512 + 100, "the scan does not end");
+        assert!(
+            steps <= 3 * archive.len() / 512 + 100,
+            "the scan does not end"
+        );
     }
     indexer.finish()
 }
 
 /// The index, by reads that begin earlier, stop short, or go on too far.
-pub fn index_by_sloppy_range(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> Result<MemberIndex> {
+pub fn index_by_sloppy_range(
+    kind: ArchiveKind,
+    archive: &[u8],
+    rng: &mut Rng,
+) -> Result<MemberIndex> {
     let mut indexer = Indexer::new(kind, archive.len() as u64);
     while let ScanStep::Need(range) = indexer.step()? {
         let start = range.start - (rng.below(700) as u64).min(range.start);
@@ -172,9 +219,15 @@ pub fn index_by_stream(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> Resu
 /// The index, by all ways, which must agree; and after encoding and decoding.
 pub fn index_by_all_ways(kind: ArchiveKind, archive: &[u8], rng: &mut Rng) -> MemberIndex {
     let index = index_by_range(kind, archive).unwrap();
-    assert_eq!(list(&index), list(&index_by_sloppy_range(kind, archive, rng).unwrap()));
+    assert_eq!(
+        list(&index),
+        list(&index_by_sloppy_range(kind, archive, rng).unwrap())
+    );
     if kind != ArchiveKind::Zip {
-        assert_eq!(list(&index), list(&index_by_stream(kind, archive, rng).unwrap()));
+        assert_eq!(
+            list(&index),
+            list(&index_by_stream(kind, archive, rng).unwrap())
+        );
     }
     assert_eq!(index, MemberIndex::decode(&index.encode()).unwrap());
     index
@@ -186,7 +239,9 @@ fn list(index: &MemberIndex) -> String {
 
 /// What an archive decompresses to.
 pub fn decompressed(kind: ArchiveKind, archive: &[u8]) -> Result<Vec<u8>> {
-    let Some(codec) = kind.codec() else { return Ok(archive.to_vec()) };
+    let Some(codec) = kind.codec() else {
+        return Ok(archive.to_vec());
+    };
     let mut out = Vec::new();
     let mut d = Decompressor::new(codec, 1 << 30);
     d.push_each(archive, |piece| {
@@ -216,7 +271,11 @@ pub fn members(kind: ArchiveKind, archive: &[u8], index: &MemberIndex) -> Result
         .iter()
         .map(|m| {
             let bytes = m.is_readable().then(|| read(&m.extent)).transpose()?;
-            Ok(Told { name: m.name.to_owned(), bytes, mtime_secs: m.mtime_secs })
+            Ok(Told {
+                name: m.name.to_owned(),
+                bytes,
+                mtime_secs: m.mtime_secs,
+            })
         })
         .collect()
 }

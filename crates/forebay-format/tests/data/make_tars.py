@@ -33,7 +33,9 @@ def content():
 
 def build(fmt, mode):
     raw = io.BytesIO()
-    global_header = {"comment": "ü" * 300} if fmt == tarfile.PAX_FORMAT and rng.random() < 0.5 else None
+    global_header = (
+        {"comment": "ü" * 300} if fmt == tarfile.PAX_FORMAT and rng.random() < 0.5 else None
+    )
     t = tarfile.open(fileobj=raw, mode=mode, format=fmt, pax_headers=global_header)
     names = []
     for i in range(rng.randrange(1, 30)):
@@ -50,9 +52,20 @@ def build(fmt, mode):
         if kind < 0.7:
             add(t, info, content())
             continue
-        info.type = rng.choice([tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
+        info.type = rng.choice(
+            [
+                tarfile.DIRTYPE,
+                tarfile.SYMTYPE,
+                tarfile.LNKTYPE,
+                tarfile.FIFOTYPE,
+                tarfile.CHRTYPE,
+                tarfile.BLKTYPE,
+            ]
+        )
         if info.type in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-            info.linkname = rng.choice(["a", "l" * 90, "l" * 99 if fmt == tarfile.USTAR_FORMAT else "l" * 500])
+            info.linkname = rng.choice(
+                ["a", "l" * 90, "l" * 99 if fmt == tarfile.USTAR_FORMAT else "l" * 500]
+            )
         t.addfile(info)
     t.close()
     return raw.getvalue()

@@ -37,10 +37,24 @@ for i in range(12):
         target = Pipe(f) if i % 4 == 1 else f
         with zipfile.ZipFile(target, "w") as z:
             for n in range(rng.randrange(0, 30)):
-                name = rng.choice(["", "./", "/", "../"]) + rng.choice(["a", "dir/b", "ü/日本", "x" * 300]) + f"/{n}"
+                name = (
+                    rng.choice(["", "./", "/", "../"])
+                    + rng.choice(["a", "dir/b", "ü/日本", "x" * 300])
+                    + f"/{n}"
+                )
                 if rng.random() < 0.1:
                     name += "/"
-                info = zipfile.ZipInfo(name, (rng.randrange(1980, 2107), rng.randrange(1, 13), rng.randrange(1, 29), 23, 59, 58))
+                info = zipfile.ZipInfo(
+                    name,
+                    (
+                        rng.randrange(1980, 2107),
+                        rng.randrange(1, 13),
+                        rng.randrange(1, 29),
+                        23,
+                        59,
+                        58,
+                    ),
+                )
                 info.compress_type = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
                 if name.endswith("/"):
                     z.writestr(info, b"")
@@ -54,4 +68,6 @@ for i in range(12):
         for m in z.infolist():
             readable = not m.is_dir() and m.compress_type != zipfile.ZIP_BZIP2
             data = z.read(m).hex() if readable else "-"
-            out.write(f"{m.filename.encode().hex()} {calendar.timegm(m.date_time + (0, 0, 0))} {data}\n")
+            out.write(
+                f"{m.filename.encode().hex()} {calendar.timegm(m.date_time + (0, 0, 0))} {data}\n"
+            )

@@ -1,7 +1,9 @@
 //! Valid archives of every shape to begin with, and how changed ones are made to fit again.
 
 use crate::harness::Rng;
-use flate2::{Compress, Compression, Crc, Decompress, FlushDecompress, GzBuilder, write::GzEncoder};
+use flate2::{
+    Compress, Compression, Crc, Decompress, FlushDecompress, GzBuilder, write::GzEncoder,
+};
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use lz4_flex::frame::{BlockMode, BlockSize, FrameEncoder, FrameInfo};
 use std::{hash::Hasher, io::Write};
@@ -10,7 +12,13 @@ use twox_hash::XxHash32;
 fn written(kind: ArchiveKind) -> Vec<u8> {
     let (mut out, mut writer) = (Vec::new(), ArchiveWriter::new(kind));
     let long = "long/".repeat(60) + "name";
-    for (name, bytes) in [("a", &b"alpha"[..]), ("./b.jpg", &[7; 600]), (&long, b"x"), ("p/ü", b""), ("a", b"again")] {
+    for (name, bytes) in [
+        ("a", &b"alpha"[..]),
+        ("./b.jpg", &[7; 600]),
+        (&long, b"x"),
+        ("p/ü", b""),
+        ("a", b"again"),
+    ] {
         writer.entry(name, bytes, 1_700_000_000, &mut out).unwrap();
     }
     writer.finish(&mut out).unwrap();
@@ -18,7 +26,13 @@ fn written(kind: ArchiveKind) -> Vec<u8> {
 }
 
 /// A header and its data. `magic`: of ustar, of GNU, or none.
-fn tar_entry(name: &str, type_flag: u8, magic: &[u8], data: &[u8], edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
+fn tar_entry(
+    name: &str,
+    type_flag: u8,
+    magic: &[u8],
+    data: &[u8],
+    edit: impl FnOnce(&mut [u8]),
+) -> Vec<u8> {
     let mut h = vec![0; 512];
     h[..name.len()].copy_from_slice(name.as_bytes());
     h[100..108].copy_from_slice(b"0000644\0");
@@ -40,12 +54,17 @@ fn fix_checksum(header: &mut [u8]) {
 }
 
 fn pax(records: &[(&str, &str)]) -> Vec<u8> {
-    records.iter().flat_map(|(key, value)| record(format!("{key}={value}").as_bytes())).collect()
+    records
+        .iter()
+        .flat_map(|(key, value)| record(format!("{key}={value}").as_bytes()))
+        .collect()
 }
 
 /// With its own length before it.
 fn record(body: &[u8]) -> Vec<u8> {
-    let len = (0..).find(|n: &usize| format!("{n} ").len() + body.len() + 1 == *n).unwrap();
+    let len = (0..)
+        .find(|n: &usize| format!("{n} ").len() + body.len() + 1 == *n)
+        .unwrap();
     [format!("{len} ").as_bytes(), body, b"\n"].concat()
 }
 
@@ -55,19 +74,66 @@ pub fn tars() -> Vec<Vec<u8>> {
     let end = vec![0; 1024];
     let prefix = |h: &mut [u8]| h[345..350].copy_from_slice(b"a/b/c");
     let star = |h: &mut [u8]| h[508..512].copy_from_slice(b"tar\0");
-    let base256 = |h: &mut [u8]| h[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5]);
-    let extended = [("path", "of/pax"), ("mtime", "-1.5"), ("size", "5"), ("comment", "x=y")];
+    let base256 =
+        |h: &mut [u8]| h[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5]);
+    let extended = [
+        ("path", "of/pax"),
+        ("mtime", "-1.5"),
+        ("size", "5"),
+        ("comment", "x=y"),
+    ];
     let sparse = [("GNU.sparse.major", "1"), ("GNU.sparse.name", "holes")];
     vec![
         written(ArchiveKind::Tar),
-        [tar_entry("d/", 0, b"", b"", |_| {}), tar_entry("old", 0, b"", b"v7", |_| {}), end.clone()].concat(),
-        [tar_entry("f", b'0', ustar, &[9; 700], prefix), tar_entry("f", b'0', ustar, b"", star), file("last", b"")].concat(),
-        [tar_entry("././@LongLink", b'L', gnu, b"a long name\0", |_| {}), tar_entry("a lon", b'0', gnu, b"data", |_| {}), end.clone()]
-            .concat(),
-        [tar_entry("././@LongLink", b'K', gnu, b"target\0", |_| {}), tar_entry("link", b'2', gnu, b"", |_| {}), end.clone()].concat(),
-        [tar_entry("x", b'x', ustar, &pax(&extended), |_| {}), file("own", b"12345"), file("next", b"6"), end.clone()].concat(),
-        [tar_entry("g", b'g', ustar, &pax(&[("mtime", "7"), ("path", "all")]), |_| {}), file("own", b"1"), vec![0; 512]].concat(),
-        [tar_entry("x", b'X', ustar, &pax(&sparse), |_| {}), file("packed", &[1; 513]), end.clone()].concat(),
+        [
+            tar_entry("d/", 0, b"", b"", |_| {}),
+            tar_entry("old", 0, b"", b"v7", |_| {}),
+            end.clone(),
+        ]
+        .concat(),
+        [
+            tar_entry("f", b'0', ustar, &[9; 700], prefix),
+            tar_entry("f", b'0', ustar, b"", star),
+            file("last", b""),
+        ]
+        .concat(),
+        [
+            tar_entry("././@LongLink", b'L', gnu, b"a long name\0", |_| {}),
+            tar_entry("a lon", b'0', gnu, b"data", |_| {}),
+            end.clone(),
+        ]
+        .concat(),
+        [
+            tar_entry("././@LongLink", b'K', gnu, b"target\0", |_| {}),
+            tar_entry("link", b'2', gnu, b"", |_| {}),
+            end.clone(),
+        ]
+        .concat(),
+        [
+            tar_entry("x", b'x', ustar, &pax(&extended), |_| {}),
+            file("own", b"12345"),
+            file("next", b"6"),
+            end.clone(),
+        ]
+        .concat(),
+        [
+            tar_entry(
+                "g",
+                b'g',
+                ustar,
+                &pax(&[("mtime", "7"), ("path", "all")]),
+                |_| {},
+            ),
+            file("own", b"1"),
+            vec![0; 512],
+        ]
+        .concat(),
+        [
+            tar_entry("x", b'X', ustar, &pax(&sparse), |_| {}),
+            file("packed", &[1; 513]),
+            end.clone(),
+        ]
+        .concat(),
         [
             tar_entry("holes", b'S', gnu, &[0; 1024], |h| h[482] = 1),
             vec![0; 512],
@@ -77,8 +143,14 @@ pub fn tars() -> Vec<Vec<u8>> {
             end.clone(),
         ]
         .concat(),
-        [tar_entry("h", b'1', ustar, b"", |h| h[124..135].copy_from_slice(b"00000000777")), tar_entry("p", b'6', ustar, b"", |_| {}), end]
-            .concat(),
+        [
+            tar_entry("h", b'1', ustar, b"", |h| {
+                h[124..135].copy_from_slice(b"00000000777")
+            }),
+            tar_entry("p", b'6', ustar, b"", |_| {}),
+            end,
+        ]
+        .concat(),
         vec![0; 1024],
         Vec::new(),
     ]
@@ -88,25 +160,61 @@ pub fn tars() -> Vec<Vec<u8>> {
 pub fn shape_tar(rng: &mut Rng, tar: &mut [u8]) {
     let headers: Vec<usize> = (0..tar.len() / 512)
         .map(|b| b * 512)
-        .filter(|&b| &tar[b + 257..b + 262] == b"ustar" || tar[b + 154] == 0 && tar[b + 155] == b' ')
+        .filter(|&b| {
+            &tar[b + 257..b + 262] == b"ustar" || tar[b + 154] == 0 && tar[b + 155] == b' '
+        })
         .collect();
     if let Some(&at) = (!headers.is_empty()).then(|| &headers[rng.below(headers.len())]) {
         if rng.below(2) == 0 {
-            let (field, len) =
-                [(0, 100), (124, 12), (124, 12), (136, 12), (156, 1), (156, 1), (257, 8), (345, 131), (482, 1), (508, 4)][rng.below(10)];
-            let value: &[u8] =
-                [&b"0"[..], b"5", b"7", b"L", b"K", b"x", b"X", b"g", b"S", b"D", b"\0", b"d/", b"00000001000\0", b"00000000005\0"]
-                    [rng.below(14)];
+            let (field, len) = [
+                (0, 100),
+                (124, 12),
+                (124, 12),
+                (136, 12),
+                (156, 1),
+                (156, 1),
+                (257, 8),
+                (345, 131),
+                (482, 1),
+                (508, 4),
+            ][rng.below(10)];
+            let value: &[u8] = [
+                &b"0"[..],
+                b"5",
+                b"7",
+                b"L",
+                b"K",
+                b"x",
+                b"X",
+                b"g",
+                b"S",
+                b"D",
+                b"\0",
+                b"d/",
+                b"00000001000\0",
+                b"00000000005\0",
+            ][rng.below(14)];
             let from = at + field + if rng.below(3) == 0 { rng.below(len) } else { 0 };
             let n = value.len().min(at + field + len - from);
             tar[from..from + n].copy_from_slice(&value[..n]);
         }
-        if matches!(tar[at + 156], b'x' | b'X' | b'g') && at + 1024 <= tar.len() && rng.below(2) == 0 {
+        if matches!(tar[at + 156], b'x' | b'X' | b'g')
+            && at + 1024 <= tar.len()
+            && rng.below(2) == 0
+        {
             // Lengths of records that fit, and of all of them.
-            let used = tar[at + 512..at + 1024].iter().position(|&b| b == 0).unwrap_or(512);
-            let lines: Vec<&[u8]> = tar[at + 512..at + 512 + used].split(|&b| b == b'\n').filter(|l| !l.is_empty()).collect();
-            let mut again: Vec<u8> =
-                lines.iter().flat_map(|l| record(&l[l.iter().position(|&b| b == b' ').map_or(0, |s| s + 1)..])).collect();
+            let used = tar[at + 512..at + 1024]
+                .iter()
+                .position(|&b| b == 0)
+                .unwrap_or(512);
+            let lines: Vec<&[u8]> = tar[at + 512..at + 512 + used]
+                .split(|&b| b == b'\n')
+                .filter(|l| !l.is_empty())
+                .collect();
+            let mut again: Vec<u8> = lines
+                .iter()
+                .flat_map(|l| record(&l[l.iter().position(|&b| b == b' ').map_or(0, |s| s + 1)..]))
+                .collect();
             again.truncate(512);
             tar[at + 124..at + 136].copy_from_slice(format!("{:011o}\0", again.len()).as_bytes());
             again.resize(512, 0);
@@ -114,7 +222,9 @@ pub fn shape_tar(rng: &mut Rng, tar: &mut [u8]) {
         }
     }
     if rng.below(10) > 0 {
-        headers.iter().for_each(|&at| fix_checksum(&mut tar[at..at + 512]));
+        headers
+            .iter()
+            .for_each(|&at| fix_checksum(&mut tar[at..at + 512]));
     }
 }
 
@@ -130,17 +240,29 @@ impl Zip {
         let mut stored = data.to_vec();
         if deflate {
             stored = Vec::with_capacity(data.len() + 100);
-            Compress::new(Compression::new(6), false).compress_vec(data, &mut stored, flate2::FlushCompress::Finish).unwrap();
+            Compress::new(Compression::new(6), false)
+                .compress_vec(data, &mut stored, flate2::FlushCompress::Finish)
+                .unwrap();
         }
         let wide = extra.first() == Some(&1);
         let crc = crc32fast::hash(data);
-        let local = if flags & 8 != 0 { [0; 3] } else { [crc, stored.len() as u32, data.len() as u32] };
+        let local = if flags & 8 != 0 {
+            [0; 3]
+        } else {
+            [crc, stored.len() as u32, data.len() as u32]
+        };
         let offset = self.out.len() as u32;
         let method = if deflate { 8u16 } else { 0 };
         let fixed = |out: &mut Vec<u8>, [crc, stored, size]: [u32; 3], extra: u16| {
-            [20, flags, method, 0x6000, 0x5821].iter().for_each(|n: &u16| out.extend(n.to_le_bytes()));
-            [crc, stored, size].iter().for_each(|n| out.extend(n.to_le_bytes()));
-            [name.len() as u16, extra].iter().for_each(|n| out.extend(n.to_le_bytes()));
+            [20, flags, method, 0x6000, 0x5821]
+                .iter()
+                .for_each(|n: &u16| out.extend(n.to_le_bytes()));
+            [crc, stored, size]
+                .iter()
+                .for_each(|n| out.extend(n.to_le_bytes()));
+            [name.len() as u16, extra]
+                .iter()
+                .for_each(|n| out.extend(n.to_le_bytes()));
         };
         self.out.extend(b"PK\x03\x04");
         fixed(&mut self.out, local, 0);
@@ -148,13 +270,24 @@ impl Zip {
         self.out.extend(&stored);
         if flags & 8 != 0 {
             self.out.extend(b"PK\x07\x08");
-            [crc, stored.len() as u32, data.len() as u32].iter().for_each(|n| self.out.extend(n.to_le_bytes()));
+            [crc, stored.len() as u32, data.len() as u32]
+                .iter()
+                .for_each(|n| self.out.extend(n.to_le_bytes()));
         }
         let mut own = extra.to_vec();
         if wide {
-            own = [&[1, 0, 16, 0][..], &(data.len() as u64).to_le_bytes(), &(stored.len() as u64).to_le_bytes()].concat();
+            own = [
+                &[1, 0, 16, 0][..],
+                &(data.len() as u64).to_le_bytes(),
+                &(stored.len() as u64).to_le_bytes(),
+            ]
+            .concat();
         }
-        let sizes = if wide { [crc, u32::MAX, u32::MAX] } else { [crc, stored.len() as u32, data.len() as u32] };
+        let sizes = if wide {
+            [crc, u32::MAX, u32::MAX]
+        } else {
+            [crc, stored.len() as u32, data.len() as u32]
+        };
         self.directory.extend(b"PK\x01\x02\x14\x03");
         fixed(&mut self.directory, sizes, own.len() as u16);
         self.directory.extend([0; 8]);
@@ -173,15 +306,25 @@ impl Zip {
             self.out.extend(b"PK\x06\x06");
             self.out.extend(44u64.to_le_bytes());
             self.out.extend([45, 3, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-            [entries, entries, len, start].iter().for_each(|n| self.out.extend(n.to_le_bytes()));
+            [entries, entries, len, start]
+                .iter()
+                .for_each(|n| self.out.extend(n.to_le_bytes()));
             self.out.extend(b"PK\x06\x07\0\0\0\0");
             self.out.extend((start + len).to_le_bytes());
             self.out.extend(1u32.to_le_bytes());
         }
         self.out.extend(b"PK\x05\x06\0\0\0\0");
-        [self.entries; 2].iter().for_each(|n| self.out.extend(n.to_le_bytes()));
-        let (len, start) = if zip64 { (u32::MAX, u32::MAX) } else { (len as u32, start as u32) };
-        [len, start].iter().for_each(|n| self.out.extend(n.to_le_bytes()));
+        [self.entries; 2]
+            .iter()
+            .for_each(|n| self.out.extend(n.to_le_bytes()));
+        let (len, start) = if zip64 {
+            (u32::MAX, u32::MAX)
+        } else {
+            (len as u32, start as u32)
+        };
+        [len, start]
+            .iter()
+            .for_each(|n| self.out.extend(n.to_le_bytes()));
         self.out.extend((comment.len() as u16).to_le_bytes());
         self.out.extend(comment);
         self.out
@@ -210,19 +353,36 @@ pub fn zips() -> Vec<Vec<u8>> {
 
 /// Fields of entries, and an end record that fits what is there.
 pub fn shape_zip(rng: &mut Rng, zip: &mut [u8]) {
-    let places = |zip: &[u8], signature: &[u8]| -> Vec<usize> { (0..zip.len()).filter(|&i| zip[i..].starts_with(signature)).collect() };
+    let places = |zip: &[u8], signature: &[u8]| -> Vec<usize> {
+        (0..zip.len())
+            .filter(|&i| zip[i..].starts_with(signature))
+            .collect()
+    };
     let entries = places(zip, b"PK\x01\x02");
     if rng.below(2) == 0 && !entries.is_empty() {
         let at = entries[rng.below(entries.len())];
         let at = at + [5, 8, 10, 16, 20, 24, 28, 30, 34, 38, 41, 42][rng.below(12)];
-        let value = [0u32, 1, 8, 0xffff, u32::MAX, 1 << 11, 100, rng.next() as u32][rng.below(8)].to_le_bytes();
+        let value = [
+            0u32,
+            1,
+            8,
+            0xffff,
+            u32::MAX,
+            1 << 11,
+            100,
+            rng.next() as u32,
+        ][rng.below(8)]
+        .to_le_bytes();
         let width = [1, 2, 4][rng.below(3)];
         if let Some(field) = zip.get_mut(at..at + width) {
             field.copy_from_slice(&value[..width]);
         }
     }
-    if let (Some(&end), Some(&start), true) = (places(zip, b"PK\x05\x06").last(), entries.first(), rng.below(4) > 0)
-        && end + 22 <= zip.len()
+    if let (Some(&end), Some(&start), true) = (
+        places(zip, b"PK\x05\x06").last(),
+        entries.first(),
+        rng.below(4) > 0,
+    ) && end + 22 <= zip.len()
         && end > start
         && &zip[end.saturating_sub(20)..][..4] != b"PK\x06\x07"
     {
@@ -231,7 +391,8 @@ pub fn shape_zip(rng: &mut Rng, zip: &mut [u8]) {
         zip[end + 10..end + 12].copy_from_slice(&count);
         zip[end + 12..end + 16].copy_from_slice(&((end - start) as u32).to_le_bytes());
         let before = if zip.starts_with(b"#!") { 10 } else { 0 };
-        zip[end + 16..end + 20].copy_from_slice(&(start.saturating_sub(before) as u32).to_le_bytes());
+        zip[end + 16..end + 20]
+            .copy_from_slice(&(start.saturating_sub(before) as u32).to_le_bytes());
     }
 }
 
@@ -242,7 +403,11 @@ pub fn gzips() -> Vec<Vec<u8>> {
         e.write_all(data).unwrap();
         e.finish().unwrap()
     };
-    let mut full = GzBuilder::new().filename("name").comment("comment").extra(vec![1, 2, 3]).write(Vec::new(), Compression::fast());
+    let mut full = GzBuilder::new()
+        .filename("name")
+        .comment("comment")
+        .extra(vec![1, 2, 3])
+        .write(Vec::new(), Compression::fast());
     full.write_all(b"hello").unwrap();
     let full = full.finish().unwrap();
     vec![
@@ -261,7 +426,10 @@ pub fn shape_gzip(rng: &mut Rng, gz: &mut [u8]) {
         return;
     }
     let (mut inflate, mut out, mut crc) = (Decompress::new(false), vec![0; 1 << 18], Crc::new());
-    if inflate.decompress(&gz[10..], &mut out, FlushDecompress::Finish).is_ok_and(|s| s == flate2::Status::StreamEnd) {
+    if inflate
+        .decompress(&gz[10..], &mut out, FlushDecompress::Finish)
+        .is_ok_and(|s| s == flate2::Status::StreamEnd)
+    {
         let at = 10 + inflate.total_in() as usize;
         crc.update(&out[..inflate.total_out() as usize]);
         if at + 8 <= gz.len() {
@@ -281,19 +449,39 @@ pub fn lz4s() -> Vec<Vec<u8>> {
         (BlockMode::Independent, BlockSize::Max1MB, false),
     ] {
         for data in [&text[..], b"short", &written(ArchiveKind::Tar)] {
-            let info = FrameInfo::new().block_mode(mode).block_size(size).block_checksums(checks).content_checksum(checks);
-            let mut e = FrameEncoder::with_frame_info(info.content_size(checks.then_some(data.len() as u64)), Vec::new());
+            let info = FrameInfo::new()
+                .block_mode(mode)
+                .block_size(size)
+                .block_checksums(checks)
+                .content_checksum(checks);
+            let mut e = FrameEncoder::with_frame_info(
+                info.content_size(checks.then_some(data.len() as u64)),
+                Vec::new(),
+            );
             e.write_all(data).unwrap();
             all.push(e.finish().unwrap());
         }
     }
-    all.push([&[0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &all[1], &all[2]].concat());
+    all.push(
+        [
+            &[0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..],
+            &all[1],
+            &all[2],
+        ]
+        .concat(),
+    );
     all
 }
 
-/// Flags of the first frame, now and then without the checksums that would end everything; and the checksum of the descriptor.
+/// Flags of the first frame, now and then without the checksums that would end everything; and the
+/// checksum of the descriptor.
 pub fn shape_lz4(rng: &mut Rng, lz4: &mut [u8]) {
-    let Some(at) = (0..lz4.len()).find(|&i| lz4[i..].starts_with(b"\x04\x22\x4d\x18")).filter(|&at| at + 20 <= lz4.len()) else { return };
+    let Some(at) = (0..lz4.len())
+        .find(|&i| lz4[i..].starts_with(b"\x04\x22\x4d\x18"))
+        .filter(|&at| at + 20 <= lz4.len())
+    else {
+        return;
+    };
     if rng.below(3) == 0 {
         lz4[at + 4] = [0x40, 0x60, 0x44, 0x50, 0x48, 0x41][rng.below(6)];
     }

@@ -1,4 +1,5 @@
-//! Slow and simple readers, written apart from those of the crate: the whole archive is at hand, nothing is fed, nothing is kept small.
+//! Slow and simple readers, written apart from those of the crate: the whole archive is at hand,
+//! nothing is fed, nothing is kept small.
 
 use forebay_format::Storage;
 use lz4_flex::frame::FrameDecoder;
@@ -16,7 +17,13 @@ pub struct Member {
 
 impl Member {
     pub fn of(m: &forebay_format::Member<'_>) -> Self {
-        Self { name: m.name.to_owned(), storage: m.extent.storage, offset: m.extent.offset, size: m.extent.size, mtime: m.mtime_secs }
+        Self {
+            name: m.name.to_owned(),
+            storage: m.extent.storage,
+            offset: m.extent.offset,
+            size: m.extent.size,
+            mtime: m.mtime_secs,
+        }
     }
 }
 
@@ -32,27 +39,58 @@ struct Pax {
 /// The members of a tar; `None` if anything is wrong with it.
 pub fn tar(bytes: &[u8]) -> Option<Vec<Member>> {
     let (mut at, mut members) = (0usize, Vec::new());
-    let (mut long_name, mut pax, mut global): (Option<Vec<u8>>, Option<Pax>, Pax) = Default::default();
+    let (mut long_name, mut pax, mut global): (Option<Vec<u8>>, Option<Pax>, Pax) =
+        Default::default();
     loop {
         let ended = at == bytes.len() || {
             let block = bytes.get(at..at + 512)?;
             // A block of zeros at the end, or two anywhere.
             let zeros = |b: &[u8]| b.iter().all(|&b| b == 0);
-            zeros(block) && (at + 512 == bytes.len() || if zeros(bytes.get(at + 512..at + 1024)?) { true } else { return None })
+            zeros(block)
+                && (at + 512 == bytes.len()
+                    || if zeros(bytes.get(at + 512..at + 1024)?) {
+                        true
+                    } else {
+                        return None;
+                    })
         };
         if ended {
             return (long_name.is_none() && pax.is_none()).then_some(members);
         }
         let h = &bytes[at..at + 512];
-        let sum: i64 = h.iter().enumerate().map(|(i, &b)| if (148..156).contains(&i) { 32 } else { i64::from(b) }).sum();
-        let signed: i64 = h.iter().enumerate().map(|(i, &b)| if (148..156).contains(&i) { 32 } else { i64::from(b as i8) }).sum();
+        let sum: i64 = h
+            .iter()
+            .enumerate()
+            .map(|(i, &b)| {
+                if (148..156).contains(&i) {
+                    32
+                } else {
+                    i64::from(b)
+                }
+            })
+            .sum();
+        let signed: i64 = h
+            .iter()
+            .enumerate()
+            .map(|(i, &b)| {
+                if (148..156).contains(&i) {
+                    32
+                } else {
+                    i64::from(b as i8)
+                }
+            })
+            .sum();
         let stored = number(&h[148..156])?;
-        if stored != i128::from(sum) && stored != i128::from(signed) || !(0..1 << 32).contains(&stored) {
+        if stored != i128::from(sum) && stored != i128::from(signed)
+            || !(0..1 << 32).contains(&stored)
+        {
             return None;
         }
         let size = number(&h[124..136]).filter(|n| (0..1 << 63).contains(n))? as usize;
         let data = at + 512;
-        let whole = |data: usize, len: usize| (len <= bytes.len().checked_sub(data)?).then(|| data + len.div_ceil(512) * 512);
+        let whole = |data: usize, len: usize| {
+            (len <= bytes.len().checked_sub(data)?).then(|| data + len.div_ceil(512) * 512)
+        };
         if b"LKxXg".contains(&h[156]) {
             if h[156] != b'K' && size > 1 << 20 {
                 return None;
@@ -70,10 +108,27 @@ pub fn tar(bytes: &[u8]) -> Option<Vec<Member>> {
         }
         let (p, long) = (pax.take().unwrap_or_default(), long_name.take());
         let prefix_end = if &h[508..512] == b"tar\0" { 476 } else { 500 };
-        let prefix = if &h[257..263] == b"ustar\0" { until_nul(&h[345..prefix_end]) } else { Vec::new() };
-        let own = if prefix.is_empty() { until_nul(&h[..100]) } else { [prefix, b"/".to_vec(), until_nul(&h[..100])].concat() };
-        let name =
-            [p.sparse_name, global.sparse_name.clone(), p.path, long, global.path.clone()].into_iter().flatten().next().unwrap_or(own);
+        let prefix = if &h[257..263] == b"ustar\0" {
+            until_nul(&h[345..prefix_end])
+        } else {
+            Vec::new()
+        };
+        let own = if prefix.is_empty() {
+            until_nul(&h[..100])
+        } else {
+            [prefix, b"/".to_vec(), until_nul(&h[..100])].concat()
+        };
+        let name = [
+            p.sparse_name,
+            global.sparse_name.clone(),
+            p.path,
+            long,
+            global.path.clone(),
+        ]
+        .into_iter()
+        .flatten()
+        .next()
+        .unwrap_or(own);
         let name = String::from_utf8_lossy(&name).into_owned();
         let size = p.size.or(global.size).unwrap_or(size as u64);
         let storage = match h[156] {
@@ -87,7 +142,14 @@ pub fn tar(bytes: &[u8]) -> Option<Vec<Member>> {
             b'S' => Storage::Sparse,
             _ => Storage::Special,
         };
-        let size = if matches!(storage, Storage::Stored | Storage::Sparse | Storage::Special) { size } else { 0 };
+        let size = if matches!(
+            storage,
+            Storage::Stored | Storage::Sparse | Storage::Special
+        ) {
+            size
+        } else {
+            0
+        };
         let mut offset = data;
         if h[156] == b'S' && h[482] != 0 {
             while bytes.get(offset..offset + 512)?[504] != 0 {
@@ -95,13 +157,21 @@ pub fn tar(bytes: &[u8]) -> Option<Vec<Member>> {
             }
             offset += 512;
         }
-        let mtime = number(&h[136..148]).and_then(|n| i64::try_from(n).ok()).unwrap_or(0);
+        let mtime = number(&h[136..148])
+            .and_then(|n| i64::try_from(n).ok())
+            .unwrap_or(0);
         let mtime = p.mtime.or(global.mtime).unwrap_or(mtime);
         if name.len() > 4096 {
             return None;
         }
         at = whole(offset, usize::try_from(size).ok()?)?;
-        members.push(Member { name, storage, offset: offset as u64, size, mtime });
+        members.push(Member {
+            name,
+            storage,
+            offset: offset as u64,
+            size,
+            mtime,
+        });
     }
 }
 
@@ -113,25 +183,44 @@ fn number(field: &[u8]) -> Option<i128> {
     if field[0] >= 128 {
         // Base 256, in two's complement of seven bits and the bytes that follow.
         let bits = 8 * field.len() as u32 - 1;
-        let raw = field.iter().enumerate().fold(0i128, |n, (i, &b)| n * 256 + i128::from(if i == 0 { b & 127 } else { b }));
-        return Some(if raw >= 1 << (bits - 1) { raw - (1 << bits) } else { raw });
+        let raw = field.iter().enumerate().fold(0i128, |n, (i, &b)| {
+            n * 256 + i128::from(if i == 0 { b & 127 } else { b })
+        });
+        return Some(if raw >= 1 << (bits - 1) {
+            raw - (1 << bits)
+        } else {
+            raw
+        });
     }
-    let text: Vec<u8> = field.iter().copied().skip_while(|&b| b == b' ' || b == 0).take_while(|&b| b != b' ' && b != 0).collect();
+    let text: Vec<u8> = field
+        .iter()
+        .copied()
+        .skip_while(|&b| b == b' ' || b == 0)
+        .take_while(|&b| b != b' ' && b != 0)
+        .collect();
     if text.is_empty() {
         Some(0)
     } else {
-        text.iter().all(|b| (b'0'..=b'7').contains(b)).then(|| i128::from_str_radix(std::str::from_utf8(&text).ok()?, 8).ok())?
+        text.iter()
+            .all(|b| (b'0'..=b'7').contains(b))
+            .then(|| i128::from_str_radix(std::str::from_utf8(&text).ok()?, 8).ok())?
     }
 }
 
 fn records(mut bytes: &[u8], pax: &mut Pax) -> Option<()> {
     while !bytes.is_empty() && bytes[0] != 0 {
-        let digits = bytes.iter().position(|&b| b == b' ').filter(|&n| (1..20).contains(&n))?;
+        let digits = bytes
+            .iter()
+            .position(|&b| b == b' ')
+            .filter(|&n| (1..20).contains(&n))?;
         let unsigned = |text: &[u8]| -> Option<u64> {
             let text = std::str::from_utf8(text).ok()?;
-            (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
+            (!text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()))
+                .then(|| text.parse().ok())?
         };
-        let len = usize::try_from(unsigned(&bytes[..digits])?).ok().filter(|&n| n > digits + 1 && n <= bytes.len())?;
+        let len = usize::try_from(unsigned(&bytes[..digits])?)
+            .ok()
+            .filter(|&n| n > digits + 1 && n <= bytes.len())?;
         let (record, rest) = bytes.split_at(len);
         bytes = rest;
         if record[len - 1] != b'\n' {
@@ -157,7 +246,11 @@ fn records(mut bytes: &[u8], pax: &mut Pax) -> Option<()> {
 fn floor(text: &str) -> Option<i64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let n: i64 = whole.parse().ok()?;
-    if text.starts_with('-') && fraction.chars().any(|c| c != '0') { n.checked_sub(1) } else { Some(n) }
+    if text.starts_with('-') && fraction.chars().any(|c| c != '0') {
+        n.checked_sub(1)
+    } else {
+        Some(n)
+    }
 }
 
 /// A member of a zip, without its name.
@@ -172,26 +265,47 @@ pub struct ZipMember {
 impl ZipMember {
     pub fn of(m: &forebay_format::Member<'_>) -> Self {
         let e = m.extent;
-        Self { size: e.size, stored_size: e.stored_size, offset: e.offset, crc32: e.crc32 }
+        Self {
+            size: e.size,
+            stored_size: e.stored_size,
+            offset: e.offset,
+            crc32: e.crc32,
+        }
     }
 }
 
 fn le(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
-    bytes.get(at..at + width).map(|b| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+    bytes
+        .get(at..at + width)
+        .map(|b| b.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
 }
 
 /// The members of a zip that is taken to be good.
 pub fn zip(bytes: &[u8]) -> Option<Vec<ZipMember>> {
     let from = bytes.len().saturating_sub(22 + 65_535 + 76);
-    let ends: Vec<usize> = (from..bytes.len().checked_sub(21)?).rev().filter(|&i| bytes[i..].starts_with(b"PK\x05\x06")).collect();
+    let ends: Vec<usize> = (from..bytes.len().checked_sub(21)?)
+        .rev()
+        .filter(|&i| bytes[i..].starts_with(b"PK\x05\x06"))
+        .collect();
     let comment_end = |i: usize| i + 22 + le(bytes, i + 20, 2).unwrap_or(0) as usize;
-    let end = *ends.iter().find(|&&i| comment_end(i) == bytes.len()).or_else(|| ends.iter().find(|&&i| comment_end(i) <= bytes.len()))?;
-    let locator = end.checked_sub(20).filter(|&l| l >= from && bytes[l..].starts_with(b"PK\x06\x07"));
+    let end = *ends
+        .iter()
+        .find(|&&i| comment_end(i) == bytes.len())
+        .or_else(|| ends.iter().find(|&&i| comment_end(i) <= bytes.len()))?;
+    let locator = end
+        .checked_sub(20)
+        .filter(|&l| l >= from && bytes[l..].starts_with(b"PK\x06\x07"));
     let (len, offset, directory_end) = match locator {
         Some(locator) => {
-            let usual = locator.checked_sub(56).filter(|&r| r >= from && bytes[r..].starts_with(b"PK\x06\x06"));
+            let usual = locator
+                .checked_sub(56)
+                .filter(|&r| r >= from && bytes[r..].starts_with(b"PK\x06\x06"));
             let record = usual.or_else(|| le(bytes, locator + 8, 8)?.try_into().ok())?;
-            (le(bytes, record + 40, 8)?, le(bytes, record + 48, 8)?, record as u64)
+            (
+                le(bytes, record + 40, 8)?,
+                le(bytes, record + 48, 8)?,
+                record as u64,
+            )
         }
         None => (le(bytes, end + 12, 4)?, le(bytes, end + 16, 4)?, end as u64),
     };
@@ -199,7 +313,8 @@ pub fn zip(bytes: &[u8]) -> Option<Vec<ZipMember>> {
     let before = start.checked_sub(offset)?;
     let (mut at, mut members) = (start as usize, Vec::new());
     while (at as u64) < directory_end && bytes[at..].starts_with(b"PK\x01\x02") {
-        let [name, extra, comment] = [28, 30, 32].map(|field| le(bytes, at + field, 2).unwrap_or(0) as usize);
+        let [name, extra, comment] =
+            [28, 30, 32].map(|field| le(bytes, at + field, 2).unwrap_or(0) as usize);
         let mut fields = [24, 20, 42].map(|field| le(bytes, at + field, 4).unwrap_or(0));
         // Where there is no such field, the number is meant as it is.
         if let Some(mut wide) = zip64(&bytes[at + 46 + name..at + 46 + name + extra]) {
@@ -209,7 +324,12 @@ pub fn zip(bytes: &[u8]) -> Option<Vec<ZipMember>> {
             }
         }
         let [size, stored_size, offset] = fields;
-        members.push(ZipMember { size, stored_size, offset: offset + before, crc32: le(bytes, at + 16, 4).map(|n| n as u32) });
+        members.push(ZipMember {
+            size,
+            stored_size,
+            offset: offset + before,
+            crc32: le(bytes, at + 16, 4).map(|n| n as u32),
+        });
         at += 46 + name + extra + comment;
     }
     Some(members)
@@ -228,8 +348,13 @@ fn zip64(mut extra: &[u8]) -> Option<&[u8]> {
 
 /// What another implementation makes of a stream of one frame, if it reads it.
 pub fn lz4(bytes: &[u8], max: u64) -> Option<Vec<u8>> {
-    let frames = bytes.windows(4).filter(|w| *w == b"\x04\x22\x4d\x18").count();
-    let skipped = bytes.windows(4).any(|w| w[0] & 0xf0 == 0x50 && w[1..] == *b"\x2a\x4d\x18");
+    let frames = bytes
+        .windows(4)
+        .filter(|w| *w == b"\x04\x22\x4d\x18")
+        .count();
+    let skipped = bytes
+        .windows(4)
+        .any(|w| w[0] & 0xf0 == 0x50 && w[1..] == *b"\x2a\x4d\x18");
     if frames != 1 || skipped {
         return None;
     }
@@ -237,7 +362,11 @@ pub fn lz4(bytes: &[u8], max: u64) -> Option<Vec<u8>> {
     // A block of no bytes reads like the end: it is the end only where nothing more is taken in.
     loop {
         let left = decoder.get_ref().len();
-        let read = decoder.by_ref().take((max + 1).saturating_sub(out.len() as u64)).read_to_end(&mut out).ok()?;
+        let read = decoder
+            .by_ref()
+            .take((max + 1).saturating_sub(out.len() as u64))
+            .read_to_end(&mut out)
+            .ok()?;
         if read == 0 && decoder.get_ref().len() == left {
             return Some(out);
         }

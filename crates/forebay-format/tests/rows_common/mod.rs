@@ -4,7 +4,8 @@
 
 use crate::common::Rng;
 use arrow_array::{
-    ArrayRef, BinaryArray, BooleanArray, DictionaryArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    ArrayRef, BinaryArray, BooleanArray, DictionaryArray, Float32Array, Int64Array, ListArray,
+    RecordBatch, StringArray, StructArray,
     types::{Int32Type, Int64Type},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
@@ -12,7 +13,10 @@ use bytes::Bytes;
 use forebay_core::{Error, Result};
 use forebay_format::{
     ArchiveKind, ArchiveWriter, Indexer, MemberIndex, ScanStep,
-    tabular::{BlockRead, FileIndex, FileIndexer, FileOpener, FileReader, Format, IndexOptions, Need, Projection, Rows},
+    tabular::{
+        BlockRead, FileIndex, FileIndexer, FileOpener, FileReader, Format, IndexOptions, Need,
+        Projection, Rows,
+    },
     tfrecord,
 };
 use parquet::{
@@ -30,14 +34,18 @@ pub struct Source {
 
 impl Source {
     pub fn new(bytes: impl Into<Bytes>) -> Self {
-        Self { bytes: bytes.into(), asked: Vec::new() }
+        Self {
+            bytes: bytes.into(),
+            asked: Vec::new(),
+        }
     }
 
     pub fn asked_bytes(&self) -> u64 {
         self.asked.iter().map(|r| r.end - r.start).sum()
     }
 
-    /// Steps and feeds until nothing more is needed: ranges in any order, some of them wider than asked for.
+    /// Steps and feeds until nothing more is needed: ranges in any order, some of them wider than
+    /// asked for.
     fn drive<P>(
         &mut self,
         p: &mut P,
@@ -54,12 +62,21 @@ impl Source {
             assert!(!ranges.is_empty(), "something is needed, and it is nothing");
             while !ranges.is_empty() {
                 let r = ranges.swap_remove(rng.below(ranges.len()));
-                assert!(r.start < r.end && r.end <= self.bytes.len() as u64, "{r:?} of {} bytes is asked for", self.bytes.len());
+                assert!(
+                    r.start < r.end && r.end <= self.bytes.len() as u64,
+                    "{r:?} of {} bytes is asked for",
+                    self.bytes.len()
+                );
                 self.asked.push(r.clone());
-                let (before, after) = if rng.below(4) == 0 { (rng.below(20) as u64, rng.below(20) as u64) } else { (0, 0) };
+                let (before, after) = if rng.below(4) == 0 {
+                    (rng.below(20) as u64, rng.below(20) as u64)
+                } else {
+                    (0, 0)
+                };
                 let start = r.start.saturating_sub(before);
                 let end = (r.end + after).min(self.bytes.len() as u64);
-                // A buffer of its own, so that neither alignment nor what lies beside it is what it was in the file.
+                // A buffer of its own, so that neither alignment nor what lies beside it is what it
+                // was in the file.
                 let bytes = Bytes::copy_from_slice(&self.bytes[start as usize..end as usize]);
                 feed(p, start, bytes)?;
             }
@@ -67,7 +84,12 @@ impl Source {
         Ok(())
     }
 
-    pub fn index(&mut self, format: Format, options: &IndexOptions, rng: &mut Rng) -> Result<FileIndex> {
+    pub fn index(
+        &mut self,
+        format: Format,
+        options: &IndexOptions,
+        rng: &mut Rng,
+    ) -> Result<FileIndex> {
         let mut p = FileIndexer::new(format, self.bytes.len() as u64, options)?;
         self.drive(&mut p, FileIndexer::step, FileIndexer::feed, rng)?;
         p.finish()
@@ -79,7 +101,14 @@ impl Source {
         p.finish()
     }
 
-    pub fn read(&mut self, reader: &FileReader, block: usize, rows: Rows, projection: &Projection, rng: &mut Rng) -> Result<RecordBatch> {
+    pub fn read(
+        &mut self,
+        reader: &FileReader,
+        block: usize,
+        rows: Rows,
+        projection: &Projection,
+        rng: &mut Rng,
+    ) -> Result<RecordBatch> {
         let mut p = reader.read(block, rows, projection)?;
         self.drive(&mut p, BlockRead::step, BlockRead::feed, rng)?;
         let batch = p.finish()?;
@@ -98,7 +127,12 @@ pub fn members(kind: ArchiveKind, archive: &[u8]) -> Result<MemberIndex> {
 }
 
 /// Index and reader of a file of any format; of an archive its members are indexed first.
-pub fn open(format: Format, bytes: &[u8], options: &IndexOptions, rng: &mut Rng) -> Result<(Source, FileReader)> {
+pub fn open(
+    format: Format,
+    bytes: &[u8],
+    options: &IndexOptions,
+    rng: &mut Rng,
+) -> Result<(Source, FileReader)> {
     let kind = match format {
         Format::Tar => Some(ArchiveKind::from_magic(bytes).unwrap_or(ArchiveKind::Tar)),
         Format::Zip => Some(ArchiveKind::Zip),
@@ -125,8 +159,14 @@ pub fn stored(index: FileIndex) -> Arc<FileIndex> {
 }
 
 /// All rows, block by block.
-pub fn read_all(source: &mut Source, reader: &FileReader, rng: &mut Rng) -> Result<Vec<RecordBatch>> {
-    (0..reader.index().blocks().blocks()).map(|b| source.read(reader, b, Rows::All, &Projection::All, rng)).collect()
+pub fn read_all(
+    source: &mut Source,
+    reader: &FileReader,
+    rng: &mut Rng,
+) -> Result<Vec<RecordBatch>> {
+    (0..reader.index().blocks().blocks())
+        .map(|b| source.read(reader, b, Rows::All, &Projection::All, rng))
+        .collect()
 }
 
 /// Some of `0..n`, ascending.
@@ -144,42 +184,77 @@ pub fn batches(sizes: &[usize], rng: &mut Rng) -> (SchemaRef, Vec<RecordBatch>) 
         Field::new("list", DataType::new_list(DataType::Int32, true), true),
         Field::new(
             "struct",
-            DataType::Struct(vec![Field::new("x", DataType::Float32, true), Field::new("ok", DataType::Boolean, false)].into()),
+            DataType::Struct(
+                vec![
+                    Field::new("x", DataType::Float32, true),
+                    Field::new("ok", DataType::Boolean, false),
+                ]
+                .into(),
+            ),
             false,
         ),
-        Field::new("kind", DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8)), true),
+        Field::new(
+            "kind",
+            DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8)),
+            true,
+        ),
     ]));
     let mut at = 0i64;
     let batches = sizes.iter().map(|&rows| {
         let null = |rng: &mut Rng| rng.below(5) == 0;
         let n = Int64Array::from_iter_values(at..at + rows as i64);
         at += rows as i64;
-        let text = StringArray::from_iter((0..rows).map(|i| (!null(rng)).then(|| format!("row {i} {}", "ü".repeat(rng.below(40))))));
+        let text = StringArray::from_iter(
+            (0..rows)
+                .map(|i| (!null(rng)).then(|| format!("row {i} {}", "ü".repeat(rng.below(40))))),
+        );
         let data = BinaryArray::from_iter((0..rows).map(|_| {
             let len = rng.below(300);
             (!null(rng)).then(|| rng.bytes(len))
         }));
         let list = ListArray::from_iter_primitive::<Int32Type, _, _>((0..rows).map(|_| {
             let len = rng.below(6);
-            (!null(rng)).then(|| (0..len).map(|_| (!null(rng)).then(|| rng.next() as i32)).collect::<Vec<_>>())
+            (!null(rng)).then(|| {
+                (0..len)
+                    .map(|_| (!null(rng)).then(|| rng.next() as i32))
+                    .collect::<Vec<_>>()
+            })
         }));
-        let x = Float32Array::from_iter((0..rows).map(|_| (!null(rng)).then(|| rng.below(1000) as f32 / 8.0)));
+        let x = Float32Array::from_iter(
+            (0..rows).map(|_| (!null(rng)).then(|| rng.below(1000) as f32 / 8.0)),
+        );
         let ok = BooleanArray::from_iter((0..rows).map(|_| Some(rng.below(2) == 0)));
         let fields = match schema.field(4).data_type() {
             DataType::Struct(fields) => fields.clone(),
             _ => unreachable!(),
         };
         let fields = StructArray::new(fields, vec![Arc::new(x) as ArrayRef, Arc::new(ok)], None);
-        let kinds: Vec<String> = (0..3).map(|k| format!("kind {k} of {}", rng.below(100))).collect();
-        let kind: DictionaryArray<Int32Type> = (0..rows).map(|_| (!null(rng)).then(|| kinds[rng.below(3)].as_str())).collect();
-        let columns: Vec<ArrayRef> = vec![Arc::new(n), Arc::new(text), Arc::new(data), Arc::new(list), Arc::new(fields), Arc::new(kind)];
+        let kinds: Vec<String> = (0..3)
+            .map(|k| format!("kind {k} of {}", rng.below(100)))
+            .collect();
+        let kind: DictionaryArray<Int32Type> = (0..rows)
+            .map(|_| (!null(rng)).then(|| kinds[rng.below(3)].as_str()))
+            .collect();
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(n),
+            Arc::new(text),
+            Arc::new(data),
+            Arc::new(list),
+            Arc::new(fields),
+            Arc::new(kind),
+        ];
         RecordBatch::try_new(schema.clone(), columns).unwrap()
     });
     let batches = batches.collect();
     (schema, batches)
 }
 
-pub fn write_parquet(schema: &SchemaRef, batches: &[RecordBatch], group_rows: usize, rng: &mut Rng) -> Vec<u8> {
+pub fn write_parquet(
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+    group_rows: usize,
+    rng: &mut Rng,
+) -> Vec<u8> {
     let codec = [
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
@@ -195,29 +270,53 @@ pub fn write_parquet(schema: &SchemaRef, batches: &[RecordBatch], group_rows: us
         .set_write_batch_size([5, 64, 1024][rng.below(3)])
         .set_dictionary_enabled(rng.below(2) == 0)
         .set_writer_version([WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0][rng.below(2)])
-        .set_statistics_enabled([EnabledStatistics::None, EnabledStatistics::Chunk, EnabledStatistics::Page][rng.below(3)])
+        .set_statistics_enabled(
+            [
+                EnabledStatistics::None,
+                EnabledStatistics::Chunk,
+                EnabledStatistics::Page,
+            ][rng.below(3)],
+        )
         .set_offset_index_disabled(rng.below(3) == 0);
     if rng.below(3) == 0 {
-        properties =
-            properties.set_column_encoding("n".into(), Encoding::DELTA_BINARY_PACKED).set_column_dictionary_enabled("n".into(), false);
+        properties = properties
+            .set_column_encoding("n".into(), Encoding::DELTA_BINARY_PACKED)
+            .set_column_dictionary_enabled("n".into(), false);
     }
-    let mut writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties.build())).unwrap();
+    let mut writer =
+        ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties.build())).unwrap();
     for batch in batches {
         writer.write(batch).unwrap();
     }
     writer.into_inner().unwrap()
 }
 
-pub fn write_arrow(format: Format, schema: &SchemaRef, batches: &[RecordBatch], rng: &mut Rng) -> Vec<u8> {
+pub fn write_arrow(
+    format: Format,
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+    rng: &mut Rng,
+) -> Vec<u8> {
     use arrow_ipc::{
         CompressionType,
         writer::{DictionaryHandling, FileWriter, IpcWriteOptions, StreamWriter},
     };
-    let codec = [None, Some(CompressionType::LZ4_FRAME), Some(CompressionType::ZSTD)][rng.below(3)];
-    let options = IpcWriteOptions::default().try_with_compression(codec).unwrap();
+    let codec = [
+        None,
+        Some(CompressionType::LZ4_FRAME),
+        Some(CompressionType::ZSTD),
+    ][rng.below(3)];
+    let options = IpcWriteOptions::default()
+        .try_with_compression(codec)
+        .unwrap();
     if format == Format::ArrowStream {
         let handling = [DictionaryHandling::Resend, DictionaryHandling::Delta][rng.below(2)];
-        let mut w = StreamWriter::try_new_with_options(Vec::new(), schema, options.with_dictionary_handling(handling)).unwrap();
+        let mut w = StreamWriter::try_new_with_options(
+            Vec::new(),
+            schema,
+            options.with_dictionary_handling(handling),
+        )
+        .unwrap();
         batches.iter().for_each(|b| w.write(b).unwrap());
         if rng.below(3) > 0 {
             w.finish().unwrap();
@@ -300,7 +399,9 @@ pub mod example {
 
 pub fn tfrecords(records: &[Vec<u8>]) -> Vec<u8> {
     let mut out = Vec::new();
-    records.iter().for_each(|r| tfrecord::record_into(&mut out, r));
+    records
+        .iter()
+        .for_each(|r| tfrecord::record_into(&mut out, r));
     out
 }
 
@@ -309,7 +410,8 @@ pub fn archive(kind: ArchiveKind, samples: &[(String, Vec<(String, Vec<u8>)>)]) 
     let (mut out, mut w) = (Vec::new(), ArchiveWriter::new(kind));
     for (key, fields) in samples {
         for (field, bytes) in fields {
-            w.entry(&format!("{key}.{field}"), bytes, 0, &mut out).unwrap();
+            w.entry(&format!("{key}.{field}"), bytes, 0, &mut out)
+                .unwrap();
         }
     }
     w.finish(&mut out).unwrap();
@@ -344,11 +446,24 @@ pub fn small_blocks(rng: &mut Rng) -> IndexOptions {
 
 pub fn ints(batch: &RecordBatch, column: &str) -> Vec<i64> {
     use arrow_array::cast::AsArray;
-    batch.column_by_name(column).unwrap().as_primitive::<Int64Type>().values().to_vec()
+    batch
+        .column_by_name(column)
+        .unwrap()
+        .as_primitive::<Int64Type>()
+        .values()
+        .to_vec()
 }
 
 /// Errors that a parser of hostile bytes may give.
 pub fn checked<T>(result: Result<T>) -> Result<T> {
     use forebay_core::ErrorKind::*;
-    result.inspect_err(|e: &Error| assert!(matches!(e.kind(), Corrupt | Unsupported | TooLarge | VersionChanged | Invalid), "{e:?}"))
+    result.inspect_err(|e: &Error| {
+        assert!(
+            matches!(
+                e.kind(),
+                Corrupt | Unsupported | TooLarge | VersionChanged | Invalid
+            ),
+            "{e:?}"
+        )
+    })
 }

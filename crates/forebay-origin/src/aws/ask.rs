@@ -1,5 +1,6 @@
-//! Requests to the services that give out credentials: small, bounded in size and time, with errors that name the service and its address
-//! and never a secret: neither what was sent, nor what an answer quotes of it, nor the body of an answer that cannot be read.
+//! Requests to the services that give out credentials: small, bounded in size and time, with errors
+//! that name the service and its address and never a secret: neither what was sent, nor what an
+//! answer quotes of it, nor the body of an answer that cannot be read.
 
 use crate::{
     OriginConfig,
@@ -34,19 +35,36 @@ pub(crate) struct Answer {
 impl Service {
     /// # Errors
     /// An address that is none.
-    pub(crate) fn new(config: &OriginConfig, name: &'static str, address: &str, setting: &str) -> Result<Self> {
-        let base = Url::parse(address).ok().filter(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
+    pub(crate) fn new(
+        config: &OriginConfig,
+        name: &'static str,
+        address: &str,
+        setting: &str,
+    ) -> Result<Self> {
+        let base = Url::parse(address)
+            .ok()
+            .filter(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
         let base = base.ok_or_else(|| {
             Error::invalid(format!("{setting} is not an address"))
                 .hint("as in http://127.0.0.1:1338 or https://sts.eu-central-1.amazonaws.com")
         })?;
         // The HTTP client writes the host with them into its log.
         if !base.username().is_empty() || base.password().is_some() {
-            return Err(Error::invalid(format!("{setting}: user and password do not belong into an address"))
-                .hint("where a token is wanted, use AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
+            return Err(Error::invalid(format!(
+                "{setting}: user and password do not belong into an address"
+            ))
+            .hint("where a token is wanted, use AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
         }
-        let config = OriginConfig { connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT), requests_in_flight: 1, ..config.clone() };
-        Ok(Self { client: transport::client(&config, &base, Redirects::Refuse)?, name, base })
+        let config = OriginConfig {
+            connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT),
+            requests_in_flight: 1,
+            ..config.clone()
+        };
+        Ok(Self {
+            client: transport::client(&config, &base, Redirects::Refuse)?,
+            name,
+            base,
+        })
     }
 
     pub(crate) fn base(&self) -> &Url {
@@ -61,15 +79,34 @@ impl Service {
         format!("{} at {}", self.name, url.as_str().trim_end_matches('/'))
     }
 
-    /// Asks, and once more after a failure that may pass. `secrets` are taken out of what an answer says that is no success.
+    /// Asks, and once more after a failure that may pass. `secrets` are taken out of what an answer
+    /// says that is no success.
     ///
     /// # Errors
-    /// No answer, of a transient kind, or one that is too long. The status is for the caller to judge.
-    pub(crate) async fn ask(&self, method: Method, url: &Url, headers: &HeaderMap, body: &Bytes, secrets: &[&str]) -> Result<Answer> {
-        let once = || self.once(method.clone(), url.clone(), headers.clone(), body.clone(), secrets);
+    /// No answer, of a transient kind, or one that is too long. The status is for the caller to
+    /// judge.
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        url: &Url,
+        headers: &HeaderMap,
+        body: &Bytes,
+        secrets: &[&str],
+    ) -> Result<Answer> {
+        let once = || {
+            self.once(
+                method.clone(),
+                url.clone(),
+                headers.clone(),
+                body.clone(),
+                secrets,
+            )
+        };
         let may_pass = match once().await {
             Err(e) if e.kind().is_transient() => e.to_string(),
-            Ok(answer) if kind_of(answer.status).is_transient() => format!("{}: {}", self.describe(), answer.status),
+            Ok(answer) if kind_of(answer.status).is_transient() => {
+                format!("{}: {}", self.describe(), answer.status)
+            }
             other => return other,
         };
         tracing::debug!(error = may_pass, "asking once more for credentials");
@@ -77,25 +114,46 @@ impl Service {
         once().await
     }
 
-    async fn once(&self, method: Method, url: Url, mut headers: HeaderMap, body: Bytes, secrets: &[&str]) -> Result<Answer> {
+    async fn once(
+        &self,
+        method: Method,
+        url: Url,
+        mut headers: HeaderMap,
+        body: Bytes,
+        secrets: &[&str],
+    ) -> Result<Answer> {
         for value in headers.values_mut() {
             value.set_sensitive(true);
         }
         let described = self.describe();
-        let site = Site { origin: &described, operation: method.as_str(), key: url.path() };
+        let site = Site {
+            origin: &described,
+            operation: method.as_str(),
+            key: url.path(),
+        };
         let mut request = reqwest::Request::new(method.clone(), url.clone());
         *request.headers_mut() = headers;
         if !body.is_empty() {
             *request.body_mut() = Some(body.into());
         }
-        let answer = self.client.execute(request).await.map_err(|e| failure::from_transport(site, &e.without_url()))?;
+        let answer = self
+            .client
+            .execute(request)
+            .await
+            .map_err(|e| failure::from_transport(site, &e.without_url()))?;
         let status = answer.status();
         let mut bytes = Vec::new();
         let mut stream = answer.bytes_stream();
-        while let Some(chunk) = stream.try_next().await.map_err(|e| failure::from_transport(site, &e.without_url()))? {
+        while let Some(chunk) = stream
+            .try_next()
+            .await
+            .map_err(|e| failure::from_transport(site, &e.without_url()))?
+        {
             if bytes.len() + chunk.len() > ANSWER_MAX_BYTES {
-                return Err(Error::permission_denied(format!("{described}: the answer is longer than {ANSWER_MAX_BYTES} bytes"))
-                    .hint("check that this is the right address"));
+                return Err(Error::permission_denied(format!(
+                    "{described}: the answer is longer than {ANSWER_MAX_BYTES} bytes"
+                ))
+                .hint("check that this is the right address"));
             }
             bytes.extend_from_slice(&chunk);
         }
@@ -112,8 +170,16 @@ impl Service {
 
     /// The error of a status.
     pub(crate) fn status_error(&self, method: &Method, url: &Url, status: StatusCode) -> Error {
-        let text = format!("{}: {method} {} was answered with status {}", self.describe(), url.path(), status.as_u16());
-        Error::new(kind_of(status), text).hint(format!("check {} and what it is allowed to give out", self.name))
+        let text = format!(
+            "{}: {method} {} was answered with status {}",
+            self.describe(),
+            url.path(),
+            status.as_u16()
+        );
+        Error::new(kind_of(status), text).hint(format!(
+            "check {} and what it is allowed to give out",
+            self.name
+        ))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The role of a container: of an ECS task, or of a pod with EKS Pod Identity. The authorization is read anew for each fetch, because the
-//! file that holds it is replaced while the process runs.
+//! The role of a container: of an ECS task, or of a pod with EKS Pod Identity. The authorization is
+//! read anew for each fetch, because the file that holds it is replaced while the process runs.
 
 use super::{
     Environment,
@@ -32,11 +32,14 @@ pub(crate) fn is_configured(env: &Environment) -> bool {
     env.get(RELATIVE).is_some() || env.get(FULL).is_some()
 }
 
-/// Plain HTTP is for the machine itself and the agents' own addresses; everywhere else the keys would cross a network in the clear.
+/// Plain HTTP is for the machine itself and the agents' own addresses; everywhere else the keys
+/// would cross a network in the clear.
 fn may_be_plain(url: &Url) -> bool {
     match url.host() {
         Some(Host::Ipv4(ip)) => ip.is_loopback() || matches!(ip.octets(), [169, 254, 170, 2 | 23]),
-        Some(Host::Ipv6(ip)) => ip.is_loopback() || ip.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23],
+        Some(Host::Ipv6(ip)) => {
+            ip.is_loopback() || ip.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23]
+        }
         Some(Host::Domain(name)) => name == "localhost",
         None => false,
     }
@@ -45,31 +48,58 @@ fn may_be_plain(url: &Url) -> bool {
 impl Container {
     pub(crate) fn new(config: &OriginConfig, env: &Environment) -> Result<Self> {
         let (address, setting) = match (env.get(RELATIVE), env.get(FULL)) {
-            (Some(path), _) => (format!("{}/{}", env.container_address(), path.trim_start_matches('/')), RELATIVE),
+            (Some(path), _) => (
+                format!(
+                    "{}/{}",
+                    env.container_address(),
+                    path.trim_start_matches('/')
+                ),
+                RELATIVE,
+            ),
             (None, Some(address)) => (address, FULL),
             (None, None) => {
-                return Err(Error::invalid(format!("neither {RELATIVE} nor {FULL} is set"))
-                    .hint("these are set inside of containers that have a role; name another credential_source elsewhere"));
+                return Err(
+                    Error::invalid(format!("neither {RELATIVE} nor {FULL} is set")).hint(
+                        "these are set inside of containers that have a role; name another \
+                        credential_source elsewhere",
+                    ),
+                );
             }
         };
-        let service = Service::new(config, "the container's credentials service", &address, setting)?;
+        let service = Service::new(
+            config,
+            "the container's credentials service",
+            &address,
+            setting,
+        )?;
         if service.base().scheme() == "http" && !may_be_plain(service.base()) {
-            return Err(Error::invalid(format!("{}: plain HTTP to another machine", service.describe()))
-                .hint(format!("let {setting} begin with https://")));
+            return Err(Error::invalid(format!(
+                "{}: plain HTTP to another machine",
+                service.describe()
+            ))
+            .hint(format!("let {setting} begin with https://")));
         }
-        let authorization = match (env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"), env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN")) {
+        let authorization = match (
+            env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+            env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
+        ) {
             (Some(file), _) => Authorization::File(file.into()),
             (None, Some(token)) => Authorization::Token(token),
             (None, None) => Authorization::None,
         };
-        Ok(Self { service, authorization })
+        Ok(Self {
+            service,
+            authorization,
+        })
     }
 
     async fn authorization(&self) -> Result<Option<String>> {
         match &self.authorization {
             Authorization::None => Ok(None),
             Authorization::Token(token) => Ok(Some(token.trim().to_owned())),
-            Authorization::File(path) => Ok(Some(super::token_file(path, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").await?)),
+            Authorization::File(path) => Ok(Some(
+                super::token_file(path, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").await?,
+            )),
         }
     }
 }
@@ -85,18 +115,27 @@ impl Source for Container {
         let token = self.authorization().await?;
         let mut headers = HeaderMap::new();
         if let Some(token) = &token {
-            let value = HeaderValue::from_str(token)
-                .map_err(|_| Error::invalid(format!("{who}: the authorization token has characters that cannot be sent")))?;
+            let value = HeaderValue::from_str(token).map_err(|_| {
+                Error::invalid(format!(
+                    "{who}: the authorization token has characters that cannot be sent"
+                ))
+            })?;
             headers.insert(header::AUTHORIZATION, value);
         }
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         let secrets: Vec<&str> = token.iter().map(String::as_str).collect();
         let url = self.service.base();
-        let answer = self.service.ask(Method::GET, url, &headers, &Bytes::new(), &secrets).await?;
+        let answer = self
+            .service
+            .ask(Method::GET, url, &headers, &Bytes::new(), &secrets)
+            .await?;
         if !answer.status.is_success() {
             let e = self.service.status_error(&Method::GET, url, answer.status);
             return Err(match answer.status.as_u16() {
-                401 | 403 => e.hint("check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE (or …_TOKEN) and the role of the task or pod"),
+                401 | 403 => e.hint(
+                    "check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE (or …_TOKEN) \
+                    and the role of the task or pod",
+                ),
                 _ => e,
             });
         }
@@ -110,15 +149,28 @@ mod tests {
 
     #[test]
     fn keys_do_not_cross_a_network_in_the_clear() {
-        let make = |full: &str| Container::new(&OriginConfig::default(), &Environment::of([(FULL, full)]));
-        for ok in ["http://127.0.0.1:1/x", "http://169.254.170.23/v1/credentials", "http://[fd00:ec2::23]/v1/credentials", "http://[::1]/"]
-        {
+        let make =
+            |full: &str| Container::new(&OriginConfig::default(), &Environment::of([(FULL, full)]));
+        for ok in [
+            "http://127.0.0.1:1/x",
+            "http://169.254.170.23/v1/credentials",
+            "http://[fd00:ec2::23]/v1/credentials",
+            "http://[::1]/",
+        ] {
             assert!(make(ok).is_ok(), "{ok}");
         }
-        for bad in ["http://10.0.0.1/x", "http://example.com/x", "http://169.254.169.254/", "file:///x", "nonsense"] {
+        for bad in [
+            "http://10.0.0.1/x",
+            "http://example.com/x",
+            "http://169.254.169.254/",
+            "file:///x",
+            "nonsense",
+        ] {
             assert!(make(bad).is_err(), "{bad}");
         }
-        let e = make("http://me:hunter2@example.com/x?key=hunter2").err().expect("refused");
+        let e = make("http://me:hunter2@example.com/x?key=hunter2")
+            .err()
+            .expect("refused");
         assert!(!e.to_string().contains("hunter2"), "{e}");
     }
 }

@@ -1,6 +1,8 @@
-//! The environment variables that credentials are looked for in: those of the process, or, in tests, a set of their own.
+//! The environment variables that credentials are looked for in: those of the process, or, in
+//! tests, a set of their own.
 //!
-//! Variables are read through this alone, so that tests of one process can have different ones at the same time.
+//! Variables are read through this alone, so that tests of one process can have different ones at
+//! the same time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,13 +19,24 @@ pub struct Environment {
 
 impl Environment {
     pub(crate) fn of_process() -> Self {
-        Self { variables: None, container_address: CONTAINER_ADDRESS.to_owned() }
+        Self {
+            variables: None,
+            container_address: CONTAINER_ADDRESS.to_owned(),
+        }
     }
 
     /// These variables and no others.
-    pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Self {
-        let variables = variables.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
-        Self { variables: Some(Arc::new(variables)), ..Self::of_process() }
+    pub fn of<N: Into<String>, V: Into<String>>(
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        let variables = variables
+            .into_iter()
+            .map(|(n, v)| (n.into(), v.into()))
+            .collect();
+        Self {
+            variables: Some(Arc::new(variables)),
+            ..Self::of_process()
+        }
     }
 
     /// Another host for `AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`, for which there is no variable.
@@ -46,6 +59,7 @@ impl Environment {
     }
 
     pub(crate) fn is_true(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|v| v.eq_ignore_ascii_case("true") || v == "1")
+        self.get(name)
+            .is_some_and(|v| v.eq_ignore_ascii_case("true") || v == "1")
     }
 }

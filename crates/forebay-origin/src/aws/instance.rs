@@ -1,4 +1,5 @@
-//! The role of a machine, from its instance metadata service: always by version 2, whose every request carries a token of a session.
+//! The role of a machine, from its instance metadata service: always by version 2, whose every
+//! request carries a token of a session.
 
 use super::{
     Environment, Profile,
@@ -32,27 +33,59 @@ pub(crate) fn is_disabled(env: &Environment) -> bool {
 }
 
 impl Instance {
-    pub(crate) fn new(config: &OriginConfig, env: &Environment, profile: &Profile, looked_at: String) -> Result<Self> {
-        let setting = |variable: &str, name: &str| env.get(variable).or_else(|| profile.setting(name).map(str::to_owned));
-        let mode = setting("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "ec2_metadata_service_endpoint_mode");
-        let usual = if mode.is_some_and(|m| m.eq_ignore_ascii_case("ipv6")) { IPV6_ADDRESS } else { IPV4_ADDRESS };
-        let address = setting("AWS_EC2_METADATA_SERVICE_ENDPOINT", "ec2_metadata_service_endpoint").unwrap_or_else(|| usual.to_owned());
+    pub(crate) fn new(
+        config: &OriginConfig,
+        env: &Environment,
+        profile: &Profile,
+        looked_at: String,
+    ) -> Result<Self> {
+        let setting = |variable: &str, name: &str| {
+            env.get(variable)
+                .or_else(|| profile.setting(name).map(str::to_owned))
+        };
+        let mode = setting(
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE",
+            "ec2_metadata_service_endpoint_mode",
+        );
+        let usual = if mode.is_some_and(|m| m.eq_ignore_ascii_case("ipv6")) {
+            IPV6_ADDRESS
+        } else {
+            IPV4_ADDRESS
+        };
+        let address = setting(
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+            "ec2_metadata_service_endpoint",
+        )
+        .unwrap_or_else(|| usual.to_owned());
         // It is near, or not there.
-        let config = OriginConfig { connect_timeout: CONNECT_TIMEOUT, ..config.clone() };
-        let service = Service::new(&config, "the instance metadata service", &address, "AWS_EC2_METADATA_SERVICE_ENDPOINT")?;
+        let config = OriginConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            ..config.clone()
+        };
+        let service = Service::new(
+            &config,
+            "the instance metadata service",
+            &address,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        )?;
         Ok(Self { service, looked_at })
     }
 
     fn url(&self, path: &str) -> Result<Url> {
         let base = self.service.base().as_str().trim_end_matches('/');
-        Url::parse(&format!("{base}/{path}")).map_err(|_| Error::permission_denied(format!("{}: an odd address", self.service.describe())))
+        Url::parse(&format!("{base}/{path}")).map_err(|_| {
+            Error::permission_denied(format!("{}: an odd address", self.service.describe()))
+        })
     }
 
     async fn get(&self, path: &str, token: &HeaderValue) -> Result<Option<String>> {
         let url = self.url(path)?;
         let mut headers = HeaderMap::new();
         headers.insert(TOKEN, token.clone());
-        let answer = self.service.ask(Method::GET, &url, &headers, &Bytes::new(), &[]).await?;
+        let answer = self
+            .service
+            .ask(Method::GET, &url, &headers, &Bytes::new(), &[])
+            .await?;
         match answer.status {
             s if s.is_success() => Ok(Some(answer.text)),
             StatusCode::NOT_FOUND => Ok(None),
@@ -69,26 +102,53 @@ impl Instance {
         let url = self.url("latest/api/token")?;
         let mut headers = HeaderMap::new();
         headers.insert(TOKEN_TTL, HeaderValue::from_static("300"));
-        let answer = self.service.ask(Method::PUT, &url, &headers, &Bytes::new(), &[]).await.map_err(|e| {
-            // Most machines that come here have no such service: that nobody answers means that nothing is configured.
-            if self.looked_at.is_empty() { e } else { e.with_kind(ErrorKind::PermissionDenied).hint(super::NOTHING_FOUND) }
-        })?;
+        let answer = self
+            .service
+            .ask(Method::PUT, &url, &headers, &Bytes::new(), &[])
+            .await
+            .map_err(|e| {
+                // Most machines that come here have no such service: that nobody answers means that
+                // nothing is configured.
+                if self.looked_at.is_empty() {
+                    e
+                } else {
+                    e.with_kind(ErrorKind::PermissionDenied)
+                        .hint(super::NOTHING_FOUND)
+                }
+            })?;
         if !answer.status.is_success() {
             let e = self.service.status_error(&Method::PUT, &url, answer.status);
-            return Err(e.hint("allow IMDSv2 on this machine; from inside a container its hop limit must be 2 or more"));
+            return Err(e.hint(
+                "allow IMDSv2 on this machine; from inside a container its hop \
+                limit must be 2 or more",
+            ));
         }
-        let token = HeaderValue::from_str(answer.text.trim()).ok().filter(|t| !t.is_empty());
+        let token = HeaderValue::from_str(answer.text.trim())
+            .ok()
+            .filter(|t| !t.is_empty());
         let token = token.ok_or_else(|| {
-            Error::permission_denied(format!("{who}: the session token cannot be read")).hint("check that this is the right address")
+            Error::permission_denied(format!("{who}: the session token cannot be read"))
+                .hint("check that this is the right address")
         })?;
         let roles = self.get(ROLES_PATH, &token).await?.ok_or_else(no_role)?;
-        let role = roles.lines().map(str::trim).find(|r| !r.is_empty()).ok_or_else(no_role)?;
-        if !role.bytes().all(|b| b.is_ascii_alphanumeric() || b"+=,.@_-".contains(&b)) {
-            return Err(
-                Error::permission_denied(format!("{who}: the answer is no name of a role")).hint("check that this is the right address")
-            );
+        let role = roles
+            .lines()
+            .map(str::trim)
+            .find(|r| !r.is_empty())
+            .ok_or_else(no_role)?;
+        if !role
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"+=,.@_-".contains(&b))
+        {
+            return Err(Error::permission_denied(format!(
+                "{who}: the answer is no name of a role"
+            ))
+            .hint("check that this is the right address"));
         }
-        let text = self.get(&format!("{ROLES_PATH}{role}"), &token).await?.ok_or_else(no_role)?;
+        let text = self
+            .get(&format!("{ROLES_PATH}{role}"), &token)
+            .await?
+            .ok_or_else(no_role)?;
         Fetched::from_json(&who, &text)
     }
 }
@@ -96,7 +156,11 @@ impl Instance {
 #[async_trait]
 impl Source for Instance {
     fn describe(&self) -> String {
-        if self.looked_at.is_empty() { self.service.describe() } else { format!("{}, then {}", self.looked_at, self.service.describe()) }
+        if self.looked_at.is_empty() {
+            self.service.describe()
+        } else {
+            format!("{}, then {}", self.looked_at, self.service.describe())
+        }
     }
 
     async fn fetch(&self) -> Result<Fetched> {

@@ -1,4 +1,5 @@
-//! `credential_process`: a command that prints keys as JSON. Bounded in time and output; when it is given up, what it has started goes with it.
+//! `credential_process`: a command that prints keys as JSON. Bounded in time and output; when it is
+//! given up, what it has started goes with it.
 
 use super::renewed::{Fetched, Source};
 use async_trait::async_trait;
@@ -23,7 +24,8 @@ struct Group(Option<i32>);
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(id) = self.0 {
-            // SAFETY: a plain system call. The group was made for this command, whose leader has not been waited for.
+            // SAFETY: a plain system call. The group was made for this command, whose leader has
+            // not been waited for.
             unsafe { libc::kill(-id, libc::SIGKILL) };
         }
     }
@@ -32,14 +34,20 @@ impl Drop for Group {
 async fn all(stream: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
-        stream.take(OUTPUT_MAX_BYTES + 1).read_to_end(&mut bytes).await?;
+        stream
+            .take(OUTPUT_MAX_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .await?;
     }
     Ok(bytes)
 }
 
 impl Process {
     pub(crate) fn new(command: String) -> Self {
-        Self { command, timeout: TIMEOUT }
+        Self {
+            command,
+            timeout: TIMEOUT,
+        }
     }
 }
 
@@ -55,7 +63,8 @@ impl Source for Process {
 
     async fn fetch(&self) -> Result<Fetched> {
         let failed = |text: String| {
-            Error::permission_denied(format!("credential_process: {text}")).hint("run the command by hand as the user of the node")
+            Error::permission_denied(format!("credential_process: {text}"))
+                .hint("run the command by hand as the user of the node")
         };
         let mut child = tokio::process::Command::new("/bin/sh")
             .arg("-c")
@@ -69,18 +78,29 @@ impl Source for Process {
             .map_err(|e| failed(e.to_string()))?;
         let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()));
         let (printed, complaint) =
-            tokio::try_join!(all(child.stdout.take()), all(child.stderr.take())).map_err(|e| failed(e.to_string()))?;
+            tokio::try_join!(all(child.stdout.take()), all(child.stderr.take()))
+                .map_err(|e| failed(e.to_string()))?;
         if printed.len() as u64 > OUTPUT_MAX_BYTES {
-            return Err(failed(format!("it printed more than {OUTPUT_MAX_BYTES} bytes")));
+            return Err(failed(format!(
+                "it printed more than {OUTPUT_MAX_BYTES} bytes"
+            )));
         }
         let status = child.wait().await.map_err(|e| failed(e.to_string()))?;
         // It has been waited for: its number may be another's now.
         group.0 = None;
         if !status.success() {
             let why = String::from_utf8_lossy(&complaint);
-            return Err(failed(format!("{status}: {}", why.trim().chars().filter(|c| !c.is_control()).take(300).collect::<String>())));
+            return Err(failed(format!(
+                "{status}: {}",
+                why.trim()
+                    .chars()
+                    .filter(|c| !c.is_control())
+                    .take(300)
+                    .collect::<String>()
+            )));
         }
-        let mut fetched = Fetched::from_json("credential_process", &String::from_utf8_lossy(&printed))?;
+        let mut fetched =
+            Fetched::from_json("credential_process", &String::from_utf8_lossy(&printed))?;
         fetched.ends.get_or_insert_with(|| Utc::now() + TTL);
         Ok(fetched)
     }
@@ -95,13 +115,30 @@ mod tests {
     async fn a_credential_process_is_run_once_while_it_lasts() {
         let dir = tempfile::tempdir().unwrap();
         let count = dir.path().join("count");
-        let command = format!(r#"echo x >> {}; echo '{{"Version":1,"AccessKeyId":"A","SecretAccessKey":"B"}}'"#, count.display());
+        let command = format!(
+            r#"echo x >> {}; echo '{{"Version":1,"AccessKeyId":"A","SecretAccessKey":"B"}}'"#,
+            count.display()
+        );
         let p = Credentials::Renewed(Renewed::new(Process::new(command)));
         assert_eq!(p.get().await.unwrap().key_id, "A");
         assert_eq!(p.get().await.unwrap().secret_key, "B");
         assert_eq!(std::fs::read_to_string(count).unwrap(), "x\n");
-        assert!(Process::new("exit 3".into()).fetch().await.err().unwrap().to_string().contains("exit status: 3"));
-        assert!(Process::new("echo hunter2".into()).fetch().await.err().is_some_and(|e| !e.to_string().contains("hunter2")));
+        assert!(
+            Process::new("exit 3".into())
+                .fetch()
+                .await
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("exit status: 3")
+        );
+        assert!(
+            Process::new("echo hunter2".into())
+                .fetch()
+                .await
+                .err()
+                .is_some_and(|e| !e.to_string().contains("hunter2"))
+        );
         let long = Process::new("yes".into()).fetch().await.err().unwrap();
         assert!(long.to_string().contains("more than 65536 bytes"), "{long}");
     }
@@ -111,12 +148,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pid = dir.path().join("pid");
         let command = format!("sleep 100 & echo $! > {}; wait", pid.display());
-        let p = Credentials::Renewed(Renewed::new(Process { command, timeout: Duration::from_secs(1) }));
+        let p = Credentials::Renewed(Renewed::new(Process {
+            command,
+            timeout: Duration::from_secs(1),
+        }));
         let e = p.get().await.unwrap_err();
-        assert!(e.to_string().contains("credential_process: no answer within 1s"), "{e}");
+        assert!(
+            e.to_string()
+                .contains("credential_process: no answer within 1s"),
+            "{e}"
+        );
         let child = std::fs::read_to_string(pid).unwrap();
         // A process that has ended may be a zombie until its parent, or init, has seen it.
-        let alive = || std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).is_ok_and(|s| !s.contains(") Z "));
+        let alive = || {
+            std::fs::read_to_string(format!("/proc/{}/stat", child.trim()))
+                .is_ok_and(|s| !s.contains(") Z "))
+        };
         for _ in 0..100 {
             if !alive() {
                 return;

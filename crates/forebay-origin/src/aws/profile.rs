@@ -1,4 +1,5 @@
-//! The AWS profile files, `~/.aws/credentials` and `~/.aws/config`: their dialect, and one profile as both together describe it.
+//! The AWS profile files, `~/.aws/credentials` and `~/.aws/config`: their dialect, and one profile
+//! as both together describe it.
 
 use super::Environment;
 use forebay_core::{Error, Result};
@@ -29,53 +30,89 @@ pub(crate) struct Keys {
 
 impl Profile {
     /// # Errors
-    /// A file that cannot be read or parsed, or a profile that was asked for by name and is in neither.
+    /// A file that cannot be read or parsed, or a profile that was asked for by name and is in
+    /// neither.
     pub(crate) fn load(wanted: Option<&str>, env: &Environment) -> Result<Self> {
         let named = wanted.map(str::to_owned).or_else(|| env.get("AWS_PROFILE"));
         let home = env.get("HOME").map(PathBuf::from);
-        let file =
-            |variable: &str, name: &str| env.get(variable).map(PathBuf::from).or_else(|| Some(home.as_ref()?.join(".aws").join(name)));
-        let files = (file("AWS_CONFIG_FILE", "config"), file("AWS_SHARED_CREDENTIALS_FILE", "credentials"));
+        let file = |variable: &str, name: &str| {
+            env.get(variable)
+                .map(PathBuf::from)
+                .or_else(|| Some(home.as_ref()?.join(".aws").join(name)))
+        };
+        let files = (
+            file("AWS_CONFIG_FILE", "config"),
+            file("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+        );
         Self::load_from(named, files.0, files.1)
     }
 
-    fn load_from(named: Option<String>, config: Option<PathBuf>, credentials: Option<PathBuf>) -> Result<Self> {
+    fn load_from(
+        named: Option<String>,
+        config: Option<PathBuf>,
+        credentials: Option<PathBuf>,
+    ) -> Result<Self> {
         let mut all = Profiles::default();
         for (path, is_config) in [(config, true), (credentials, false)] {
             let Some(path) = path else { continue };
             let text = match std::fs::read_to_string(&path) {
                 Ok(text) => text,
-                Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+                    ) =>
+                {
                     all.files.push(path);
                     continue;
                 }
-                // An account without a readable home is no user of profiles, unless one was asked for.
+                // An account without a readable home is no user of profiles, unless one was asked
+                // for.
                 Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && named.is_none() => {
                     tracing::debug!(path = %path.display(), "the AWS profile file cannot be read");
                     all.files.push(path);
                     continue;
                 }
-                Err(e) => return Err(Error::invalid(format!("{}: {e}", path.display())).hint("the AWS profile file must be readable")),
+                Err(e) => {
+                    return Err(Error::invalid(format!("{}: {e}", path.display()))
+                        .hint("the AWS profile file must be readable"));
+                }
             };
             for (section, settings) in parse(&text).map_err(|e| e.context(path.display()))? {
-                // In the configuration file, other sections are no profiles: `[services x]`, `[sso-session y]`.
+                // In the configuration file, other sections are no profiles: `[services x]`,
+                // `[sso-session y]`.
                 let name = match section.strip_prefix("profile ") {
                     Some(name) if is_config => name,
                     None if !is_config || section == "default" => &section,
                     _ => continue,
                 };
-                all.by_name.entry(name.to_owned()).or_default().extend(settings);
+                all.by_name
+                    .entry(name.to_owned())
+                    .or_default()
+                    .extend(settings);
             }
             all.files.push(path);
         }
         let name = named.clone().unwrap_or_else(|| "default".to_owned());
-        let none = Self { name: name.clone(), settings: Settings::new(), all: Arc::new(all) };
-        if named.is_none() && !none.all.by_name.contains_key(&name) { Ok(none) } else { none.other(&name) }
+        let none = Self {
+            name: name.clone(),
+            settings: Settings::new(),
+            all: Arc::new(all),
+        };
+        if named.is_none() && !none.all.by_name.contains_key(&name) {
+            Ok(none)
+        } else {
+            none.other(&name)
+        }
     }
 
     /// For those who need none.
     pub(crate) fn empty() -> Self {
-        Self { name: "default".to_owned(), settings: Settings::new(), all: Arc::default() }
+        Self {
+            name: "default".to_owned(),
+            settings: Settings::new(),
+            all: Arc::default(),
+        }
     }
 
     /// Another profile of the same files.
@@ -83,11 +120,17 @@ impl Profile {
     /// # Errors
     /// There is none of that name.
     pub(crate) fn other(&self, name: &str) -> Result<Self> {
-        let other = |settings| Self { name: name.to_owned(), settings, all: self.all.clone() };
+        let other = |settings| Self {
+            name: name.to_owned(),
+            settings,
+            all: self.all.clone(),
+        };
         match self.all.by_name.get(name) {
             Some(settings) => Ok(other(settings.clone())),
-            None => Err(Error::invalid(format!("the AWS profile {name:?} does not exist"))
-                .hint(format!("looked at {}", other(Settings::new()).looked_at()))),
+            None => Err(
+                Error::invalid(format!("the AWS profile {name:?} does not exist"))
+                    .hint(format!("looked at {}", other(Settings::new()).looked_at())),
+            ),
         }
     }
 
@@ -96,32 +139,52 @@ impl Profile {
     }
 
     pub(crate) fn setting(&self, name: &str) -> Option<&str> {
-        self.settings.get(name).map(String::as_str).filter(|v| !v.is_empty())
+        self.settings
+            .get(name)
+            .map(String::as_str)
+            .filter(|v| !v.is_empty())
     }
 
     pub(crate) fn looked_at(&self) -> String {
-        let files: Vec<_> = self.all.files.iter().map(|f| f.display().to_string()).collect();
+        let files: Vec<_> = self
+            .all
+            .files
+            .iter()
+            .map(|f| f.display().to_string())
+            .collect();
         format!("profile {:?} in {}", self.name, files.join(" and "))
     }
 
     /// # Errors
     /// Only half of a pair.
     pub(crate) fn keys(&self) -> Result<Option<Keys>> {
-        match (self.setting("aws_access_key_id"), self.setting("aws_secret_access_key")) {
+        match (
+            self.setting("aws_access_key_id"),
+            self.setting("aws_secret_access_key"),
+        ) {
             (Some(id), Some(secret)) => {
                 let token = self.setting("aws_session_token").map(str::to_owned);
-                Ok(Some(Keys { id: id.to_owned(), secret: secret.to_owned(), token }))
+                Ok(Some(Keys {
+                    id: id.to_owned(),
+                    secret: secret.to_owned(),
+                    token,
+                }))
             }
             (None, None) => Ok(None),
             _ => {
-                let text = format!("the AWS profile {:?} has only one of aws_access_key_id and aws_secret_access_key", self.name);
+                let text = format!(
+                    "the AWS profile {:?} has only one of aws_access_key_id and \
+                     aws_secret_access_key",
+                    self.name
+                );
                 Err(Error::invalid(text).hint("give it both, or none"))
             }
         }
     }
 }
 
-/// The ini dialect of these files: sections, `name = value`, comments by `#` and `;`, nested blocks by indentation (skipped).
+/// The ini dialect of these files: sections, `name = value`, comments by `#` and `;`, nested blocks
+/// by indentation (skipped).
 fn parse(text: &str) -> Result<Sections> {
     let mut sections = Sections::new();
     let mut current: Option<String> = None;
@@ -132,8 +195,15 @@ fn parse(text: &str) -> Result<Sections> {
         }
         let bad = |why: &str| Error::invalid(format!("line {}: {why}", at + 1));
         if let Some(rest) = trimmed.strip_prefix('[') {
-            let name = rest.split_once(']').map(|(name, _)| name).ok_or_else(|| bad("a section without ]"))?;
-            let name = name.split_whitespace().collect::<Vec<_>>().join(" ").replace('"', "");
+            let name = rest
+                .split_once(']')
+                .map(|(name, _)| name)
+                .ok_or_else(|| bad("a section without ]"))?;
+            let name = name
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+                .replace('"', "");
             sections.entry(name.clone()).or_default();
             current = Some(name);
             continue;
@@ -141,10 +211,17 @@ fn parse(text: &str) -> Result<Sections> {
         if line.starts_with([' ', '\t']) {
             continue;
         }
-        let (name, value) = trimmed.split_once('=').ok_or_else(|| bad("neither a section nor name = value"))?;
-        let section = current.as_ref().ok_or_else(|| bad("a setting before the first section"))?;
+        let (name, value) = trimmed
+            .split_once('=')
+            .ok_or_else(|| bad("neither a section nor name = value"))?;
+        let section = current
+            .as_ref()
+            .ok_or_else(|| bad("a setting before the first section"))?;
         let value = value.split(" #").next().unwrap_or_default().trim();
-        sections.entry(section.clone()).or_default().insert(name.trim().to_ascii_lowercase(), value.to_owned());
+        sections
+            .entry(section.clone())
+            .or_default()
+            .insert(name.trim().to_ascii_lowercase(), value.to_owned());
     }
     Ok(sections)
 }
@@ -163,10 +240,15 @@ mod tests {
 
     #[test]
     fn a_profile_is_of_both_files() {
-        let config = "[default]\nregion = x\n[profile  dev]\nregion=eu-central-1 # home\ns3 =\n  max_concurrent_requests = 20\nendpoint_url = http://h:1\n";
-        let credentials = "; keys\n[default]\naws_access_key_id = A\naws_secret_access_key = B==\n[dev]\naws_access_key_id=C\naws_secret_access_key=D\naws_session_token = E\n";
+        let config = "[default]\nregion = x\n[profile  dev]\nregion=eu-central-1 # home\ns3 =\n  \
+            max_concurrent_requests = 20\nendpoint_url = http://h:1\n";
+        let credentials = "; keys\n[default]\naws_access_key_id = A\naws_secret_access_key = \
+            B==\n[dev]\naws_access_key_id=C\naws_secret_access_key=D\naws_session_token = E\n";
         let p = load(Some("dev"), config, credentials).unwrap();
-        assert_eq!((p.setting("region"), p.setting("endpoint_url")), (Some("eu-central-1"), Some("http://h:1")));
+        assert_eq!(
+            (p.setting("region"), p.setting("endpoint_url")),
+            (Some("eu-central-1"), Some("http://h:1"))
+        );
         assert!(
             matches!(p.keys().unwrap(), Some(Keys { id, secret, token }) if id == "C" && secret == "D" && token.as_deref() == Some("E"))
         );

@@ -1,7 +1,8 @@
 //! Credentials that end, and their renewal.
 //!
-//! A [`Source`] gives out keys with a time at which they end. [`Renewed`] holds the last ones and asks for new ones ahead of that time: in the
-//! background while the old ones still hold, so that no request waits for it, and with the request waiting once they do not. What it keeps:
+//! A [`Source`] gives out keys with a time at which they end. [`Renewed`] holds the last ones and
+//! asks for new ones ahead of that time: in the background while the old ones still hold, so that
+//! no request waits for it, and with the request waiting once they do not. What it keeps:
 //! - one fetch at a time, whoever asks; a request that goes away does not take the fetch with it;
 //! - every fetch is bounded by the source's timeout;
 //! - keys are never handed out after their end, nor after the service has refused them;
@@ -26,7 +27,8 @@ pub(crate) const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 const FAILURE_TTL: Duration = Duration::from_secs(3);
 /// And while there are: nobody waits, and the source may be in trouble.
 const QUIET_FAILURE_TTL: Duration = Duration::from_secs(15);
-/// Keys are renewed this long before their end, or in the last quarter of what they have if that is less.
+/// Keys are renewed this long before their end, or in the last quarter of what they have if that is
+/// less.
 const MARGIN_MAX: chrono::Duration = chrono::Duration::seconds(300);
 /// Keys younger than this are not asked for again because the service refuses them.
 const REFUSED_MIN_AGE: Duration = Duration::from_secs(3);
@@ -55,29 +57,55 @@ pub(crate) struct Fetched {
 impl Fetched {
     /// # Errors
     /// Keys that cannot be sent in a header. The text does not quote them.
-    pub(crate) fn new(who: &str, key_id: String, secret_key: String, token: Option<String>, ends: Option<DateTime<Utc>>) -> Result<Self> {
-        Ok(Self { credential: checked(who, key_id, secret_key, token)?, ends })
+    pub(crate) fn new(
+        who: &str,
+        key_id: String,
+        secret_key: String,
+        token: Option<String>,
+        ends: Option<DateTime<Utc>>,
+    ) -> Result<Self> {
+        Ok(Self {
+            credential: checked(who, key_id, secret_key, token)?,
+            ends,
+        })
     }
 
-    /// The JSON that the metadata services and `credential_process` give, which differ in the token's name only.
+    /// The JSON that the metadata services and `credential_process` give, which differ in the
+    /// token's name only.
     pub(crate) fn from_json(who: &str, text: &str) -> Result<Self> {
         // A parser's message might quote a secret.
-        let json: serde_json::Value = serde_json::from_str(text)
-            .map_err(|_| Error::permission_denied(format!("{who}: the answer is not JSON")).hint("check that this is the right address"))?;
+        let json: serde_json::Value = serde_json::from_str(text).map_err(|_| {
+            Error::permission_denied(format!("{who}: the answer is not JSON"))
+                .hint("check that this is the right address")
+        })?;
         let field = |name: &str| json[name].as_str().map(str::to_owned);
         if let Some(code) = field("Code").filter(|c| c != "Success") {
-            let message: String = field("Message").unwrap_or_default().chars().filter(|c| !c.is_control()).take(200).collect();
-            return Err(Error::permission_denied(format!("{who}: {code} {message}")).hint("check the role that is attached"));
+            let message: String = field("Message")
+                .unwrap_or_default()
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(200)
+                .collect();
+            return Err(Error::permission_denied(format!("{who}: {code} {message}"))
+                .hint("check the role that is attached"));
         }
         let (Some(id), Some(secret)) = (field("AccessKeyId"), field("SecretAccessKey")) else {
-            return Err(Error::permission_denied(format!("{who}: the answer has no AccessKeyId and SecretAccessKey"))
-                .hint("check that this is the right address"));
+            return Err(Error::permission_denied(format!(
+                "{who}: the answer has no AccessKeyId and SecretAccessKey"
+            ))
+            .hint("check that this is the right address"));
         };
         let ends = match field("Expiration") {
             None => None,
             Some(text) => Some(instant(who, &text)?),
         };
-        Self::new(who, id, secret, field("Token").or_else(|| field("SessionToken")), ends)
+        Self::new(
+            who,
+            id,
+            secret,
+            field("Token").or_else(|| field("SessionToken")),
+            ends,
+        )
     }
 }
 
@@ -85,12 +113,19 @@ impl Fetched {
 pub(crate) fn instant(who: &str, text: &str) -> Result<DateTime<Utc>> {
     DateTime::parse_from_rfc3339(text)
         .map(|t| t.to_utc())
-        .map_err(|_| Error::permission_denied(format!("{who}: the Expiration of the keys is not a time")))
+        .map_err(|_| {
+            Error::permission_denied(format!("{who}: the Expiration of the keys is not a time"))
+        })
 }
 
 /// # Errors
 /// Keys that cannot be sent in a header, and would otherwise break where requests are signed.
-pub(crate) fn checked(who: &str, key_id: String, secret_key: String, token: Option<String>) -> Result<AwsCredential> {
+pub(crate) fn checked(
+    who: &str,
+    key_id: String,
+    secret_key: String,
+    token: Option<String>,
+) -> Result<AwsCredential> {
     let visible = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
     // A secret key is in no header; a line end in it is a mistake all the same.
     let printable = |text: &str| !text.is_empty() && !text.chars().any(char::is_control);
@@ -101,12 +136,17 @@ pub(crate) fn checked(who: &str, key_id: String, secret_key: String, token: Opti
     ] {
         if !ok {
             return Err(Error::invalid(format!(
-                "{who}: the {name} is empty, or has line ends or other characters that do not belong into it"
+                "{who}: the {name} is empty, or has line ends or other characters that do not \
+                 belong into it"
             ))
             .hint("write the keys exactly as they were issued"));
         }
     }
-    Ok(AwsCredential { key_id, secret_key, token })
+    Ok(AwsCredential {
+        key_id,
+        secret_key,
+        token,
+    })
 }
 
 /// How an S3 origin comes by its keys.
@@ -172,23 +212,36 @@ struct Held {
 
 impl Renewed {
     pub(crate) fn new(source: impl Source) -> Self {
-        Self(Arc::new(Inner { source: Box::new(source), state: Mutex::default() }))
+        Self(Arc::new(Inner {
+            source: Box::new(source),
+            state: Mutex::default(),
+        }))
     }
 
     async fn get(&self) -> Outcome {
         let running = {
             let mut state = self.0.state.lock();
             let now = Utc::now();
-            let held = state.held.as_ref().filter(|h| h.ends.is_none_or(|ends| now < ends));
+            let held = state
+                .held
+                .as_ref()
+                .filter(|h| h.ends.is_none_or(|ends| now < ends));
             let usable = held.map(|h| h.credential.clone());
             if let Some(h) = held.filter(|h| h.renew_at.is_none_or(|at| now < at)) {
                 return Ok(h.credential.clone());
             }
-            let ttl = if usable.is_some() { QUIET_FAILURE_TTL } else { FAILURE_TTL };
+            let ttl = if usable.is_some() {
+                QUIET_FAILURE_TTL
+            } else {
+                FAILURE_TTL
+            };
             if let Some((_, error)) = state.failed.as_ref().filter(|(at, _)| at.elapsed() < ttl) {
                 return usable.ok_or_else(|| error.clone());
             }
-            let running = state.running.get_or_insert_with(|| begin(self.0.clone())).clone();
+            let running = state
+                .running
+                .get_or_insert_with(|| begin(self.0.clone()))
+                .clone();
             if let Some(credential) = usable {
                 return Ok(credential);
             }
@@ -244,8 +297,13 @@ impl Inner {
         let timeout = self.source.timeout();
         let fetched = match tokio::time::timeout(timeout, self.source.fetch()).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::timeout(format!("{}: no answer within {timeout:?}", self.source.describe()))
-                .hint("check that the source of the credentials is up and reachable from this machine")),
+            Err(_) => Err(Error::timeout(format!(
+                "{}: no answer within {timeout:?}",
+                self.source.describe()
+            ))
+            .hint(
+                "check that the source of the credentials is up and reachable from this machine",
+            )),
         };
         let fetched = fetched.and_then(|f| match f.ends {
             Some(ends) if ends <= Utc::now() => Err(Error::permission_denied(format!(
@@ -262,14 +320,29 @@ impl Inner {
                 let now = Utc::now();
                 let credential = Arc::new(credential);
                 let renew_at = ends.map(|ends| ends - ((ends - now) / 4).min(MARGIN_MAX));
-                tracing::debug!(source = self.source.describe(), ends = ends.map(|e| e.to_rfc3339()), "credentials fetched");
-                state.held = Some(Held { credential: credential.clone(), fetched: Instant::now(), renew_at, ends });
+                tracing::debug!(
+                    source = self.source.describe(),
+                    ends = ends.map(|e| e.to_rfc3339()),
+                    "credentials fetched"
+                );
+                state.held = Some(Held {
+                    credential: credential.clone(),
+                    fetched: Instant::now(),
+                    renew_at,
+                    ends,
+                });
                 state.failed = None;
                 Ok(credential)
             }
             Err(error) => {
-                if let Some(ends) = state.held.as_ref().and_then(|h| h.ends).filter(|ends| Utc::now() < *ends) {
-                    tracing::warn!(%error, ends = ends.to_rfc3339(), "credentials could not be renewed; the old ones are used until they end");
+                if let Some(ends) = state
+                    .held
+                    .as_ref()
+                    .and_then(|h| h.ends)
+                    .filter(|ends| Utc::now() < *ends)
+                {
+                    tracing::warn!(%error, ends = ends.to_rfc3339(), "credentials could not be \
+                        renewed; the old ones are used until they end");
                 }
                 state.failed = Some((Instant::now(), error.clone()));
                 Err(error)
@@ -312,16 +385,31 @@ mod tests {
                 return Err(Error::origin_unavailable("the counter: broken"));
             }
             let ends = Utc::now() + chrono::Duration::milliseconds(self.lifetime_ms);
-            Fetched::new("the counter", format!("key{n}"), "secret".into(), None, Some(ends))
+            Fetched::new(
+                "the counter",
+                format!("key{n}"),
+                "secret".into(),
+                None,
+                Some(ends),
+            )
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn credentials_are_fetched_once_whoever_asks_and_whoever_leaves() {
-        let source = Counting { lifetime_ms: 60_000, takes_ms: 100, fails_from: 9, ..Default::default() };
+        let source = Counting {
+            lifetime_ms: 60_000,
+            takes_ms: 100,
+            fails_from: 9,
+            ..Default::default()
+        };
         let renewed = Renewed::new(source.clone());
         // The one that began it leaves at once.
-        assert!(tokio::time::timeout(Duration::from_millis(10), renewed.get()).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(10), renewed.get())
+                .await
+                .is_err()
+        );
         let all = futures::future::join_all((0..50).map(|_| renewed.get())).await;
         assert!(all.iter().all(|c| c.as_ref().unwrap().key_id == "key0"));
         assert_eq!(source.fetches.load(Ordering::SeqCst), 1);
@@ -329,12 +417,25 @@ mod tests {
 
     #[tokio::test]
     async fn renewal_is_ahead_of_the_end_and_nobody_waits_for_it() {
-        let source = Counting { lifetime_ms: 2000, takes_ms: 30, fails_from: 9, ..Default::default() };
+        let source = Counting {
+            lifetime_ms: 2000,
+            takes_ms: 30,
+            fails_from: 9,
+            ..Default::default()
+        };
         let renewed = Renewed::new(source.clone());
         assert_eq!(renewed.get().await.unwrap().key_id, "key0");
         // In the last quarter of its life.
         tokio::time::sleep(Duration::from_millis(1600)).await;
-        assert_eq!(renewed.get().now_or_never().expect("no wait").unwrap().key_id, "key0");
+        assert_eq!(
+            renewed
+                .get()
+                .now_or_never()
+                .expect("no wait")
+                .unwrap()
+                .key_id,
+            "key0"
+        );
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(renewed.get().await.unwrap().key_id, "key1");
         assert_eq!(source.fetches.load(Ordering::SeqCst), 2);
@@ -342,29 +443,60 @@ mod tests {
 
     #[tokio::test]
     async fn old_credentials_serve_to_their_end_and_not_a_moment_longer() {
-        let source = Counting { lifetime_ms: 2000, fails_from: 1, ..Default::default() };
+        let source = Counting {
+            lifetime_ms: 2000,
+            fails_from: 1,
+            ..Default::default()
+        };
         let renewed = Renewed::new(source.clone());
         renewed.get().await.unwrap();
         tokio::time::sleep(Duration::from_millis(1600)).await;
         assert_eq!(renewed.get().await.unwrap().key_id, "key0");
         tokio::time::sleep(Duration::from_millis(450)).await;
-        assert!(renewed.get().await.unwrap_err().to_string().contains("the counter: broken"));
-        assert_eq!(source.fetches.load(Ordering::SeqCst), 2, "the failure is not remembered");
+        assert!(
+            renewed
+                .get()
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("the counter: broken")
+        );
+        assert_eq!(
+            source.fetches.load(Ordering::SeqCst),
+            2,
+            "the failure is not remembered"
+        );
     }
 
     #[tokio::test]
     async fn a_source_that_hangs_is_given_up_and_remembered() {
-        let source = Counting { hangs: true, ..Default::default() };
+        let source = Counting {
+            hangs: true,
+            ..Default::default()
+        };
         let renewed = Renewed::new(source.clone());
         let e = renewed.get().await.unwrap_err();
-        assert!(e.to_string().contains("the counter: no answer within 50ms"), "{e}");
-        assert!(renewed.get().now_or_never().expect("the failure is not remembered").is_err());
+        assert!(
+            e.to_string().contains("the counter: no answer within 50ms"),
+            "{e}"
+        );
+        assert!(
+            renewed
+                .get()
+                .now_or_never()
+                .expect("the failure is not remembered")
+                .is_err()
+        );
         assert_eq!(source.fetches.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]
     async fn credentials_that_the_service_refuses_are_fetched_again_but_not_in_a_loop() {
-        let source = Counting { lifetime_ms: 60_000, fails_from: 9, ..Default::default() };
+        let source = Counting {
+            lifetime_ms: 60_000,
+            fails_from: 9,
+            ..Default::default()
+        };
         let renewed = Renewed::new(source);
         let first = renewed.get().await.unwrap();
         assert!(!renewed.refused(&first), "they are new");
@@ -377,12 +509,29 @@ mod tests {
 
     #[test]
     fn keys_that_no_header_can_carry_are_refused_without_being_shown() {
-        for (id, secret, token) in [("a b", "s", None), ("a", "hunter2\n", None), ("a", "s", Some("hunter2\r\nx: y"))] {
-            let e = checked("x", id.into(), secret.into(), token.map(str::to_owned)).expect_err("refused");
+        for (id, secret, token) in [
+            ("a b", "s", None),
+            ("a", "hunter2\n", None),
+            ("a", "s", Some("hunter2\r\nx: y")),
+        ] {
+            let e = checked("x", id.into(), secret.into(), token.map(str::to_owned))
+                .expect_err("refused");
             assert!(!e.to_string().contains("hunter2"), "{e}");
         }
-        let e = Fetched::from_json("x", r#"{"Code":"AssumeRoleUnauthorizedAccess","Message":"no"}"#).err().expect("refused");
-        assert!(e.to_string().contains("AssumeRoleUnauthorizedAccess no"), "{e}");
-        assert!(Fetched::from_json("x", "hunter2").err().is_some_and(|e| !e.to_string().contains("hunter2")));
+        let e = Fetched::from_json(
+            "x",
+            r#"{"Code":"AssumeRoleUnauthorizedAccess","Message":"no"}"#,
+        )
+        .err()
+        .expect("refused");
+        assert!(
+            e.to_string().contains("AssumeRoleUnauthorizedAccess no"),
+            "{e}"
+        );
+        assert!(
+            Fetched::from_json("x", "hunter2")
+                .err()
+                .is_some_and(|e| !e.to_string().contains("hunter2"))
+        );
     }
 }

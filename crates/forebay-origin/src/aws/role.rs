@@ -1,7 +1,9 @@
-//! What a profile says about credentials, followed to its end: a role is assumed with the keys of another profile, which may itself be a role.
+//! What a profile says about credentials, followed to its end: a role is assumed with the keys of
+//! another profile, which may itself be a role.
 //!
-//! A chain of roles has a bounded length and no circle. As in AWS's own tools, a role goes before keys in the profile that is asked for, and
-//! keys before a role in a profile that is the source of another: so a profile may be its own source.
+//! A chain of roles has a bounded length and no circle. As in AWS's own tools, a role goes before
+//! keys in the profile that is asked for, and keys before a role in a profile that is the source of
+//! another: so a profile may be its own source.
 
 use super::{
     Credentials, Environment, Profile, container, fixed, instance, process, profile,
@@ -26,8 +28,18 @@ struct Search<'a> {
 ///
 /// # Errors
 /// What is contradictory, goes in a circle, or is not offered.
-pub(super) fn of_profile(config: &OriginConfig, env: &Environment, profile: &Profile, region: &str) -> Result<Option<Credentials>> {
-    Search { config, env, region }.follow(profile, &mut Vec::new())
+pub(super) fn of_profile(
+    config: &OriginConfig,
+    env: &Environment,
+    profile: &Profile,
+    region: &str,
+) -> Result<Option<Credentials>> {
+    Search {
+        config,
+        env,
+        region,
+    }
+    .follow(profile, &mut Vec::new())
 }
 
 impl Search<'_> {
@@ -37,7 +49,12 @@ impl Search<'_> {
         let is_source = !before.is_empty();
         if let (Some(keys), true) = (&keys, is_source || profile.setting("role_arn").is_none()) {
             let profile::Keys { id, secret, token } = keys.clone();
-            return Ok(Some(fixed(&format!("the AWS profile {name:?}"), id, secret, token)?));
+            return Ok(Some(fixed(
+                &format!("the AWS profile {name:?}"),
+                id,
+                secret,
+                token,
+            )?));
         }
         if let Some(arn) = profile.setting("role_arn") {
             if before.iter().any(|b| b == name) {
@@ -48,16 +65,28 @@ impl Search<'_> {
                 .hint("give one of them keys, or another source_profile"));
             }
             if before.len() == ROLES_MAX {
-                return Err(Error::invalid(format!("more than {ROLES_MAX} roles in a chain: {}", quoted(before, name)))
-                    .hint("let the first assume the last directly"));
+                return Err(Error::invalid(format!(
+                    "more than {ROLES_MAX} roles in a chain: {}",
+                    quoted(before, name)
+                ))
+                .hint("let the first assume the last directly"));
             }
             before.push(name.to_owned());
             let proof = self.proof(profile, before)?;
-            let assumed = AssumedRole::new(self.config, self.env, profile, self.region, self.role(profile, arn)?, proof)?;
+            let assumed = AssumedRole::new(
+                self.config,
+                self.env,
+                profile,
+                self.region,
+                self.role(profile, arn)?,
+                proof,
+            )?;
             return Ok(Some(Credentials::Renewed(Renewed::new(assumed))));
         }
         if let Some(command) = profile.setting("credential_process") {
-            return Ok(Some(Credentials::Renewed(Renewed::new(process::Process::new(command.to_owned())))));
+            return Ok(Some(Credentials::Renewed(Renewed::new(
+                process::Process::new(command.to_owned()),
+            ))));
         }
         for setting in ["sso_session", "sso_start_url"] {
             if profile.setting(setting).is_some() {
@@ -73,15 +102,27 @@ impl Search<'_> {
         }
         let duration_seconds = match profile.setting("duration_seconds") {
             None => None,
-            Some(text) => Some(text.parse().ok().filter(|n| DURATION_SECONDS.contains(n)).ok_or_else(|| {
-                Error::invalid(format!("the AWS profile {:?}: duration_seconds = {text}", profile.name())).hint(format!(
-                    "a number of seconds from {} to {}",
-                    DURATION_SECONDS.start(),
-                    DURATION_SECONDS.end()
-                ))
-            })?),
+            Some(text) => Some(
+                text.parse()
+                    .ok()
+                    .filter(|n| DURATION_SECONDS.contains(n))
+                    .ok_or_else(|| {
+                        Error::invalid(format!(
+                            "the AWS profile {:?}: duration_seconds = {text}",
+                            profile.name()
+                        ))
+                        .hint(format!(
+                            "a number of seconds from {} to {}",
+                            DURATION_SECONDS.start(),
+                            DURATION_SECONDS.end()
+                        ))
+                    })?,
+            ),
         };
-        let session_name = profile.setting("role_session_name").map(str::to_owned).or_else(|| self.env.get("AWS_ROLE_SESSION_NAME"));
+        let session_name = profile
+            .setting("role_session_name")
+            .map(str::to_owned)
+            .or_else(|| self.env.get("AWS_ROLE_SESSION_NAME"));
         Ok(Role {
             arn: arn.to_owned(),
             session_name: session_name.unwrap_or_else(|| SESSION_NAME.to_owned()),
@@ -93,51 +134,88 @@ impl Search<'_> {
     /// What the role of a profile is assumed with.
     fn proof(&self, profile: &Profile, before: &mut Vec<String>) -> Result<Proof> {
         let name = profile.name();
-        let named: Vec<_> = ["source_profile", "credential_source", "web_identity_token_file"]
-            .into_iter()
-            .filter_map(|setting| Some((setting, profile.setting(setting)?)))
-            .collect();
+        let named: Vec<_> = [
+            "source_profile",
+            "credential_source",
+            "web_identity_token_file",
+        ]
+        .into_iter()
+        .filter_map(|setting| Some((setting, profile.setting(setting)?)))
+        .collect();
         let [(setting, value)] = named[..] else {
             return Err(Error::invalid(format!(
                 "the AWS profile {name:?} has a role_arn and {} to assume it with",
-                if named.is_empty() { "nothing" } else { "more than one thing" }
+                if named.is_empty() {
+                    "nothing"
+                } else {
+                    "more than one thing"
+                }
             ))
             .hint("give it one of source_profile, credential_source and web_identity_token_file"));
         };
         let of = |e: Error| e.context(format!("the AWS profile {name:?}: {setting} = {value}"));
         let keys = match (setting, value) {
-            ("web_identity_token_file", file) => return Ok(Proof::WebIdentity { file: file.into(), setting: "web_identity_token_file" }),
+            ("web_identity_token_file", file) => {
+                return Ok(Proof::WebIdentity {
+                    file: file.into(),
+                    setting: "web_identity_token_file",
+                });
+            }
             ("source_profile", other) => {
                 let source = profile.other(other).map_err(of)?;
                 self.follow(&source, before)?.ok_or_else(|| {
-                    of(Error::invalid("that profile has no credentials")
-                        .hint("give it aws_access_key_id and aws_secret_access_key, a role of its own, or credential_process"))
+                    of(Error::invalid("that profile has no credentials").hint(
+                        "give it aws_access_key_id and aws_secret_access_key, a role of \
+                            its own, or credential_process",
+                    ))
                 })?
             }
-            (_, "Environment") => super::of_environment(self.env)
-                .map_err(of)?
-                .ok_or_else(|| of(Error::invalid("AWS_ACCESS_KEY_ID is not set").hint("set it and AWS_SECRET_ACCESS_KEY")))?,
-            (_, "EcsContainer") => Credentials::Renewed(Renewed::new(container::Container::new(self.config, self.env).map_err(of)?)),
+            (_, "Environment") => {
+                super::of_environment(self.env)
+                    .map_err(of)?
+                    .ok_or_else(|| {
+                        of(Error::invalid("AWS_ACCESS_KEY_ID is not set")
+                            .hint("set it and AWS_SECRET_ACCESS_KEY"))
+                    })?
+            }
+            (_, "EcsContainer") => Credentials::Renewed(Renewed::new(
+                container::Container::new(self.config, self.env).map_err(of)?,
+            )),
             (_, "Ec2InstanceMetadata") if instance::is_disabled(self.env) => {
-                return Err(of(Error::invalid("AWS_EC2_METADATA_DISABLED is set").hint("take one of the two away")));
+                return Err(of(Error::invalid("AWS_EC2_METADATA_DISABLED is set")
+                    .hint("take one of the two away")));
             }
-            (_, "Ec2InstanceMetadata") => {
-                Credentials::Renewed(Renewed::new(instance::Instance::new(self.config, self.env, profile, String::new())?))
+            (_, "Ec2InstanceMetadata") => Credentials::Renewed(Renewed::new(
+                instance::Instance::new(self.config, self.env, profile, String::new())?,
+            )),
+            _ => {
+                return Err(of(Error::invalid("it is not known")
+                    .hint("one of Environment, Ec2InstanceMetadata and EcsContainer")));
             }
-            _ => return Err(of(Error::invalid("it is not known").hint("one of Environment, Ec2InstanceMetadata and EcsContainer"))),
         };
         Ok(Proof::Keys(keys))
     }
 }
 
 fn quoted(before: &[String], last: &str) -> String {
-    before.iter().map(String::as_str).chain([last]).map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ")
+    before
+        .iter()
+        .map(String::as_str)
+        .chain([last])
+        .map(|n| format!("{n:?}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn unsupported(profile: &Profile, what: &str, setting: &str) -> Error {
     let name = profile.name();
-    Error::unsupported(format!("the AWS profile {name:?} uses {what} ({setting}), which Forebay does not do by itself")).hint(format!(
-        "add credential_process = aws configure export-credentials --profile {name} --format process to a profile of its own, and name that"
+    Error::unsupported(format!(
+        "the AWS profile {name:?} uses {what} ({setting}), which Forebay \
+        does not do by itself"
+    ))
+    .hint(format!(
+        "add credential_process = aws configure export-credentials --profile {name} --format \
+         process to a profile of its own, and name that"
     ))
 }
 
@@ -149,7 +227,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config");
         std::fs::write(&file, text).unwrap();
-        let mut all = vec![("AWS_CONFIG_FILE", file.to_str().unwrap()), ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/credentials")];
+        let mut all = vec![
+            ("AWS_CONFIG_FILE", file.to_str().unwrap()),
+            ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/credentials"),
+        ];
         all.extend(variables);
         let env = Environment::of(all);
         let profile = Profile::load(Some(name), &env)?;
@@ -163,41 +244,111 @@ mod tests {
     #[test]
     fn a_chain_of_roles_has_an_end() {
         let keys = "aws_access_key_id = A\naws_secret_access_key = B\n";
-        let link = |n: usize| format!("[profile p{n}]\nrole_arn = arn:{n}\nsource_profile = p{}\n", n + 1);
-        let chain = |roles: usize| (0..roles).map(link).collect::<String>() + &format!("[profile p{roles}]\n{keys}");
-        assert!(matches!(of("p0", &chain(ROLES_MAX), &[]), Ok(Some(Credentials::Renewed(_)))));
+        let link = |n: usize| {
+            format!(
+                "[profile p{n}]\nrole_arn = arn:{n}\nsource_profile = p{}\n",
+                n + 1
+            )
+        };
+        let chain = |roles: usize| {
+            (0..roles).map(link).collect::<String>() + &format!("[profile p{roles}]\n{keys}")
+        };
+        assert!(matches!(
+            of("p0", &chain(ROLES_MAX), &[]),
+            Ok(Some(Credentials::Renewed(_)))
+        ));
         assert!(error("p0", &chain(ROLES_MAX + 1)).contains("more than 5 roles"));
-        let circle = "[profile a]\nrole_arn = x\nsource_profile = b\n[profile b]\nrole_arn = y\nsource_profile = a\n";
-        assert!(error("a", circle).contains("circle"), "{}", error("a", circle));
+        let circle = "[profile a]\nrole_arn = x\nsource_profile = b\n[profile b]\nrole_arn = \
+            y\nsource_profile = a\n";
+        assert!(
+            error("a", circle).contains("circle"),
+            "{}",
+            error("a", circle)
+        );
         assert!(error("a", "[profile a]\nrole_arn = x\nsource_profile = a\n").contains("circle"));
         // Its own keys make it a source of itself.
-        assert!(of("a", &format!("[profile a]\nrole_arn = x\nsource_profile = a\n{keys}"), &[]).unwrap().is_some());
+        assert!(
+            of(
+                "a",
+                &format!("[profile a]\nrole_arn = x\nsource_profile = a\n{keys}"),
+                &[]
+            )
+            .unwrap()
+            .is_some()
+        );
         assert!(error("a", "[profile a]\nrole_arn = x\nsource_profile = gone\n").contains("gone"));
-        assert!(error("a", "[profile a]\nrole_arn = x\nsource_profile = b\n[profile b]\nregion = x\n").contains("no credentials"));
+        assert!(
+            error(
+                "a",
+                "[profile a]\nrole_arn = x\nsource_profile = b\n[profile b]\nregion = x\n"
+            )
+            .contains("no credentials")
+        );
     }
 
     #[test]
     fn the_source_of_a_role_is_one_that_is_known() {
         let role = |more: &str| format!("[profile a]\nrole_arn = x\n{more}\n");
         assert!(error("a", &role("")).contains("nothing to assume it with"));
-        assert!(error("a", &role("source_profile = b\ncredential_source = Environment")).contains("more than one"));
+        assert!(
+            error(
+                "a",
+                &role("source_profile = b\ncredential_source = Environment")
+            )
+            .contains("more than one")
+        );
         assert!(error("a", &role("credential_source = Sun")).contains("not known"));
-        assert!(error("a", &role("credential_source = Environment")).contains("AWS_ACCESS_KEY_ID is not set"));
-        assert!(error("a", &role("credential_source = EcsContainer")).contains("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"));
+        assert!(
+            error("a", &role("credential_source = Environment"))
+                .contains("AWS_ACCESS_KEY_ID is not set")
+        );
+        assert!(
+            error("a", &role("credential_source = EcsContainer"))
+                .contains("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+        );
         let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
-        assert!(of("a", &role("credential_source = Environment"), &keys).unwrap().is_some());
-        assert!(of("a", &role("credential_source = Ec2InstanceMetadata"), &[]).unwrap().is_some());
-        let off = of("a", &role("credential_source = Ec2InstanceMetadata"), &[("AWS_EC2_METADATA_DISABLED", "true")]);
-        assert!(off.err().unwrap().to_string().contains("AWS_EC2_METADATA_DISABLED"));
-        assert!(error("a", &role("credential_source = Ec2InstanceMetadata\nduration_seconds = 60")).contains("from 900 to 43200"));
-        assert!(of("a", &role("web_identity_token_file = /x"), &[]).unwrap().is_some());
+        assert!(
+            of("a", &role("credential_source = Environment"), &keys)
+                .unwrap()
+                .is_some()
+        );
+        assert!(
+            of("a", &role("credential_source = Ec2InstanceMetadata"), &[])
+                .unwrap()
+                .is_some()
+        );
+        let off = of(
+            "a",
+            &role("credential_source = Ec2InstanceMetadata"),
+            &[("AWS_EC2_METADATA_DISABLED", "true")],
+        );
+        assert!(
+            off.err()
+                .unwrap()
+                .to_string()
+                .contains("AWS_EC2_METADATA_DISABLED")
+        );
+        assert!(
+            error(
+                "a",
+                &role("credential_source = Ec2InstanceMetadata\nduration_seconds = 60")
+            )
+            .contains("from 900 to 43200")
+        );
+        assert!(
+            of("a", &role("web_identity_token_file = /x"), &[])
+                .unwrap()
+                .is_some()
+        );
     }
 
     #[test]
     fn what_is_not_done_is_refused_with_what_to_do() {
-        for text in
-            ["role_arn = x\ncredential_source = Ec2InstanceMetadata\nmfa_serial = m", "sso_session = s", "sso_start_url = https://x"]
-        {
+        for text in [
+            "role_arn = x\ncredential_source = Ec2InstanceMetadata\nmfa_serial = m",
+            "sso_session = s",
+            "sso_start_url = https://x",
+        ] {
             let e = error("a", &format!("[profile a]\n{text}\n"));
             assert!(e.contains("credential_process"), "{e}");
         }

@@ -1,5 +1,6 @@
-//! Roles that are assumed at AWS STS: with keys of one's own (`AssumeRole`, signed), or with a token that somebody else issued
-//! (`AssumeRoleWithWebIdentity`, not signed: the token, read anew from its file for each fetch, is the proof).
+//! Roles that are assumed at AWS STS: with keys of one's own (`AssumeRole`, signed), or with a
+//! token that somebody else issued (`AssumeRoleWithWebIdentity`, not signed: the token, read anew
+//! from its file for each fetch, is the proof).
 
 use super::{
     Environment, Profile,
@@ -53,18 +54,43 @@ fn address(env: &Environment, profile: &Profile, region: &str) -> String {
         .or_else(|| env.get("AWS_ENDPOINT_URL"))
         .or_else(|| profile.setting("endpoint_url").map(str::to_owned))
         .unwrap_or_else(|| {
-            let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+            let domain = if region.starts_with("cn-") {
+                "amazonaws.com.cn"
+            } else {
+                "amazonaws.com"
+            };
             format!("https://sts.{region}.{domain}")
         })
 }
 
 impl AssumedRole {
-    pub(crate) fn new(config: &OriginConfig, env: &Environment, profile: &Profile, region: &str, role: Role, proof: Proof) -> Result<Self> {
-        let service = Service::new(config, "AWS STS", &address(env, profile, region), "AWS_ENDPOINT_URL_STS")?;
-        Ok(Self { service, region: region.to_owned(), role, proof })
+    pub(crate) fn new(
+        config: &OriginConfig,
+        env: &Environment,
+        profile: &Profile,
+        region: &str,
+        role: Role,
+        proof: Proof,
+    ) -> Result<Self> {
+        let service = Service::new(
+            config,
+            "AWS STS",
+            &address(env, profile, region),
+            "AWS_ENDPOINT_URL_STS",
+        )?;
+        Ok(Self {
+            service,
+            region: region.to_owned(),
+            role,
+            proof,
+        })
     }
 
-    fn signed(&self, credential: &object_store::aws::AwsCredential, body: &str) -> Result<HeaderMap> {
+    fn signed(
+        &self,
+        credential: &object_store::aws::AwsCredential,
+        body: &str,
+    ) -> Result<HeaderMap> {
         let mut request = HttpRequest::new(HttpRequestBody::from(body.to_owned()));
         *request.method_mut() = Method::POST;
         let bad = |_| Error::internal(format!("{}: the request cannot be made", self.describe()));
@@ -72,13 +98,20 @@ impl AssumedRole {
         request.headers_mut().insert(header::CONTENT_TYPE, form());
         AwsAuthorizer::new(credential, "sts", &self.region)
             .try_authorize(&mut request, None)
-            .map_err(|e| Error::internal(format!("{}: the request cannot be signed: {e}", self.describe())))?;
+            .map_err(|e| {
+                Error::internal(format!(
+                    "{}: the request cannot be signed: {e}",
+                    self.describe()
+                ))
+            })?;
         Ok(std::mem::take(request.headers_mut()))
     }
 }
 
 fn encoded(fields: &[(&str, String)]) -> String {
-    url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish()
+    url::form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(fields)
+        .finish()
 }
 
 fn form() -> HeaderValue {
@@ -132,12 +165,19 @@ impl Source for AssumedRole {
             ("RoleArn", self.role.arn.clone()),
             ("RoleSessionName", self.role.session_name.clone()),
         ];
-        fields.extend(self.role.duration_seconds.map(|seconds| ("DurationSeconds", seconds.to_string())));
+        fields.extend(
+            self.role
+                .duration_seconds
+                .map(|seconds| ("DurationSeconds", seconds.to_string())),
+        );
         let (headers, body, secrets, used) = match &self.proof {
             Proof::Keys(keys) => {
                 fields.extend(self.role.external_id.clone().map(|id| ("ExternalId", id)));
                 let body = encoded(&fields);
-                let credential = keys.get().await.map_err(|e| e.context(format!("keys to assume the role {}", self.role.arn)))?;
+                let credential = keys
+                    .get()
+                    .await
+                    .map_err(|e| e.context(format!("keys to assume the role {}", self.role.arn)))?;
                 let headers = self.signed(&credential, &body)?;
                 let mut secrets = vec![credential.secret_key.clone()];
                 secrets.extend(credential.token.clone());
@@ -153,33 +193,64 @@ impl Source for AssumedRole {
             }
         };
         let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
-        let answer = self.service.ask(Method::POST, self.service.base(), &headers, &Bytes::from(body), &secrets).await?;
+        let answer = self
+            .service
+            .ask(
+                Method::POST,
+                self.service.base(),
+                &headers,
+                &Bytes::from(body),
+                &secrets,
+            )
+            .await?;
         if !answer.status.is_success() {
             let document = ErrorDocument::parse(&answer.text);
-            let said: String =
-                format!("{} {}", document.code, document.message).trim().chars().filter(|c| !c.is_control()).take(300).collect();
+            let said: String = format!("{} {}", document.code, document.message)
+                .trim()
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(300)
+                .collect();
             let text = format!(
                 "{who}: {action} was answered with status {}{}{said}",
                 answer.status.as_u16(),
                 if said.is_empty() { "" } else { ": " }
             );
             // Keys that STS refuses need not be tried again by the next fetch.
-            if let (Some((keys, credential)), true) = (&used, crate::failure::is_about_keys(&document.code)) {
+            if let (Some((keys, credential)), true) =
+                (&used, crate::failure::is_about_keys(&document.code))
+            {
                 keys.refused(credential);
             }
-            return Err(Error::new(ask::kind_of(answer.status), text).hint(match self.proof {
-                Proof::Keys(_) => "check role_arn, external_id, the role's trust policy, and the keys that it is assumed with",
-                Proof::WebIdentity { .. } => {
-                    "check the role's trust policy, and that the token in its file is current and for sts.amazonaws.com"
-                }
-            }));
+            return Err(
+                Error::new(ask::kind_of(answer.status), text).hint(match self.proof {
+                    Proof::Keys(_) => {
+                        "check role_arn, external_id, the role's trust policy, and the \
+                    keys that it is assumed with"
+                    }
+                    Proof::WebIdentity { .. } => {
+                        "check the role's trust policy, and that the token in its file is current \
+                     and for sts.amazonaws.com"
+                    }
+                }),
+            );
         }
         // A parser's message might quote a secret.
-        let keys = quick_xml::de::from_str::<Response>(&answer.text).map(|r| r.result.credentials).map_err(|_| {
-            Error::permission_denied(format!("{who}: the answer to {action} has no credentials"))
+        let keys = quick_xml::de::from_str::<Response>(&answer.text)
+            .map(|r| r.result.credentials)
+            .map_err(|_| {
+                Error::permission_denied(format!(
+                    "{who}: the answer to {action} has no credentials"
+                ))
                 .hint("check AWS_ENDPOINT_URL_STS: the address may not be that of an STS")
-        })?;
+            })?;
         let ends = super::renewed::instant(&who, &keys.expiration)?;
-        Fetched::new(&who, keys.access_key_id, keys.secret_access_key, keys.session_token, Some(ends))
+        Fetched::new(
+            &who,
+            keys.access_key_id,
+            keys.secret_access_key,
+            keys.session_token,
+            Some(ends),
+        )
     }
 }

@@ -1,10 +1,14 @@
-//! Checks of `list`: string prefixes, delimiters, `start_after`, pages, order; each answer is compared with a model that is a sorted list.
+//! Checks of `list`: string prefixes, delimiters, `start_after`, pages, order; each answer is
+//! compared with a model that is a sorted list.
 
 use super::{Check, Explain, Failure, Profile, ensure, put};
 use crate::{ListRequest, Origin};
 
 pub(super) fn checks<'a>(o: &'a dyn Origin, p: Profile) -> Vec<(&'static str, Check<'a>)> {
-    vec![("listing", Box::pin(listing(o, p))), ("an empty listing", Box::pin(nothing(o)))]
+    vec![
+        ("listing", Box::pin(listing(o, p))),
+        ("an empty listing", Box::pin(nothing(o))),
+    ]
 }
 
 const KEYS: &[&str] = &[
@@ -37,7 +41,11 @@ fn model(keys: &[&str], request: &ListRequest) -> Vec<String> {
             },
             None => key.to_string(),
         };
-        if request.start_after.as_deref().is_some_and(|a| name.trim_end_matches('|') <= a) {
+        if request
+            .start_after
+            .as_deref()
+            .is_some_and(|a| name.trim_end_matches('|') <= a)
+        {
             continue;
         }
         if out.last() != Some(&name) {
@@ -48,18 +56,32 @@ fn model(keys: &[&str], request: &ListRequest) -> Vec<String> {
 }
 
 /// All pages; each must be in order, hold no more than asked, and be later than the one before.
-async fn all_pages(o: &dyn Origin, profile: Profile, mut request: ListRequest) -> Result<Vec<String>, Failure> {
+async fn all_pages(
+    o: &dyn Origin,
+    profile: Profile,
+    mut request: ListRequest,
+) -> Result<Vec<String>, Failure> {
     let mut out: Vec<String> = Vec::new();
     for _ in 0..100 {
-        let page = o.list(request.clone()).await.during(&format!("{request:?}"))?;
+        let page = o
+            .list(request.clone())
+            .await
+            .during(&format!("{request:?}"))?;
         ensure!(
             !profile.exact_pages || page.entries.len() + page.prefixes.len() <= request.max_keys,
             "a page of more than {} names",
             request.max_keys
         );
-        ensure!(page.entries.is_sorted_by(|a, b| a.key < b.key) && page.prefixes.is_sorted(), "a page that is out of order: {page:?}");
-        let mut names: Vec<String> =
-            page.entries.into_iter().map(|e| e.key).chain(page.prefixes.into_iter().map(|p| format!("{p}|"))).collect();
+        ensure!(
+            page.entries.is_sorted_by(|a, b| a.key < b.key) && page.prefixes.is_sorted(),
+            "a page that is out of order: {page:?}"
+        );
+        let mut names: Vec<String> = page
+            .entries
+            .into_iter()
+            .map(|e| e.key)
+            .chain(page.prefixes.into_iter().map(|p| format!("{p}|")))
+            .collect();
         names.sort_by(|a, b| a.trim_end_matches('|').cmp(b.trim_end_matches('|')));
         out.extend(names);
         match page.next_token {
@@ -84,10 +106,32 @@ async fn listing(o: &dyn Origin, profile: Profile) -> Result<(), Failure> {
     for key in &keys {
         put(o, key, if key.ends_with('/') { b"" } else { b"x" }).await?;
     }
-    let delimiters: &[Option<&str>] = if profile.any_delimiter { &[None, Some("/"), Some("c/")] } else { &[None, Some("/")] };
-    for prefix in ["list/", "list/a", "list/a/", "list/a/b", "list/b/", "list/b/c/", "list/b/c/d", "list/nothing", "list/日", "list/z/"] {
+    let delimiters: &[Option<&str>] = if profile.any_delimiter {
+        &[None, Some("/"), Some("c/")]
+    } else {
+        &[None, Some("/")]
+    };
+    for prefix in [
+        "list/",
+        "list/a",
+        "list/a/",
+        "list/a/b",
+        "list/b/",
+        "list/b/c/",
+        "list/b/c/d",
+        "list/nothing",
+        "list/日",
+        "list/z/",
+    ] {
         for delimiter in delimiters {
-            for start_after in [None, Some("list/a/b"), Some("list/a/zzz"), Some("list/b/c/d/e"), Some("list/zz"), Some("list/a/")] {
+            for start_after in [
+                None,
+                Some("list/a/b"),
+                Some("list/a/zzz"),
+                Some("list/b/c/d/e"),
+                Some("list/zz"),
+                Some("list/a/"),
+            ] {
                 for max_keys in [1, 3, 1000] {
                     // Every combination with pages of 1 would be thousands of requests.
                     if max_keys == 1 && start_after.is_some() {
@@ -100,8 +144,14 @@ async fn listing(o: &dyn Origin, profile: Profile) -> Result<(), Failure> {
                         token: None,
                         max_keys,
                     };
-                    let (wanted, got) = (model(&keys, &request), all_pages(o, profile, request.clone()).await?);
-                    ensure!(got == wanted, "{request:?} lists {got:?}, expected {wanted:?}");
+                    let (wanted, got) = (
+                        model(&keys, &request),
+                        all_pages(o, profile, request.clone()).await?,
+                    );
+                    ensure!(
+                        got == wanted,
+                        "{request:?} lists {got:?}, expected {wanted:?}"
+                    );
                 }
             }
         }
@@ -110,7 +160,11 @@ async fn listing(o: &dyn Origin, profile: Profile) -> Result<(), Failure> {
 }
 
 async fn nothing(o: &dyn Origin) -> Result<(), Failure> {
-    let request = ListRequest { prefix: "no such prefix".into(), max_keys: 10, ..Default::default() };
+    let request = ListRequest {
+        prefix: "no such prefix".into(),
+        max_keys: 10,
+        ..Default::default()
+    };
     let page = o.list(request).await.during("list")?;
     ensure!(page == Default::default(), "nothing is listed as {page:?}");
     Ok(())

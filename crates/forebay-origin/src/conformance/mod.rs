@@ -1,7 +1,8 @@
 //! What every origin must do, as a suite that each one runs against its real server.
 //!
-//! [`run`] takes an empty bucket and a [`Profile`] that says what the origin is known not to offer; what is left out of a profile must
-//! hold. A failure is an `Err` with the name of the check and what was seen, so that tests print one line that can be acted on.
+//! [`run`] takes an empty bucket and a [`Profile`] that says what the origin is known not to offer;
+//! what is left out of a profile must hold. A failure is an `Err` with the name of the check and
+//! what was seen, so that tests print one line that can be acted on.
 
 mod listing;
 mod reading;
@@ -19,7 +20,8 @@ pub struct Profile {
     pub put_if_match: bool,
     /// User metadata and attributes come back.
     pub attributes: bool,
-    /// Keys that a file system cannot hold beside each other (`a` and `a/b`), and keys that end in `/`.
+    /// Keys that a file system cannot hold beside each other (`a` and `a/b`), and keys that end in
+    /// `/`.
     pub keys_are_strings: bool,
     /// Multipart uploads can be begun with a condition.
     pub conditional_uploads: bool,
@@ -70,12 +72,28 @@ pub async fn run(origin: &dyn Origin, profile: Profile) -> Result<(), Failure> {
             failures.push(format!("{name}: {e}"));
         }
     }
-    if failures.is_empty() { Ok(()) } else { Err(format!("{}:\n  {}", origin.describe(), failures.join("\n  "))) }
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
+            "{}:\n  {}",
+            origin.describe(),
+            failures.join("\n  ")
+        ))
+    }
 }
 
-/// Checks reads of an origin that cannot be written: `small` holds [`SMALL`], `empty` nothing, `absent` does not exist.
-pub async fn run_read_only(origin: &dyn Origin, small: &str, empty: &str, absent: &str) -> Result<(), Failure> {
-    reading::reads(origin, small, empty, absent).await.map_err(|e| format!("{}: {e}", origin.describe()))
+/// Checks reads of an origin that cannot be written: `small` holds [`SMALL`], `empty` nothing,
+/// `absent` does not exist.
+pub async fn run_read_only(
+    origin: &dyn Origin,
+    small: &str,
+    empty: &str,
+    absent: &str,
+) -> Result<(), Failure> {
+    reading::reads(origin, small, empty, absent)
+        .await
+        .map_err(|e| format!("{}: {e}", origin.describe()))
 }
 
 /// The content of the small test object.
@@ -116,26 +134,51 @@ impl<T> Explain<T> for Result<T> {
     }
 }
 
-pub(crate) async fn put(origin: &dyn Origin, key: &str, content: &[u8]) -> Result<Option<String>, Failure> {
-    put_as(origin, key, content, PutRequest::default()).await.during(&format!("put {key:?}"))
+pub(crate) async fn put(
+    origin: &dyn Origin,
+    key: &str,
+    content: &[u8],
+) -> Result<Option<String>, Failure> {
+    put_as(origin, key, content, PutRequest::default())
+        .await
+        .during(&format!("put {key:?}"))
 }
 
-pub(crate) async fn put_as(origin: &dyn Origin, key: &str, content: &[u8], request: PutRequest) -> Result<Option<String>> {
+pub(crate) async fn put_as(
+    origin: &dyn Origin,
+    key: &str,
+    content: &[u8],
+    request: PutRequest,
+) -> Result<Option<String>> {
     let body = body::from_bytes(Bytes::copy_from_slice(content));
-    Ok(origin.put(key, request, Some(content.len() as u64), body).await?.etag)
+    Ok(origin
+        .put(key, request, Some(content.len() as u64), body)
+        .await?
+        .etag)
 }
 
-pub(crate) async fn read(origin: &dyn Origin, key: &str, request: GetRequest) -> Result<(Bytes, crate::GetResponse)> {
+pub(crate) async fn read(
+    origin: &dyn Origin,
+    key: &str,
+    request: GetRequest,
+) -> Result<(Bytes, crate::GetResponse)> {
     let mut answer = origin.get(key, request).await?;
     let stream = std::mem::replace(&mut answer.body, body::empty());
     let bytes = body::collect(stream, 1 << 30).await?;
     Ok((bytes, answer))
 }
 
-pub(crate) fn expect_kind<T>(result: Result<T>, kind: ErrorKind, what: &str) -> Result<(), Failure> {
+pub(crate) fn expect_kind<T>(
+    result: Result<T>,
+    kind: ErrorKind,
+    what: &str,
+) -> Result<(), Failure> {
     match result {
         Err(e) if e.kind() == kind => Ok(()),
-        Err(e) => Err(format!("{what}: expected {kind:?}, got {:?}: {e}", e.kind())),
+        Err(e) => Err(format!(
+            "{what}: expected {kind:?}, got {:?}: {e}",
+            e.kind()
+        )),
         Ok(_) => Err(format!("{what}: expected {kind:?}, got success")),
     }
 }

@@ -1,7 +1,9 @@
-//! Listing a directory as S3 lists a bucket: keys in the order of their bytes, a prefix of characters, roll-up at a delimiter.
+//! Listing a directory as S3 lists a bucket: keys in the order of their bytes, a prefix of
+//! characters, roll-up at a delimiter.
 //!
-//! Directories are walked in the order of their keys: a directory `a` sorts as `a/`, after `a.txt` and before `a0`. Sub-trees that cannot hold
-//! a key of the page are not entered. Memory is one directory's names for each level.
+//! Directories are walked in the order of their keys: a directory `a` sorts as `a/`, after `a.txt`
+//! and before `a0`. Sub-trees that cannot hold a key of the page are not entered. Memory is one
+//! directory's names for each level.
 
 use super::{Opened, RESERVED, Root};
 use crate::{
@@ -31,13 +33,19 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
         Some(token) => match token.split_at_checked(2) {
             Some(("k:", key)) => (key.to_owned(), None),
             Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
-            _ => return Err(Error::invalid("this is not a continuation token of this origin")),
+            _ => {
+                return Err(Error::invalid(
+                    "this is not a continuation token of this origin",
+                ));
+            }
         },
     };
     let delimiter = request.delimiter.as_deref().filter(|d| !d.is_empty());
     let mut last = String::new();
     let mut visit = |key: &str, root: &Root| -> Result<Next> {
-        let rolled = delimiter.and_then(|d| Some(&key[..request.prefix.len() + key[request.prefix.len()..].find(d)? + d.len()]));
+        let rolled = delimiter.and_then(|d| {
+            Some(&key[..request.prefix.len() + key[request.prefix.len()..].find(d)? + d.len()])
+        });
         // A rolled-up prefix that is not greater than start-after was before it.
         if let Some(prefix) = rolled
             && request.token.is_none()
@@ -70,7 +78,13 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
         }
         Ok(Next::Continue)
     };
-    let mut walk = Walk { root, prefix: &request.prefix, after, skip, ancestors: Vec::new() };
+    let mut walk = Walk {
+        root,
+        prefix: &request.prefix,
+        after,
+        skip,
+        ancestors: Vec::new(),
+    };
     walk.directory(&root.path, "", &mut visit)?;
     Ok(page)
 }
@@ -99,17 +113,28 @@ impl Walk<'_> {
 
     /// Visits the files under `path`, whose keys begin with `dir`. False: stop.
     fn directory(&mut self, path: &Path, dir: &str, visit: &mut Visit<'_>) -> Result<bool> {
-        let site = Site { origin: &self.root.description, operation: "list", key: dir };
+        let site = Site {
+            origin: &self.root.description,
+            operation: "list",
+            key: dir,
+        };
         let here = match fs::metadata(path) {
             Ok(m) => (m.dev(), m.ino()),
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.is_empty() => return Ok(true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::bucket_not_found(format!("{} is gone", self.root.description)).hint("is the disk mounted?"));
+                return Err(
+                    Error::bucket_not_found(format!("{} is gone", self.root.description))
+                        .hint("is the disk mounted?"),
+                );
             }
             Err(e) => return Err(failure::from_io(site, e)),
         };
         if self.ancestors.contains(&here) {
-            tracing::warn!(directory = dir, origin = self.root.description, "a symbolic link leads back to a directory above it: left out");
+            tracing::warn!(
+                directory = dir,
+                origin = self.root.description,
+                "a symbolic link leads back to a directory above it: left out"
+            );
             return Ok(true);
         }
         let names = match sorted_names(path, dir) {
@@ -122,7 +147,9 @@ impl Walk<'_> {
         for name in names {
             let key = format!("{dir}{name}");
             if let Some(sub) = key.strip_suffix('/') {
-                if self.wants(&key) && !self.directory(&path.join(&sub[dir.len()..]), &key, visit)? {
+                if self.wants(&key)
+                    && !self.directory(&path.join(&sub[dir.len()..]), &key, visit)?
+                {
                     return Ok(false);
                 }
                 continue;
@@ -145,7 +172,8 @@ impl Walk<'_> {
     }
 }
 
-/// The names in a directory, `/` after those of directories, in the order of keys. Names that are no keys are left out.
+/// The names in a directory, `/` after those of directories, in the order of keys. Names that are
+/// no keys are left out.
 fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(path)? {
@@ -153,11 +181,13 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
         let mut name = match entry.file_name().into_string() {
             Ok(name) if !name.chars().any(char::is_control) => name,
             Ok(name) => {
-                tracing::warn!(directory = dir, name = ?name, "a file name with control characters is left out of the listing");
+                tracing::warn!(directory = dir, name = ?name, "a file name with control \
+                    characters is left out of the listing");
                 continue;
             }
             Err(name) => {
-                tracing::warn!(directory = dir, name = ?name, "a file name that is not UTF-8 is left out of the listing");
+                tracing::warn!(directory = dir, name = ?name, "a file name that is not UTF-8 is \
+                    left out of the listing");
                 continue;
             }
         };
@@ -167,7 +197,9 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
         let kind = entry.file_type()?;
         let (is_dir, is_file) = if kind.is_symlink() {
             // A link that leads nowhere is no object.
-            fs::metadata(entry.path()).map(|m| (m.is_dir(), m.is_file())).unwrap_or((false, false))
+            fs::metadata(entry.path())
+                .map(|m| (m.is_dir(), m.is_file()))
+                .unwrap_or((false, false))
         } else {
             (kind.is_dir(), kind.is_file())
         };
@@ -186,7 +218,9 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
 pub(super) fn remove_empty_directories(root: &Path) {
     fn inner(path: PathBuf, is_root: bool) {
         for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|t| t.is_dir()) && !(is_root && entry.file_name() == RESERVED) {
+            if entry.file_type().is_ok_and(|t| t.is_dir())
+                && !(is_root && entry.file_name() == RESERVED)
+            {
                 inner(entry.path(), false);
             }
         }

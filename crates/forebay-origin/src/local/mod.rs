@@ -1,14 +1,17 @@
 //! A directory as a bucket: each object is a file, `/` in a key is a sub-directory.
 //!
-//! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its place by one rename or link: a reader sees
-//!   the old object or the new one, and a crash leaves the old one.
-//! - The ETag is made of inode, modification time, size, and a random number that each of our own writes leaves in an extended attribute;
-//!   so two writes within one tick of the clock differ too. Files that others write have the first three.
-//! - Attributes and user metadata live in the same extended attribute. Where the file system has none, an object with user metadata is
-//!   refused, and content types are not kept.
+//! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its
+//!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
+//!   the old one.
+//! - The ETag is made of inode, modification time, size, and a random number that each of our own
+//!   writes leaves in an extended attribute; so two writes within one tick of the clock differ too.
+//!   Files that others write have the first three.
+//! - Attributes and user metadata live in the same extended attribute. Where the file system has
+//!   none, an object with user metadata is refused, and content types are not kept.
 //! - A file that changes while it is read ends its body with `VersionChanged`.
 //!
-//! What a directory cannot hold is refused: `a` beside `a/b`, keys that end in `/`, parts of more than 255 bytes.
+//! What a directory cannot hold is refused: `a` beside `a/b`, keys that end in `/`, parts of more
+//! than 255 bytes.
 
 mod attributes;
 mod buckets;
@@ -16,7 +19,8 @@ mod list;
 mod upload;
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest,
+    PutResponse, UploadedPart,
     body::exact,
     failure::{self, Site},
 };
@@ -58,15 +62,31 @@ impl LocalOrigin {
     /// `BucketNotFound` if there is no such directory.
     pub fn open(path: &Path) -> Result<Self> {
         let path = path.canonicalize().map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => Error::bucket_not_found(format!("the directory {} does not exist", path.display()))
-                .hint("create it, or correct the origin's url"),
-            _ => failure::from_io(Site { origin: &path.display().to_string(), operation: "open", key: "" }, e),
+            io::ErrorKind::NotFound => {
+                Error::bucket_not_found(format!("the directory {} does not exist", path.display()))
+                    .hint("create it, or correct the origin's url")
+            }
+            _ => failure::from_io(
+                Site {
+                    origin: &path.display().to_string(),
+                    operation: "open",
+                    key: "",
+                },
+                e,
+            ),
         })?;
         if !path.is_dir() {
-            return Err(Error::invalid(format!("{} is not a directory", path.display())));
+            return Err(Error::invalid(format!(
+                "{} is not a directory",
+                path.display()
+            )));
         }
         let description = format!("file://{}", path.display());
-        let origin = Self(Arc::new(Root { path, description, conditional: forebay_core::sync::Mutex::new(()) }));
+        let origin = Self(Arc::new(Root {
+            path,
+            description,
+            conditional: forebay_core::sync::Mutex::new(()),
+        }));
         origin.remove_stale();
         Ok(origin)
     }
@@ -74,21 +94,36 @@ impl LocalOrigin {
     /// Unfinished writes of a process that died.
     fn remove_stale(&self) {
         for sub in ["tmp", "uploads"] {
-            let Ok(entries) = fs::read_dir(self.0.path.join(RESERVED).join(sub)) else { continue };
+            let Ok(entries) = fs::read_dir(self.0.path.join(RESERVED).join(sub)) else {
+                continue;
+            };
             for entry in entries.flatten() {
-                let old = entry.metadata().and_then(|m| m.modified()).is_ok_and(|t| t.elapsed().is_ok_and(|age| age > STALE_AFTER));
+                let old = entry
+                    .metadata()
+                    .and_then(|m| m.modified())
+                    .is_ok_and(|t| t.elapsed().is_ok_and(|age| age > STALE_AFTER));
                 if old {
                     let path = entry.path();
-                    let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-                    tracing::info!(path = %path.display(), ok = removed.is_ok(), "removing an unfinished write");
+                    let removed = if path.is_dir() {
+                        fs::remove_dir_all(&path)
+                    } else {
+                        fs::remove_file(&path)
+                    };
+                    tracing::info!(path = %path.display(), ok = removed.is_ok(), "removing an \
+                        unfinished write");
                 }
             }
         }
     }
 
-    async fn blocking<T: Send + 'static>(&self, f: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&Root) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let root = self.0.clone();
-        tokio::task::spawn_blocking(move || f(&root)).await.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+        tokio::task::spawn_blocking(move || f(&root))
+            .await
+            .map_err(|e| Error::internal(format!("file work ended: {e}")))?
     }
 }
 
@@ -108,7 +143,10 @@ struct Seen {
 
 impl Seen {
     fn of(m: &Metadata) -> Self {
-        Self { size: m.size(), mtime: (m.mtime(), m.mtime_nsec()) }
+        Self {
+            size: m.size(),
+            mtime: (m.mtime(), m.mtime_nsec()),
+        }
     }
 }
 
@@ -118,22 +156,35 @@ fn meta_of(m: &Metadata, stored: Stored) -> ObjectMeta {
         Some(id) => format!("\"{:x}-{nanos:x}-{:x}-{id:x}\"", m.ino(), m.size()),
         None => format!("\"{:x}-{nanos:x}-{:x}\"", m.ino(), m.size()),
     };
-    ObjectMeta { size: m.size(), etag: Some(etag), last_modified_ms: (nanos / 1_000_000) as i64, attributes: stored.attributes }
+    ObjectMeta {
+        size: m.size(),
+        etag: Some(etag),
+        last_modified_ms: (nanos / 1_000_000) as i64,
+        attributes: stored.attributes,
+    }
 }
 
 impl Root {
     fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
-        Site { origin: &self.description, operation, key }
+        Site {
+            origin: &self.description,
+            operation,
+            key,
+        }
     }
 
     fn path_of(&self, key: &str) -> Result<PathBuf> {
         name::validate_key(key)?;
         if key.ends_with('/') {
-            return Err(Error::unsupported(format!("{key:?} ends in '/': a local directory has no objects of such names"))
-                .hint("folders come and go with the objects in them"));
+            return Err(Error::unsupported(format!(
+                "{key:?} ends in '/': a local directory has no objects of such names"
+            ))
+            .hint("folders come and go with the objects in them"));
         }
         if key == RESERVED || key.starts_with(".forebay/") {
-            return Err(Error::permission_denied(format!("{key:?} is reserved: {RESERVED} holds what is being written")));
+            return Err(Error::permission_denied(format!(
+                "{key:?} is reserved: {RESERVED} holds what is being written"
+            )));
         }
         Ok(self.path.join(key))
     }
@@ -141,8 +192,16 @@ impl Root {
     /// For reads: a key that cannot exist here does not exist.
     fn path_to_read(&self, key: &str) -> Result<PathBuf> {
         match self.path_of(key) {
-            Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
-                Err(Error::not_found(format!("{key:?} is not in {}", self.description)))
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::Unsupported | ErrorKind::PermissionDenied
+                ) =>
+            {
+                Err(Error::not_found(format!(
+                    "{key:?} is not in {}",
+                    self.description
+                )))
             }
             other => other,
         }
@@ -153,12 +212,24 @@ impl Root {
         let path = self.path_to_read(key)?;
         let absent = || match self.path.is_dir() {
             true => Error::not_found(format!("{key:?} is not in {}", self.description)),
-            false => Error::bucket_not_found(format!("{} is gone", self.description)).hint("is the disk mounted?"),
+            false => Error::bucket_not_found(format!("{} is gone", self.description))
+                .hint("is the disk mounted?"),
         };
         // Not blocking: a FIFO must not hang the thread.
-        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
+        let file = match OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path)
+        {
             Ok(file) => file,
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
+                        | io::ErrorKind::InvalidFilename
+                ) =>
+            {
                 return Err(absent());
             }
             Err(e) => return Err(failure::from_io(site, e)),
@@ -168,36 +239,61 @@ impl Root {
             return Err(absent());
         }
         let stored = attributes::read(&file);
-        Ok(Opened { seen: Seen::of(&m), meta: meta_of(&m, stored), file })
+        Ok(Opened {
+            seen: Seen::of(&m),
+            meta: meta_of(&m, stored),
+            file,
+        })
     }
 
     /// A new file among the unfinished ones.
     fn temporary(&self, site: Site<'_>) -> Result<(File, Unfinished)> {
         let dir = self.path.join(RESERVED).join("tmp");
         let path = dir.join(format!("{:032x}", rand::random::<u128>()));
-        let open = || OpenOptions::new().write(true).read(true).create_new(true).open(&path);
+        let open = || {
+            OpenOptions::new()
+                .write(true)
+                .read(true)
+                .create_new(true)
+                .open(&path)
+        };
         let file = match open() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => fs::create_dir_all(&dir).and_then(|()| open()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
+                fs::create_dir_all(&dir).and_then(|()| open())
+            }
             other => other,
         };
         match file {
             Ok(file) => Ok((file, Unfinished(Some(path)))),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::bucket_not_found(format!("{} is gone", self.description))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::bucket_not_found(format!(
+                "{} is gone",
+                self.description
+            ))),
             Err(e) => Err(failure::from_io(site, e)),
         }
     }
 
     /// Gives a written file its attributes and its place.
-    fn publish(&self, key: &str, file: &File, mut unfinished: Unfinished, request: &PutRequest) -> Result<PutResponse> {
+    fn publish(
+        &self,
+        key: &str,
+        file: &File,
+        mut unfinished: Unfinished,
+        request: &PutRequest,
+    ) -> Result<PutResponse> {
         let site = self.site("put", key);
         let io = |e| failure::from_io(site, e);
         let path = self.path_of(key)?;
-        attributes::write(file, &request.attributes).map_err(|e| e.context(format_args!("put {key:?} at {}", self.description)))?;
+        attributes::write(file, &request.attributes)
+            .map_err(|e| e.context(format_args!("put {key:?} at {}", self.description)))?;
         file.sync_all().map_err(io)?;
         let unmet = || {
             Error::new(
                 ErrorKind::PreconditionFailed,
-                format!("put {key:?} at {}: the condition {:?} does not hold", self.description, request.condition),
+                format!(
+                    "put {key:?} at {}: the condition {:?} does not hold",
+                    self.description, request.condition
+                ),
             )
         };
         let from = unfinished.path().to_owned();
@@ -222,7 +318,9 @@ impl Root {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
                     fs::create_dir_all(parent).map_err(|e| match e.kind() {
                         // A file is where a directory would have to be.
-                        io::ErrorKind::AlreadyExists => failure::from_io(site, io::Error::from(io::ErrorKind::NotADirectory)),
+                        io::ErrorKind::AlreadyExists => {
+                            failure::from_io(site, io::Error::from(io::ErrorKind::NotADirectory))
+                        }
                         _ => io(e),
                     })?;
                     placed = place();
@@ -232,7 +330,12 @@ impl Root {
         }
         match placed {
             Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && request.condition == PutCondition::IfAbsent => return Err(unmet()),
+            Err(e)
+                if e.kind() == io::ErrorKind::AlreadyExists
+                    && request.condition == PutCondition::IfAbsent =>
+            {
+                return Err(unmet());
+            }
             Err(e) => return Err(io(e)),
         }
         drop(guard);
@@ -242,7 +345,9 @@ impl Root {
         // The directory is synced, so that an acknowledged write outlives a crash.
         File::open(parent).and_then(|d| d.sync_all()).map_err(io)?;
         let m = file.metadata().map_err(io)?;
-        Ok(PutResponse { etag: meta_of(&m, attributes::read(file)).etag })
+        Ok(PutResponse {
+            etag: meta_of(&m, attributes::read(file)).etag,
+        })
     }
 
     /// Removes the directories that a delete left empty, up to the root.
@@ -262,7 +367,9 @@ struct Unfinished(Option<PathBuf>);
 
 impl Unfinished {
     fn path(&self) -> &Path {
-        self.0.as_deref().expect("taken only when published, after which it is not used")
+        self.0
+            .as_deref()
+            .expect("taken only when published, after which it is not used")
     }
 }
 
@@ -275,30 +382,41 @@ impl Drop for Unfinished {
     }
 }
 
-/// The bytes of an open file, checked after each read to be still of the version that was announced.
+/// The bytes of an open file, checked after each read to be still of the version that was
+/// announced.
 fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
     let Opened { file, seen, .. } = opened;
-    stream::try_unfold((Arc::new(file), range, what), move |(file, range, what)| async move {
-        if range.is_empty() {
-            return Ok(None);
-        }
-        let len = (range.end - range.start).min(READ_BYTES);
-        let (f, at) = (file.clone(), range.start);
-        let read = tokio::task::spawn_blocking(move || {
-            let mut buffer = BytesMut::zeroed(len as usize);
-            let read = f.read_exact_at(&mut buffer, at);
-            let now = f.metadata();
-            (read.map(|()| buffer.freeze()), now)
-        });
-        let (read, now) = read.await.map_err(|e| Error::internal(format!("{what}: {e}")))?;
-        match now {
-            Ok(m) if Seen::of(&m) == seen => {}
-            Ok(_) => return Err(Error::version_changed(format!("{what}: the file was changed while it was read"))),
-            Err(e) => return Err(Error::internal(format!("{what}: {e}"))),
-        }
-        let bytes: Bytes = read.map_err(|e| Error::origin_unavailable(format!("{what}: {e}")))?;
-        Ok(Some((bytes, (file, range.start + len..range.end, what))))
-    })
+    stream::try_unfold(
+        (Arc::new(file), range, what),
+        move |(file, range, what)| async move {
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let len = (range.end - range.start).min(READ_BYTES);
+            let (f, at) = (file.clone(), range.start);
+            let read = tokio::task::spawn_blocking(move || {
+                let mut buffer = BytesMut::zeroed(len as usize);
+                let read = f.read_exact_at(&mut buffer, at);
+                let now = f.metadata();
+                (read.map(|()| buffer.freeze()), now)
+            });
+            let (read, now) = read
+                .await
+                .map_err(|e| Error::internal(format!("{what}: {e}")))?;
+            match now {
+                Ok(m) if Seen::of(&m) == seen => {}
+                Ok(_) => {
+                    return Err(Error::version_changed(format!(
+                        "{what}: the file was changed while it was read"
+                    )));
+                }
+                Err(e) => return Err(Error::internal(format!("{what}: {e}"))),
+            }
+            let bytes: Bytes =
+                read.map_err(|e| Error::origin_unavailable(format!("{what}: {e}")))?;
+            Ok(Some((bytes, (file, range.start + len..range.end, what))))
+        },
+    )
     .boxed()
 }
 
@@ -310,7 +428,8 @@ impl Origin for LocalOrigin {
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
         let key = key.to_owned();
-        self.blocking(move |root| Ok(root.open("head", &key)?.meta)).await
+        self.blocking(move |root| Ok(root.open("head", &key)?.meta))
+            .await
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
@@ -321,26 +440,40 @@ impl Origin for LocalOrigin {
         let range = match &request.range {
             None => 0..meta.size,
             Some(r) if r.start >= meta.size && r.start > 0 => {
-                return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {}", meta.size, r.start)));
+                return Err(Error::range_not_satisfiable(format!(
+                    "{key:?} has {} bytes: none from {}",
+                    meta.size, r.start
+                )));
             }
             Some(r) => r.start..r.end.min(meta.size).max(r.start),
         };
         let what = format!("get {key:?} at {}", self.0.description);
-        Ok(GetResponse { meta, range: range.clone(), body: read_file(opened, range, what) })
+        Ok(GetResponse {
+            meta,
+            range: range.clone(),
+            body: read_file(opened, range, what),
+        })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         self.blocking(move |root| list::page(root, &request)).await
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let body = match size {
             Some(n) => exact(body, n, format!("the body of put {key:?}")),
             None => body,
         };
         let (file, unfinished) = self.receive("put", key, body).await?;
         let key = key.to_owned();
-        self.blocking(move |root| root.publish(&key, &file, unfinished, &request)).await
+        self.blocking(move |root| root.publish(&key, &file, unfinished, &request))
+            .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -356,7 +489,14 @@ impl Origin for LocalOrigin {
                     root.prune(path.parent());
                     Ok(())
                 }
-                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound
+                            | io::ErrorKind::NotADirectory
+                            | io::ErrorKind::InvalidFilename
+                    ) =>
+                {
                     Ok(())
                 }
                 // A directory is no object: there is nothing of this name.
@@ -373,10 +513,16 @@ impl Origin for LocalOrigin {
             let mut source = root.open("copy", &from)?;
             root.path_of(&to)?;
             let (mut file, unfinished) = root.temporary(root.site("copy", &to))?;
-            let copied = io::copy(&mut source.file, &mut file).map_err(|e| failure::from_io(root.site("copy", &to), e))?;
-            let now = source.file.metadata().map_err(|e| failure::from_io(root.site("copy", &from), e))?;
+            let copied = io::copy(&mut source.file, &mut file)
+                .map_err(|e| failure::from_io(root.site("copy", &to), e))?;
+            let now = source
+                .file
+                .metadata()
+                .map_err(|e| failure::from_io(root.site("copy", &from), e))?;
             if Seen::of(&now) != source.seen || copied != source.seen.size {
-                return Err(Error::version_changed(format!("{from:?} was changed while it was copied")));
+                return Err(Error::version_changed(format!(
+                    "{from:?} was changed while it was copied"
+                )));
             }
             let mut request = request;
             if request.attributes == Default::default() {
@@ -389,32 +535,54 @@ impl Origin for LocalOrigin {
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
         let key = key.to_owned();
-        self.blocking(move |root| upload::create(root, &key, request)).await
+        self.blocking(move |root| upload::create(root, &key, request))
+            .await
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let (k, id) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::check(root, &k, &id).map(drop)).await?;
+        self.blocking(move |root| upload::check(root, &k, &id).map(drop))
+            .await?;
         let body = exact(body, size, format!("part {number} of {key:?}"));
         let (file, unfinished) = self.receive("upload a part of", key, body).await?;
         let (k, id) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::add_part(root, &k, &id, number, size, &file, unfinished)).await
+        self.blocking(move |root| upload::add_part(root, &k, &id, number, size, &file, unfinished))
+            .await
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         let (key, upload) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::complete(root, &key, &upload, &parts)).await
+        self.blocking(move |root| upload::complete(root, &key, &upload, &parts))
+            .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
         let (key, upload) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::abort(root, &key, &upload)).await
+        self.blocking(move |root| upload::abort(root, &key, &upload))
+            .await
     }
 }
 
 impl LocalOrigin {
     /// Writes a body into a new file among the unfinished ones; nothing stays of a body that fails.
-    async fn receive(&self, operation: &'static str, key: &str, mut body: ByteStream) -> Result<(File, Unfinished)> {
+    async fn receive(
+        &self,
+        operation: &'static str,
+        key: &str,
+        mut body: ByteStream,
+    ) -> Result<(File, Unfinished)> {
         let owned = key.to_owned();
         let (mut file, unfinished) = self
             .blocking(move |root| {
@@ -431,7 +599,8 @@ impl LocalOrigin {
                 bytes += chunk.len();
                 buffered.push(chunk);
             }
-            // Written in large pieces: each hand-over to the file thread costs more than a small write.
+            // Written in large pieces: each hand-over to the file thread costs more than a small
+            // write.
             if bytes >= 1 << 20 || (last && bytes > 0) {
                 let pieces = std::mem::take(&mut buffered);
                 bytes = 0;
@@ -439,7 +608,8 @@ impl LocalOrigin {
                 file = self
                     .blocking(move |root| {
                         for piece in &pieces {
-                            file.write_all(piece).map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
+                            file.write_all(piece)
+                                .map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
                         }
                         Ok(file)
                     })

@@ -1,4 +1,5 @@
-//! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one on completion.
+//! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one
+//! on completion.
 
 use super::{RESERVED, Root, Unfinished, meta_of, read_small};
 use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
@@ -30,8 +31,11 @@ fn directory(root: &Root, upload: &str) -> Result<PathBuf> {
 }
 
 fn gone(upload: &str) -> Error {
-    Error::not_found(format!("there is no upload {:?}", forebay_core::name::shorten(upload)))
-        .hint("it was completed or aborted, or never begun")
+    Error::not_found(format!(
+        "there is no upload {:?}",
+        forebay_core::name::shorten(upload)
+    ))
+    .hint("it was completed or aborted, or never begun")
 }
 
 fn part_name(number: u32) -> String {
@@ -42,7 +46,10 @@ pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<Stri
     let site = root.site("create an upload of", key);
     root.path_of(key)?;
     if !root.path.is_dir() {
-        return Err(Error::bucket_not_found(format!("{} is gone", root.description)));
+        return Err(Error::bucket_not_found(format!(
+            "{} is gone",
+            root.description
+        )));
     }
     let id = format!("{:032x}", rand::random::<u128>());
     let dir = directory(root, &id)?;
@@ -51,9 +58,16 @@ pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<Stri
         PutCondition::IfAbsent => (true, None),
         PutCondition::IfMatch(etag) => (false, Some(etag)),
     };
-    let upload = Upload { key: key.to_owned(), attributes: request.attributes, if_absent, if_match };
+    let upload = Upload {
+        key: key.to_owned(),
+        attributes: request.attributes,
+        if_absent,
+        if_match,
+    };
     let json = serde_json::to_vec(&upload).map_err(|e| Error::internal(format!("upload: {e}")))?;
-    fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(DESCRIPTION), json)).map_err(|e| failure::from_io(site, e))?;
+    fs::create_dir_all(&dir)
+        .and_then(|()| fs::write(dir.join(DESCRIPTION), json))
+        .map_err(|e| failure::from_io(site, e))?;
     Ok(id)
 }
 
@@ -65,7 +79,8 @@ pub(super) fn check(root: &Root, key: &str, upload: &str) -> Result<Upload> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
         Err(e) => return Err(failure::from_io(root.site("read the upload of", key), e)),
     };
-    let found: Upload = serde_json::from_slice(&json).map_err(|e| Error::corrupt(format!("{}: {e}", path.display())))?;
+    let found: Upload = serde_json::from_slice(&json)
+        .map_err(|e| Error::corrupt(format!("{}: {e}", path.display())))?;
     if found.key != key {
         return Err(gone(upload));
     }
@@ -97,14 +112,29 @@ pub(super) fn add_part(
 }
 
 fn part_etag(file: &File) -> io::Result<String> {
-    Ok(meta_of(&file.metadata()?, Default::default()).etag.unwrap_or_default())
+    Ok(meta_of(&file.metadata()?, Default::default())
+        .etag
+        .unwrap_or_default())
 }
 
-pub(super) fn complete(root: &Root, key: &str, upload: &str, parts: &[UploadedPart]) -> Result<PutResponse> {
+pub(super) fn complete(
+    root: &Root,
+    key: &str,
+    upload: &str,
+    parts: &[UploadedPart],
+) -> Result<PutResponse> {
     let site = root.site("complete the upload of", key);
-    let Upload { attributes, if_absent, if_match, .. } = check(root, key, upload)?;
+    let Upload {
+        attributes,
+        if_absent,
+        if_match,
+        ..
+    } = check(root, key, upload)?;
     if parts.is_empty() || parts.windows(2).any(|w| w[0].number >= w[1].number) {
-        return Err(Error::invalid(format!("the parts of {key:?} are not in ascending order")).hint("list each part once, by its number"));
+        return Err(
+            Error::invalid(format!("the parts of {key:?} are not in ascending order"))
+                .hint("list each part once, by its number"),
+        );
     }
     let dir = directory(root, upload)?;
     let mut files = Vec::with_capacity(parts.len().min(limits::UPLOAD_PARTS_MAX));
@@ -113,23 +143,41 @@ pub(super) fn complete(root: &Root, key: &str, upload: &str, parts: &[UploadedPa
         let etag = File::open(&path).and_then(|f| part_etag(&f));
         match etag {
             Ok(etag) if etag == part.etag => files.push(path),
-            Ok(_) => return Err(Error::invalid(format!("part {} of {key:?} was sent again: its ETag is another", part.number))),
+            Ok(_) => {
+                return Err(Error::invalid(format!(
+                    "part {} of {key:?} was sent again: its ETag is another",
+                    part.number
+                )));
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::invalid(format!("part {} of {key:?} was not uploaded", part.number)));
+                return Err(Error::invalid(format!(
+                    "part {} of {key:?} was not uploaded",
+                    part.number
+                )));
             }
             Err(e) => return Err(failure::from_io(site, e)),
         }
     }
     let (mut joined, unfinished) = root.temporary(site)?;
     for path in &files {
-        File::open(path).and_then(|mut f| io::copy(&mut f, &mut joined)).map_err(|e| failure::from_io(site, e))?;
+        File::open(path)
+            .and_then(|mut f| io::copy(&mut f, &mut joined))
+            .map_err(|e| failure::from_io(site, e))?;
     }
     let condition = match (if_absent, if_match) {
         (true, _) => PutCondition::IfAbsent,
         (false, Some(etag)) => PutCondition::IfMatch(etag),
         (false, None) => PutCondition::Always,
     };
-    let done = root.publish(key, &joined, unfinished, &PutRequest { attributes, condition })?;
+    let done = root.publish(
+        key,
+        &joined,
+        unfinished,
+        &PutRequest {
+            attributes,
+            condition,
+        },
+    )?;
     if let Err(e) = fs::remove_dir_all(&dir) {
         tracing::warn!(upload, error = %e, "the parts of a completed upload could not be removed");
     }

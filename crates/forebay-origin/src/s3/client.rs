@@ -1,4 +1,5 @@
-//! Signed requests to an S3 service: addresses, signatures, and the region of a bucket, which is followed where the service names it.
+//! Signed requests to an S3 service: addresses, signatures, and the region of a bucket, which is
+//! followed where the service names it.
 
 use crate::{
     aws::{self, AwsSettings, Environment},
@@ -67,7 +68,14 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(crate) fn new(method: Method, site: Site<'a>) -> Self {
-        Self { site, method, path: None, query: Vec::new(), headers: HeaderMap::new(), payload: Payload::Empty }
+        Self {
+            site,
+            method,
+            path: None,
+            query: Vec::new(),
+            headers: HeaderMap::new(),
+            payload: Payload::Empty,
+        }
     }
 
     /// A path of the service, encoded, instead of that of the bucket and the key.
@@ -99,15 +107,20 @@ impl S3Endpoint {
             None => None,
             Some(text) => {
                 let mut url = Url::parse(text).map_err(|e| {
-                    Error::invalid(format!("the S3 endpoint {text:?} is not an address: {e}"))
-                        .hint("as in http://127.0.0.1:9000; see AWS_ENDPOINT_URL and endpoint_url too")
+                    Error::invalid(format!("the S3 endpoint {text:?} is not an address: {e}")).hint(
+                        "as in http://127.0.0.1:9000; see AWS_ENDPOINT_URL and endpoint_url too",
+                    )
                 })?;
                 if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-                    return Err(Error::invalid(format!("the S3 endpoint {text:?} is not an address")).hint("as in http://127.0.0.1:9000"));
+                    return Err(Error::invalid(format!(
+                        "the S3 endpoint {text:?} is not an address"
+                    ))
+                    .hint("as in http://127.0.0.1:9000"));
                 }
                 if url.scheme() == "http" && config.allow_http == Some(false) {
                     return Err(
-                        Error::invalid(format!("the S3 endpoint {text} is plain HTTP")).hint("use https://, or set allow_http = true")
+                        Error::invalid(format!("the S3 endpoint {text} is plain HTTP"))
+                            .hint("use https://, or set allow_http = true"),
                     );
                 }
                 let path = url.path().trim_end_matches('/').to_owned();
@@ -116,23 +129,43 @@ impl S3Endpoint {
                 Some(url)
             }
         };
-        let for_transport = endpoint.clone().unwrap_or_else(|| Url::parse("https://s3.amazonaws.com").expect("a constant address"));
+        let for_transport = endpoint
+            .clone()
+            .unwrap_or_else(|| Url::parse("https://s3.amazonaws.com").expect("a constant address"));
         let transport = Transport::new(config, &for_transport, Redirects::Refuse)?;
-        let authorization =
-            if config.anonymous { Authorization::None } else { Authorization::Signature(aws::credentials(config, &settings, env)?) };
+        let authorization = if config.anonymous {
+            Authorization::None
+        } else {
+            Authorization::Signature(aws::credentials(config, &settings, env)?)
+        };
         let path_style = config.path_style.unwrap_or(endpoint.is_some());
         let region = settings.region;
-        Ok(Self(Arc::new(Service { transport, endpoint, path_style, authorization, dialect: Dialect::Amazon, region })))
+        Ok(Self(Arc::new(Service {
+            transport,
+            endpoint,
+            path_style,
+            authorization,
+            dialect: Dialect::Amazon,
+            region,
+        })))
     }
 
     /// Google Cloud Storage.
     pub(crate) fn google(config: &OriginConfig, bucket: &str) -> Result<Self> {
-        let address = config.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
-        let mut endpoint = Url::parse(address).map_err(|e| Error::invalid(format!("the endpoint {address:?} is not an address: {e}")))?;
+        let address = config
+            .endpoint
+            .as_deref()
+            .unwrap_or("https://storage.googleapis.com");
+        let mut endpoint = Url::parse(address).map_err(|e| {
+            Error::invalid(format!("the endpoint {address:?} is not an address: {e}"))
+        })?;
         endpoint.set_path("");
         let transport = Transport::new(config, &endpoint, Redirects::Refuse)?;
-        let authorization =
-            if config.anonymous { Authorization::None } else { Authorization::Bearer(credentials::google(config, bucket)?) };
+        let authorization = if config.anonymous {
+            Authorization::None
+        } else {
+            Authorization::Bearer(credentials::google(config, bucket)?)
+        };
         let service = Service {
             transport,
             endpoint: Some(endpoint),
@@ -152,7 +185,11 @@ impl S3Endpoint {
     }
 
     pub(crate) fn client(&self, address: Address) -> Result<Client> {
-        let client = Client { service: self.clone(), address, moved_to: Mutex::new(None) };
+        let client = Client {
+            service: self.clone(),
+            address,
+            moved_to: Mutex::new(None),
+        };
         client.url(None, "", &[], &self.0.region)?;
         Ok(client)
     }
@@ -181,7 +218,9 @@ impl Client {
         };
         match (&self.address, &self.service.0.endpoint) {
             (Address::Service, _) => self.service.describe(),
-            (Address::Bucket(b), Some(url)) => format!("{scheme}://{b} at {}", url.as_str().trim_end_matches('/')),
+            (Address::Bucket(b), Some(url)) => {
+                format!("{scheme}://{b} at {}", url.as_str().trim_end_matches('/'))
+            }
             (Address::Bucket(b), None) => format!("{scheme}://{b}"),
         }
     }
@@ -192,7 +231,13 @@ impl Client {
         format!("/{bucket}/{}", encode_path(key))
     }
 
-    fn url(&self, path: Option<&str>, key: &str, query: &[(&'static str, String)], region: &str) -> Result<Url> {
+    fn url(
+        &self,
+        path: Option<&str>,
+        key: &str,
+        query: &[(&'static str, String)],
+        region: &str,
+    ) -> Result<Url> {
         let s = &self.service.0;
         let mut text = match &s.endpoint {
             Some(url) => url.as_str().trim_end_matches('/').to_owned(),
@@ -217,22 +262,38 @@ impl Client {
             text.push('=');
             text.extend(encode_query(value));
         }
-        let url = Url::parse(&text)
-            .map_err(|e| Error::invalid(format!("{text:?} is not an address: {e}")).hint("check the bucket's name and the endpoint"))?;
+        let url = Url::parse(&text).map_err(|e| {
+            Error::invalid(format!("{text:?} is not an address: {e}"))
+                .hint("check the bucket's name and the endpoint")
+        })?;
         // `.` and `..` would be taken out of the path by any client and name another object.
         if key.split('/').any(|part| part == "." || part == "..") {
-            return Err(Error::invalid(format!("{key:?} cannot be asked for: a part of it is '.' or '..'")));
+            return Err(Error::invalid(format!(
+                "{key:?} cannot be asked for: a part of it is '.' or '..'"
+            )));
         }
         Ok(url)
     }
 
-    /// Sends a request; an answer that is not a success becomes an error. Where its body can be sent again, the request is, once each: to another
-    /// region if the service says that the bucket lives there, and with other keys if it does not take these any more.
+    /// Sends a request; an answer that is not a success becomes an error. Where its body can be
+    /// sent again, the request is, once each: to another region if the service says that the bucket
+    /// lives there, and with other keys if it does not take these any more.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<reqwest::Response> {
-        let Call { site, method, path, query, headers, mut payload } = call;
+        let Call {
+            site,
+            method,
+            path,
+            query,
+            headers,
+            mut payload,
+        } = call;
         let (mut may_move, mut may_renew) = (true, true);
         loop {
-            let region = self.moved_to.lock().clone().unwrap_or_else(|| self.service.0.region.clone());
+            let region = self
+                .moved_to
+                .lock()
+                .clone()
+                .unwrap_or_else(|| self.service.0.region.clone());
             let url = self.url(path.as_deref(), site.key, &query, &region)?;
             let again = match &payload {
                 Payload::Empty => Some(Payload::Empty),
@@ -244,17 +305,39 @@ impl Client {
                 Payload::Bytes(bytes) => (HttpRequestBody::from(bytes.clone()), false),
                 Payload::Stream(..) => (HttpRequestBody::empty(), true),
             };
-            let (signed, used) = self.sign(site, &method, &url, headers.clone(), (hashed, streamed), &region).await?;
-            let answer = self.transport().send(site, method.clone(), url, signed, payload).await?;
+            let (signed, used) = self
+                .sign(
+                    site,
+                    &method,
+                    &url,
+                    headers.clone(),
+                    (hashed, streamed),
+                    &region,
+                )
+                .await?;
+            let answer = self
+                .transport()
+                .send(site, method.clone(), url, signed, payload)
+                .await?;
             let status = answer.status();
             if status.is_success() {
                 return Ok(answer);
             }
-            let named =
-                answer.headers().get("x-amz-bucket-region").and_then(|v| v.to_str().ok()).filter(|r| *r != region).map(str::to_owned);
+            let named = answer
+                .headers()
+                .get("x-amz-bucket-region")
+                .and_then(|v| v.to_str().ok())
+                .filter(|r| *r != region)
+                .map(str::to_owned);
             payload = match (named, again) {
-                (Some(named), Some(again)) if may_move && matches!(status.as_u16(), 301 | 302 | 307 | 308 | 400 | 403) => {
-                    tracing::info!(origin = site.origin, region = named, "the bucket lives in another region: following");
+                (Some(named), Some(again))
+                    if may_move && matches!(status.as_u16(), 301 | 302 | 307 | 308 | 400 | 403) =>
+                {
+                    tracing::info!(
+                        origin = site.origin,
+                        region = named,
+                        "the bucket lives in another region: following"
+                    );
                     *self.moved_to.lock() = Some(named);
                     may_move = false;
                     again
@@ -262,9 +345,11 @@ impl Client {
                 (_, again) => {
                     let headers = answer.headers().clone();
                     let text = self.transport().error_text(answer).await;
-                    // An answer to HEAD has no document; of the keys' faults 400 is the one that comes with time.
+                    // An answer to HEAD has no document; of the keys' faults 400 is the one that
+                    // comes with time.
                     let unsaid = method == Method::HEAD && status == StatusCode::BAD_REQUEST;
-                    let about_keys = unsaid || failure::is_about_keys(&ErrorDocument::parse(&text).code);
+                    let about_keys =
+                        unsaid || failure::is_about_keys(&ErrorDocument::parse(&text).code);
                     match again {
                         Some(again) if may_renew && about_keys && self.refused(used.as_ref()) => {
                             may_renew = false;
@@ -294,8 +379,20 @@ impl Client {
         headers: HeaderMap,
         payload: Payload,
     ) -> Result<reqwest::Response> {
-        let (signed, _) = self.sign(site, &method, url, headers, (HttpRequestBody::empty(), true), &self.service.0.region).await?;
-        let answer = self.transport().send(site, method, url.clone(), signed, payload).await?;
+        let (signed, _) = self
+            .sign(
+                site,
+                &method,
+                url,
+                headers,
+                (HttpRequestBody::empty(), true),
+                &self.service.0.region,
+            )
+            .await?;
+        let answer = self
+            .transport()
+            .send(site, method, url.clone(), signed, payload)
+            .await?;
         let status = answer.status();
         if status.is_success() || status == StatusCode::PERMANENT_REDIRECT {
             return Ok(answer);
@@ -305,7 +402,8 @@ impl Client {
         Err(failure::from_status(site, status, &headers, &text))
     }
 
-    /// The headers with a signature, and the keys that it was made with. A streamed body is not hashed (`UNSIGNED-PAYLOAD`).
+    /// The headers with a signature, and the keys that it was made with. A streamed body is not
+    /// hashed (`UNSIGNED-PAYLOAD`).
     async fn sign(
         &self,
         site: Site<'_>,
@@ -319,24 +417,43 @@ impl Client {
             Authorization::None => return Ok((headers, None)),
             Authorization::Signature(provider) => provider,
             Authorization::Bearer(provider) => {
-                let token = provider.get_credential().await.map_err(|e| credentials::google_unavailable(site, &e))?;
+                let token = provider
+                    .get_credential()
+                    .await
+                    .map_err(|e| credentials::google_unavailable(site, &e))?;
                 let mut value = HeaderValue::from_str(&format!("Bearer {}", token.bearer))
-                    .map_err(|_| Error::permission_denied(format!("{} at {}: the token cannot be sent", site.operation, site.origin)))?;
+                    .map_err(|_| {
+                        Error::permission_denied(format!(
+                            "{} at {}: the token cannot be sent",
+                            site.operation, site.origin
+                        ))
+                    })?;
                 value.set_sensitive(true);
                 let mut headers = headers;
                 headers.insert(http::header::AUTHORIZATION, value);
                 return Ok((headers, None));
             }
         };
-        let credential = provider.get().await.map_err(|e| aws::unavailable(site, e))?;
+        let credential = provider
+            .get()
+            .await
+            .map_err(|e| aws::unavailable(site, e))?;
         let mut request = HttpRequest::new(body);
         *request.method_mut() = method.clone();
-        *request.uri_mut() = url.as_str().parse().map_err(|e| Error::invalid(format!("{} {:?}: {e}", site.operation, site.key)))?;
+        *request.uri_mut() = url
+            .as_str()
+            .parse()
+            .map_err(|e| Error::invalid(format!("{} {:?}: {e}", site.operation, site.key)))?;
         *request.headers_mut() = headers;
         AwsAuthorizer::new(&credential, "s3", region)
             .with_sign_payload(!streamed)
             .try_authorize(&mut request, None)
-            .map_err(|e| Error::internal(format!("{} at {}: the request cannot be signed: {e}", site.operation, site.origin)))?;
+            .map_err(|e| {
+                Error::internal(format!(
+                    "{} at {}: the request cannot be signed: {e}",
+                    site.operation, site.origin
+                ))
+            })?;
         Ok((std::mem::take(request.headers_mut()), Some(credential)))
     }
 }
@@ -354,20 +471,36 @@ mod tests {
             anonymous: true,
             ..Default::default()
         };
-        S3Endpoint::new(&config, &Environment::of([("", "")])).unwrap().client(Address::Bucket(bucket.into())).unwrap()
+        S3Endpoint::new(&config, &Environment::of([("", "")]))
+            .unwrap()
+            .client(Address::Bucket(bucket.into()))
+            .unwrap()
     }
 
     #[test]
     fn addresses_are_of_the_asked_style_and_encoded_as_signatures_want() {
-        let url = |c: &Client, key| c.url(None, key, &[("a", "x y/+".into())], "eu-west-1").unwrap().to_string();
+        let url = |c: &Client, key| {
+            c.url(None, key, &[("a", "x y/+".into())], "eu-west-1")
+                .unwrap()
+                .to_string()
+        };
         let c = client(Some("http://127.0.0.1:9000/"), None, "buc");
-        assert_eq!(url(&c, "a b/+%41ü&?#"), "http://127.0.0.1:9000/buc/a%20b/%2B%2541%C3%BC%26%3F%23?a=x%20y%2F%2B");
+        assert_eq!(
+            url(&c, "a b/+%41ü&?#"),
+            "http://127.0.0.1:9000/buc/a%20b/%2B%2541%C3%BC%26%3F%23?a=x%20y%2F%2B"
+        );
         let c = client(Some("https://s3.example.com"), Some(false), "buc");
         assert_eq!(url(&c, "k"), "https://buc.s3.example.com/k?a=x%20y%2F%2B");
         assert_eq!(c.describe(), "s3://buc at https://s3.example.com");
         assert!(c.url(None, "a/../b", &[], "r").is_err());
         assert_eq!(c.copy_source("a b/ü"), "/buc/a%20b/%C3%BC");
-        assert!(url(&client(None, None, "buc"), "k").starts_with("https://buc.s3.eu-west-1.amazonaws.com/k?"));
-        assert!(url(&client(None, None, "b.c"), "k").starts_with("https://s3.eu-west-1.amazonaws.com/b.c/k?"));
+        assert!(
+            url(&client(None, None, "buc"), "k")
+                .starts_with("https://buc.s3.eu-west-1.amazonaws.com/k?")
+        );
+        assert!(
+            url(&client(None, None, "b.c"), "k")
+                .starts_with("https://s3.eu-west-1.amazonaws.com/b.c/k?")
+        );
     }
 }

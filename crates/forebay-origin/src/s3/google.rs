@@ -1,12 +1,13 @@
-//! What Google Cloud Storage does by its JSON API instead of S3's: small writes, listings, copies. (Reads and uploads in parts use the XML API.)
+//! What Google Cloud Storage does by its JSON API instead of S3's: small writes, listings, copies.
+//! (Reads and uploads in parts use the XML API.)
 //!
-//! The ETag of an object is its generation, in quotes: the number that Google's conditions are about, and the same in both APIs, which the
-//! ETags that they give are not.
+//! The ETag of an object is its generation, in quotes: the number that Google's conditions are
+//! about, and the same in both APIs, which the ETags that they give are not.
 
 use super::{DOCUMENT_MAX_BYTES, S3Origin, client::Call};
 use crate::{
-    ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, assemble, body::exact, failure::Site,
-    transport::Payload,
+    ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, assemble,
+    body::exact, failure::Site, transport::Payload,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_core::{Attributes, Error, ErrorKind, Result, limits};
@@ -31,7 +32,10 @@ pub(super) fn generation(etag: &str) -> Result<&str> {
     if !inner.is_empty() && inner.bytes().all(|b| b.is_ascii_digit()) {
         return Ok(inner);
     }
-    Err(Error::new(ErrorKind::PreconditionFailed, format!("{etag} is no version of the object")))
+    Err(Error::new(
+        ErrorKind::PreconditionFailed,
+        format!("{etag} is no version of the object"),
+    ))
 }
 
 fn etag_of(object: &Value) -> Option<String> {
@@ -62,7 +66,12 @@ fn metadata(key: &str, a: &Attributes) -> Value {
         }
     }
     if !a.user.is_empty() {
-        v["metadata"] = a.user.iter().map(|(k, t)| (k.clone(), json!(t))).collect::<serde_json::Map<_, _>>().into();
+        v["metadata"] = a
+            .user
+            .iter()
+            .map(|(k, t)| (k.clone(), json!(t)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
     }
     v
 }
@@ -74,71 +83,152 @@ fn encoded(name: &str) -> String {
 impl S3Origin {
     async fn json(&self, site: Site<'_>, call: Call<'_>) -> Result<Value> {
         let answer = self.client.send(call).await?;
-        let text = self.client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await?;
-        serde_json::from_str(&text)
-            .map_err(|e| Error::corrupt(format!("{} at {}: the answer is not JSON: {e}", site.operation, site.origin)))
+        let text = self
+            .client
+            .transport()
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
+        serde_json::from_str(&text).map_err(|e| {
+            Error::corrupt(format!(
+                "{} at {}: the answer is not JSON: {e}",
+                site.operation, site.origin
+            ))
+        })
     }
 
-    pub(super) async fn google_put(&self, key: &str, request: &PutRequest, content: Bytes) -> Result<PutResponse> {
+    pub(super) async fn google_put(
+        &self,
+        key: &str,
+        request: &PutRequest,
+        content: Bytes,
+    ) -> Result<PutResponse> {
         let site = self.site("put", key);
         let boundary = format!("forebay-{:032x}", rand::random::<u128>());
-        let kind = request.attributes.content_type.as_deref().unwrap_or("application/octet-stream");
+        let kind = request
+            .attributes
+            .content_type
+            .as_deref()
+            .unwrap_or("application/octet-stream");
         // It becomes a line of a header.
         super::headers::value("Content-Type", kind)?;
         let mut body = BytesMut::with_capacity(content.len() + 1024);
         let head = metadata(key, &request.attributes);
-        body.put_slice(format!("--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{head}\r\n").as_bytes());
+        body.put_slice(
+            format!(
+                "--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{head}\r\n"
+            )
+            .as_bytes(),
+        );
         body.put_slice(format!("--{boundary}\r\nContent-Type: {kind}\r\n\r\n").as_bytes());
         body.put_slice(&content);
         body.put_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
         let mut headers = HeaderMap::new();
-        let related = HeaderValue::from_str(&format!("multipart/related; boundary={boundary}")).expect("letters and digits");
+        let related = HeaderValue::from_str(&format!("multipart/related; boundary={boundary}"))
+            .expect("letters and digits");
         headers.insert(CONTENT_TYPE, related);
         let mut call = Call::new(Method::POST, site)
-            .path(format!("upload/storage/v1/b/{}/o", encoded(self.client.bucket())))
+            .path(format!(
+                "upload/storage/v1/b/{}/o",
+                encoded(self.client.bucket())
+            ))
             .query("uploadType", "multipart")
             .headers(headers)
             .payload(Payload::Bytes(body.freeze()));
         match &request.condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => call = call.query("ifGenerationMatch", "0"),
-            PutCondition::IfMatch(etag) => call = call.query("ifGenerationMatch", generation(etag)?),
+            PutCondition::IfMatch(etag) => {
+                call = call.query("ifGenerationMatch", generation(etag)?)
+            }
         }
-        let object = self.json(site, call).await.map_err(|e| super::unmet(e, &request.condition))?;
-        Ok(PutResponse { etag: etag_of(&object) })
+        let object = self
+            .json(site, call)
+            .await
+            .map_err(|e| super::unmet(e, &request.condition))?;
+        Ok(PutResponse {
+            etag: etag_of(&object),
+        })
     }
 
-    /// A body of unknown length, or one that is not held in memory: a resumable upload, which makes the object when its last piece has come.
-    pub(super) async fn google_stream(&self, key: &str, request: &PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    /// A body of unknown length, or one that is not held in memory: a resumable upload, which makes
+    /// the object when its last piece has come.
+    pub(super) async fn google_stream(
+        &self,
+        key: &str,
+        request: &PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let site = self.site("put", key);
         let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=UTF-8"));
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/json; charset=UTF-8"),
+        );
         if let Some(kind) = &request.attributes.content_type {
-            headers.insert("x-upload-content-type", super::headers::value("Content-Type", kind)?);
+            headers.insert(
+                "x-upload-content-type",
+                super::headers::value("Content-Type", kind)?,
+            );
         }
         let mut call = Call::new(Method::POST, site)
-            .path(format!("upload/storage/v1/b/{}/o", encoded(self.client.bucket())))
+            .path(format!(
+                "upload/storage/v1/b/{}/o",
+                encoded(self.client.bucket())
+            ))
             .query("uploadType", "resumable")
             .query("name", key)
             .headers(headers)
-            .payload(Payload::Bytes(metadata(key, &request.attributes).to_string().into()));
+            .payload(Payload::Bytes(
+                metadata(key, &request.attributes).to_string().into(),
+            ));
         match &request.condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => call = call.query("ifGenerationMatch", "0"),
-            PutCondition::IfMatch(etag) => call = call.query("ifGenerationMatch", generation(etag)?),
+            PutCondition::IfMatch(etag) => {
+                call = call.query("ifGenerationMatch", generation(etag)?)
+            }
         }
-        let answer = self.client.send(call).await.map_err(|e| super::unmet(e, &request.condition))?;
-        let session = answer.headers().get(LOCATION).and_then(|v| v.to_str().ok()).and_then(|v| Url::parse(v).ok());
-        let session = session.ok_or_else(|| Error::corrupt(format!("put {key:?} at {}: no address to upload to", site.origin)))?;
+        let answer = self
+            .client
+            .send(call)
+            .await
+            .map_err(|e| super::unmet(e, &request.condition))?;
+        let session = answer
+            .headers()
+            .get(LOCATION)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| Url::parse(v).ok());
+        let session = session.ok_or_else(|| {
+            Error::corrupt(format!(
+                "put {key:?} at {}: no address to upload to",
+                site.origin
+            ))
+        })?;
         let done = self.google_pieces(site, &session, size, body).await;
         if done.is_err() {
             // Without a last piece nothing was made; the session would end by itself in a week.
-            let _ = self.client.send_to(site, Method::DELETE, &session, HeaderMap::new(), Payload::Empty).await;
+            let _ = self
+                .client
+                .send_to(
+                    site,
+                    Method::DELETE,
+                    &session,
+                    HeaderMap::new(),
+                    Payload::Empty,
+                )
+                .await;
         }
         done.map_err(|e| super::unmet(e, &request.condition))
     }
 
-    async fn google_pieces(&self, site: Site<'_>, session: &Url, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn google_pieces(
+        &self,
+        site: Site<'_>,
+        session: &Url,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         let mut body = match size {
             Some(n) => exact(body, n, format!("the body of put {:?}", site.key)),
             None => body.fuse().boxed(),
@@ -155,20 +245,43 @@ impl S3Origin {
                 (_, false) => format!("bytes {sent}-{}/*", sent + n - 1),
             };
             let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_RANGE, HeaderValue::from_str(&range).expect("digits and signs"));
-            let payload = if n == 0 { Payload::Empty } else { Payload::Bytes(piece) };
-            let answer = self.client.send_to(site, Method::PUT, session, headers, payload).await?;
+            headers.insert(
+                CONTENT_RANGE,
+                HeaderValue::from_str(&range).expect("digits and signs"),
+            );
+            let payload = if n == 0 {
+                Payload::Empty
+            } else {
+                Payload::Bytes(piece)
+            };
+            let answer = self
+                .client
+                .send_to(site, Method::PUT, session, headers, payload)
+                .await?;
             sent += n;
             match (answer.status().as_u16(), last) {
                 (200 | 201, true) => {
-                    let text = self.client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await?;
-                    let object: Value = serde_json::from_str(&text)
-                        .map_err(|e| Error::corrupt(format!("put {:?} at {}: the answer is not JSON: {e}", site.key, site.origin)))?;
-                    return Ok(PutResponse { etag: etag_of(&object) });
+                    let text = self
+                        .client
+                        .transport()
+                        .text(site, answer, DOCUMENT_MAX_BYTES)
+                        .await?;
+                    let object: Value = serde_json::from_str(&text).map_err(|e| {
+                        Error::corrupt(format!(
+                            "put {:?} at {}: the answer is not JSON: {e}",
+                            site.key, site.origin
+                        ))
+                    })?;
+                    return Ok(PutResponse {
+                        etag: etag_of(&object),
+                    });
                 }
                 (308, false) => {
-                    let kept =
-                        answer.headers().get(RANGE).and_then(|v| v.to_str().ok()).and_then(|v| v.rsplit('-').next()?.parse::<u64>().ok());
+                    let kept = answer
+                        .headers()
+                        .get(RANGE)
+                        .and_then(|v| v.to_str().ok())
+                        .and_then(|v| v.rsplit('-').next()?.parse::<u64>().ok());
                     if kept.is_some_and(|last| last + 1 != sent) {
                         return Err(Error::origin_unavailable(format!(
                             "put {:?} at {}: only a part of the bytes was kept",
@@ -177,20 +290,35 @@ impl S3Origin {
                     }
                 }
                 (status, _) => {
-                    return Err(Error::origin_unavailable(format!("put {:?} at {}: status {status} to {range}", site.key, site.origin)));
+                    return Err(Error::origin_unavailable(format!(
+                        "put {:?} at {}: status {status} to {range}",
+                        site.key, site.origin
+                    )));
                 }
             }
         }
     }
 
-    pub(super) async fn google_copy(&self, from: &str, to: &str, request: &PutRequest) -> Result<PutResponse> {
+    pub(super) async fn google_copy(
+        &self,
+        from: &str,
+        to: &str,
+        request: &PutRequest,
+    ) -> Result<PutResponse> {
         if request.attributes != Attributes::default() {
-            return Err(Error::unsupported(format!("a copy with other attributes at {}", self.client.describe()))
-                .hint("read the object and write it with the attributes"));
+            return Err(Error::unsupported(format!(
+                "a copy with other attributes at {}",
+                self.client.describe()
+            ))
+            .hint("read the object and write it with the attributes"));
         }
         let site = self.site("copy", to);
         let bucket = encoded(self.client.bucket());
-        let path = format!("storage/v1/b/{bucket}/o/{}/rewriteTo/b/{bucket}/o/{}", encoded(from), encoded(to));
+        let path = format!(
+            "storage/v1/b/{bucket}/o/{}/rewriteTo/b/{bucket}/o/{}",
+            encoded(from),
+            encoded(to)
+        );
         let mut token: Option<String> = None;
         // A large object is rewritten in steps, each with the token of the one before.
         for _ in 0..10_000 {
@@ -200,29 +328,45 @@ impl S3Origin {
             }
             let answer = self.json(site, call).await?;
             if answer["done"].as_bool() == Some(true) {
-                return Ok(PutResponse { etag: etag_of(&answer["resource"]) });
+                return Ok(PutResponse {
+                    etag: etag_of(&answer["resource"]),
+                });
             }
             token = answer["rewriteToken"].as_str().map(str::to_owned);
             if token.is_none() {
                 break;
             }
         }
-        Err(Error::origin_unavailable(format!("copy {to:?} at {}: it does not come to an end", site.origin)))
+        Err(Error::origin_unavailable(format!(
+            "copy {to:?} at {}: it does not come to an end",
+            site.origin
+        )))
     }
 
     pub(super) async fn google_list(&self, request: ListRequest) -> Result<ListPage> {
         let site = self.site("list", "");
         let mut call = Call::new(Method::GET, site)
             .path(format!("storage/v1/b/{}/o", encoded(self.client.bucket())))
-            .query("maxResults", request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS).to_string())
-            .query("fields", "items(name,size,generation,updated),prefixes,nextPageToken");
+            .query(
+                "maxResults",
+                request
+                    .max_keys
+                    .clamp(1, limits::LIST_PAGE_MAX_KEYS)
+                    .to_string(),
+            )
+            .query(
+                "fields",
+                "items(name,size,generation,updated),prefixes,nextPageToken",
+            );
         if !request.prefix.is_empty() {
             call = call.query("prefix", request.prefix);
         }
         if let Some(delimiter) = request.delimiter {
             call = call.query("delimiter", delimiter);
         }
-        let after = request.start_after.filter(|a| !a.is_empty() && request.token.is_none());
+        let after = request
+            .start_after
+            .filter(|a| !a.is_empty() && request.token.is_none());
         if let Some(token) = request.token {
             call = call.query("pageToken", token);
         } else if let Some(after) = &after {
@@ -231,19 +375,38 @@ impl S3Origin {
         let answer = self.json(site, call).await?;
         // Google's offset includes the name itself.
         let later = |name: &str| after.as_deref().is_none_or(|a| name > a);
-        let mut page =
-            ListPage { next_token: answer["nextPageToken"].as_str().filter(|t| !t.is_empty()).map(str::to_owned), ..Default::default() };
+        let mut page = ListPage {
+            next_token: answer["nextPageToken"]
+                .as_str()
+                .filter(|t| !t.is_empty())
+                .map(str::to_owned),
+            ..Default::default()
+        };
         for item in answer["items"].as_array().into_iter().flatten() {
             let (Some(key), Some(size)) = (item["name"].as_str(), number(&item["size"])) else {
-                return Err(Error::corrupt(format!("list at {}: an object without a name or size: {item}", site.origin)));
+                return Err(Error::corrupt(format!(
+                    "list at {}: an object without a name or size: {item}",
+                    site.origin
+                )));
             };
             if later(key) {
-                let updated = item["updated"].as_str().and_then(|t| chrono::DateTime::parse_from_rfc3339(t).ok());
+                let updated = item["updated"]
+                    .as_str()
+                    .and_then(|t| chrono::DateTime::parse_from_rfc3339(t).ok());
                 let last_modified_ms = updated.map_or(0, |t| t.timestamp_millis());
-                page.entries.push(ListEntry { key: key.to_owned(), size, etag: etag_of(item), last_modified_ms });
+                page.entries.push(ListEntry {
+                    key: key.to_owned(),
+                    size,
+                    etag: etag_of(item),
+                    last_modified_ms,
+                });
             }
         }
-        let prefixes = answer["prefixes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let prefixes = answer["prefixes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
         page.prefixes = prefixes.filter(|p| later(p)).map(str::to_owned).collect();
         page.entries.sort_by(|a, b| a.key.cmp(&b.key));
         page.prefixes.sort();
@@ -258,8 +421,14 @@ mod tests {
     #[test]
     fn etags_are_generations() {
         assert_eq!(generation("\"17\"").unwrap(), "17");
-        assert_eq!(generation("\"abc\"").unwrap_err().kind(), ErrorKind::PreconditionFailed);
-        assert_eq!(etag_of(&json!({"generation": "5"})).as_deref(), Some("\"5\""));
+        assert_eq!(
+            generation("\"abc\"").unwrap_err().kind(),
+            ErrorKind::PreconditionFailed
+        );
+        assert_eq!(
+            etag_of(&json!({"generation": "5"})).as_deref(),
+            Some("\"5\"")
+        );
         assert_eq!(etag_of(&json!({"generation": 5})).as_deref(), Some("\"5\""));
     }
 }

@@ -1,12 +1,15 @@
-//! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names and tokens instead of signatures.
+//! S3 and compatible services, and Google Cloud Storage, whose XML API is S3's with other names and
+//! tokens instead of signatures.
 //!
-//! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot keep three promises of [`Origin`]: its
-//! `Path` turns the key `dir/` into `dir` (a listing would give one object another's name), it needs a whole part in memory to send it
-//! (up to 5 GiB), and it hides the status of an error. Bodies stream in both directions; nothing here retries, the
+//! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot
+//! keep three promises of [`Origin`]: its `Path` turns the key `dir/` into `dir` (a listing would
+//! give one object another's name), it needs a whole part in memory to send it (up to 5 GiB), and
+//! it hides the status of an error. Bodies stream in both directions; nothing here retries, the
 //! [`Resilient`](crate::Resilient) wrapper does.
 //!
-//! A conditional multipart upload keeps its condition in its id (`fb-absent.…`, `fb-match.<etag>.…`), because S3 wants it when the
-//! upload is completed, and any node may do that.
+//! A conditional multipart upload keeps its condition in its id (`fb-absent.…`,
+//! `fb-match.<etag>.…`), because S3 wants it when the upload is completed, and any node may do
+//! that.
 
 mod client;
 mod google;
@@ -33,8 +36,9 @@ use http::{
     header::{IF_MATCH, IF_NONE_MATCH, RANGE},
 };
 
-/// Bodies of a known length up to this are held in memory and signed with their hash; longer ones are sent in parts. Parts of clients' own uploads
-/// may be longer: they stream, unsigned, which is safe because a part that breaks off is never acknowledged.
+/// Bodies of a known length up to this are held in memory and signed with their hash; longer ones
+/// are sent in parts. Parts of clients' own uploads may be longer: they stream, unsigned, which is
+/// safe because a part that breaks off is never acknowledged.
 const SIGNED_BODY_MAX_BYTES: u64 = 8 << 20;
 /// Longest answer document: a page of 1,000 keys of 1,024 bytes, each character encoded by three.
 const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
@@ -48,31 +52,59 @@ pub struct S3Origin {
 impl S3Origin {
     pub(crate) fn new(client: Client) -> Self {
         let description = client.describe();
-        Self { client, description }
+        Self {
+            client,
+            description,
+        }
     }
 
     fn site<'a>(&'a self, operation: &'a str, key: &'a str) -> Site<'a> {
-        Site { origin: &self.description, operation, key }
+        Site {
+            origin: &self.description,
+            operation,
+            key,
+        }
     }
 
     async fn document(&self, site: Site<'_>, answer: reqwest::Response) -> Result<String> {
-        self.client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await
+        self.client
+            .transport()
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await
     }
 
     /// A range that names no byte, of an object that may be empty: checked against what HEAD says.
-    async fn get_nothing(&self, key: &str, request: &GetRequest, start: u64) -> Result<GetResponse> {
+    async fn get_nothing(
+        &self,
+        key: &str,
+        request: &GetRequest,
+        start: u64,
+    ) -> Result<GetResponse> {
         let site = self.site("get", key);
-        let call = Call::new(Method::HEAD, site).headers(conditions(self.client.dialect(), request)?);
+        let call =
+            Call::new(Method::HEAD, site).headers(conditions(self.client.dialect(), request)?);
         let answer = self.client.send(call).await?;
         let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
         get_checks(&meta, request, key)?;
         if start > meta.size || (start == meta.size && start > 0) {
-            return Err(Error::range_not_satisfiable(format!("{key:?} has {} bytes: none from {start}", meta.size)));
+            return Err(Error::range_not_satisfiable(format!(
+                "{key:?} has {} bytes: none from {start}",
+                meta.size
+            )));
         }
-        Ok(GetResponse { meta, range: start..start, body: body::empty() })
+        Ok(GetResponse {
+            meta,
+            range: start..start,
+            body: body::empty(),
+        })
     }
 
-    async fn put_one(&self, key: &str, request: &PutRequest, content: Bytes) -> Result<PutResponse> {
+    async fn put_one(
+        &self,
+        key: &str,
+        request: &PutRequest,
+        content: Bytes,
+    ) -> Result<PutResponse> {
         if self.client.dialect() == Dialect::Google {
             return self.google_put(key, request, content).await;
         }
@@ -81,32 +113,50 @@ impl S3Origin {
         match &request.condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => drop(h.insert(IF_NONE_MATCH, HeaderValue::from_static("*"))),
-            PutCondition::IfMatch(etag) => drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?)),
+            PutCondition::IfMatch(etag) => {
+                drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?))
+            }
         }
-        let call = Call::new(Method::PUT, site).headers(h).payload(Payload::Bytes(content));
-        let answer = self.client.send(call).await.map_err(|e| unmet(e, &request.condition))?;
-        Ok(PutResponse { etag: headers::etag(self.client.dialect(), answer.headers()) })
+        let call = Call::new(Method::PUT, site)
+            .headers(h)
+            .payload(Payload::Bytes(content));
+        let answer = self
+            .client
+            .send(call)
+            .await
+            .map_err(|e| unmet(e, &request.condition))?;
+        Ok(PutResponse {
+            etag: headers::etag(self.client.dialect(), answer.headers()),
+        })
     }
 }
 
-/// S3 answers 404 to `If-Match` on an object that is not there, and 409 when two conditional writes meet.
+/// S3 answers 404 to `If-Match` on an object that is not there, and 409 when two conditional writes
+/// meet.
 pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
     match (condition, e.kind()) {
-        (PutCondition::IfMatch(_), ErrorKind::NotFound) => e.with_kind(ErrorKind::PreconditionFailed),
-        (PutCondition::IfMatch(_) | PutCondition::IfAbsent, ErrorKind::Conflict | ErrorKind::NotModified) => {
+        (PutCondition::IfMatch(_), ErrorKind::NotFound) => {
             e.with_kind(ErrorKind::PreconditionFailed)
         }
+        (
+            PutCondition::IfMatch(_) | PutCondition::IfAbsent,
+            ErrorKind::Conflict | ErrorKind::NotModified,
+        ) => e.with_kind(ErrorKind::PreconditionFailed),
         _ => e,
     }
 }
 
-/// Every object has a version. An answer without one is a proxy's page, or an error document under the status 200: its bytes are no object's.
+/// Every object has a version. An answer without one is a proxy's page, or an error document under
+/// the status 200: its bytes are no object's.
 fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
     if meta.etag.is_none() && meta.last_modified_ms == 0 {
-        let what = format!("{} {:?} at {}: the answer has neither ETag nor Last-Modified", site.operation, site.key, site.origin);
-        return Err(
-            Error::origin_unavailable(what).hint("something else than the object came: look at the endpoint, and at proxies before it")
+        let what = format!(
+            "{} {:?} at {}: the answer has neither ETag nor Last-Modified",
+            site.operation, site.key, site.origin
         );
+        return Err(Error::origin_unavailable(what).hint(
+            "something else than the object came: look at the endpoint, and at proxies before it",
+        ));
     }
     Ok(())
 }
@@ -114,24 +164,45 @@ fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
 /// The conditions once more, on the answer: for services and proxies that do not know them.
 pub(crate) fn get_checks(meta: &ObjectMeta, request: &GetRequest, key: &str) -> Result<()> {
     let current = meta.etag.as_deref().unwrap_or_default();
-    if request.if_match.as_ref().is_some_and(|wanted| wanted != current && wanted != "*") {
-        return Err(Error::new(ErrorKind::PreconditionFailed, format!("{key:?} has another version: {current}")));
+    if request
+        .if_match
+        .as_ref()
+        .is_some_and(|wanted| wanted != current && wanted != "*")
+    {
+        return Err(Error::new(
+            ErrorKind::PreconditionFailed,
+            format!("{key:?} has another version: {current}"),
+        ));
     }
-    if request.if_none_match.as_ref().is_some_and(|known| known == current) {
-        return Err(Error::new(ErrorKind::NotModified, format!("{key:?} is still {current}")));
+    if request
+        .if_none_match
+        .as_ref()
+        .is_some_and(|known| known == current)
+    {
+        return Err(Error::new(
+            ErrorKind::NotModified,
+            format!("{key:?} is still {current}"),
+        ));
     }
     Ok(())
 }
 
-/// The conditions of a read. Google's are on generations; that a version is *not* the current one is asked by the caller.
+/// The conditions of a read. Google's are on generations; that a version is *not* the current one
+/// is asked by the caller.
 pub(crate) fn conditions(dialect: Dialect, request: &GetRequest) -> Result<HeaderMap> {
     let mut h = HeaderMap::new();
     if dialect == Dialect::Google {
         if let Some(etag) = &request.if_match {
-            h.insert(google::GENERATION_MATCH, headers::value("If-Match", google::generation(etag)?)?);
+            h.insert(
+                google::GENERATION_MATCH,
+                headers::value("If-Match", google::generation(etag)?)?,
+            );
         }
         // Else objects stored as gzip are unpacked on the way.
-        h.insert(http::header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        h.insert(
+            http::header::ACCEPT_ENCODING,
+            HeaderValue::from_static("gzip"),
+        );
         return Ok(h);
     }
     if let Some(etag) = &request.if_match {
@@ -169,37 +240,66 @@ impl Origin for S3Origin {
             }
             h.insert(RANGE, headers::range(range));
         }
-        let answer = match self.client.send(Call::new(Method::GET, site).headers(h)).await {
-            Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable && request.range.as_ref().is_some_and(|r| r.start == 0) => {
+        let answer = match self
+            .client
+            .send(Call::new(Method::GET, site).headers(h))
+            .await
+        {
+            Err(e)
+                if e.kind() == ErrorKind::RangeNotSatisfiable
+                    && request.range.as_ref().is_some_and(|r| r.start == 0) =>
+            {
                 return self.get_nothing(key, &request, 0).await;
             }
             other => other?,
         };
-        let (meta, range) = headers::meta_and_range(self.client.dialect(), site, answer.status(), answer.headers())?;
+        let (meta, range) = headers::meta_and_range(
+            self.client.dialect(),
+            site,
+            answer.status(),
+            answer.headers(),
+        )?;
         is_object(&meta, site)?;
         get_checks(&meta, &request, key)?;
         match &request.range {
             // Some services answer 200 to a range that covers the object.
             Some(asked) if range.start != asked.start || range.end > asked.end => {
-                return Err(Error::corrupt(format!("get {key:?} at {}: asked for bytes {asked:?}, got {range:?}", self.description))
-                    .hint("the origin, or a proxy before it, does not answer ranges rightly"));
+                return Err(Error::corrupt(format!(
+                    "get {key:?} at {}: asked for bytes {asked:?}, got {range:?}",
+                    self.description
+                ))
+                .hint("the origin, or a proxy before it, does not answer ranges rightly"));
             }
             _ => {}
         }
         let length = range.end - range.start;
         let what = format!("get {key:?} at {}", self.description);
-        Ok(GetResponse { meta, range, body: exact(body_of(site, answer), length, what) })
+        Ok(GetResponse {
+            meta,
+            range,
+            body: exact(body_of(site, answer), length, what),
+        })
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
         if self.client.dialect() == Dialect::Google {
             return self.google_list(request).await;
         }
-        let site = Site { origin: &self.description, operation: "list", key: "" };
+        let site = Site {
+            origin: &self.description,
+            operation: "list",
+            key: "",
+        };
         let mut call = Call::new(Method::GET, site)
             .query("list-type", "2")
             .query("encoding-type", "url")
-            .query("max-keys", request.max_keys.clamp(1, limits::LIST_PAGE_MAX_KEYS).to_string());
+            .query(
+                "max-keys",
+                request
+                    .max_keys
+                    .clamp(1, limits::LIST_PAGE_MAX_KEYS)
+                    .to_string(),
+            );
         if !request.prefix.is_empty() {
             call = call.query("prefix", request.prefix);
         }
@@ -212,23 +312,36 @@ impl Origin for S3Origin {
             (None, None) => {}
         }
         let answer = self.client.send(call).await?;
-        xml::parse_list(&self.document(site, answer).await?).map_err(|e| e.context(format_args!("list at {}", self.description)))
+        xml::parse_list(&self.document(site, answer).await?)
+            .map_err(|e| e.context(format_args!("list at {}", self.description)))
     }
 
-    async fn put(&self, key: &str, request: PutRequest, size: Option<u64>, body: ByteStream) -> Result<PutResponse> {
+    async fn put(
+        &self,
+        key: &str,
+        request: PutRequest,
+        size: Option<u64>,
+        body: ByteStream,
+    ) -> Result<PutResponse> {
         match size {
             Some(n) if n <= SIGNED_BODY_MAX_BYTES => {
                 let what = format!("the body of put {key:?}");
                 let bytes = body::collect(exact(body, n, what), n).await?;
                 self.put_one(key, &request, bytes).await
             }
-            _ if self.client.dialect() == Dialect::Google => self.google_stream(key, &request, size, body).await,
+            _ if self.client.dialect() == Dialect::Google => {
+                self.google_stream(key, &request, size, body).await
+            }
             _ => assemble::put_in_parts(self, key, request, size, body).await,
         }
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        match self.client.send(Call::new(Method::DELETE, self.site("delete", key))).await {
+        match self
+            .client
+            .send(Call::new(Method::DELETE, self.site("delete", key)))
+            .await
+        {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other.map(drop),
         }
@@ -236,83 +349,155 @@ impl Origin for S3Origin {
 
     async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
         if request.condition != PutCondition::Always {
-            return Err(Error::unsupported(format!("a conditional copy at {}", self.description))
-                .hint("read the object and write it with the condition"));
+            return Err(
+                Error::unsupported(format!("a conditional copy at {}", self.description))
+                    .hint("read the object and write it with the condition"),
+            );
         }
         if self.client.dialect() == Dialect::Google {
             return self.google_copy(from, to, &request).await;
         }
         let site = self.site("copy", to);
         let mut h = headers::attributes(self.client.dialect(), &request.attributes)?;
-        h.insert("x-amz-copy-source", headers::value("x-amz-copy-source", &self.client.copy_source(from))?);
+        h.insert(
+            "x-amz-copy-source",
+            headers::value("x-amz-copy-source", &self.client.copy_source(from))?,
+        );
         if request.attributes != Default::default() {
-            h.insert("x-amz-metadata-directive", HeaderValue::from_static("REPLACE"));
+            h.insert(
+                "x-amz-metadata-directive",
+                HeaderValue::from_static("REPLACE"),
+            );
         }
-        let answer = match self.client.send(Call::new(Method::PUT, site).headers(h)).await {
+        let answer = match self
+            .client
+            .send(Call::new(Method::PUT, site).headers(h))
+            .await
+        {
             // Copies of more than 5 GiB are refused by S3 as a bad request.
-            Err(e) if e.kind() == ErrorKind::Invalid && e.message().contains("larger than the maximum") => {
+            Err(e)
+                if e.kind() == ErrorKind::Invalid
+                    && e.message().contains("larger than the maximum") =>
+            {
                 return Err(e.with_kind(ErrorKind::Unsupported));
             }
             other => other?,
         };
         let text = self.document(site, answer).await?;
-        Ok(PutResponse { etag: xml::field(&text, "CopyObjectResult", "ETag").map_err(|e| e.context(format_args!("copy {to:?}")))? })
+        Ok(PutResponse {
+            etag: xml::field(&text, "CopyObjectResult", "ETag")
+                .map_err(|e| e.context(format_args!("copy {to:?}")))?,
+        })
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
         if request.condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
-            return Err(Error::unsupported(format!("a conditional upload in parts at {}", self.description))
-                .hint(format!("conditions need one request there: at most {} MiB", SIGNED_BODY_MAX_BYTES >> 20)));
+            return Err(Error::unsupported(format!(
+                "a conditional upload in parts at {}",
+                self.description
+            ))
+            .hint(format!(
+                "conditions need one request there: at most {} MiB",
+                SIGNED_BODY_MAX_BYTES >> 20
+            )));
         }
         let site = self.site("create an upload of", key);
-        let call =
-            Call::new(Method::POST, site).query("uploads", "").headers(headers::attributes(self.client.dialect(), &request.attributes)?);
+        let call = Call::new(Method::POST, site)
+            .query("uploads", "")
+            .headers(headers::attributes(
+                self.client.dialect(),
+                &request.attributes,
+            )?);
         let answer = self.client.send(call).await?;
         let text = self.document(site, answer).await?;
         let id = xml::field(&text, "InitiateMultipartUploadResult", "UploadId")?
             .filter(|id| !id.is_empty())
-            .ok_or_else(|| Error::corrupt(format!("create an upload at {}: the answer has no id", self.description)))?;
+            .ok_or_else(|| {
+                Error::corrupt(format!(
+                    "create an upload at {}: the answer has no id",
+                    self.description
+                ))
+            })?;
         Ok(match request.condition {
             PutCondition::Always => id,
             PutCondition::IfAbsent => format!("fb-absent.{id}"),
-            PutCondition::IfMatch(etag) => format!("fb-match.{}.{id}", URL_SAFE_NO_PAD.encode(etag)),
+            PutCondition::IfMatch(etag) => {
+                format!("fb-match.{}.{id}", URL_SAFE_NO_PAD.encode(etag))
+            }
         })
     }
 
-    async fn upload_part(&self, key: &str, upload: &str, number: u32, size: u64, body: ByteStream) -> Result<UploadedPart> {
+    async fn upload_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        size: u64,
+        body: ByteStream,
+    ) -> Result<UploadedPart> {
         let site = self.site("upload a part of", key);
         let body = exact(body, size, format!("part {number} of {key:?}"));
-        let payload =
-            if size <= SIGNED_BODY_MAX_BYTES { Payload::Bytes(body::collect(body, size).await?) } else { Payload::Stream(size, body) };
+        let payload = if size <= SIGNED_BODY_MAX_BYTES {
+            Payload::Bytes(body::collect(body, size).await?)
+        } else {
+            Payload::Stream(size, body)
+        };
         let (_, id) = split_upload(upload)?;
-        let call = Call::new(Method::PUT, site).query("partNumber", number.to_string()).query("uploadId", id).payload(payload);
+        let call = Call::new(Method::PUT, site)
+            .query("partNumber", number.to_string())
+            .query("uploadId", id)
+            .payload(payload);
         let answer = self.client.send(call).await?;
-        let etag = headers::etag(Dialect::Amazon, answer.headers())
-            .ok_or_else(|| Error::corrupt(format!("part {number} of {key:?} at {}: the answer has no ETag", self.description)))?;
+        let etag = headers::etag(Dialect::Amazon, answer.headers()).ok_or_else(|| {
+            Error::corrupt(format!(
+                "part {number} of {key:?} at {}: the answer has no ETag",
+                self.description
+            ))
+        })?;
         Ok(UploadedPart { number, etag, size })
     }
 
-    async fn complete_upload(&self, key: &str, upload: &str, parts: Vec<UploadedPart>) -> Result<PutResponse> {
+    async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
         let site = self.site("complete the upload of", key);
         let (condition, id) = split_upload(upload)?;
         let mut h = HeaderMap::new();
         match &condition {
             PutCondition::Always => {}
             PutCondition::IfAbsent => drop(h.insert(IF_NONE_MATCH, HeaderValue::from_static("*"))),
-            PutCondition::IfMatch(etag) => drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?)),
+            PutCondition::IfMatch(etag) => {
+                drop(h.insert(IF_MATCH, headers::value("If-Match", etag)?))
+            }
         }
         let body = Payload::Bytes(Bytes::from(xml::complete_body(&parts)));
-        let call = Call::new(Method::POST, site).query("uploadId", id).headers(h).payload(body);
-        let answer = self.client.send(call).await.map_err(|e| unmet(e, &condition))?;
-        let generation = (self.client.dialect() == Dialect::Google).then(|| headers::etag(Dialect::Google, answer.headers())).flatten();
+        let call = Call::new(Method::POST, site)
+            .query("uploadId", id)
+            .headers(h)
+            .payload(body);
+        let answer = self
+            .client
+            .send(call)
+            .await
+            .map_err(|e| unmet(e, &condition))?;
+        let generation = (self.client.dialect() == Dialect::Google)
+            .then(|| headers::etag(Dialect::Google, answer.headers()))
+            .flatten();
         let text = self.document(site, answer).await?;
-        let etag = xml::field(&text, "CompleteMultipartUploadResult", "ETag").map_err(|e| e.context(format_args!("complete {key:?}")))?;
-        Ok(PutResponse { etag: generation.or(etag) })
+        let etag = xml::field(&text, "CompleteMultipartUploadResult", "ETag")
+            .map_err(|e| e.context(format_args!("complete {key:?}")))?;
+        Ok(PutResponse {
+            etag: generation.or(etag),
+        })
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
         let (_, id) = split_upload(upload)?;
-        let call = Call::new(Method::DELETE, self.site("abort the upload of", key)).query("uploadId", id);
+        let call =
+            Call::new(Method::DELETE, self.site("abort the upload of", key)).query("uploadId", id);
         match self.client.send(call).await {
             // Aborted or completed before: there is nothing left to remove.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -325,8 +510,14 @@ fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
     if let Some(id) = upload.strip_prefix("fb-absent.") {
         return Ok((PutCondition::IfAbsent, id));
     }
-    if let Some((etag, id)) = upload.strip_prefix("fb-match.").and_then(|rest| rest.split_once('.')) {
-        let etag = URL_SAFE_NO_PAD.decode(etag).ok().and_then(|e| String::from_utf8(e).ok());
+    if let Some((etag, id)) = upload
+        .strip_prefix("fb-match.")
+        .and_then(|rest| rest.split_once('.'))
+    {
+        let etag = URL_SAFE_NO_PAD
+            .decode(etag)
+            .ok()
+            .and_then(|e| String::from_utf8(e).ok());
         return match etag {
             Some(etag) => Ok((PutCondition::IfMatch(etag), id)),
             None => Err(Error::invalid("this is not an upload id of this origin")),
@@ -340,13 +531,22 @@ impl S3Endpoint {
     /// The names of all buckets that the credentials may see.
     pub(crate) async fn list_buckets(&self) -> Result<Vec<String>> {
         let description = self.describe();
-        let site = Site { origin: &description, operation: "list the buckets", key: "" };
+        let site = Site {
+            origin: &description,
+            operation: "list the buckets",
+            key: "",
+        };
         let client = self.client(Address::Service)?;
         let answer = client.send(Call::new(Method::GET, site)).await?;
         if answer.status() != StatusCode::OK {
-            return Err(Error::unsupported(format!("listing the buckets of {description}")));
+            return Err(Error::unsupported(format!(
+                "listing the buckets of {description}"
+            )));
         }
-        let text = client.transport().text(site, answer, DOCUMENT_MAX_BYTES).await?;
+        let text = client
+            .transport()
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
         xml::parse_buckets(&text)
     }
 }
@@ -357,10 +557,19 @@ mod tests {
 
     #[test]
     fn an_upload_id_carries_its_condition() {
-        assert_eq!(split_upload("abc.d").unwrap(), (PutCondition::Always, "abc.d"));
-        assert_eq!(split_upload("fb-absent.abc").unwrap(), (PutCondition::IfAbsent, "abc"));
+        assert_eq!(
+            split_upload("abc.d").unwrap(),
+            (PutCondition::Always, "abc.d")
+        );
+        assert_eq!(
+            split_upload("fb-absent.abc").unwrap(),
+            (PutCondition::IfAbsent, "abc")
+        );
         let id = format!("fb-match.{}.a.b", URL_SAFE_NO_PAD.encode("\"e.1\""));
-        assert_eq!(split_upload(&id).unwrap(), (PutCondition::IfMatch("\"e.1\"".into()), "a.b"));
+        assert_eq!(
+            split_upload(&id).unwrap(),
+            (PutCondition::IfMatch("\"e.1\"".into()), "a.b")
+        );
         assert!(split_upload("fb-match.!!.x").is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! The documents of the S3 protocol that this origin reads and writes: listings, uploads, copies.
 //!
-//! Listings ask for `encoding-type=url`, because a key may hold characters that XML cannot. Not every server obeys: the answer's own
-//! `EncodingType` decides whether names are decoded.
+//! Listings ask for `encoding-type=url`, because a key may hold characters that XML cannot. Not
+//! every server obeys: the answer's own `EncodingType` decides whether names are decoded.
 
 use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument};
 use forebay_core::{Error, Result, name::shorten};
@@ -17,9 +17,11 @@ enum Meet<'a> {
 /// The documents that are read here are at most this deep; the work is proportional to it.
 const DEPTH_MAX: usize = 32;
 
-/// Goes through a document once, in order. Namespaces are ignored; text is kept as it is, spaces included.
+/// Goes through a document once, in order. Namespaces are ignored; text is kept as it is, spaces
+/// included.
 fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
-    let bad = |e: String| Error::corrupt(format!("the origin's answer is not XML: {}", shorten(&e)));
+    let bad =
+        |e: String| Error::corrupt(format!("the origin's answer is not XML: {}", shorten(&e)));
     let mut reader = Reader::from_str(text);
     let mut path = String::new();
     let mut current = String::new();
@@ -40,7 +42,10 @@ fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
                 meet(Meet::Open(&path));
             }
             Event::Empty(e) => {
-                let inner = format!("{path}/{}", String::from_utf8_lossy(e.local_name().as_ref()));
+                let inner = format!(
+                    "{path}/{}",
+                    String::from_utf8_lossy(e.local_name().as_ref())
+                );
                 meet(Meet::Open(&inner));
                 meet(Meet::Text(&inner, String::new()));
                 leaf = false;
@@ -49,7 +54,9 @@ fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
             Event::CData(e) => current.push_str(&e.decode().map_err(|e| bad(e.to_string()))?),
             Event::GeneralRef(e) => {
                 let name = e.decode().map_err(|e| bad(e.to_string()))?;
-                let resolved = quick_xml::escape::unescape(&format!("&{name};")).map(|s| s.into_owned()).map_err(|e| bad(e.to_string()))?;
+                let resolved = quick_xml::escape::unescape(&format!("&{name};"))
+                    .map(|s| s.into_owned())
+                    .map_err(|e| bad(e.to_string()))?;
                 current.push_str(&resolved);
             }
             Event::End(_) => {
@@ -73,7 +80,12 @@ fn url_decode(text: &str) -> Result<String> {
     percent_encoding::percent_decode_str(&spaced)
         .decode_utf8()
         .map(|s| s.into_owned())
-        .map_err(|_| Error::corrupt(format!("the origin lists a name that is not UTF-8: {:?}", shorten(text))))
+        .map_err(|_| {
+            Error::corrupt(format!(
+                "the origin lists a name that is not UTF-8: {:?}",
+                shorten(text)
+            ))
+        })
 }
 
 /// A `ListBucketResult` of ListObjectsV2.
@@ -92,7 +104,10 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
         Meet::Open("ListBucketResult") => seen = true,
         Meet::Open("ListBucketResult/Contents") => entries.push(Raw::default()),
         Meet::Open(_) => {}
-        Meet::Text(path, value) => match (path.strip_prefix("ListBucketResult/").unwrap_or_default(), entries.last_mut()) {
+        Meet::Text(path, value) => match (
+            path.strip_prefix("ListBucketResult/").unwrap_or_default(),
+            entries.last_mut(),
+        ) {
             ("Contents/Key", Some(entry)) => entry.key = value,
             ("Contents/Size", Some(entry)) => entry.size = value,
             ("Contents/ETag", Some(entry)) => entry.etag = value,
@@ -111,44 +126,75 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
     let mut page = ListPage::default();
     for raw in entries {
         let size = raw.size.trim().parse();
-        let size =
-            size.map_err(|_| Error::corrupt(format!("the origin lists {:?} with the size {:?}", shorten(&raw.key), shorten(&raw.size))))?;
-        let last_modified_ms = chrono::DateTime::parse_from_rfc3339(raw.modified.trim()).map(|t| t.timestamp_millis()).unwrap_or(0);
-        page.entries.push(ListEntry { key: decode(raw.key)?, size, etag: Some(raw.etag).filter(|e| !e.is_empty()), last_modified_ms });
+        let size = size.map_err(|_| {
+            Error::corrupt(format!(
+                "the origin lists {:?} with the size {:?}",
+                shorten(&raw.key),
+                shorten(&raw.size)
+            ))
+        })?;
+        let last_modified_ms = chrono::DateTime::parse_from_rfc3339(raw.modified.trim())
+            .map(|t| t.timestamp_millis())
+            .unwrap_or(0);
+        page.entries.push(ListEntry {
+            key: decode(raw.key)?,
+            size,
+            etag: Some(raw.etag).filter(|e| !e.is_empty()),
+            last_modified_ms,
+        });
     }
     page.prefixes = prefixes.into_iter().map(decode).collect::<Result<_>>()?;
     if truncated {
-        page.next_token = Some(token.ok_or_else(|| Error::corrupt("the origin's listing is truncated but has no continuation token"))?);
+        page.next_token = Some(token.ok_or_else(|| {
+            Error::corrupt("the origin's listing is truncated but has no continuation token")
+        })?);
     }
     Ok(page)
 }
 
 /// Entries, prefixes and the marker of the next chunk, of Azure's `EnumerationResults`.
-pub(crate) fn parse_azure_list(text: &str) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
+pub(crate) fn parse_azure_list(
+    text: &str,
+) -> Result<(Vec<ListEntry>, Vec<String>, Option<String>)> {
     let mut entries: Vec<ListEntry> = Vec::new();
     let (mut prefixes, mut marker, mut seen, mut bad) = (Vec::new(), None, false, None);
     walk(text, |met| match met {
         Meet::Open("EnumerationResults") => seen = true,
         Meet::Open("EnumerationResults/Blobs/Blob") => {
-            entries.push(ListEntry { key: String::new(), size: 0, etag: None, last_modified_ms: 0 });
+            entries.push(ListEntry {
+                key: String::new(),
+                size: 0,
+                etag: None,
+                last_modified_ms: 0,
+            });
         }
         Meet::Open(_) => {}
-        Meet::Text(path, value) => match (path.strip_prefix("EnumerationResults/").unwrap_or_default(), entries.last_mut()) {
+        Meet::Text(path, value) => match (
+            path.strip_prefix("EnumerationResults/").unwrap_or_default(),
+            entries.last_mut(),
+        ) {
             ("Blobs/Blob/Name", Some(e)) => e.key = value,
             ("Blobs/Blob/Properties/Content-Length", Some(e)) => match value.trim().parse() {
                 Ok(size) => e.size = size,
                 Err(_) => bad = Some(value),
             },
             // Without quotes here, with quotes in headers.
-            ("Blobs/Blob/Properties/Etag", Some(e)) => e.etag = Some(format!("\"{}\"", value.trim_matches('"'))),
-            ("Blobs/Blob/Properties/Last-Modified", Some(e)) => e.last_modified_ms = http_date(&value),
+            ("Blobs/Blob/Properties/Etag", Some(e)) => {
+                e.etag = Some(format!("\"{}\"", value.trim_matches('"')))
+            }
+            ("Blobs/Blob/Properties/Last-Modified", Some(e)) => {
+                e.last_modified_ms = http_date(&value)
+            }
             ("Blobs/BlobPrefix/Name", _) => prefixes.push(value),
             ("NextMarker", _) => marker = Some(value).filter(|m| !m.is_empty()),
             _ => {}
         },
     })?;
     match bad {
-        Some(size) => Err(Error::corrupt(format!("the origin lists a size of {:?}", shorten(&size)))),
+        Some(size) => Err(Error::corrupt(format!(
+            "the origin lists a size of {:?}",
+            shorten(&size)
+        ))),
         None if seen => Ok((entries, prefixes, marker)),
         None => Err(not_expected("an EnumerationResults", text)),
     }
@@ -171,7 +217,10 @@ pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
             Some((_, rest)) => &rest[rest.find('/')?..],
             None => href,
         };
-        percent_encoding::percent_decode_str(path).decode_utf8().ok().map(|s| s.into_owned())
+        percent_encoding::percent_decode_str(path)
+            .decode_utf8()
+            .ok()
+            .map(|s| s.into_owned())
     };
     let own = path_of(own).unwrap_or_default();
     let mut entries: Vec<(DavEntry, bool)> = Vec::new();
@@ -179,7 +228,15 @@ pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
     walk(text, |met| match met {
         Meet::Open("multistatus") => seen = true,
         Meet::Open("multistatus/response") => {
-            entries.push((DavEntry { name: String::new(), size: 0, etag: None, last_modified_ms: 0 }, false));
+            entries.push((
+                DavEntry {
+                    name: String::new(),
+                    size: 0,
+                    etag: None,
+                    last_modified_ms: 0,
+                },
+                false,
+            ));
         }
         Meet::Open("multistatus/response/propstat/prop/resourcetype/collection") => {
             if let Some(last) = entries.last_mut() {
@@ -187,11 +244,21 @@ pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
             }
         }
         Meet::Open(_) => {}
-        Meet::Text(path, value) => match (path.strip_prefix("multistatus/response/").unwrap_or_default(), entries.last_mut()) {
+        Meet::Text(path, value) => match (
+            path.strip_prefix("multistatus/response/")
+                .unwrap_or_default(),
+            entries.last_mut(),
+        ) {
             ("href", Some((e, _))) => e.name = value.trim().to_owned(),
-            ("propstat/prop/getcontentlength", Some((e, _))) => e.size = value.trim().parse().unwrap_or(0),
-            ("propstat/prop/getetag", Some((e, _))) => e.etag = Some(value.trim().to_owned()).filter(|t| !t.is_empty()),
-            ("propstat/prop/getlastmodified", Some((e, _))) => e.last_modified_ms = http_date(&value),
+            ("propstat/prop/getcontentlength", Some((e, _))) => {
+                e.size = value.trim().parse().unwrap_or(0)
+            }
+            ("propstat/prop/getetag", Some((e, _))) => {
+                e.etag = Some(value.trim().to_owned()).filter(|t| !t.is_empty())
+            }
+            ("propstat/prop/getlastmodified", Some((e, _))) => {
+                e.last_modified_ms = http_date(&value)
+            }
             _ => {}
         },
     })?;
@@ -200,20 +267,29 @@ pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
     }
     let mut out = Vec::new();
     for (mut entry, is_directory) in entries {
-        let Some(name) = path_of(&entry.name).and_then(|p| p.strip_prefix(own.as_str()).map(|n| n.trim_end_matches('/').to_owned())) else {
+        let Some(name) = path_of(&entry.name).and_then(|p| {
+            p.strip_prefix(own.as_str())
+                .map(|n| n.trim_end_matches('/').to_owned())
+        }) else {
             continue;
         };
         if name.is_empty() || name.contains('/') || name.chars().any(char::is_control) {
             continue;
         }
-        entry.name = if is_directory { format!("{name}/") } else { name };
+        entry.name = if is_directory {
+            format!("{name}/")
+        } else {
+            name
+        };
         out.push(entry);
     }
     Ok(out)
 }
 
 fn http_date(text: &str) -> i64 {
-    chrono::DateTime::parse_from_rfc2822(text.trim()).map(|t| t.timestamp_millis()).unwrap_or(0)
+    chrono::DateTime::parse_from_rfc2822(text.trim())
+        .map(|t| t.timestamp_millis())
+        .unwrap_or(0)
 }
 
 /// The names in a `ListAllMyBucketsResult`.
@@ -225,10 +301,15 @@ pub(crate) fn parse_buckets(text: &str) -> Result<Vec<String>> {
         Meet::Text("ListAllMyBucketsResult/Buckets/Bucket/Name", value) => names.push(value),
         _ => {}
     })?;
-    if seen { Ok(names) } else { Err(not_expected("a ListAllMyBucketsResult", text)) }
+    if seen {
+        Ok(names)
+    } else {
+        Err(not_expected("a ListAllMyBucketsResult", text))
+    }
 }
 
-/// The text of one element of an answer such as `InitiateMultipartUploadResult`; an `Error` document in a 200 answer is that error.
+/// The text of one element of an answer such as `InitiateMultipartUploadResult`; an `Error`
+/// document in a 200 answer is that error.
 pub(crate) fn field(text: &str, root: &str, name: &str) -> Result<Option<String>> {
     let mut found = None;
     let mut seen = false;
@@ -238,28 +319,42 @@ pub(crate) fn field(text: &str, root: &str, name: &str) -> Result<Option<String>
         Meet::Text(path, value) if path == wanted => found = Some(value),
         Meet::Text(..) => {}
     })?;
-    if seen { Ok(found) } else { Err(not_expected(root, text)) }
+    if seen {
+        Ok(found)
+    } else {
+        Err(not_expected(root, text))
+    }
 }
 
 fn not_expected(what: &str, text: &str) -> Error {
     let doc = ErrorDocument::parse(text);
     if doc.code.is_empty() {
         let start: String = text.chars().take(80).filter(|c| !c.is_control()).collect();
-        Error::corrupt(format!("the origin's answer is not {what}: {start:?}")).hint("check that the endpoint is an S3 service")
+        Error::corrupt(format!("the origin's answer is not {what}: {start:?}"))
+            .hint("check that the endpoint is an S3 service")
     } else {
-        Error::origin_unavailable(format!("the origin failed late: {} {}", shorten(&doc.code), shorten(&doc.message)))
+        Error::origin_unavailable(format!(
+            "the origin failed late: {} {}",
+            shorten(&doc.code),
+            shorten(&doc.message)
+        ))
     }
 }
 
 /// The body of CompleteMultipartUpload.
 pub(crate) fn complete_body(parts: &[UploadedPart]) -> String {
     use std::fmt::Write;
-    let mut s = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+    let mut s =
+        String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
     for p in parts {
         // Quotes stay as they are: Google does not read &quot;.
         let etag = quick_xml::escape::partial_escape(p.etag.as_str());
         // Writing to a String cannot fail.
-        let _ = write!(s, "<Part><PartNumber>{}</PartNumber><ETag>{etag}</ETag></Part>", p.number);
+        let _ = write!(
+            s,
+            "<Part><PartNumber>{}</PartNumber><ETag>{etag}</ETag></Part>",
+            p.number
+        );
     }
     s.push_str("</CompleteMultipartUpload>");
     s
@@ -279,22 +374,37 @@ mod tests {
             <CommonPrefixes><Prefix>p%20q/</Prefix></CommonPrefixes></ListBucketResult>"#,
         )
         .unwrap();
-        let keys: Vec<_> = page.entries.iter().map(|e| (e.key.as_str(), e.size, e.etag.as_deref())).collect();
-        assert_eq!(keys, [("a b+c&d", 7, Some("\"e\"")), ("dir/", 0, Some("\"f\""))]);
+        let keys: Vec<_> = page
+            .entries
+            .iter()
+            .map(|e| (e.key.as_str(), e.size, e.etag.as_deref()))
+            .collect();
+        assert_eq!(
+            keys,
+            [("a b+c&d", 7, Some("\"e\"")), ("dir/", 0, Some("\"f\""))]
+        );
         assert_eq!(page.entries[0].last_modified_ms, 1_704_164_645_678);
-        assert_eq!((page.prefixes, page.next_token.as_deref()), (vec!["p q/".to_owned()], Some("t/1=")));
+        assert_eq!(
+            (page.prefixes, page.next_token.as_deref()),
+            (vec!["p q/".to_owned()], Some("t/1="))
+        );
     }
 
     #[test]
     fn names_that_are_not_encoded_are_taken_as_they_are() {
-        let page =
-            parse_list("<ListBucketResult><Contents><Key> a+%41 &lt;&#x26;&amp;amp; </Key><Size>1</Size></Contents></ListBucketResult>")
-                .unwrap();
+        let page = parse_list(
+            "<ListBucketResult><Contents><Key> a+%41 &lt;&#x26;&amp;amp; \
+                </Key><Size>1</Size></Contents></ListBucketResult>",
+        )
+        .unwrap();
         assert_eq!(page.entries[0].key, " a+%41 <&&amp; ");
         assert!(parse_list("<html><body>hello</body></html>").is_err());
         let deep = format!("<ListBucketResult>{}", "<a>".repeat(100_000));
         assert!(parse_list(&deep).unwrap_err().to_string().contains("deep"));
-        assert!(parse_list("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>").is_err());
+        assert!(
+            parse_list("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
+                .is_err()
+        );
         assert!(parse_list("<ListBucketResult><Contents><Key>a</Key><Size>x</Size></Contents></ListBucketResult>").is_err());
     }
 
@@ -307,9 +417,17 @@ mod tests {
         .unwrap();
         assert_eq!(
             entries,
-            [ListEntry { key: "a&b/c".into(), size: 5, etag: Some("\"0x8D\"".into()), last_modified_ms: 1_704_164_645_000 }]
+            [ListEntry {
+                key: "a&b/c".into(),
+                size: 5,
+                etag: Some("\"0x8D\"".into()),
+                last_modified_ms: 1_704_164_645_000
+            }]
         );
-        assert_eq!((prefixes, marker.as_deref()), (vec!["d/".to_owned()], Some("m")));
+        assert_eq!(
+            (prefixes, marker.as_deref()),
+            (vec!["d/".to_owned()], Some("m"))
+        );
         assert!(parse_azure_list("<Error><Code>x</Code></Error>").is_err());
     }
 
@@ -329,9 +447,19 @@ mod tests {
 
     #[test]
     fn an_error_in_a_success_is_an_error() {
-        let e = field("<Error><Code>InternalError</Code><Message>m</Message></Error>", "CopyObjectResult", "ETag").unwrap_err();
+        let e = field(
+            "<Error><Code>InternalError</Code><Message>m</Message></Error>",
+            "CopyObjectResult",
+            "ETag",
+        )
+        .unwrap_err();
         assert!(e.to_string().contains("InternalError"), "{e}");
-        let ok = field("<CopyObjectResult><ETag>\"x\"</ETag></CopyObjectResult>", "CopyObjectResult", "ETag").unwrap();
+        let ok = field(
+            "<CopyObjectResult><ETag>\"x\"</ETag></CopyObjectResult>",
+            "CopyObjectResult",
+            "ETag",
+        )
+        .unwrap();
         assert_eq!(ok.as_deref(), Some("\"x\""));
     }
 }

@@ -1,5 +1,6 @@
-//! What gives out credentials inside of Amazon's and Google's clouds, as documented, in one small server: the instance metadata (version 2 only), the
-//! container's service, STS, Google's metadata; and an S3 that checks nothing but who asks, and records it.
+//! What gives out credentials inside of Amazon's and Google's clouds, as documented, in one small
+//! server: the instance metadata (version 2 only), the container's service, STS, Google's metadata;
+//! and an S3 that checks nothing but who asks, and records it.
 //!
 //! Every request is recorded, so that a test can say what was sent, and what was not.
 
@@ -25,7 +26,12 @@ pub struct Issued {
 
 impl Issued {
     pub fn new(key_id: &str, secret: &str) -> Self {
-        Self { key_id: key_id.to_owned(), secret: secret.to_owned(), token: None, lifetime: Duration::from_secs(3600) }
+        Self {
+            key_id: key_id.to_owned(),
+            secret: secret.to_owned(),
+            token: None,
+            lifetime: Duration::from_secs(3600),
+        }
     }
 
     pub fn lifetime(self, lifetime: Duration) -> Self {
@@ -33,7 +39,10 @@ impl Issued {
     }
 
     pub fn token(self, token: &str) -> Self {
-        Self { token: Some(token.to_owned()), ..self }
+        Self {
+            token: Some(token.to_owned()),
+            ..self
+        }
     }
 
     fn ends(&self) -> String {
@@ -42,7 +51,11 @@ impl Issued {
     }
 
     fn json(&self) -> String {
-        let token = self.token.as_ref().map(|t| format!(r#""Token":"{t}","#)).unwrap_or_default();
+        let token = self
+            .token
+            .as_ref()
+            .map(|t| format!(r#""Token":"{t}","#))
+            .unwrap_or_default();
         format!(
             r#"{{"Code":"Success","Type":"AWS-HMAC","AccessKeyId":"{}","SecretAccessKey":"{}",{token}"Expiration":"{}"}}"#,
             self.key_id,
@@ -52,7 +65,11 @@ impl Issued {
     }
 
     fn xml(&self, action: &str) -> String {
-        let token = self.token.as_ref().map(|t| format!("<SessionToken>{t}</SessionToken>")).unwrap_or_default();
+        let token = self
+            .token
+            .as_ref()
+            .map(|t| format!("<SessionToken>{t}</SessionToken>"))
+            .unwrap_or_default();
         format!(
             "<{action}Response xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\"><{action}Result><AssumedRoleUser><Arn>a</Arn></AssumedRoleUser>\
              <Credentials><AccessKeyId>{}</AccessKeyId><SecretAccessKey>{}</SecretAccessKey>{token}\
@@ -92,12 +109,18 @@ impl Recorded {
 
     /// A field of a form.
     pub fn field(&self, name: &str) -> Option<String> {
-        url::form_urlencoded::parse(self.body.as_bytes()).find(|(n, _)| n == name).map(|(_, v)| v.into_owned())
+        url::form_urlencoded::parse(self.body.as_bytes())
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| v.into_owned())
     }
 
     /// The key id that signed it.
     pub fn signed_by(&self) -> Option<&str> {
-        self.header("authorization")?.split_once("Credential=")?.1.split('/').next()
+        self.header("authorization")?
+            .split_once("Credential=")?
+            .1
+            .split('/')
+            .next()
     }
 }
 
@@ -123,9 +146,14 @@ pub struct AwsServices {
 
 impl AwsServices {
     pub async fn start(issued: Issued) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port on 127.0.0.1");
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a free port on 127.0.0.1");
         let address = format!("http://{}", listener.local_addr().expect("its address"));
-        let state = Arc::new(Mutex::new(State { issued: Some(issued), ..State::default() }));
+        let state = Arc::new(Mutex::new(State {
+            issued: Some(issued),
+            ..State::default()
+        }));
         let shared = state.clone();
         let task = tokio::spawn(async move {
             let mut open = tokio::task::JoinSet::new();
@@ -134,7 +162,11 @@ impl AwsServices {
                 while open.try_join_next().is_some() {}
             }
         });
-        Self { address, state, task }
+        Self {
+            address,
+            state,
+            task,
+        }
     }
 
     /// `http://127.0.0.1:port`.
@@ -192,22 +224,42 @@ async fn read(stream: &mut TcpStream) -> std::io::Result<Recorded> {
     };
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let mut lines = head.lines();
-    let mut first = lines.next().unwrap_or_default().split(' ').map(str::to_owned);
-    let (method, path) = (first.next().unwrap_or_default(), first.next().unwrap_or_default());
-    let headers: BTreeMap<_, _> =
-        lines.filter_map(|l| l.split_once(':')).map(|(n, v)| (n.trim().to_ascii_lowercase(), v.trim().to_owned())).collect();
-    let length: usize = headers.get("content-length").and_then(|v| v.parse().ok()).unwrap_or(0);
+    let mut first = lines
+        .next()
+        .unwrap_or_default()
+        .split(' ')
+        .map(str::to_owned);
+    let (method, path) = (
+        first.next().unwrap_or_default(),
+        first.next().unwrap_or_default(),
+    );
+    let headers: BTreeMap<_, _> = lines
+        .filter_map(|l| l.split_once(':'))
+        .map(|(n, v)| (n.trim().to_ascii_lowercase(), v.trim().to_owned()))
+        .collect();
+    let length: usize = headers
+        .get("content-length")
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(0);
     while bytes.len() < end + length {
         if stream.read_buf(&mut bytes).await? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
     }
     let body = String::from_utf8_lossy(&bytes[end..]).into_owned();
-    Ok(Recorded { at: Utc::now(), method, path, headers, body })
+    Ok(Recorded {
+        at: Utc::now(),
+        method,
+        path,
+        headers,
+        body,
+    })
 }
 
 async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
-    let Ok(request) = read(&mut stream).await else { return };
+    let Ok(request) = read(&mut stream).await else {
+        return;
+    };
     let (status, body) = {
         let mut state = state.lock();
         state.requests.push(request.clone());
@@ -216,8 +268,12 @@ async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     if status == 0 {
         std::future::pending::<()>().await;
     }
-    let extra = "ETag: \"1\"\r\nx-goog-generation: 1\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nMetadata-Flavor: Google\r\n";
-    let head = format!("HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n{extra}\r\n", body.len());
+    let extra = "ETag: \"1\"\r\nx-goog-generation: 1\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 \
+        GMT\r\nMetadata-Flavor: Google\r\n";
+    let head = format!(
+        "HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n{extra}\r\n",
+        body.len()
+    );
     let body = if request.method == "HEAD" { "" } else { &body };
     // A client that has gone is none of this server's business.
     let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
@@ -229,35 +285,62 @@ fn answer(state: &State, request: &Recorded) -> (u16, String) {
     let path = request.path.split('?').next().unwrap_or_default();
     let is_bucket = path.starts_with("/bucket/");
     match &state.trouble {
-        Some(Trouble::Status(status)) if !is_bucket => return (*status, "<html>no</html>".to_owned()),
+        Some(Trouble::Status(status)) if !is_bucket => {
+            return (*status, "<html>no</html>".to_owned());
+        }
         Some(Trouble::Garbage) if !is_bucket => return (200, "\u{1}canary-garbage".to_owned()),
         Some(Trouble::Hangs) if !is_bucket => return (0, String::new()),
         _ => {}
     }
-    let Some(issued) = &state.issued else { return (404, String::new()) };
+    let Some(issued) = &state.issued else {
+        return (404, String::new());
+    };
     let has_session = request.header("x-aws-ec2-metadata-token") == Some("canary-imds-session");
     match (request.method.as_str(), path) {
-        ("PUT", "/latest/api/token") if request.header("x-aws-ec2-metadata-token-ttl-seconds").is_some() => {
+        ("PUT", "/latest/api/token")
+            if request
+                .header("x-aws-ec2-metadata-token-ttl-seconds")
+                .is_some() =>
+        {
             (200, "canary-imds-session".into())
         }
         ("GET", p) if p.starts_with("/latest/") && !has_session => (401, "Unauthorized".into()),
         ("GET", "/latest/meta-data/iam/security-credentials/") => (200, ROLE.into()),
-        ("GET", p) if p == format!("/latest/meta-data/iam/security-credentials/{ROLE}") => (200, issued.json()),
+        ("GET", p) if p == format!("/latest/meta-data/iam/security-credentials/{ROLE}") => {
+            (200, issued.json())
+        }
         ("GET", p) if p.starts_with("/container/") => {
             let sent = request.header("authorization").map(str::to_owned);
             if sent == state.container_token {
                 return (200, issued.json());
             }
-            (403, format!(r#"{{"code":"AccessDenied","message":"not with {}"}}"#, sent.unwrap_or_default()))
+            (
+                403,
+                format!(
+                    r#"{{"code":"AccessDenied","message":"not with {}"}}"#,
+                    sent.unwrap_or_default()
+                ),
+            )
         }
         ("POST", "/") => sts(state, issued, request),
-        ("GET", "/computeMetadata/v1/instance/service-accounts/default/token") if request.header("metadata-flavor") == Some("Google") => {
-            (200, format!(r#"{{"access_token":"{}","expires_in":3600,"token_type":"Bearer"}}"#, issued.secret))
+        ("GET", "/computeMetadata/v1/instance/service-accounts/default/token")
+            if request.header("metadata-flavor") == Some("Google") =>
+        {
+            (
+                200,
+                format!(
+                    r#"{{"access_token":"{}","expires_in":3600,"token_type":"Bearer"}}"#,
+                    issued.secret
+                ),
+            )
         }
         ("GET" | "HEAD", _) if is_bucket => match &state.accepts {
-            Some(id) if request.signed_by() != Some(id) => {
-                (400, "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>".into())
-            }
+            Some(id) if request.signed_by() != Some(id) => (
+                400,
+                "<Error><Code>ExpiredToken</Code><Message>The provided token has \
+                    expired.</Message></Error>"
+                    .into(),
+            ),
             _ => (200, "hello".into()),
         },
         _ => (404, String::new()),
@@ -268,13 +351,21 @@ fn sts(state: &State, issued: &Issued, request: &Recorded) -> (u16, String) {
     let arn = request.field("RoleArn").unwrap_or_default();
     let issued = state.roles.get(&arn).unwrap_or(issued);
     let refuse = |code: &str, message: String| {
-        (403, format!("<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>"))
+        (
+            403,
+            format!(
+                "<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>"
+            ),
+        )
     };
     match request.field("Action").as_deref() {
         Some("AssumeRoleWithWebIdentity") => {
             let sent = request.field("WebIdentityToken");
             if sent != state.web_identity_token {
-                return refuse("InvalidIdentityToken", format!("no good: {}", sent.unwrap_or_default()));
+                return refuse(
+                    "InvalidIdentityToken",
+                    format!("no good: {}", sent.unwrap_or_default()),
+                );
             }
             (200, issued.xml("AssumeRoleWithWebIdentity"))
         }

@@ -12,13 +12,22 @@ pub struct Azurite {
 impl Azurite {
     pub const ACCOUNT: &str = "devstoreaccount1";
     /// The well-known key of every emulator.
-    pub const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+    pub const KEY: &str =
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
     pub async fn start() -> Self {
         let script = installed(cache().join("npm/node_modules/azurite/dist/src/blob/main.js"));
         let server = Server::start("azurite", |port, dir| {
             let mut c = Command::new("node");
-            c.arg(&script).args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string(), "--location"]).arg(dir.join("data"));
+            c.arg(&script)
+                .args([
+                    "--blobHost",
+                    "127.0.0.1",
+                    "--blobPort",
+                    &port.to_string(),
+                    "--location",
+                ])
+                .arg(dir.join("data"));
             c.args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"]);
             c
         })
@@ -44,7 +53,9 @@ impl Azurite {
     /// Makes a container, and gives the configuration for it.
     pub async fn bucket(&self, container: &str) -> OriginConfig {
         let config = self.config(container);
-        crate::azure::create_container(&config, container).await.expect("a container");
+        crate::azure::create_container(&config, container)
+            .await
+            .expect("a container");
         config
     }
 }

@@ -1,7 +1,10 @@
-//! Real servers for tests: started on a free port of 127.0.0.1, stopped when dropped, and gone when the test process is.
+//! Real servers for tests: started on a free port of 127.0.0.1, stopped when dropped, and gone when
+//! the test process is.
 //!
-//! Any crate's tests can use them: `let s3 = testing::VersityGw::start().await; let config = s3.bucket("data").await;`. They are installed by
-//! `tests/servers/install.sh`; a server that is missing or does not start panics with what to do, because a test that did not run must not pass.
+//! Any crate's tests can use them:
+//! `let s3 = testing::VersityGw::start().await; let config = s3.bucket("data").await;`. They are
+//! installed by `tests/servers/install.sh`; a server that is missing or does not start panics with
+//! what to do, because a test that did not run must not pass.
 
 mod aws_services;
 mod azurite;

@@ -31,15 +31,18 @@ impl Nginx {
     async fn launch(dav: bool) -> Self {
         let binary = first_of(&["/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/bin/nginx"]);
         let module = dav.then(|| {
-            first_of(&["/usr/lib/nginx/modules/ngx_http_dav_ext_module.so", "/usr/share/nginx/modules/ngx_http_dav_ext_module.so"])
+            first_of(&[
+                "/usr/lib/nginx/modules/ngx_http_dav_ext_module.so",
+                "/usr/share/nginx/modules/ngx_http_dav_ext_module.so",
+            ])
         });
         let server = Server::start("nginx", |port, dir| {
             std::fs::create_dir(dir.join("www")).expect("a directory for files");
             let d = dir.display();
             let load = module.as_ref().map(|m| format!("load_module {};", m.display())).unwrap_or_default();
             let methods = if dav { "dav_ext_methods PROPFIND;" } else { "" };
-            // Test runs may be root's, whose worker would be another user that cannot read a private directory.
-            // SAFETY: geteuid has no arguments and cannot fail.
+            // Test runs may be root's, whose worker would be another user that cannot read a
+            // private directory. SAFETY: geteuid has no arguments and cannot fail.
             let user = if unsafe { libc::geteuid() } == 0 { "user root;" } else { "" };
             let config = format!(
                 "{load} {user} daemon off; master_process off; pid {d}/pid; error_log {d}/log;\n\
@@ -63,6 +66,9 @@ impl Nginx {
     }
 
     pub fn config(&self) -> OriginConfig {
-        OriginConfig { url: format!("{}/", self.server.address()), ..Default::default() }
+        OriginConfig {
+            url: format!("{}/", self.server.address()),
+            ..Default::default()
+        }
     }
 }

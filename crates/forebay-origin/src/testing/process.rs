@@ -22,7 +22,11 @@ pub struct Server {
 
 /// Where `tests/servers/install.sh` puts things: `$FOREBAY_CACHE`, or `~/.cache/forebay`.
 pub(super) fn cache() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     set("FOREBAY_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("forebay")))
         .or_else(|| Some(set("HOME")?.join(".cache/forebay")))
@@ -31,42 +35,65 @@ pub(super) fn cache() -> PathBuf {
 
 /// An installed file, or a panic that says how to get it.
 pub(super) fn installed(path: PathBuf) -> PathBuf {
-    assert!(path.exists(), "the test server {} is not installed: run tests/servers/install.sh", path.display());
+    assert!(
+        path.exists(),
+        "the test server {} is not installed: run tests/servers/install.sh",
+        path.display()
+    );
     path
 }
 
 /// A port that was free a moment ago.
 pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port on 127.0.0.1").port()
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|l| l.local_addr())
+        .expect("a free port on 127.0.0.1")
+        .port()
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The kernel kills a child with PR_SET_PDEATHSIG when the *thread* that made it ends; test threads come and go, this one stays.
+/// The kernel kills a child with PR_SET_PDEATHSIG when the *thread* that made it ends; test threads
+/// come and go, this one stays.
 fn on_spawner<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     static SPAWNER: OnceLock<Mutex<mpsc::Sender<Job>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (send, receive) = mpsc::channel::<Job>();
-        std::thread::Builder::new().name("test-servers".into()).spawn(move || receive.into_iter().for_each(|job| job())).expect("a thread");
+        std::thread::Builder::new()
+            .name("test-servers".into())
+            .spawn(move || receive.into_iter().for_each(|job| job()))
+            .expect("a thread");
         Mutex::new(send)
     });
     let (send, receive) = mpsc::channel();
     let job: Job = Box::new(move || drop(send.send(f())));
-    spawner.lock().expect("not poisoned").send(job).expect("the thread lives as long as the process");
+    spawner
+        .lock()
+        .expect("not poisoned")
+        .send(job)
+        .expect("the thread lives as long as the process");
     receive.recv().expect("the job answers")
 }
 
 impl Server {
-    /// Starts `command(port, directory)` and waits until the port answers; on another port if that one was taken meanwhile.
+    /// Starts `command(port, directory)` and waits until the port answers; on another port if that
+    /// one was taken meanwhile.
     pub(super) async fn start(name: &str, command: impl Fn(u16, &Path) -> Command) -> Self {
         let mut last = String::new();
         for _ in 0..3 {
-            let directory = tempfile::Builder::new().prefix("forebay-test-").tempdir().expect("a temporary directory");
+            let directory = tempfile::Builder::new()
+                .prefix("forebay-test-")
+                .tempdir()
+                .expect("a temporary directory");
             let port = free_port();
             let log = std::fs::File::create(directory.path().join("log")).expect("a log file");
             let mut command = command(port, directory.path());
-            command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
-            // SAFETY: prctl is safe to call between fork and exec; it touches no memory of the parent.
+            command
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().expect("a second handle"))
+                .stderr(log);
+            // SAFETY: prctl is safe to call between fork and exec; it touches no memory of the
+            // parent.
             unsafe {
                 command.pre_exec(|| {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -74,8 +101,15 @@ impl Server {
                 });
             }
             let child = on_spawner(move || command.spawn());
-            let child = child.unwrap_or_else(|e| panic!("{name} does not start: {e}; run tests/servers/install.sh"));
-            let mut server = Server { child, directory, name: name.to_owned(), port };
+            let child = child.unwrap_or_else(|e| {
+                panic!("{name} does not start: {e}; run tests/servers/install.sh")
+            });
+            let mut server = Server {
+                child,
+                directory,
+                name: name.to_owned(),
+                port,
+            };
             match server.ready().await {
                 Ok(()) => return server,
                 Err(e) => last = e,
@@ -90,12 +124,18 @@ impl Server {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it ended with {status}: {}", self.log()));
             }
-            if tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+            if tokio::net::TcpStream::connect(("127.0.0.1", self.port))
+                .await
+                .is_ok()
+            {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        Err(format!("it does not listen after {START_TIMEOUT:?}: {}", self.log()))
+        Err(format!(
+            "it does not listen after {START_TIMEOUT:?}: {}",
+            self.log()
+        ))
     }
 
     /// The end of what the server has written.

@@ -26,8 +26,18 @@ impl VersityGw {
             let root = dir.join("buckets");
             std::fs::create_dir(&root).expect("a directory for buckets");
             let mut c = Command::new(&binary);
-            c.args(["--access", Self::ACCESS_KEY, "--secret", Self::SECRET_KEY, "--region", Self::REGION, "--keep-alive", "--quiet"]);
-            c.args(["--port", &format!("127.0.0.1:{port}"), "posix"]).arg(root);
+            c.args([
+                "--access",
+                Self::ACCESS_KEY,
+                "--secret",
+                Self::SECRET_KEY,
+                "--region",
+                Self::REGION,
+                "--keep-alive",
+                "--quiet",
+            ]);
+            c.args(["--port", &format!("127.0.0.1:{port}"), "posix"])
+                .arg(root);
             c
         })
         .await;
@@ -43,7 +53,8 @@ impl VersityGw {
         self.server.address()
     }
 
-    /// A configuration for `url` (`s3://bucket/prefix`, or `s3://` for all buckets) with this server's address and keys.
+    /// A configuration for `url` (`s3://bucket/prefix`, or `s3://` for all buckets) with this
+    /// server's address and keys.
     pub fn config(&self, url: &str) -> OriginConfig {
         OriginConfig {
             url: url.to_owned(),
@@ -62,7 +73,11 @@ impl VersityGw {
             .and_then(|e| e.client(Address::Bucket(name.to_owned())))
             .expect("a client");
         let description = client.describe();
-        let site = Site { origin: &description, operation: "create the bucket", key: "" };
+        let site = Site {
+            origin: &description,
+            operation: "create the bucket",
+            key: "",
+        };
         if let Err(e) = client.send(Call::new(Method::PUT, site)).await {
             panic!("{e}: {}", self.server.log());
         }

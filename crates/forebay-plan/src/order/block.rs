@@ -1,18 +1,22 @@
-//! The shuffle `block(k)`: blocks in a random order, rows shuffled within each *group* of `k` blocks that follow each other in it.
+//! The shuffle `block(k)`: blocks in a random order, rows shuffled within each *group* of `k`
+//! blocks that follow each other in it.
 //!
-//! A reader fetches whole blocks and holds `k` of them, in the place of the whole dataset, and still gives out rows from all over it. The blocks are permuted by one
-//! bijection per epoch; block number `j` of that order belongs to group `j / k`; the rows of a group, block by block, are permuted by
-//! a bijection of their own.
+//! A reader fetches whole blocks and holds `k` of them, in the place of the whole dataset, and
+//! still gives out rows from all over it. The blocks are permuted by one bijection per epoch; block
+//! number `j` of that order belongs to group `j / k`; the rows of a group, block by block, are
+//! permuted by a bijection of their own.
 //!
-//! Where a group begins is the sum of the rows before it. With blocks of one size (the last may be shorter) that is arithmetic. Otherwise there are prefix sums over
-//! the groups, 8 bytes each, made once per epoch and kept for the few epochs in use; a position finds its group by binary search.
+//! Where a group begins is the sum of the rows before it. With blocks of one size (the last may be
+//! shorter) that is arithmetic. Otherwise there are prefix sums over the groups, 8 bytes each, made
+//! once per epoch and kept for the few epochs in use; a position finds its group by binary search.
 
 use super::Recent;
 use crate::{Permutation, Shape, key, key::Purpose};
 use forebay_core::{Error, Result, limits};
 use std::{ops::Range, sync::Arc};
 
-/// Epochs whose prefix sums are kept: two that follow each other, for a job at its turn, and for one that is asked about the next.
+/// Epochs whose prefix sums are kept: two that follow each other, for a job at its turn, and for
+/// one that is asked about the next.
 const EPOCHS_KEPT: usize = 2;
 /// Groups that are kept ready: those of a job's own place, of its prefetch, and of others who ask.
 const GROUPS_KEPT: usize = 8;
@@ -36,7 +40,8 @@ struct Epoch {
 
 #[derive(Debug)]
 enum Starts {
-    /// Groups of `rows` rows, but `short`, which has `lacks` fewer, because the last block of the dataset is in it.
+    /// Groups of `rows` rows, but `short`, which has `lacks` fewer, because the last block of the
+    /// dataset is in it.
     Even { rows: u64, short: u64, lacks: u64 },
     /// The first position of each group, and the end of the last.
     Sums(Vec<u64>),
@@ -65,7 +70,12 @@ impl Group {
             Some(rows) => (i / rows) as usize,
             None => self.offsets.partition_point(|&offset| offset <= i) - 1,
         };
-        (at, self.blocks[at].1.wrapping_add(i.wrapping_sub(self.offsets[at])))
+        (
+            at,
+            self.blocks[at]
+                .1
+                .wrapping_add(i.wrapping_sub(self.offsets[at])),
+        )
     }
 }
 
@@ -87,19 +97,32 @@ impl Blocks {
             ))
             .hint("shuffle more blocks at a time"));
         }
-        Ok(Blocks { shape, per_group, seed, source, epochs: Recent::new(EPOCHS_KEPT), groups: Recent::new(GROUPS_KEPT) })
+        Ok(Blocks {
+            shape,
+            per_group,
+            seed,
+            source,
+            epochs: Recent::new(EPOCHS_KEPT),
+            groups: Recent::new(GROUPS_KEPT),
+        })
     }
 
     fn epoch(&self, epoch: u64) -> Arc<Epoch> {
         self.epochs.get(epoch, || {
             let blocks = self.shape.blocks();
-            let order = Permutation::new(blocks, key::derive(self.seed, Purpose::Blocks, self.source, epoch, 0));
+            let order = Permutation::new(
+                blocks,
+                key::derive(self.seed, Purpose::Blocks, self.source, epoch, 0),
+            );
             let starts = match self.shape.as_uniform() {
-                Some((rows, last)) => {
-                    Starts::Even { rows: rows * self.per_group, short: order.position_of(blocks - 1) / self.per_group, lacks: rows - last }
-                }
+                Some((rows, last)) => Starts::Even {
+                    rows: rows * self.per_group,
+                    short: order.position_of(blocks - 1) / self.per_group,
+                    lacks: rows - last,
+                },
                 None => {
-                    let mut starts = Vec::with_capacity(blocks.div_ceil(self.per_group) as usize + 1);
+                    let mut starts =
+                        Vec::with_capacity(blocks.div_ceil(self.per_group) as usize + 1);
                     let (mut place, mut sum) = (0, 0);
                     order.for_each(0..blocks, |block| {
                         if place % self.per_group == 0 {
@@ -120,7 +143,9 @@ impl Blocks {
     fn group_at(&self, epoch: u64, position: u64) -> Arc<Group> {
         let starts = self.epoch(epoch);
         let number = match &starts.starts {
-            Starts::Even { rows, short, lacks } if position >= (short + 1) * rows - lacks => (position + lacks) / rows,
+            Starts::Even { rows, short, lacks } if position >= (short + 1) * rows - lacks => {
+                (position + lacks) / rows
+            }
             Starts::Even { rows, .. } => position / rows,
             Starts::Sums(starts) => starts.partition_point(|&start| start <= position) as u64 - 1,
         };
@@ -130,10 +155,13 @@ impl Blocks {
     fn group(&self, epoch: u64, number: u64, at: &Epoch) -> Arc<Group> {
         self.groups.get((epoch, number), || {
             let start = match &at.starts {
-                Starts::Even { rows, short, lacks } => number * rows - if number > *short { *lacks } else { 0 },
+                Starts::Even { rows, short, lacks } => {
+                    number * rows - if number > *short { *lacks } else { 0 }
+                }
                 Starts::Sums(starts) => starts[number as usize],
             };
-            let places = number * self.per_group..self.shape.blocks().min((number + 1) * self.per_group);
+            let places =
+                number * self.per_group..self.shape.blocks().min((number + 1) * self.per_group);
             let mut blocks = Vec::with_capacity((places.end - places.start) as usize);
             let mut offsets = Vec::with_capacity(blocks.capacity());
             let (mut rows, mut even) = (0, None);
@@ -148,14 +176,25 @@ impl Blocks {
                 offsets.push(rows);
                 rows += size;
             });
-            let order = Permutation::new(rows, key::derive(self.seed, Purpose::Group, self.source, epoch, number));
-            Group { positions: start..start + rows, order, blocks, offsets, even: even.filter(|&size| size > 0) }
+            let order = Permutation::new(
+                rows,
+                key::derive(self.seed, Purpose::Group, self.source, epoch, number),
+            );
+            Group {
+                positions: start..start + rows,
+                order,
+                blocks,
+                offsets,
+                even: even.filter(|&size| size > 0),
+            }
         })
     }
 
     pub fn row_at(&self, epoch: u64, position: u64) -> u64 {
         let group = self.group_at(epoch, position);
-        group.locate(group.order.at(position - group.positions.start)).1
+        group
+            .locate(group.order.at(position - group.positions.start))
+            .1
     }
 
     pub fn position_of(&self, epoch: u64, row: u64) -> u64 {
@@ -164,26 +203,39 @@ impl Blocks {
         let place = starts.order.position_of(block);
         let group = self.group(epoch, place / self.per_group, &starts);
         let at = (place % self.per_group) as usize;
-        group.positions.start + group.order.position_of(group.offsets[at] + (row - group.blocks[at].1))
+        group.positions.start
+            + group
+                .order
+                .position_of(group.offsets[at] + (row - group.blocks[at].1))
     }
 
     pub fn for_each(&self, epoch: u64, positions: Range<u64>, mut each: impl FnMut(u64)) {
         let mut at = positions.start;
         while at < positions.end {
             let group = self.group_at(epoch, at);
-            let (start, stop) = (group.positions.start, group.positions.end.min(positions.end));
-            group.order.for_each(at - start..stop - start, |i| each(group.locate(i).1));
+            let (start, stop) = (
+                group.positions.start,
+                group.positions.end.min(positions.end),
+            );
+            group
+                .order
+                .for_each(at - start..stop - start, |i| each(group.locate(i).1));
             at = stop;
         }
     }
 
-    /// Looks at rows only until each block of a group has been seen, which is after about k · ln k of them.
+    /// Looks at rows only until each block of a group has been seen, which is after about k · ln k
+    /// of them.
     pub fn first_uses(&self, epoch: u64, positions: Range<u64>) -> Vec<(u64, u64)> {
         let (mut uses, mut at) = (Vec::new(), positions.start);
         while at < positions.end {
             let group = self.group_at(epoch, at);
             let stop = group.positions.end.min(positions.end);
-            let mut unseen: Vec<bool> = group.blocks.iter().map(|&(block, _)| !self.shape.block_range(block).is_empty()).collect();
+            let mut unseen: Vec<bool> = group
+                .blocks
+                .iter()
+                .map(|&(block, _)| !self.shape.block_range(block).is_empty())
+                .collect();
             let mut left = unseen.iter().filter(|&&u| u).count();
             while at < stop && left > 0 {
                 let (block, _) = group.locate(group.order.at(at - group.positions.start));
@@ -201,6 +253,12 @@ impl Blocks {
     /// The positions of the group that holds a block.
     pub fn span(&self, epoch: u64, block: u64) -> Range<u64> {
         let starts = self.epoch(epoch);
-        self.group(epoch, starts.order.position_of(block) / self.per_group, &starts).positions.clone()
+        self.group(
+            epoch,
+            starts.order.position_of(block) / self.per_group,
+            &starts,
+        )
+        .positions
+        .clone()
     }
 }

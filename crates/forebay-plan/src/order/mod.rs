@@ -1,9 +1,12 @@
-//! The order of one source in one of its epochs: a bijection between positions and rows, each way in constant time.
+//! The order of one source in one of its epochs: a bijection between positions and rows, each way
+//! in constant time.
 //!
-//! - `none` is the identity, `full` one permutation of all rows, `window` is in [`window`], `block` in [`block`].
-//! - Everything is computed from (seed, source, epoch): no state, so any party computes the same and any position can be asked for first.
-//! - Beside positions and rows an order knows *blocks*: which ones a stretch of it needs, and when one is needed next. That is what
-//!   prefetch and eviction ask.
+//! - `none` is the identity, `full` one permutation of all rows, `window` is in [`window`], `block`
+//!   in [`block`].
+//! - Everything is computed from (seed, source, epoch): no state, so any party computes the same
+//!   and any position can be asked for first.
+//! - Beside positions and rows an order knows *blocks*: which ones a stretch of it needs, and when
+//!   one is needed next. That is what prefetch and eviction ask.
 
 mod block;
 mod recent;
@@ -39,11 +42,20 @@ impl Order {
         let kind = match shuffle {
             Shuffle::None => Kind::None,
             Shuffle::Window { rows: 1 } => Kind::None,
-            Shuffle::Window { rows } => Kind::Window(Windows::new(rows, shape.rows(), seed, source)),
-            Shuffle::Block { blocks } => Kind::Block(Blocks::new(blocks, shape.clone(), seed, source)?),
+            Shuffle::Window { rows } => {
+                Kind::Window(Windows::new(rows, shape.rows(), seed, source))
+            }
+            Shuffle::Block { blocks } => {
+                Kind::Block(Blocks::new(blocks, shape.clone(), seed, source)?)
+            }
             Shuffle::Full => Kind::Full,
         };
-        Ok(Order { shape, seed, source, kind })
+        Ok(Order {
+            shape,
+            seed,
+            source,
+            kind,
+        })
     }
 
     pub fn shape(&self) -> &Shape {
@@ -56,7 +68,10 @@ impl Order {
     }
 
     fn full(&self, epoch: u64) -> Permutation {
-        Permutation::new(self.rows(), key::derive(self.seed, Purpose::Rows, self.source, epoch, 0))
+        Permutation::new(
+            self.rows(),
+            key::derive(self.seed, Purpose::Rows, self.source, epoch, 0),
+        )
     }
 
     pub fn row_at(&self, epoch: u64, position: u64) -> u64 {
@@ -87,13 +102,15 @@ impl Order {
         }
     }
 
-    /// The blocks that a run of positions needs, each with the first position that needs it, in that order.
+    /// The blocks that a run of positions needs, each with the first position that needs it, in
+    /// that order.
     pub fn first_uses(&self, epoch: u64, positions: Range<u64>) -> Vec<(u64, u64)> {
         match &self.kind {
             Kind::None => self.blocks_in_order(positions),
             Kind::Block(blocks) => blocks.first_uses(epoch, positions),
             Kind::Window(_) | Kind::Full => {
-                let (mut seen, mut uses, mut position) = (HashSet::new(), Vec::new(), positions.start);
+                let (mut seen, mut uses, mut position) =
+                    (HashSet::new(), Vec::new(), positions.start);
                 self.for_each(epoch, positions, |row| {
                     let block = self.shape.block_of(row);
                     if seen.insert(block) {
@@ -130,8 +147,9 @@ impl Order {
             Kind::Full => 0..self.rows(),
         };
         let from = span.start.max(position);
-        // Either walk the order until a row of the block comes, or ask for the position of each of its rows. The walk is expected to take
-        // span / rows steps and is given up when the other way is shorter, so the work is at most twice the shorter of both.
+        // Either walk the order until a row of the block comes, or ask for the position of each of
+        // its rows. The walk is expected to take span / rows steps and is given up when the other
+        // way is shorter, so the work is at most twice the shorter of both.
         let looked = from..span.end.min(from.saturating_add(rows.end - rows.start));
         let (mut found, mut at) = (None, looked.start);
         for chunk in chunks(looked.clone(), 64) {
@@ -148,7 +166,9 @@ impl Order {
         if looked.end >= span.end {
             return None;
         }
-        rows.map(|row| self.position_of(epoch, row)).filter(|&p| p >= from).min()
+        rows.map(|row| self.position_of(epoch, row))
+            .filter(|&p| p >= from)
+            .min()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The few last values of an expensive function: a group's permutation and offsets, an epoch's prefix sums, a cycle's slots.
+//! The few last values of an expensive function: a group's permutation and offsets, an epoch's
+//! prefix sums, a cycle's slots.
 
 use std::{collections::VecDeque, sync::Arc, sync::Mutex, sync::PoisonError};
 
@@ -11,10 +12,14 @@ pub(crate) struct Recent<K, V> {
 
 impl<K: PartialEq + Copy, V> Recent<K, V> {
     pub fn new(limit: usize) -> Self {
-        Recent { limit, values: Mutex::new(VecDeque::with_capacity(limit + 1)) }
+        Recent {
+            limit,
+            values: Mutex::new(VecDeque::with_capacity(limit + 1)),
+        }
     }
 
-    /// The value of a key. It is made outside of the lock: two who need it at the same time may both make it, and nobody waits for another's.
+    /// The value of a key. It is made outside of the lock: two who need it at the same time may
+    /// both make it, and nobody waits for another's.
     pub fn get(&self, key: K, make: impl FnOnce() -> V) -> Arc<V> {
         if let Some(value) = self.find(key) {
             return value;

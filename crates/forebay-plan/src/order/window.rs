@@ -1,14 +1,16 @@
-//! The shuffle `window(n)`: no row is `n` or more positions away from its place, and a reader that goes through the rows in order needs a
-//! buffer of `n` rows to give them out.
+//! The shuffle `window(n)`: no row is `n` or more positions away from its place, and a reader that
+//! goes through the rows in order needs a buffer of `n` rows to give them out.
 //!
-//! Two passes. The rows are cut into windows of `w = 2·⌊n/3⌋` rows and permuted inside each (the inner pass); the result is cut into windows of the
-//! same size that begin half a window later, and permuted again (the outer pass), so that no border between windows stays closed.
-//! A row moves less than `w` in the first pass and less than `w / 2` beyond the end of its window in the second: less than `3w / 2 <= n`. When
-//! the reader begins to give out an outer window it has read to the end of the inner window that this one reaches into:
-//! `3w / 2` rows of which none was given out yet.
+//! Two passes. The rows are cut into windows of `w = 2·⌊n/3⌋` rows and permuted inside each (the
+//! inner pass); the result is cut into windows of the same size that begin half a window later, and
+//! permuted again (the outer pass), so that no border between windows stays closed. A row moves
+//! less than `w` in the first pass and less than `w / 2` beyond the end of its window in the
+//! second: less than `3w / 2 <= n`. When the reader begins to give out an outer window it has read
+//! to the end of the inner window that this one reaches into: `3w / 2` rows of which none was given
+//! out yet.
 //!
-//! A shuffle buffer, which replaces a random row of `n` by the next one, is no function of the position: to know its order at row 10^9 one has to play it
-//! through. This one is asked anywhere.
+//! A shuffle buffer, which replaces a random row of `n` by the next one, is no function of the
+//! position: to know its order at row 10^9 one has to play it through. This one is asked anywhere.
 
 use crate::{Permutation, key, key::Purpose};
 use std::ops::Range;
@@ -46,36 +48,69 @@ impl Windows {
     pub fn new(n: u64, rows: u64, seed: u64, source: u64) -> Self {
         let half = n.min(rows.saturating_mul(2)) / 3;
         let (width, shift) = if half == 0 { (2, 0) } else { (2 * half, half) };
-        Windows { width, shift, rows, seed, source }
+        Windows {
+            width,
+            shift,
+            rows,
+            seed,
+            source,
+        }
     }
 
     /// The inner window that holds place `i`.
     fn inner(&self, epoch: u64, i: u64) -> Window {
         let number = i / self.width;
         let start = number * self.width;
-        self.window(Purpose::WindowInner, epoch, number, start, start + self.width)
+        self.window(
+            Purpose::WindowInner,
+            epoch,
+            number,
+            start,
+            start + self.width,
+        )
     }
 
     /// The outer window that holds place `i`.
     fn outer(&self, epoch: u64, i: u64) -> Window {
         let number = (i + self.width - self.shift) / self.width;
         let end = number * self.width + self.shift;
-        self.window(Purpose::WindowOuter, epoch, number, end.saturating_sub(self.width), end)
+        self.window(
+            Purpose::WindowOuter,
+            epoch,
+            number,
+            end.saturating_sub(self.width),
+            end,
+        )
     }
 
     fn window(&self, purpose: Purpose, epoch: u64, number: u64, start: u64, end: u64) -> Window {
         let end = end.min(self.rows);
-        Window { start, end, order: Permutation::new(end - start, key::derive(self.seed, purpose, self.source, epoch, number)) }
+        Window {
+            start,
+            end,
+            order: Permutation::new(
+                end - start,
+                key::derive(self.seed, purpose, self.source, epoch, number),
+            ),
+        }
     }
 
     pub fn row_at(&self, epoch: u64, position: u64) -> u64 {
-        let place = if self.shift == 0 { position } else { self.outer(epoch, position).forward(position) };
+        let place = if self.shift == 0 {
+            position
+        } else {
+            self.outer(epoch, position).forward(position)
+        };
         self.inner(epoch, place).forward(place)
     }
 
     pub fn position_of(&self, epoch: u64, row: u64) -> u64 {
         let place = self.inner(epoch, row).backward(row);
-        if self.shift == 0 { place } else { self.outer(epoch, place).backward(place) }
+        if self.shift == 0 {
+            place
+        } else {
+            self.outer(epoch, place).backward(place)
+        }
     }
 
     pub fn for_each(&self, epoch: u64, positions: Range<u64>, mut each: impl FnMut(u64)) {
@@ -84,20 +119,29 @@ impl Windows {
             if self.shift == 0 {
                 let window = self.inner(epoch, at);
                 let stop = window.end.min(positions.end);
-                window.order.for_each(at - window.start..stop - window.start, |i| each(window.start + i));
+                window
+                    .order
+                    .for_each(at - window.start..stop - window.start, |i| {
+                        each(window.start + i)
+                    });
                 at = stop;
                 continue;
             }
             // An outer window reaches into two inner ones at most.
             let outer = self.outer(epoch, at);
-            let inner = [self.inner(epoch, outer.start), self.inner(epoch, outer.end - 1)];
+            let inner = [
+                self.inner(epoch, outer.start),
+                self.inner(epoch, outer.end - 1),
+            ];
             let border = inner[0].end;
             let stop = outer.end.min(positions.end);
-            outer.order.for_each(at - outer.start..stop - outer.start, |i| {
-                let place = outer.start + i;
-                // By index, not by a branch: which one it is nobody can foretell.
-                each(inner[usize::from(place >= border)].forward(place));
-            });
+            outer
+                .order
+                .for_each(at - outer.start..stop - outer.start, |i| {
+                    let place = outer.start + i;
+                    // By index, not by a branch: which one it is nobody can foretell.
+                    each(inner[usize::from(place >= border)].forward(place));
+                });
             at = stop;
         }
     }

@@ -1,4 +1,5 @@
-//! Random cases with a printed seed: `FOREBAY_TEST_SEED=<n>` runs one case alone, `FOREBAY_TEST_CASES=<factor>` that many times as many.
+//! Random cases with a printed seed: `FOREBAY_TEST_SEED=<n>` runs one case alone,
+//! `FOREBAY_TEST_CASES=<factor>` that many times as many.
 
 #![allow(dead_code)] // Each test file uses its part.
 
@@ -30,7 +31,8 @@ impl Rng {
 
 /// How many times as many cases are run.
 pub fn factor() -> u64 {
-    std::env::var("FOREBAY_TEST_CASES").map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
+    std::env::var("FOREBAY_TEST_CASES")
+        .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
 }
 
 /// Runs `test` for `count` seeds, new ones each time, and prints the seed of the case that fails.
@@ -38,7 +40,9 @@ pub fn cases(name: &str, count: u64, test: impl Fn(&mut Rng)) {
     let seeds: Vec<u64> = match std::env::var("FOREBAY_TEST_SEED") {
         Ok(seed) => vec![seed.parse().expect("FOREBAY_TEST_SEED is a number")],
         Err(_) => {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock past 1970");
+            let now = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .expect("a clock past 1970");
             let mut rng = Rng::new(now.as_nanos() as u64);
             (0..count * factor()).map(|_| rng.next() >> 16).collect()
         }

@@ -1,11 +1,13 @@
 //! What a key may do: grants of actions on the names of a bucket that begin with a prefix.
 //!
-//! One question covers all: may this key do `action` to what is called `name` in `bucket`? For an object the name is its key; for a listing, and for
-//! what goes over a whole prefix, it is that prefix, and everything under it is then allowed as well. A bucket itself is the empty name.
+//! One question covers all: may this key do `action` to what is called `name` in `bucket`? For an
+//! object the name is its key; for a listing, and for what goes over a whole prefix, it is that
+//! prefix, and everything under it is then allowed as well. A bucket itself is the empty name.
 //!
 //! Invariants:
-//! - what no grant allows is denied, and nothing is looked up before the answer is known: it depends on the policy and the name alone, never on
-//!   whether the object exists or lies in the cache;
+//! - what no grant allows is denied, and nothing is looked up before the answer is known: it
+//!   depends on the policy and the name alone, never on whether the object exists or lies in the
+//!   cache;
 //! - grants only add up. None takes anything away, so their order means nothing.
 
 use crate::config::{Action, Grant};
@@ -50,8 +52,13 @@ impl Policy {
     /// # Errors
     /// `Invalid` for a grant that cannot mean anything.
     pub fn of(grants: Option<&[Grant]>) -> Result<Arc<Policy>> {
-        let Some(grants) = grants else { return Ok(Self::full()) };
-        let rules = grants.iter().enumerate().map(|(i, g)| rule(g).map_err(|e| e.context(format!("allow[{i}]"))));
+        let Some(grants) = grants else {
+            return Ok(Self::full());
+        };
+        let rules = grants
+            .iter()
+            .enumerate()
+            .map(|(i, g)| rule(g).map_err(|e| e.context(format!("allow[{i}]"))));
         Ok(Arc::new(Policy(Some(rules.collect::<Result<_>>()?))))
     }
 
@@ -59,9 +66,14 @@ impl Policy {
         self.0.is_none()
     }
 
-    /// Whether `action` is allowed on `name`: an object's key, or a prefix with all that is under it.
+    /// Whether `action` is allowed on `name`: an object's key, or a prefix with all that is under
+    /// it.
     pub fn allows(&self, action: Action, bucket: &str, name: &str) -> bool {
-        self.some(|r| r.actions.contains(&action) && r.bucket.matches(bucket) && name.starts_with(r.prefix.as_str()))
+        self.some(|r| {
+            r.actions.contains(&action)
+                && r.bucket.matches(bucket)
+                && name.starts_with(r.prefix.as_str())
+        })
     }
 
     /// The same as an error, which says no more than the request did.
@@ -69,7 +81,11 @@ impl Policy {
     /// # Errors
     /// `PermissionDenied`.
     pub fn check(&self, action: Action, bucket: &str, name: &str) -> Result<()> {
-        if self.allows(action, bucket, name) { Ok(()) } else { Err(denied(action, bucket, name)) }
+        if self.allows(action, bucket, name) {
+            Ok(())
+        } else {
+            Err(denied(action, bucket, name))
+        }
     }
 
     /// Whether the bucket may be known to be there: something in it is allowed.
@@ -80,12 +96,22 @@ impl Policy {
     /// # Errors
     /// `PermissionDenied`.
     pub fn check_known(&self, bucket: &str) -> Result<()> {
-        if self.knows(bucket) { Ok(()) } else { Err(refusal(format!("nothing in the bucket {bucket:?} is allowed to this key"))) }
+        if self.knows(bucket) {
+            Ok(())
+        } else {
+            Err(refusal(format!(
+                "nothing in the bucket {bucket:?} is allowed to this key"
+            )))
+        }
     }
 
     /// Whether `action` is allowed on everything in every bucket.
     pub fn allows_everywhere(&self, action: Action) -> bool {
-        self.some(|r| r.actions.contains(&action) && r.prefix.is_empty() && r.bucket == BucketName::BeginsWith(String::new()))
+        self.some(|r| {
+            r.actions.contains(&action)
+                && r.prefix.is_empty()
+                && r.bucket == BucketName::BeginsWith(String::new())
+        })
     }
 
     /// Whether `action` is allowed anywhere.
@@ -104,29 +130,40 @@ fn rule(grant: &Grant) -> Result<Rule> {
         None => BucketName::Exactly(grant.bucket.clone()),
     };
     if grant.bucket.is_empty() {
-        return Err(Error::invalid("no bucket is named").hint("bucket = \"NAME\", or \"NAME*\" for all that begin so, or \"*\" for all"));
+        return Err(Error::invalid("no bucket is named")
+            .hint("bucket = \"NAME\", or \"NAME*\" for all that begin so, or \"*\" for all"));
     }
     if grant.bucket.trim_end_matches('*').contains('*') || grant.bucket.ends_with("**") {
-        return Err(Error::invalid(format!("bucket = {:?}", grant.bucket)).hint("a * stands at the end of a name, once"));
+        return Err(Error::invalid(format!("bucket = {:?}", grant.bucket))
+            .hint("a * stands at the end of a name, once"));
     }
     if grant.prefix.contains('*') {
-        return Err(Error::invalid(format!("prefix = {:?}", grant.prefix)).hint("a prefix has no *: it covers what begins with it"));
+        return Err(Error::invalid(format!("prefix = {:?}", grant.prefix))
+            .hint("a prefix has no *: it covers what begins with it"));
     }
     if grant.actions.is_empty() {
-        return Err(Error::invalid("no actions are named").hint("actions = [\"read\", \"list\"]; there are read, write, list and admin"));
+        return Err(Error::invalid("no actions are named")
+            .hint("actions = [\"read\", \"list\"]; there are read, write, list and admin"));
     }
-    Ok(Rule { bucket, prefix: grant.prefix.clone(), actions: grant.actions.clone() })
+    Ok(Rule {
+        bucket,
+        prefix: grant.prefix.clone(),
+        actions: grant.actions.clone(),
+    })
 }
 
 fn denied(action: Action, bucket: &str, name: &str) -> Error {
     let what = forebay_core::name::shorten(name);
     let separator = if what.is_empty() { "" } else { "/" };
-    refusal(format!("{action} is not allowed on {bucket}{separator}{what} to this key"))
+    refusal(format!(
+        "{action} is not allowed on {bucket}{separator}{what} to this key"
+    ))
 }
 
 /// What a key may not do, told to its holder.
 pub fn refusal(message: String) -> Error {
-    Error::permission_denied(message).hint("ask the operator for a key whose policy allows it (auth.keys, allow)")
+    Error::permission_denied(message)
+        .hint("ask the operator for a key whose policy allows it (auth.keys, allow)")
 }
 
 #[cfg(test)]
@@ -134,13 +171,21 @@ mod tests {
     use super::*;
 
     fn grant(bucket: &str, prefix: &str, actions: &[Action]) -> Grant {
-        Grant { bucket: bucket.into(), prefix: prefix.into(), actions: actions.to_vec() }
+        Grant {
+            bucket: bucket.into(),
+            prefix: prefix.into(),
+            actions: actions.to_vec(),
+        }
     }
 
     #[test]
     fn what_no_grant_allows_is_denied() {
         use Action::*;
-        let policy = Policy::of(Some(&[grant("train", "public/", &[Read, List]), grant("logs-*", "", &[Write])])).unwrap();
+        let policy = Policy::of(Some(&[
+            grant("train", "public/", &[Read, List]),
+            grant("logs-*", "", &[Write]),
+        ]))
+        .unwrap();
         for (action, bucket, name, allowed) in [
             (Read, "train", "public/a", true),
             (Read, "train", "public/", true),
@@ -157,10 +202,18 @@ mod tests {
             (Read, "logs-1", "any", false),
             (Admin, "train", "public/a", false),
         ] {
-            assert_eq!(policy.allows(action, bucket, name), allowed, "{action} {bucket} {name:?}");
+            assert_eq!(
+                policy.allows(action, bucket, name),
+                allowed,
+                "{action} {bucket} {name:?}"
+            );
         }
         assert!(policy.knows("train") && policy.knows("logs-x") && !policy.knows("other"));
-        assert!(!policy.allows_everywhere(Write) && policy.allows_somewhere(Write) && !policy.allows_somewhere(Admin));
+        assert!(
+            !policy.allows_everywhere(Write)
+                && policy.allows_somewhere(Write)
+                && !policy.allows_somewhere(Admin)
+        );
         let everywhere = Policy::of(Some(&[grant("*", "", &[Admin])])).unwrap();
         assert!(everywhere.allows_everywhere(Admin) && !everywhere.allows_everywhere(Read));
         let nothing = Policy::of(Some(&[])).unwrap();
@@ -170,26 +223,38 @@ mod tests {
 
     #[test]
     fn grants_without_a_meaning_are_refused() {
-        for bad in
-            [grant("", "", &[Action::Read]), grant("b", "", &[]), grant("a*b", "", &[Action::Read]), grant("b", "a*", &[Action::Read])]
-        {
+        for bad in [
+            grant("", "", &[Action::Read]),
+            grant("b", "", &[]),
+            grant("a*b", "", &[Action::Read]),
+            grant("b", "a*", &[Action::Read]),
+        ] {
             let e = Policy::of(Some(std::slice::from_ref(&bad))).unwrap_err();
-            assert!(e.message().contains("allow[0]") && e.hint_text().is_some(), "{bad:?}: {e}");
+            assert!(
+                e.message().contains("allow[0]") && e.hint_text().is_some(),
+                "{bad:?}: {e}"
+            );
         }
         assert!(Policy::of(Some(&[grant("a**", "", &[Action::Read])])).is_err());
     }
 
-    /// The same decision made in the slowest and plainest way: over every pair of (grant, action), with names as lists of characters.
+    /// The same decision made in the slowest and plainest way: over every pair of (grant, action),
+    /// with names as lists of characters.
     fn model(grants: &[Grant], action: Action, bucket: &str, name: &str) -> bool {
         let begins = |text: &str, start: &str| {
-            let (text, start): (Vec<char>, Vec<char>) = (text.chars().collect(), start.chars().collect());
+            let (text, start): (Vec<char>, Vec<char>) =
+                (text.chars().collect(), start.chars().collect());
             (0..start.len()).all(|i| i < text.len() && text[i] == start[i])
         };
         let mut allowed = false;
         for g in grants {
             for a in &g.actions {
                 let star = g.bucket.ends_with('*');
-                let names_bucket = if star { begins(bucket, &g.bucket[..g.bucket.len() - 1]) } else { bucket == g.bucket };
+                let names_bucket = if star {
+                    begins(bucket, &g.bucket[..g.bucket.len() - 1])
+                } else {
+                    bucket == g.bucket
+                };
                 allowed |= *a == action && names_bucket && begins(name, &g.prefix);
             }
         }
@@ -201,7 +266,11 @@ mod tests {
         let seed = std::env::var("FOREBAY_TEST_SEED")
             .ok()
             .and_then(|s| s.parse().ok())
-            .unwrap_or_else(|| std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64));
+            .unwrap_or_else(|| {
+                std::time::SystemTime::now()
+                    .duration_since(std::time::UNIX_EPOCH)
+                    .map_or(1, |t| t.as_nanos() as u64)
+            });
         println!("FOREBAY_TEST_SEED={seed}");
         let mut state = seed | 1;
         let mut below = move |n: usize| {
@@ -217,15 +286,21 @@ mod tests {
         for _ in 0..20_000 {
             let grants: Vec<Grant> = (0..below(4))
                 .map(|_| {
-                    let actions: Vec<Action> = (0..1 + below(3)).map(|_| Action::ALL[below(4)]).collect();
+                    let actions: Vec<Action> =
+                        (0..1 + below(3)).map(|_| Action::ALL[below(4)]).collect();
                     grant(buckets[below(7)], names[below(10)], &actions)
                 })
                 .collect();
             let policy = Policy::of(Some(&grants)).unwrap();
             for _ in 0..8 {
-                let (action, bucket, name) = (Action::ALL[below(4)], buckets[below(4)], names[below(10)]);
+                let (action, bucket, name) =
+                    (Action::ALL[below(4)], buckets[below(4)], names[below(10)]);
                 let expected = model(&grants, action, bucket, name);
-                assert_eq!(policy.allows(action, bucket, name), expected, "{grants:?} {action} {bucket} {name:?}");
+                assert_eq!(
+                    policy.allows(action, bucket, name),
+                    expected,
+                    "{grants:?} {action} {bucket} {name:?}"
+                );
                 assert!(!expected || policy.knows(bucket) && policy.allows_somewhere(action));
                 *(if expected { &mut yes } else { &mut no }) += 1;
             }

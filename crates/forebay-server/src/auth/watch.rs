@@ -1,7 +1,9 @@
-//! Reading files again while the node runs: when they change, and when the node is told to (SIGHUP).
+//! Reading files again while the node runs: when they change, and when the node is told to
+//! (SIGHUP).
 //!
-//! Files are compared by what is in them, not by their times: a file that is replaced twice within one tick of the file system's clock, or written
-//! in two steps, is seen all the same. They are small, and looked at once in a second.
+//! Files are compared by what is in them, not by their times: a file that is replaced twice within
+//! one tick of the file system's clock, or written in two steps, is seen all the same. They are
+//! small, and looked at once in a second.
 
 use std::{
     sync::{

@@ -6,25 +6,32 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
 section! {
-    /// Who may come in, and what they may do. By default the Unix socket is guarded by its file permissions, and TCP by what is here.
+    /// Who may come in, and what they may do. By default the Unix socket is guarded by its file
+    /// permissions, and TCP by what is here.
     Auth {
         /// Keys and their policies: see `[[auth.keys]]`.
         keys: Vec<KeyPair> = Vec::new(),
-        /// Tokens for requests under `/v1/` (`Authorization: Bearer TOKEN`) that may do everything. A key's own `token` has the key's policy.
+        /// Tokens for requests under `/v1/` (`Authorization: Bearer TOKEN`) that may do everything.
+        /// A key's own `token` has the key's policy.
         tokens: Vec<Secret> = Vec::new(),
-        /// A TOML file with more `[[keys]]` and `tokens`, apart from this one so that its mode can be 0600. It is read again within a second when it changes,
-        /// and on SIGHUP: keys and policies change without a restart. One that cannot be used leaves the keys in force and is told in the log and in
-        /// `forebay_reload_stale`. Write it anew beside and rename it into place, so that it is never read half.
+        /// A TOML file with more `[[keys]]` and `tokens`, apart from this one so that its mode can
+        /// be 0600. It is read again within a second when it changes, and on SIGHUP: keys and
+        /// policies change without a restart. One that cannot be used leaves the keys in force and
+        /// is told in the log and in `forebay_reload_stale`. Write it anew beside and rename it
+        /// into place, so that it is never read half.
         keys_file: Option<PathBuf> = None,
-        /// Whether requests over the Unix socket need no key and may do everything. `false`: they need one, as over TCP.
+        /// Whether requests over the Unix socket need no key and may do everything. `false`: they
+        /// need one, as over TCP.
         unix_trusted: bool = true,
-        /// Serve without any keys or tokens on an address that other machines reach. Without keys, a node listens on loopback only.
+        /// Serve without any keys or tokens on an address that other machines reach. Without keys,
+        /// a node listens on loopback only.
         anonymous: bool = false,
     }
 }
 
 section! {
-    /// A key: `{ access_key = "…", secret_key = "…", token = "…", allow = [{ bucket = "train", prefix = "public/", actions = ["read", "list"] }] }`.
+    /// A key:
+    /// `{ access_key = "…", secret_key = "…", token = "…", allow = [{ bucket = "train", prefix = "public/", actions = ["read", "list"] }] }`.
     /// It signs S3 requests with its secret, sends its token with requests under `/v1/`, or both.
     KeyPair {
         /// The name of the key, sent with each S3 request.
@@ -33,22 +40,28 @@ section! {
         secret_key: Secret = Secret::default(),
         /// A file that holds the secret instead.
         secret_key_file: Option<PathBuf> = None,
-        /// The token that requests under `/v1/` bring (`Authorization: Bearer TOKEN`): batches, objects, and the commands of `forebay`.
+        /// The token that requests under `/v1/` bring (`Authorization: Bearer TOKEN`): batches,
+        /// objects, and the commands of `forebay`.
         token: Option<Secret> = None,
-        /// What the key may do, as a list of grants that add up: see `[[auth.keys.allow]]`. Left out: everything. An empty list: nothing.
+        /// What the key may do, as a list of grants that add up: see `[[auth.keys.allow]]`. Left
+        /// out: everything. An empty list: nothing.
         allow: Option<Vec<Grant>> = None,
     }
 }
 
 section! {
-    /// A grant. What no grant of a key allows is answered 403, whether or not it exists, and wherever it lies.
+    /// A grant. What no grant of a key allows is answered 403, whether or not it exists, and
+    /// wherever it lies.
     Grant {
         /// The bucket; `NAME*` for all that begin with NAME, `*` for all.
         bucket: String = String::new(),
-        /// The beginning of the names that it holds for; left out, all of them. `public/` is what is in that directory, `public` would also be `public-2/x`.
+        /// The beginning of the names that it holds for; left out, all of them. `public/` is what
+        /// is in that directory, `public` would also be `public-2/x`.
         prefix: String = String::new(),
-        /// Any of `read` (objects, archive members, sources of copies, `stat`), `write` (put, delete, uploads by parts, targets of copies), `list` (listings
-        /// whose prefix begins with this prefix) and `admin` (warm, pin, unpin, evict; of a whole bucket: making and removing it; of everything: `status`).
+        /// Any of `read` (objects, archive members, sources of copies, `stat`), `write` (put,
+        /// delete, uploads by parts, targets of copies), `list` (listings whose prefix begins with
+        /// this prefix) and `admin` (warm, pin, unpin, evict; of a whole bucket: making and
+        /// removing it; of everything: `status`).
         actions: Vec<Action> = Vec::new(),
     }
 }
@@ -94,11 +107,15 @@ impl KeysFile {
     /// `Invalid` with the line, and without what is on it, which may be a secret.
     pub fn parse(text: &str, name: &str) -> Result<Self> {
         toml::from_str(text).map_err(|e| {
-            let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            let line = e
+                .span()
+                .map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             let place = line.map_or_else(|| name.to_owned(), |n| format!("{name}, line {n}"));
             let message = e.message();
             match message.split_once(", expected ") {
-                Some((_, expected)) if message.starts_with("invalid ") => Error::invalid(format!("{place}: expected {expected}")),
+                Some((_, expected)) if message.starts_with("invalid ") => {
+                    Error::invalid(format!("{place}: expected {expected}"))
+                }
                 _ => explain(&place, message),
             }
         })
@@ -113,15 +130,19 @@ impl KeyPair {
     pub fn check(&self) -> Result<()> {
         let has_secret = !self.secret_key.reveal().is_empty();
         if has_secret && self.secret_key_file.is_some() {
-            return Err(Error::invalid("both secret_key and secret_key_file").hint("give one of them"));
+            return Err(
+                Error::invalid("both secret_key and secret_key_file").hint("give one of them")
+            );
         }
         if self.access_key.is_empty() == (has_secret || self.secret_key_file.is_some()) {
-            return Err(Error::invalid("one of access_key and its secret is missing").hint("access_key and secret_key belong together"));
+            return Err(
+                Error::invalid("one of access_key and its secret is missing")
+                    .hint("access_key and secret_key belong together"),
+            );
         }
         if self.access_key.is_empty() && self.token.is_none() {
-            return Err(
-                Error::invalid("there is neither an access_key nor a token").hint("access_key and secret_key, or token, or all three")
-            );
+            return Err(Error::invalid("there is neither an access_key nor a token")
+                .hint("access_key and secret_key, or token, or all three"));
         }
         Ok(())
     }
@@ -131,8 +152,11 @@ impl KeyPair {
     /// # Errors
     /// `Invalid` if its file cannot be read or is empty.
     pub fn secret(&self) -> Result<Secret> {
-        let Some(path) = &self.secret_key_file else { return Ok(self.secret_key.clone()) };
-        let bad = |why: String| Error::invalid(format!("secret_key_file: {}: {why}", path.display()));
+        let Some(path) = &self.secret_key_file else {
+            return Ok(self.secret_key.clone());
+        };
+        let bad =
+            |why: String| Error::invalid(format!("secret_key_file: {}: {why}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
         match text.trim() {
             "" => Err(bad("it is empty".into())),

@@ -8,7 +8,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-/// Far more connections, requests or buffers than any node has, and far less than what cannot be counted any more.
+/// Far more connections, requests or buffers than any node has, and far less than what cannot be
+/// counted any more.
 const COUNT_MAX: u64 = 1 << 30;
 /// A year: a longer time is a mistake, and times that overflow the clock end a process.
 const TIME_MAX_SECS: u64 = 366 * 86_400;
@@ -37,9 +38,17 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = if self.severity == Severity::Error { "error" } else { "warning" };
+        let severity = if self.severity == Severity::Error {
+            "error"
+        } else {
+            "warning"
+        };
         write!(f, "{severity}: {}: {}", self.key, self.message)?;
-        if self.hint.is_empty() { Ok(()) } else { write!(f, " ({})", self.hint) }
+        if self.hint.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " ({})", self.hint)
+        }
     }
 }
 
@@ -57,13 +66,17 @@ impl Config {
         problems.0
     }
 
-    /// What is wrong with the files that the settings name: keys, certificate and its key. As the node itself would read them, so a file can be tried before it
-    /// is put in place.
+    /// What is wrong with the files that the settings name: keys, certificate and its key. As the
+    /// node itself would read them, so a file can be tried before it is put in place.
     pub fn check_files(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
             if let Some(e) = error {
-                problems.error(key, e.message().to_owned(), e.hint_text().unwrap_or_default());
+                problems.error(
+                    key,
+                    e.message().to_owned(),
+                    e.hint_text().unwrap_or_default(),
+                );
             }
         };
         if self.auth.keys_file.is_some() {
@@ -75,17 +88,30 @@ impl Config {
 
     /// The first error of [`Config::check`], as an error.
     pub fn checked(&self) -> forebay_core::Result<()> {
-        match self.check().into_iter().find(|p| p.severity == Severity::Error) {
+        match self
+            .check()
+            .into_iter()
+            .find(|p| p.severity == Severity::Error)
+        {
             None => Ok(()),
-            Some(p) if p.hint.is_empty() => Err(Error::invalid(format!("{}: {}", p.key, p.message))),
+            Some(p) if p.hint.is_empty() => {
+                Err(Error::invalid(format!("{}: {}", p.key, p.message)))
+            }
             Some(p) => Err(Error::invalid(format!("{}: {}", p.key, p.message)).hint(p.hint)),
         }
     }
 
     fn check_listen(&self, problems: &mut Problems) {
-        for (key, address) in [("listen.s3", &self.listen.s3), ("listen.admin", &self.listen.admin)] {
+        for (key, address) in [
+            ("listen.s3", &self.listen.s3),
+            ("listen.admin", &self.listen.admin),
+        ] {
             if address != "off" && !is_address(address) {
-                problems.error(key, format!("{address:?} is not an address"), "HOST:PORT, as in 127.0.0.1:8080 or [::]:8080, or \"off\"");
+                problems.error(
+                    key,
+                    format!("{address:?} is not an address"),
+                    "HOST:PORT, as in 127.0.0.1:8080 or [::]:8080, or \"off\"",
+                );
             }
         }
         if self.listen.s3 == "off" && self.unix_path().is_none() {
@@ -100,13 +126,21 @@ impl Config {
         {
             problems.error(
                 "listen.unix",
-                format!("{} is longer than the {SOCKET_PATH_MAX_BYTES} bytes that the path of a socket may have", path.display()),
+                format!(
+                    "{} is longer than the {SOCKET_PATH_MAX_BYTES} bytes that the path of a \
+                    socket may have",
+                    path.display()
+                ),
                 "set listen.unix to a shorter path",
             );
         }
         for name in &self.listen.hostnames {
             if name.is_empty() || name.contains([':', '/']) {
-                problems.error("listen.hostnames", format!("{name:?} is not a host name"), "without scheme and port, as in s3.example.com");
+                problems.error(
+                    "listen.hostnames",
+                    format!("{name:?} is not a host name"),
+                    "without scheme and port, as in s3.example.com",
+                );
             }
         }
     }
@@ -123,32 +157,56 @@ impl Config {
         for (i, origin) in self.origins.iter().enumerate() {
             let key = format!("origins[{i}]");
             match origin.bucket() {
-                Err(e) => problems.error(&key, e.message().to_owned(), e.hint_text().unwrap_or_default()),
+                Err(e) => problems.error(
+                    &key,
+                    e.message().to_owned(),
+                    e.hint_text().unwrap_or_default(),
+                ),
                 Ok(name) => {
                     let name = name.unwrap_or_else(|| "*".into());
                     if !seen.insert(name.clone()) {
-                        problems.error(&key, format!("the bucket {name:?} is there twice"), "give one of them another name");
+                        problems.error(
+                            &key,
+                            format!("the bucket {name:?} is there twice"),
+                            "give one of them another name",
+                        );
                     }
                 }
             }
         }
         for name in self.buckets.keys() {
             if let Err(e) = validate_bucket(name) {
-                problems.error(&format!("buckets.{name}"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+                problems.error(
+                    &format!("buckets.{name}"),
+                    e.message().to_owned(),
+                    e.hint_text().unwrap_or_default(),
+                );
             } else if !seen.contains(name) && !seen.contains("*") {
-                problems.warning(&format!("buckets.{name}"), "no origin has this bucket".into(), "check the name");
+                problems.warning(
+                    &format!("buckets.{name}"),
+                    "no origin has this bucket".into(),
+                    "check the name",
+                );
             }
         }
     }
 
     fn check_cache(&self, problems: &mut Problems) {
         if self.cache.dirs.is_empty() {
-            problems.warning("cache.dirs", "nothing is cached: every read goes to the origin".into(), "--cache DIR:SIZE");
+            problems.warning(
+                "cache.dirs",
+                "nothing is cached: every read goes to the origin".into(),
+                "--cache DIR:SIZE",
+            );
         }
         let mut paths = BTreeSet::new();
         for dir in &self.cache.dirs {
             if !paths.insert(&dir.path) {
-                problems.error("cache.dirs", format!("{} is there twice", dir.path.display()), "one entry for each disk");
+                problems.error(
+                    "cache.dirs",
+                    format!("{} is there twice", dir.path.display()),
+                    "one entry for each disk",
+                );
             }
         }
     }
@@ -156,10 +214,21 @@ impl Config {
     fn check_auth(&self, problems: &mut Problems) {
         let mut names = BTreeSet::new();
         for (i, pair) in self.auth.keys.iter().enumerate() {
-            if let Err(e) = pair.check().and_then(|()| crate::auth::Policy::of(pair.allow.as_deref())) {
-                problems.error(&format!("auth.keys[{i}]"), e.message().to_owned(), e.hint_text().unwrap_or_default());
+            if let Err(e) = pair
+                .check()
+                .and_then(|()| crate::auth::Policy::of(pair.allow.as_deref()))
+            {
+                problems.error(
+                    &format!("auth.keys[{i}]"),
+                    e.message().to_owned(),
+                    e.hint_text().unwrap_or_default(),
+                );
             } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
-                problems.error("auth.keys", format!("the access key {:?} is there twice", pair.access_key), "");
+                problems.error(
+                    "auth.keys",
+                    format!("the access key {:?} is there twice", pair.access_key),
+                    "",
+                );
             }
         }
         if self.auth.tokens.iter().any(|t| t.reveal().is_empty()) {
@@ -167,10 +236,17 @@ impl Config {
         }
         if self.needs_credentials() {
             if self.auth.anonymous {
-                problems.error("auth.anonymous", "it is set beside keys or tokens".into(), "remove one of them");
+                problems.error(
+                    "auth.anonymous",
+                    "it is set beside keys or tokens".into(),
+                    "remove one of them",
+                );
             }
             let elsewhere = self.auth.keys_file.is_some();
-            if self.auth.tokens.is_empty() && !elsewhere && self.auth.keys.iter().all(|k| k.token.is_none()) {
+            if self.auth.tokens.is_empty()
+                && !elsewhere
+                && self.auth.keys.iter().all(|k| k.token.is_none())
+            {
                 problems.warning(
                     "auth.keys",
                     "keys without tokens: requests under /v1/ are refused over TCP".into(),
@@ -178,33 +254,56 @@ impl Config {
                 );
             }
             if self.auth.keys.iter().all(|k| k.access_key.is_empty()) && !elsewhere {
-                problems.warning("auth.keys", "tokens without keys: S3 requests are refused over TCP".into(), "set auth.keys too");
+                problems.warning(
+                    "auth.keys",
+                    "tokens without keys: S3 requests are refused over TCP".into(),
+                    "set auth.keys too",
+                );
             }
         } else if !self.auth.anonymous && self.listen.s3 != "off" && !is_loopback(&self.listen.s3) {
             problems.error(
                 "listen.s3",
-                format!("{} is reached by other machines, and no keys are configured", self.listen.s3),
-                "set auth.keys and auth.tokens, or listen on 127.0.0.1, or set auth.anonymous = true if the network is trusted",
+                format!(
+                    "{} is reached by other machines, and no keys are \
+                    configured",
+                    self.listen.s3
+                ),
+                "set auth.keys and auth.tokens, or listen on 127.0.0.1, or set auth.anonymous = \
+                 true if the network is trusted",
             );
         }
     }
 
     fn check_tls(&self, problems: &mut Problems) {
         match (&self.tls.cert, &self.tls.key) {
-            (Some(_), None) => {
-                problems.error("tls.key", "there is a certificate without its key".into(), "set tls.key to the file with it")
-            }
-            (None, Some(_)) => {
-                problems.error("tls.cert", "there is a key without its certificate".into(), "set tls.cert to the file with it")
-            }
-            (None, None) if self.tls.admin => problems.error("tls.admin", "there is no certificate".into(), "set tls.cert and tls.key"),
+            (Some(_), None) => problems.error(
+                "tls.key",
+                "there is a certificate without its key".into(),
+                "set tls.key to the file with it",
+            ),
+            (None, Some(_)) => problems.error(
+                "tls.cert",
+                "there is a key without its certificate".into(),
+                "set tls.cert to the file with it",
+            ),
+            (None, None) if self.tls.admin => problems.error(
+                "tls.admin",
+                "there is no certificate".into(),
+                "set tls.cert and tls.key",
+            ),
             (Some(_), Some(_)) if self.listen.s3 == "off" && !self.tls.admin => {
-                problems.warning("tls.cert", "no listener speaks TLS: the Unix socket never does".into(), "set listen.s3");
+                problems.warning(
+                    "tls.cert",
+                    "no listener speaks TLS: the Unix socket never does".into(),
+                    "set listen.s3",
+                );
             }
             _ => {}
         }
-        let tokens_in_the_clear =
-            self.needs_credentials() && self.tls.cert.is_none() && self.listen.s3 != "off" && !is_loopback(&self.listen.s3);
+        let tokens_in_the_clear = self.needs_credentials()
+            && self.tls.cert.is_none()
+            && self.listen.s3 != "off"
+            && !is_loopback(&self.listen.s3);
         if tokens_in_the_clear {
             problems.warning(
                 "tls.cert",
@@ -216,17 +315,41 @@ impl Config {
 
     fn check_numbers(&self, problems: &mut Problems) {
         let least = [
-            ("limits.requests_in_flight", self.limits.requests_in_flight as u64, 1),
+            (
+                "limits.requests_in_flight",
+                self.limits.requests_in_flight as u64,
+                1,
+            ),
             ("limits.connections", self.limits.connections as u64, 1),
             ("limits.head", self.limits.head.0, 8192),
             ("limits.headers", self.limits.headers as u64, 32),
-            ("limits.warm_concurrency", self.limits.warm_concurrency as u64, 1),
+            (
+                "limits.warm_concurrency",
+                self.limits.warm_concurrency as u64,
+                1,
+            ),
             ("limits.uploads", self.limits.uploads as u64, 1),
-            ("limits.idle_timeout", self.limits.idle_timeout.0.as_millis() as u64, 1),
-            ("limits.body_timeout", self.limits.body_timeout.0.as_millis() as u64, 1),
-            ("limits.write_timeout", self.limits.write_timeout.0.as_millis() as u64, 1),
+            (
+                "limits.idle_timeout",
+                self.limits.idle_timeout.0.as_millis() as u64,
+                1,
+            ),
+            (
+                "limits.body_timeout",
+                self.limits.body_timeout.0.as_millis() as u64,
+                1,
+            ),
+            (
+                "limits.write_timeout",
+                self.limits.write_timeout.0.as_millis() as u64,
+                1,
+            ),
             ("batch.max_entries", self.batch.max_entries as u64, 1),
-            ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, 1),
+            (
+                "batch.read_ahead_entries",
+                self.batch.read_ahead_entries as u64,
+                1,
+            ),
             ("batch.frame", self.batch.frame.0, 4096),
             ("batch.attempts", u64::from(self.batch.attempts), 1),
             ("cache.fill_run", self.cache.fill_run.0, limits::CHUNK_BYTES),
@@ -234,40 +357,104 @@ impl Config {
         ];
         for (key, value, minimum) in least {
             if value < minimum {
-                problems.error(key, format!("{value} is too little"), &format!("{minimum} at least"));
+                problems.error(
+                    key,
+                    format!("{value} is too little"),
+                    &format!("{minimum} at least"),
+                );
             }
         }
         let most = [
-            ("limits.requests_in_flight", self.limits.requests_in_flight as u64, COUNT_MAX),
-            ("limits.connections", self.limits.connections as u64, COUNT_MAX),
-            ("limits.warm_concurrency", self.limits.warm_concurrency as u64, COUNT_MAX),
+            (
+                "limits.requests_in_flight",
+                self.limits.requests_in_flight as u64,
+                COUNT_MAX,
+            ),
+            (
+                "limits.connections",
+                self.limits.connections as u64,
+                COUNT_MAX,
+            ),
+            (
+                "limits.warm_concurrency",
+                self.limits.warm_concurrency as u64,
+                COUNT_MAX,
+            ),
             ("limits.headers", self.limits.headers as u64, 10_000),
             ("limits.head", self.limits.head.0, 16 << 20),
-            ("limits.idle_timeout", self.limits.idle_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("limits.body_timeout", self.limits.body_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("limits.write_timeout", self.limits.write_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("limits.drain_timeout", self.limits.drain_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("batch.max_entries", self.batch.max_entries as u64, limits::BATCH_ENTRIES_MAX as u64),
-            ("batch.read_ahead_entries", self.batch.read_ahead_entries as u64, COUNT_MAX),
-            ("batch.entry_timeout", self.batch.entry_timeout.0.as_secs(), TIME_MAX_SECS),
-            ("batch.throttle_percent", u64::from(self.batch.throttle_percent), 90),
-            ("batch.throttle_disk_percent", u64::from(self.batch.throttle_disk_percent), 100),
+            (
+                "limits.idle_timeout",
+                self.limits.idle_timeout.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
+                "limits.body_timeout",
+                self.limits.body_timeout.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
+                "limits.write_timeout",
+                self.limits.write_timeout.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
+                "limits.drain_timeout",
+                self.limits.drain_timeout.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
+                "batch.max_entries",
+                self.batch.max_entries as u64,
+                limits::BATCH_ENTRIES_MAX as u64,
+            ),
+            (
+                "batch.read_ahead_entries",
+                self.batch.read_ahead_entries as u64,
+                COUNT_MAX,
+            ),
+            (
+                "batch.entry_timeout",
+                self.batch.entry_timeout.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
+                "batch.throttle_percent",
+                u64::from(self.batch.throttle_percent),
+                90,
+            ),
+            (
+                "batch.throttle_disk_percent",
+                u64::from(self.batch.throttle_disk_percent),
+                100,
+            ),
         ];
         for (key, value, maximum) in most {
             if value > maximum {
-                problems.error(key, format!("{value} is too much"), &format!("{maximum} at most"));
+                problems.error(
+                    key,
+                    format!("{value} is too much"),
+                    &format!("{maximum} at most"),
+                );
             }
         }
         let window = self.batcher().window_bytes();
         if window > self.memory_budget_bytes() / 2 {
             problems.error(
                 "batch.frame",
-                format!("the {window} bytes of one batch's buffers are more than half of memory.budget, {}", self.memory_budget_bytes()),
+                format!(
+                    "the {window} bytes of one batch's buffers are more than half of \
+                    memory.budget, {}",
+                    self.memory_budget_bytes()
+                ),
                 "no batch could be answered: lower batch.frame, or raise memory.budget",
             );
         }
         if let Err(e) = crate::logging::filter(&self.log) {
-            problems.error("log.level", e.message().to_owned(), e.hint_text().unwrap_or_default());
+            problems.error(
+                "log.level",
+                e.message().to_owned(),
+                e.hint_text().unwrap_or_default(),
+            );
         }
     }
 }
@@ -276,21 +463,37 @@ struct Problems(Vec<Problem>);
 
 impl Problems {
     fn error(&mut self, key: &str, message: String, hint: &str) {
-        self.0.push(Problem { severity: Severity::Error, key: key.into(), message, hint: hint.into() });
+        self.0.push(Problem {
+            severity: Severity::Error,
+            key: key.into(),
+            message,
+            hint: hint.into(),
+        });
     }
 
     fn warning(&mut self, key: &str, message: String, hint: &str) {
-        self.0.push(Problem { severity: Severity::Warning, key: key.into(), message, hint: hint.into() });
+        self.0.push(Problem {
+            severity: Severity::Warning,
+            key: key.into(),
+            message,
+            hint: hint.into(),
+        });
     }
 }
 
 fn is_address(text: &str) -> bool {
-    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    text.parse::<SocketAddr>().is_ok()
+        || text
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// Whether only this machine can reach the address. A name is loopback only if it is `localhost`.
 pub(crate) fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let host = address
+        .rsplit_once(':')
+        .map_or(address, |(host, _)| host)
+        .trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
@@ -300,11 +503,19 @@ mod tests {
     use crate::config::{NamedOrigin, Secret};
 
     fn errors(config: &Config) -> Vec<String> {
-        config.check().into_iter().filter(|p| p.severity == Severity::Error).map(|p| p.to_string()).collect()
+        config
+            .check()
+            .into_iter()
+            .filter(|p| p.severity == Severity::Error)
+            .map(|p| p.to_string())
+            .collect()
     }
 
     fn sound() -> Config {
-        Config { origins: vec![NamedOrigin::parse("s3://photos").unwrap()], ..Config::default() }
+        Config {
+            origins: vec![NamedOrigin::parse("s3://photos").unwrap()],
+            ..Config::default()
+        }
     }
 
     #[test]
@@ -317,20 +528,31 @@ mod tests {
     fn an_open_port_needs_keys_or_a_word_of_the_operator() {
         let mut config = sound();
         config.listen.s3 = "0.0.0.0:8080".into();
-        assert!(errors(&config)[0].contains("auth.keys"), "{:?}", errors(&config));
+        assert!(
+            errors(&config)[0].contains("auth.keys"),
+            "{:?}",
+            errors(&config)
+        );
         config.auth.tokens.push(Secret::new("t"));
         assert!(errors(&config).is_empty());
         config.auth.tokens.clear();
         config.auth.anonymous = true;
         assert!(errors(&config).is_empty());
-        assert!(is_loopback("127.0.0.1:80") && is_loopback("[::1]:80") && is_loopback("localhost:1") && !is_loopback("example.com:80"));
+        assert!(
+            is_loopback("127.0.0.1:80")
+                && is_loopback("[::1]:80")
+                && is_loopback("localhost:1")
+                && !is_loopback("example.com:80")
+        );
     }
 
     #[test]
     fn what_cannot_work_is_refused() {
         let mut config = sound();
         config.listen.s3 = "nonsense".into();
-        config.origins.push(NamedOrigin::parse("s3://photos/other").unwrap());
+        config
+            .origins
+            .push(NamedOrigin::parse("s3://photos/other").unwrap());
         config.cache.dirs = vec!["/c:1GiB".parse().unwrap(), "/c:2GiB".parse().unwrap()];
         config.batch.attempts = 0;
         config.limits.connections = usize::MAX;
@@ -338,8 +560,15 @@ mod tests {
         config.batch.throttle_percent = 91;
         config.log.level = "[[[".into();
         let found = errors(&config).join("\n");
-        let parts =
-            ["listen.s3", "origins[1]", "cache.dirs", "batch.attempts", "limits.connections", "limits.idle_timeout", "throttle_percent"];
+        let parts = [
+            "listen.s3",
+            "origins[1]",
+            "cache.dirs",
+            "batch.attempts",
+            "limits.connections",
+            "limits.idle_timeout",
+            "throttle_percent",
+        ];
         for part in parts.into_iter().chain(["log.level"]) {
             assert!(found.contains(part), "{part} in {found}");
         }
@@ -347,7 +576,10 @@ mod tests {
         for frame in [1 << 40, 1 << 62, u64::MAX] {
             let mut config = sound();
             config.batch.frame.0 = frame;
-            assert!(errors(&config).join("\n").contains("memory.budget"), "{frame}");
+            assert!(
+                errors(&config).join("\n").contains("memory.budget"),
+                "{frame}"
+            );
         }
     }
 }

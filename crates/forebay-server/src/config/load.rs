@@ -1,7 +1,7 @@
 //! Reading the configuration: file, environment, command line; later wins.
 //!
-//! Every layer is deserialized on its own first, so that what is wrong is reported where it was written. Then the layers are laid over each other as
-//! tables and read once more as a whole.
+//! Every layer is deserialized on its own first, so that what is wrong is reported where it was
+//! written. Then the layers are laid over each other as tables and read once more as a whole.
 
 use super::{CacheDir, Config, NamedOrigin};
 use forebay_core::{Error, Result, name::shorten};
@@ -12,7 +12,8 @@ use toml::{Table, Value};
 /// The prefix of environment variables; `__` stands between the parts of a key.
 pub(super) const ENV_PREFIX: &str = "FOREBAY__";
 
-/// Parts of a key that is set from outside the file: each is a table within the one before. (In files the parser has a bound of its own.)
+/// Parts of a key that is set from outside the file: each is a table within the one before. (In
+/// files the parser has a bound of its own.)
 const KEY_PARTS_MAX: usize = 16;
 
 /// One value set from outside the file.
@@ -26,32 +27,58 @@ pub struct Override {
 }
 
 impl Override {
-    /// A value as it is written on a command line or in the environment: TOML if it reads as TOML and fits, text otherwise.
+    /// A value as it is written on a command line or in the environment: TOML if it reads as TOML
+    /// and fits, text otherwise.
     pub fn text(key: impl Into<String>, text: &str, from: impl Into<String>) -> Result<Self> {
         let (key, from) = (key.into(), from.into());
-        let as_text = Override { key, value: Value::String(text.to_owned()), from };
+        let as_text = Override {
+            key,
+            value: Value::String(text.to_owned()),
+            from,
+        };
         let Some(value) = text.parse::<Value>().ok().filter(|v| !v.is_str()) else {
             return as_text.checked();
         };
-        let as_toml = Override { value, ..as_text.clone() };
+        let as_toml = Override {
+            value,
+            ..as_text.clone()
+        };
         // `12345` may be meant as a token: text is tried before the error is shown.
-        as_toml.checked().or_else(|e| as_text.checked().map_err(|_| e))
+        as_toml
+            .checked()
+            .or_else(|e| as_text.checked().map_err(|_| e))
     }
 
     /// The origins of `--origin`, in place of those of the file.
     pub fn origins(urls: &[String], from: impl Into<String>) -> Result<Self> {
         let from = from.into();
-        let origins = urls.iter().map(|u| NamedOrigin::parse(u)).collect::<Result<Vec<_>>>().map_err(|e| e.context(&from))?;
+        let origins = urls
+            .iter()
+            .map(|u| NamedOrigin::parse(u))
+            .collect::<Result<Vec<_>>>()
+            .map_err(|e| e.context(&from))?;
         let value = Value::try_from(origins).map_err(|e| Error::internal(e.to_string()))?;
-        Ok(Override { key: "origins".into(), value, from })
+        Ok(Override {
+            key: "origins".into(),
+            value,
+            from,
+        })
     }
 
     /// The directories of `--cache`, in place of those of the file.
     pub fn cache(dirs: &[String], from: impl Into<String>) -> Result<Self> {
         let from = from.into();
-        let dirs = dirs.iter().map(|d| d.parse()).collect::<Result<Vec<CacheDir>>>().map_err(|e| e.context(&from))?;
+        let dirs = dirs
+            .iter()
+            .map(|d| d.parse())
+            .collect::<Result<Vec<CacheDir>>>()
+            .map_err(|e| e.context(&from))?;
         let value = Value::try_from(dirs).map_err(|e| Error::internal(e.to_string()))?;
-        Ok(Override { key: "cache.dirs".into(), value, from })
+        Ok(Override {
+            key: "cache.dirs".into(),
+            value,
+            from,
+        })
     }
 
     fn table(&self) -> Table {
@@ -63,14 +90,22 @@ impl Override {
     fn checked(self) -> Result<Self> {
         let parts = self.key.split('.').count();
         if parts > KEY_PARTS_MAX {
-            return Err(Error::invalid(format!("{}: {:?} is a key of {parts} parts", shorten(&self.from), shorten(&self.key)))
-                .hint("`forebay config reference` shows the keys; none has so many parts"));
+            return Err(Error::invalid(format!(
+                "{}: {:?} is a key of {parts} parts",
+                shorten(&self.from),
+                shorten(&self.key)
+            ))
+            .hint("`forebay config reference` shows the keys; none has so many parts"));
         }
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),
             Err(e) => {
                 // Other sources name the setting themselves.
-                let place = if self.from == "--set" { format!("--set {}", self.key) } else { self.from.clone() };
+                let place = if self.from == "--set" {
+                    format!("--set {}", self.key)
+                } else {
+                    self.from.clone()
+                };
                 Err(explain(&place, e.message()))
             }
         }
@@ -78,23 +113,36 @@ impl Override {
 }
 
 impl Config {
-    /// Reads `file`, if there is one, then `env` (pairs that do not begin with `FOREBAY__` are ignored), then `overrides`.
+    /// Reads `file`, if there is one, then `env` (pairs that do not begin with `FOREBAY__` are
+    /// ignored), then `overrides`.
     ///
     /// # Errors
     /// `Invalid` with the place and, for an unknown key, the nearest that is known.
-    pub fn load(file: Option<&Path>, env: impl IntoIterator<Item = (String, String)>, overrides: &[Override]) -> Result<Config> {
+    pub fn load(
+        file: Option<&Path>,
+        env: impl IntoIterator<Item = (String, String)>,
+        overrides: &[Override],
+    ) -> Result<Config> {
         let mut table = Table::new();
         let mut sources = BTreeMap::new();
         if let Some(path) = file {
-            let text = std::fs::read_to_string(path)
-                .map_err(|e| Error::invalid(format!("the configuration file {} cannot be read: {e}", path.display())))?;
+            let text = std::fs::read_to_string(path).map_err(|e| {
+                Error::invalid(format!(
+                    "the configuration file {} cannot be read: {e}",
+                    path.display()
+                ))
+            })?;
             table = Self::parse_file(&text, &path.display().to_string())?;
             note_sources(&table, "", &path.display().to_string(), &mut sources);
         }
         let mut layers = Vec::new();
         for (name, value) in env {
             if let Some(key) = name.strip_prefix(ENV_PREFIX) {
-                layers.push(Override::text(key.to_ascii_lowercase().replace("__", "."), &value, &name)?);
+                layers.push(Override::text(
+                    key.to_ascii_lowercase().replace("__", "."),
+                    &value,
+                    &name,
+                )?);
             }
         }
         layers.sort_by(|a, b| a.key.cmp(&b.key));
@@ -104,7 +152,8 @@ impl Config {
             set(&mut table, &layer.key, layer.value.clone());
             sources.insert(layer.key.clone(), layer.from.clone());
         }
-        let mut config = Config::deserialize(Value::Table(table)).map_err(|e| explain("the configuration", e.message()))?;
+        let mut config = Config::deserialize(Value::Table(table))
+            .map_err(|e| explain("the configuration", e.message()))?;
         config.sources = sources;
         Ok(config)
     }
@@ -113,7 +162,10 @@ impl Config {
     fn parse_file(text: &str, name: &str) -> Result<Table> {
         let at = |e: toml::de::Error| {
             let place = match e.span() {
-                Some(span) => format!("{name}, line {}", text[..span.start.min(text.len())].matches('\n').count() + 1),
+                Some(span) => format!(
+                    "{name}, line {}",
+                    text[..span.start.min(text.len())].matches('\n').count() + 1
+                ),
                 None => name.to_owned(),
             };
             explain(&place, e.message())
@@ -126,7 +178,8 @@ impl Config {
     #[cfg(test)]
     pub(crate) fn of_text(text: &str) -> Result<Config> {
         let table = Self::parse_file(text, "forebay.toml")?;
-        Config::deserialize(Value::Table(table)).map_err(|e| explain("the configuration", e.message()))
+        Config::deserialize(Value::Table(table))
+            .map_err(|e| explain("the configuration", e.message()))
     }
 }
 
@@ -137,7 +190,9 @@ fn set(table: &mut Table, key: &str, value: Value) {
             table.insert(key.to_owned(), value);
         }
         Some((head, rest)) => {
-            let inner = table.entry(head).or_insert_with(|| Value::Table(Table::new()));
+            let inner = table
+                .entry(head)
+                .or_insert_with(|| Value::Table(Table::new()));
             if !inner.is_table() {
                 *inner = Value::Table(Table::new());
             }
@@ -150,7 +205,11 @@ fn set(table: &mut Table, key: &str, value: Value) {
 
 fn note_sources(table: &Table, prefix: &str, source: &str, sources: &mut BTreeMap<String, String>) {
     for (key, value) in table {
-        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        let path = if prefix.is_empty() {
+            key.clone()
+        } else {
+            format!("{prefix}.{key}")
+        };
         match value {
             Value::Table(inner) => note_sources(inner, &path, source, sources),
             _ => {
@@ -176,9 +235,12 @@ pub(super) fn explain(place: &str, message: &str) -> Error {
     Error::invalid(format!("{place}: {}", without_value(message)))
 }
 
-/// serde shows the text that it found where something else belongs. It may be a secret in the wrong place, as in `tokens = "…"`.
+/// serde shows the text that it found where something else belongs. It may be a secret in the wrong
+/// place, as in `tokens = "…"`.
 fn without_value(message: &str) -> String {
-    let message = message.replace("expected usize", "expected a whole number").replace("expected u32", "expected a whole number");
+    let message = message
+        .replace("expected usize", "expected a whole number")
+        .replace("expected u32", "expected a whole number");
     for found in ["invalid type: string ", "invalid value: string "] {
         if let Some(rest) = message.strip_prefix(found)
             && let Some((_, expected)) = rest.rsplit_once("\", ")
@@ -192,7 +254,12 @@ fn without_value(message: &str) -> String {
 /// The known word at an edit distance of at most a third of the word's length.
 fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let allowed = (word.len() / 3).max(1);
-    known.iter().map(|k| (distance(word, k), *k)).filter(|(d, _)| *d <= allowed).min().map(|(_, k)| k)
+    known
+        .iter()
+        .map(|k| (distance(word, k), *k))
+        .filter(|(d, _)| *d <= allowed)
+        .min()
+        .map(|(_, k)| k)
 }
 
 fn distance(a: &str, b: &str) -> usize {
@@ -202,7 +269,9 @@ fn distance(a: &str, b: &str) -> usize {
         let mut diagonal = row[0];
         row[0] = i + 1;
         for (j, cb) in b.iter().enumerate() {
-            let next = (diagonal + usize::from(ca != *cb)).min(row[j] + 1).min(row[j + 1] + 1);
+            let next = (diagonal + usize::from(ca != *cb))
+                .min(row[j] + 1)
+                .min(row[j + 1] + 1);
             diagonal = row[j + 1];
             row[j + 1] = next;
         }
@@ -222,35 +291,66 @@ mod tests {
     }
 
     fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
     }
 
     #[test]
     fn a_key_of_more_parts_than_any_has_is_refused_before_it_is_made() {
-        for key in ["listen.s3.a.b.c.d.e.f.g.h.i.j.k.l.m.n.o".to_owned(), ".".repeat(200_000), "a.".repeat(200_000)] {
+        for key in [
+            "listen.s3.a.b.c.d.e.f.g.h.i.j.k.l.m.n.o".to_owned(),
+            ".".repeat(200_000),
+            "a.".repeat(200_000),
+        ] {
             let e = Override::text(key, "1", "--set").unwrap_err();
-            assert!(e.describe().contains("parts") && e.describe().len() < 1000, "{}", e.describe());
+            assert!(
+                e.describe().contains("parts") && e.describe().len() < 1000,
+                "{}",
+                e.describe()
+            );
         }
-        assert!(Override::text("a.b", "1", "--set").unwrap_err().describe().contains("known here"));
+        assert!(
+            Override::text("a.b", "1", "--set")
+                .unwrap_err()
+                .describe()
+                .contains("known here")
+        );
     }
 
     #[test]
     fn later_layers_win() {
-        let (_dir, path) = file("[listen]\ns3 = \"127.0.0.1:1\"\nadmin = \"off\"\n[cache]\ndirs = [\"/a:1GiB\"]\nfreshness = \"always\"\n");
+        let (_dir, path) = file(
+            "[listen]\ns3 = \"127.0.0.1:1\"\nadmin = \"off\"\n[cache]\ndirs = \
+             [\"/a:1GiB\"]\nfreshness = \"always\"\n",
+        );
         let vars = env(&[
             ("FOREBAY__LISTEN__S3", "127.0.0.1:2"),
             ("FOREBAY__BATCH__SOFT_ERRORS_MAX", "6"),
             ("HOME", "/x"),
             ("FOREBAY__AUTH__TOKENS", "[\"12345\"]"),
         ]);
-        let flags =
-            [Override::text("listen.s3", "127.0.0.1:3", "--listen").unwrap(), Override::cache(&["/b:2GiB".into()], "--cache").unwrap()];
+        let flags = [
+            Override::text("listen.s3", "127.0.0.1:3", "--listen").unwrap(),
+            Override::cache(&["/b:2GiB".into()], "--cache").unwrap(),
+        ];
         let c = Config::load(Some(&path), vars, &flags).unwrap();
-        assert_eq!((c.listen.s3.as_str(), c.listen.admin.as_str(), c.batch.soft_errors_max), ("127.0.0.1:3", "off", 6));
+        assert_eq!(
+            (
+                c.listen.s3.as_str(),
+                c.listen.admin.as_str(),
+                c.batch.soft_errors_max
+            ),
+            ("127.0.0.1:3", "off", 6)
+        );
         assert_eq!(c.cache.dirs[0].to_string(), "/b:2GiB");
         assert_eq!(c.auth.tokens[0].reveal(), "12345");
         assert_eq!(
-            (c.sources["listen.s3"].as_str(), c.sources["batch.soft_errors_max"].as_str()),
+            (
+                c.sources["listen.s3"].as_str(),
+                c.sources["batch.soft_errors_max"].as_str()
+            ),
             ("--listen", "FOREBAY__BATCH__SOFT_ERRORS_MAX")
         );
         assert!(c.sources["cache.freshness"].ends_with("forebay.toml"));
@@ -259,27 +359,52 @@ mod tests {
     #[test]
     fn what_is_wrong_is_reported_where_it_was_written() {
         let (_dir, path) = file("[listen]\ns3 = \"127.0.0.1:1\"\n\n[cache]\nfreshnes = \"60s\"\n");
-        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
-        assert!(e.contains("forebay.toml, line 5") && e.contains("\"freshnes\"") && e.contains("did you mean \"freshness\""), "{e}");
-        let e = Config::load(None, env(&[("FOREBAY__LIMITS__CONECTIONS", "3")]), &[]).unwrap_err().to_string();
-        assert!(e.contains("FOREBAY__LIMITS__CONECTIONS") && e.contains("\"connections\""), "{e}");
-        let e = Override::text("cache.freshness", "sometimes", "--freshness").unwrap_err().to_string();
+        let e = Config::load(Some(&path), env(&[]), &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("forebay.toml, line 5")
+                && e.contains("\"freshnes\"")
+                && e.contains("did you mean \"freshness\""),
+            "{e}"
+        );
+        let e = Config::load(None, env(&[("FOREBAY__LIMITS__CONECTIONS", "3")]), &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("FOREBAY__LIMITS__CONECTIONS") && e.contains("\"connections\""),
+            "{e}"
+        );
+        let e = Override::text("cache.freshness", "sometimes", "--freshness")
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("--freshness") && e.contains("sometimes"), "{e}");
         let (_dir, path) = file("[[origins]]\nurl = \"s3://b\"\nregoin = \"x\"\n");
-        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
+        let e = Config::load(Some(&path), env(&[]), &[])
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("regoin") && e.contains("region"), "{e}");
         assert!(Config::load(Some(Path::new("/no/such/file")), env(&[]), &[]).is_err());
     }
 
     #[test]
     fn a_secret_in_the_wrong_place_is_not_shown() {
-        for (key, value) in [("auth.tokens", "SECRET"), ("auth.keys", "[\"SECRET\"]"), ("limits.connections", "SECRET, \"a\"")] {
+        for (key, value) in [
+            ("auth.tokens", "SECRET"),
+            ("auth.keys", "[\"SECRET\"]"),
+            ("limits.connections", "SECRET, \"a\""),
+        ] {
             let e = Override::text(key, value, "--set").unwrap_err().to_string();
             assert!(e.contains(key) && !e.contains("SECRET"), "{e}");
         }
         let (_dir, path) = file("[auth]\ntokens = \"SECRET\"\n");
-        let e = Config::load(Some(&path), env(&[]), &[]).unwrap_err().to_string();
-        assert!(e.contains("line 2: invalid type: text, expected a sequence"), "{e}");
+        let e = Config::load(Some(&path), env(&[]), &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("line 2: invalid type: text, expected a sequence"),
+            "{e}"
+        );
     }
 
     #[test]
@@ -287,13 +412,22 @@ mod tests {
         let c = Config::load(
             None,
             env(&[]),
-            &[Override::origins(&["s3://photos?endpoint=http://h:1".into(), "tmp=/tmp".into()], "--origin").unwrap()],
+            &[Override::origins(
+                &["s3://photos?endpoint=http://h:1".into(), "tmp=/tmp".into()],
+                "--origin",
+            )
+            .unwrap()],
         )
         .unwrap();
         assert_eq!(c.origins.len(), 2);
         assert_eq!(c.origins[0].config.endpoint.as_deref(), Some("http://h:1"));
         assert_eq!(c.origins[1].bucket().unwrap().as_deref(), Some("tmp"));
-        let c = Config::load(None, env(&[("FOREBAY__ORIGINS", "[{url = \"s3://a\", attempts = 2}]")]), &[]).unwrap();
+        let c = Config::load(
+            None,
+            env(&[("FOREBAY__ORIGINS", "[{url = \"s3://a\", attempts = 2}]")]),
+            &[],
+        )
+        .unwrap();
         assert_eq!(c.origins[0].config.attempts, 2);
     }
 }

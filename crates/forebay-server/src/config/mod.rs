@@ -1,7 +1,9 @@
-//! The whole program's configuration: what can be set, where it is read from, whether it makes sense, and how it is shown.
+//! The whole program's configuration: what can be set, where it is read from, whether it makes
+//! sense, and how it is shown.
 //!
-//! Later wins: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the command line. Each layer is checked on its own, so an error
-//! names the file and line, the variable or the option that is at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
+//! Later wins: defaults, the TOML file, environment variables `FOREBAY__SECTION__KEY`, the command
+//! line. Each layer is checked on its own, so an error names the file and line, the variable or the
+//! option that is at fault (`load.rs`). Unknown keys are refused. Secrets are never shown.
 
 mod auth;
 mod check;
@@ -52,14 +54,17 @@ section! {
     Listen {
         /// Address of the data port: S3 at the root, the batch API under `/v1/`. `off` for none.
         s3: String = "127.0.0.1:8080".into(),
-        /// Path of the Unix socket that clients on this machine use by themselves; same protocol, several times the bytes per second.
-        /// `auto`: `forebay.sock` in the first cache directory, or in `$XDG_RUNTIME_DIR` where there is no cache. `off` for none.
+        /// Path of the Unix socket that clients on this machine use by themselves; same protocol,
+        /// several times the bytes per second. `auto`: `forebay.sock` in the first cache directory,
+        /// or in `$XDG_RUNTIME_DIR` where there is no cache. `off` for none.
         unix: String = "auto".into(),
-        /// Permissions of the Unix socket. Who may open it is trusted: no keys are asked for. `"0660"` opens it to the group.
+        /// Permissions of the Unix socket. Who may open it is trusted: no keys are asked for.
+        /// `"0660"` opens it to the group.
         unix_mode: Mode = Mode(0o600),
         /// Address of the admin port: `/metrics`, `/healthz`, `/readyz`. `off` for none.
         admin: String = "127.0.0.1:8081".into(),
-        /// Host names under which buckets are found in virtual-host style: with `["s3.example.com"]`, `http://bucket.s3.example.com/key`.
+        /// Host names under which buckets are found in virtual-host style: with
+        /// `["s3.example.com"]`, `http://bucket.s3.example.com/key`.
         hostnames: Vec<String> = Vec::new(),
     }
 }
@@ -67,9 +72,11 @@ section! {
 section! {
     /// The local cache.
     Cache {
-        /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. None: nothing is kept, every read goes to the origin.
+        /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. None:
+        /// nothing is kept, every read goes to the origin.
         dirs: Vec<CacheDir> = Vec::new(),
-        /// When a cached version may be served without asking the origin: `immutable` (never ask), `always` (ask each time), or ask after a time.
+        /// When a cached version may be served without asking the origin: `immutable` (never ask),
+        /// `always` (ask each time), or ask after a time.
         freshness: FreshnessRule = FreshnessRule(forebay_engine::Freshness::default()),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
@@ -91,8 +98,9 @@ section! {
 section! {
     /// Memory for buffers.
     Memory {
-        /// One budget for the buffers of fills, batches and uploads; work that does not fit is refused with 429. Default: 1 GiB, or a quarter of the
-        /// machine's memory where that is less.
+        /// One budget for the buffers of fills, batches and uploads; work that does not fit is
+        /// refused with 429. Default: 1 GiB, or a quarter of the machine's memory where that is
+        /// less.
         budget: Option<Bytes> = None,
     }
 }
@@ -104,19 +112,23 @@ section! {
         max_entries: usize = BatchConfig::default().max_entries,
         /// Largest request body.
         max_body: Bytes = Bytes(BatchConfig::default().max_body_bytes as u64),
-        /// Entries that may be missing or unreadable in one request with continue-on-error, before it fails as a whole.
+        /// Entries that may be missing or unreadable in one request with continue-on-error, before
+        /// it fails as a whole.
         soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
         /// Entries of one request that are fetched at the same time, ahead of the one being sent.
         read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
-        /// The size of the buffers that an answer is sent in. Four of them are reserved from the memory budget for each answer.
+        /// The size of the buffers that an answer is sent in. Four of them are reserved from the
+        /// memory budget for each answer.
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
         /// An entry that is not there after this long counts as failed.
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
         /// Attempts for one entry, the first included.
         attempts: u32 = BatchConfig::default().attempts,
-        /// Batches are slowed down while this many threads, for each core of the machine, are ready to run (a running average). 0: never.
+        /// Batches are slowed down while this many threads, for each core of the machine, are ready
+        /// to run (a running average). 0: never.
         throttle_ready_per_core: u32 = BatchConfig::default().throttle_ready_per_core,
-        /// They are, too, if everything waited for disks for more than this share of the last 10 s, in percent. 0: never.
+        /// They are, too, if everything waited for disks for more than this share of the last 10 s,
+        /// in percent. 0: never.
         throttle_disk_percent: u32 = BatchConfig::default().throttle_disk_percent,
         /// The share of its time that a batch then pauses, in percent; at most 90.
         throttle_percent: u32 = BatchConfig::default().throttle_percent,
@@ -124,22 +136,28 @@ section! {
 }
 
 section! {
-    /// Datasets: which rows there are, and where. Their indexes are kept, so that opening one again reads only what changed.
+    /// Datasets: which rows there are, and where. Their indexes are kept, so that opening one again
+    /// reads only what changed.
     Datasets {
-        /// Memory for the indexes of datasets; the least recently used ones beyond it are forgotten, and read from disk when they are asked for.
+        /// Memory for the indexes of datasets; the least recently used ones beyond it are
+        /// forgotten, and read from disk when they are asked for.
         memory: Bytes = Bytes(limits::DATASETS_MEMORY_DEFAULT_BYTES),
-        /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if there is none.
+        /// Where indexes are kept. Not set: `datasets` in the first cache directory, or nowhere if
+        /// there is none.
         dir: Option<PathBuf> = None,
-        /// What that directory may take, beside the size of the cache; what was not used longest goes first.
+        /// What that directory may take, beside the size of the cache; what was not used longest
+        /// goes first.
         disk: Bytes = Bytes(limits::DATASETS_DISK_DEFAULT_BYTES),
     }
 }
 
 section! {
-    /// TLS on the data port. The files are read again within a second when they change, and on SIGHUP: new connections are made with the new certificate, open ones go
-    /// on. Files that cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
+    /// TLS on the data port. The files are read again within a second when they change, and on
+    /// SIGHUP: new connections are made with the new certificate, open ones go on. Files that
+    /// cannot be used leave the one in force and are told in the log and in `forebay_reload_stale`.
     Tls {
-        /// The certificate, in PEM: the node's own first, then those between it and its CA. With it the data port speaks TLS (1.2, 1.3) and nothing else.
+        /// The certificate, in PEM: the node's own first, then those between it and its CA. With it
+        /// the data port speaks TLS (1.2, 1.3) and nothing else.
         cert: Option<PathBuf> = None,
         /// Its private key, in PEM, not encrypted.
         key: Option<PathBuf> = None,
@@ -165,7 +183,8 @@ section! {
         body_timeout: Span = Span(Duration::from_secs(60)),
         /// A client that takes nothing of its answer for this long is cut off.
         write_timeout: Span = Span(Duration::from_secs(60)),
-        /// A client that sends or takes less than this per second, over `body_timeout` or `write_timeout` of waiting for it, is cut off too. 0: never.
+        /// A client that sends or takes less than this per second, over `body_timeout` or
+        /// `write_timeout` of waiting for it, is cut off too. 0: never.
         slowest_client: Bytes = Bytes(1 << 10),
         /// Multipart uploads under way that the node remembers the parts of.
         uploads: usize = 10_000,
@@ -181,7 +200,8 @@ section! {
     Log {
         /// `text` or `json`.
         format: LogFormat = LogFormat::Text,
-        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter such as `info,forebay_origin=debug`. Each request is one line at `info`.
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter such as
+        /// `info,forebay_origin=debug`. Each request is one line at `info`.
         level: String = "info".into(),
     }
 }
@@ -197,9 +217,22 @@ impl Config {
     }
 
     fn rules(&self) -> BucketRules {
-        let default = BucketRule { freshness: self.cache.freshness.0, cache: !self.cache.dirs.is_empty() };
-        let rule = |b: &Bucket| BucketRule { freshness: b.freshness.map_or(default.freshness, |f| f.0), cache: default.cache && b.cache };
-        BucketRules { default, buckets: self.buckets.iter().map(|(name, b)| (name.clone(), rule(b))).collect() }
+        let default = BucketRule {
+            freshness: self.cache.freshness.0,
+            cache: !self.cache.dirs.is_empty(),
+        };
+        let rule = |b: &Bucket| BucketRule {
+            freshness: b.freshness.map_or(default.freshness, |f| f.0),
+            cache: default.cache && b.cache,
+        };
+        BucketRules {
+            default,
+            buckets: self
+                .buckets
+                .iter()
+                .map(|(name, b)| (name.clone(), rule(b)))
+                .collect(),
+        }
     }
 
     /// What the batcher needs of it.
@@ -229,12 +262,17 @@ impl Config {
         }
     }
 
-    /// The memory budget in bytes: as configured, or 1 GiB, or a quarter of the machine's memory where that is less.
+    /// The memory budget in bytes: as configured, or 1 GiB, or a quarter of the machine's memory
+    /// where that is less.
     pub fn memory_budget_bytes(&self) -> u64 {
-        self.memory.budget.map_or_else(|| limits::MEMORY_BUDGET_DEFAULT_BYTES.min(crate::process::memory_total_bytes() / 4), |b| b.0)
+        self.memory.budget.map_or_else(
+            || limits::MEMORY_BUDGET_DEFAULT_BYTES.min(crate::process::memory_total_bytes() / 4),
+            |b| b.0,
+        )
     }
 
-    /// Where the Unix socket goes, if anywhere. Absolute, since clients with other working directories are told of it.
+    /// Where the Unix socket goes, if anywhere. Absolute, since clients with other working
+    /// directories are told of it.
     pub fn unix_path(&self) -> Option<PathBuf> {
         let path = self.unix_path_as_given()?;
         Some(std::path::absolute(&path).unwrap_or(path))
@@ -243,7 +281,10 @@ impl Config {
     fn unix_path_as_given(&self) -> Option<PathBuf> {
         match self.listen.unix.as_str() {
             "off" | "" => None,
-            "auto" => match (self.cache.dirs.first(), std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty())) {
+            "auto" => match (
+                self.cache.dirs.first(),
+                std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()),
+            ) {
                 (Some(dir), _) => Some(dir.path.join(crate::SOCKET_NAME)),
                 (None, Some(dir)) => Some(PathBuf::from(dir).join(crate::SOCKET_NAME)),
                 (None, None) => None,

@@ -21,7 +21,10 @@ impl NamedOrigin {
             Some((name, url)) if !name.contains(['/', ':', '?']) => (Some(name.to_owned()), url),
             _ => (None, text),
         };
-        let origin = NamedOrigin { name, config: OriginConfig::for_url(url)? };
+        let origin = NamedOrigin {
+            name,
+            config: OriginConfig::for_url(url)?,
+        };
         origin.bucket()?;
         Ok(origin)
     }
@@ -32,27 +35,38 @@ impl NamedOrigin {
         if url.is_wildcard() {
             return match &self.name {
                 None => Ok(None),
-                Some(name) => {
-                    Err(Error::invalid(format!("origin {}: it stands for many buckets, so it cannot be named {name:?}", self.config.url))
-                        .hint("leave the name out, or name one bucket in the URL"))
-                }
+                Some(name) => Err(Error::invalid(format!(
+                    "origin {}: it stands for many buckets, so it cannot be named {name:?}",
+                    self.config.url
+                ))
+                .hint("leave the name out, or name one bucket in the URL")),
             };
         }
         let name = match (&self.name, url) {
             (Some(name), _) => name.clone(),
             (
                 None,
-                OriginUrl::S3 { bucket: Some(bucket), .. } | OriginUrl::Gcs { bucket, .. } | OriginUrl::Azure { container: bucket, .. },
+                OriginUrl::S3 {
+                    bucket: Some(bucket),
+                    ..
+                }
+                | OriginUrl::Gcs { bucket, .. }
+                | OriginUrl::Azure {
+                    container: bucket, ..
+                },
             ) => bucket,
             (None, OriginUrl::Web { base }) => base.host_str().unwrap_or_default().to_owned(),
             (None, OriginUrl::Directory { path, .. }) => {
                 let path = path.canonicalize().unwrap_or(path);
-                path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+                path.file_name()
+                    .map(|n| n.to_string_lossy().into_owned())
+                    .unwrap_or_default()
             }
             (None, _) => String::new(),
         };
         validate_bucket(&name).map_err(|e| {
-            e.context(format!("origin {}", self.config.url)).hint("give the bucket a name: name = \"…\", or --origin NAME=URL")
+            e.context(format!("origin {}", self.config.url))
+                .hint("give the bucket a name: name = \"…\", or --origin NAME=URL")
         })?;
         Ok(Some(name))
     }
@@ -64,9 +78,14 @@ impl<'de> Deserialize<'de> for NamedOrigin {
         let name = match table.remove("name") {
             None => None,
             Some(toml::Value::String(name)) => Some(name),
-            Some(other) => return Err(de::Error::custom(format!("the name of an origin is text, not {other}"))),
+            Some(other) => {
+                return Err(de::Error::custom(format!(
+                    "the name of an origin is text, not {other}"
+                )));
+            }
         };
-        let config = OriginConfig::deserialize(toml::Value::Table(table)).map_err(|e| de::Error::custom(e.message()))?;
+        let config = OriginConfig::deserialize(toml::Value::Table(table))
+            .map_err(|e| de::Error::custom(e.message()))?;
         Ok(NamedOrigin { name, config })
     }
 }
@@ -82,64 +101,143 @@ impl Serialize for NamedOrigin {
     }
 }
 
-/// Documentation of the settings; the fields themselves are `forebay_origin`'s, and a test holds the two together.
+/// Documentation of the settings; the fields themselves are `forebay_origin`'s, and a test holds
+/// the two together.
 pub(super) struct OriginSection;
 
 impl Described for OriginSection {
-    const DOC: &'static [&'static str] =
-        &[" The buckets served here and where they are: one `[[origins]]` for each. At least one is needed."];
+    const DOC: &'static [&'static str] = &[
+        " The buckets served here and where they are: one `[[origins]]` for each. At least one \
+         is needed.",
+    ];
     const FIELDS: &'static [(&'static str, &'static [&'static str])] = &[
-        ("name", &[" The bucket's name here. Default: as in the URL."]),
+        (
+            "name",
+            &[" The bucket's name here. Default: as in the URL."],
+        ),
         (
             "url",
             &[
-                " `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`, `https://host/path/`, `file:///dir` or a path.",
-                " `s3://` alone serves every bucket of the endpoint, `file:///dir/*` every directory in `dir` as a bucket.",
+                " `s3://bucket[/prefix]`, `gs://bucket[/prefix]`, `az://container[/prefix]`, \
+                 `https://host/path/`, `file:///dir` or a path.",
+                " `s3://` alone serves every bucket of the endpoint, `file:///dir/*` every \
+                 directory in `dir` as a bucket.",
             ],
         ),
         (
             "endpoint",
             &[
-                " S3, GCS, Azure: where the service is, if not at its public address: `http://127.0.0.1:9000`. Default for S3: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile's.",
+                " S3, GCS, Azure: where the service is, if not at its public address: \
+                 `http://127.0.0.1:9000`. Default for S3: `AWS_ENDPOINT_URL_S3`, \
+                 `AWS_ENDPOINT_URL`, the profile's.",
             ],
         ),
-        ("region", &[" S3: the region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, `us-east-1`."]),
-        ("path_style", &[" S3: the bucket in the path (`true`) or in the host name. Default: in the path where `endpoint` is given."]),
-        ("allow_http", &[" `false` refuses an endpoint that is plain HTTP. Default: accepted where the endpoint says `http://`."]),
-        ("anonymous", &[" S3, GCS, Azure: requests are not signed, no credentials are looked for. Default: `false`."]),
+        (
+            "region",
+            &[
+                " S3: the region. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile's, \
+                 `us-east-1`.",
+            ],
+        ),
+        (
+            "path_style",
+            &[
+                " S3: the bucket in the path (`true`) or in the host name. Default: in the path \
+                 where `endpoint` is given.",
+            ],
+        ),
+        (
+            "allow_http",
+            &[
+                " `false` refuses an endpoint that is plain HTTP. Default: accepted where the \
+                 endpoint says `http://`.",
+            ],
+        ),
+        (
+            "anonymous",
+            &[
+                " S3, GCS, Azure: requests are not signed, no credentials are looked for. \
+                 Default: `false`.",
+            ],
+        ),
         (
             "profile",
             &[
-                " S3: the profile in `~/.aws/credentials` and `~/.aws/config`: keys, a role, or `credential_process`. Default: `AWS_PROFILE`, `default`.",
+                " S3: the profile in `~/.aws/credentials` and `~/.aws/config`: keys, a role, or \
+                 `credential_process`. Default: `AWS_PROFILE`, `default`.",
             ],
         ),
         (
             "access_key_id",
-            &[" S3: keys, instead of the usual places (environment, profile, web identity, container and instance metadata)."],
+            &[
+                " S3: keys, instead of the usual places (environment, profile, web identity, \
+                 container and instance metadata).",
+            ],
         ),
         ("secret_access_key", &[" S3: see `access_key_id`."]),
         ("session_token", &[" S3: see `access_key_id`."]),
         (
             "service_account_file",
-            &[" GCS: a service account's JSON key. Default: `GOOGLE_APPLICATION_CREDENTIALS` and the other usual places."],
+            &[
+                " GCS: a service account's JSON key. Default: `GOOGLE_APPLICATION_CREDENTIALS` \
+                 and the other usual places.",
+            ],
         ),
-        ("account", &[" Azure: the storage account. Default: `AZURE_STORAGE_ACCOUNT_NAME`."]),
-        ("account_key", &[" Azure: the account's key. Default: `AZURE_STORAGE_ACCOUNT_KEY` and the other usual places."]),
-        ("bearer_token", &[" HTTP(S): sent as `Authorization: Bearer …`."]),
-        ("ca_file", &[" A PEM file of further certificate authorities that are trusted."]),
-        ("requests_in_flight", &[" Requests in flight at the same time, bodies included. Default: 256."]),
-        ("bytes_per_second", &[" Bytes per second, read and written together: a number or `\"100MB\"`. Default: no limit."]),
+        (
+            "account",
+            &[" Azure: the storage account. Default: `AZURE_STORAGE_ACCOUNT_NAME`."],
+        ),
+        (
+            "account_key",
+            &[
+                " Azure: the account's key. Default: `AZURE_STORAGE_ACCOUNT_KEY` and the other \
+                 usual places.",
+            ],
+        ),
+        (
+            "bearer_token",
+            &[" HTTP(S): sent as `Authorization: Bearer …`."],
+        ),
+        (
+            "ca_file",
+            &[" A PEM file of further certificate authorities that are trusted."],
+        ),
+        (
+            "requests_in_flight",
+            &[" Requests in flight at the same time, bodies included. Default: 256."],
+        ),
+        (
+            "bytes_per_second",
+            &[
+                " Bytes per second, read and written together: a number or `\"100MB\"`. Default: \
+                 no limit.",
+            ],
+        ),
         (
             "hedge_percent",
             &[
-                " A GET whose first byte is later than that of 95 of 100 before it is sent a second time, and the first answer is taken: at most so many second",
-                " requests for 100 requests. 5 suits an origin with a long tail. Default: `0`, none.",
+                " A GET whose first byte is later than that of 95 of 100 before it is sent a \
+                 second time, and the first answer is taken: at most so many second",
+                " requests for 100 requests. 5 suits an origin with a long tail. Default: `0`, \
+                 none.",
             ],
         ),
-        ("attempts", &[" Attempts for one request, the first included. Default: 5."]),
+        (
+            "attempts",
+            &[" Attempts for one request, the first included. Default: 5."],
+        ),
         ("connect_timeout", &[" Default: `5s`."]),
-        ("idle_timeout", &[" An answer or a body that is silent for this long counts as broken. Default: `30s`."]),
-        ("retry_deadline", &[" No attempt begins later than this after the first. Default: `60s`."]),
+        (
+            "idle_timeout",
+            &[
+                " An answer or a body that is silent for this long counts as broken. Default: \
+                 `30s`.",
+            ],
+        ),
+        (
+            "retry_deadline",
+            &[" No attempt begins later than this after the first. Default: `60s`."],
+        ),
     ];
 }
 
@@ -151,7 +249,11 @@ mod tests {
     fn every_setting_of_an_origin_is_documented() {
         let error = toml::from_str::<OriginConfig>("no_such_setting = 1").unwrap_err();
         let known: Vec<&str> = error.message().split('`').skip(3).step_by(2).collect();
-        let documented: Vec<&str> = OriginSection::FIELDS.iter().map(|f| f.0).filter(|f| *f != "name").collect();
+        let documented: Vec<&str> = OriginSection::FIELDS
+            .iter()
+            .map(|f| f.0)
+            .filter(|f| *f != "name")
+            .collect();
         assert!(known.len() > 10, "{error}");
         let mut known_sorted = known.clone();
         let mut documented_sorted = documented.clone();
@@ -163,10 +265,22 @@ mod tests {
     #[test]
     fn a_bucket_is_named_by_its_url_or_by_the_operator() {
         let name = |t: &str| NamedOrigin::parse(t).and_then(|o| o.bucket());
-        assert_eq!(name("s3://photos/2024?endpoint=http://127.0.0.1:9000").unwrap().as_deref(), Some("photos"));
-        assert_eq!(name("pics=s3://photos?region=x").unwrap().as_deref(), Some("pics"));
+        assert_eq!(
+            name("s3://photos/2024?endpoint=http://127.0.0.1:9000")
+                .unwrap()
+                .as_deref(),
+            Some("photos")
+        );
+        assert_eq!(
+            name("pics=s3://photos?region=x").unwrap().as_deref(),
+            Some("pics")
+        );
         assert_eq!(name("data=/").unwrap().as_deref(), Some("data"));
         assert_eq!(name("s3://").unwrap(), None);
-        assert!(name("x=s3://").is_err() && name("file:///").is_err() && name("v1=s3://photos").is_err());
+        assert!(
+            name("x=s3://").is_err()
+                && name("file:///").is_err()
+                && name("v1=s3://photos").is_err()
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! `docs/CONFIGURATION.md`, made from the settings' own documentation and defaults.
 
 use super::{
-    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls, origin::OriginSection,
-    section::Described,
+    Auth, Batch, Bucket, Cache, Config, Datasets, Grant, KeyPair, Limits, Listen, Log, Memory, Tls,
+    origin::OriginSection, section::Described,
 };
 use std::fmt::Write;
 use toml::{Table, Value};
@@ -37,12 +37,22 @@ freshness = \"immutable\"
 /// The page, in Markdown.
 pub fn reference() -> String {
     let defaults = Table::try_from(Config::default()).unwrap_or_default();
-    let of = |section: &str| defaults.get(section).and_then(Value::as_table).cloned().unwrap_or_default();
+    let of = |section: &str| {
+        defaults
+            .get(section)
+            .and_then(Value::as_table)
+            .cloned()
+            .unwrap_or_default()
+    };
     let mut page = HEAD.to_owned();
     section::<Listen>(&mut page, "[listen]", &of("listen"));
     section::<OriginSection>(&mut page, "[[origins]]", &Table::new());
     section::<Cache>(&mut page, "[cache]", &of("cache"));
-    section::<Bucket>(&mut page, "[buckets.NAME]", &Table::try_from(Bucket::default()).unwrap_or_default());
+    section::<Bucket>(
+        &mut page,
+        "[buckets.NAME]",
+        &Table::try_from(Bucket::default()).unwrap_or_default(),
+    );
     section::<Memory>(&mut page, "[memory]", &of("memory"));
     section::<Batch>(&mut page, "[batch]", &of("batch"));
     section::<Datasets>(&mut page, "[datasets]", &of("datasets"));
@@ -59,13 +69,24 @@ fn section<S: Described>(page: &mut String, title: &str, defaults: &Table) {
     let _ = write!(page, "\n## `{title}`\n\n{}\n\n", text(S::DOC));
     page.push_str("| setting | default | |\n|---|---|---|\n");
     for (name, doc) in S::FIELDS {
-        let default = defaults.get(*name).map(|v| format!("`{v}`")).unwrap_or_default();
-        let _ = writeln!(page, "| `{name}` | {default} | {} |", text(doc).replace('\n', " ").replace('|', "\\|"));
+        let default = defaults
+            .get(*name)
+            .map(|v| format!("`{v}`"))
+            .unwrap_or_default();
+        let _ = writeln!(
+            page,
+            "| `{name}` | {default} | {} |",
+            text(doc).replace('\n', " ").replace('|', "\\|")
+        );
     }
 }
 
 fn text(lines: &[&str]) -> String {
-    lines.iter().map(|l| l.trim()).collect::<Vec<_>>().join("\n")
+    lines
+        .iter()
+        .map(|l| l.trim())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[cfg(test)]
@@ -73,7 +94,13 @@ mod tests {
     #[test]
     fn every_setting_is_on_the_page() {
         let page = super::reference();
-        for part in ["`soft_errors_max`", "`\"127.0.0.1:8080\"`", "`requests_in_flight` | `4096`", "`bytes_per_second`", "`secret_key`"] {
+        for part in [
+            "`soft_errors_max`",
+            "`\"127.0.0.1:8080\"`",
+            "`requests_in_flight` | `4096`",
+            "`bytes_per_second`",
+            "`secret_key`",
+        ] {
             assert!(page.contains(part), "{part} in\n{page}");
         }
     }

@@ -1,5 +1,5 @@
-//! One description of each setting: the struct's field, its default and its documentation come from the same lines, and the reference
-//! page is made of them.
+//! One description of each setting: the struct's field, its default and its documentation come from
+//! the same lines, and the reference page is made of them.
 
 /// A section of the configuration, described.
 pub trait Described {

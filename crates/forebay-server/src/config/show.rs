@@ -5,19 +5,27 @@ use std::fmt::Write;
 use toml::{Table, Value};
 
 impl Config {
-    /// TOML that can be read back (but for the secrets); each value that is not a default says who set it.
+    /// TOML that can be read back (but for the secrets); each value that is not a default says who
+    /// set it.
     pub fn show(&self) -> String {
         let mut out = String::new();
         match Table::try_from(self) {
             Ok(table) => self.table(&table, "", &mut out),
-            // Every value of the configuration has a form in TOML; if one had not, that is what to show.
+            // Every value of the configuration has a form in TOML; if one had not, that is what to
+            // show.
             Err(e) => out = format!("# {e}\n"),
         }
         out
     }
 
     fn table(&self, table: &Table, prefix: &str, out: &mut String) {
-        let path = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+        let path = |key: &str| {
+            if prefix.is_empty() {
+                key.to_owned()
+            } else {
+                format!("{prefix}.{key}")
+            }
+        };
         for (key, value) in table.iter().filter(|(_, v)| !is_table(v)) {
             let source = self.source(&path(key));
             let _ = writeln!(out, "{} = {value}{source}", quoted(key));
@@ -31,7 +39,12 @@ impl Config {
                 }
                 Value::Array(items) => {
                     for item in items.iter().filter_map(Value::as_table) {
-                        let _ = writeln!(out, "{}[[{path}]]{}", if out.is_empty() { "" } else { "\n" }, self.source(&path));
+                        let _ = writeln!(
+                            out,
+                            "{}[[{path}]]{}",
+                            if out.is_empty() { "" } else { "\n" },
+                            self.source(&path)
+                        );
                         self.table(item, &path, out);
                     }
                 }
@@ -41,7 +54,10 @@ impl Config {
     }
 
     fn source(&self, path: &str) -> String {
-        self.sources.get(path).map(|s| format!("  # {s}")).unwrap_or_default()
+        self.sources
+            .get(path)
+            .map(|s| format!("  # {s}"))
+            .unwrap_or_default()
     }
 }
 
@@ -55,7 +71,14 @@ fn is_table(value: &Value) -> bool {
 }
 
 fn quoted(key: &str) -> String {
-    if key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') { key.to_owned() } else { format!("{key:?}") }
+    if key
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    {
+        key.to_owned()
+    } else {
+        format!("{key:?}")
+    }
 }
 
 #[cfg(test)]
@@ -65,18 +88,40 @@ mod tests {
     #[test]
     fn what_is_shown_reads_back_and_hides_secrets() {
         let env = [
-            ("FOREBAY__AUTH__KEYS", "[{access_key = \"AK\", secret_key = \"hunter2\"}]"),
+            (
+                "FOREBAY__AUTH__KEYS",
+                "[{access_key = \"AK\", secret_key = \"hunter2\"}]",
+            ),
             ("FOREBAY__AUTH__TOKENS", "[\"hunter3\"]"),
             ("FOREBAY__BUCKETS__A-B__FRESHNESS", "immutable"),
         ];
         let env = env.map(|(k, v)| (k.to_owned(), v.to_owned()));
-        let origin = Override::origins(&["s3://photos?endpoint=http://h:1".into()], "--origin").unwrap();
-        let config = Config::load(None, env, &[origin, Override::text("listen.s3", "127.0.0.1:9", "--listen").unwrap()]).unwrap();
+        let origin =
+            Override::origins(&["s3://photos?endpoint=http://h:1".into()], "--origin").unwrap();
+        let config = Config::load(
+            None,
+            env,
+            &[
+                origin,
+                Override::text("listen.s3", "127.0.0.1:9", "--listen").unwrap(),
+            ],
+        )
+        .unwrap();
         let shown = config.show();
         assert!(!shown.contains("hunter"), "{shown}");
-        assert!(shown.contains("s3 = \"127.0.0.1:9\"  # --listen"), "{shown}");
-        assert!(shown.contains("[[origins]]  # --origin") && shown.contains("endpoint = \"http://h:1\""), "{shown}");
-        assert!(shown.contains("[buckets.a-b]") && shown.contains("FOREBAY__BUCKETS__A-B__FRESHNESS"), "{shown}");
+        assert!(
+            shown.contains("s3 = \"127.0.0.1:9\"  # --listen"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("[[origins]]  # --origin")
+                && shown.contains("endpoint = \"http://h:1\""),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("[buckets.a-b]") && shown.contains("FOREBAY__BUCKETS__A-B__FRESHNESS"),
+            "{shown}"
+        );
         let mut read: Config = toml::from_str(&shown).unwrap();
         read.auth = config.auth.clone();
         read.sources = config.sources.clone();

@@ -1,4 +1,5 @@
-//! The types of configuration values: sizes and times as people write them, freshness rules, cache directories, secrets.
+//! The types of configuration values: sizes and times as people write them, freshness rules, cache
+//! directories, secrets.
 
 use forebay_core::{Error, Result, units};
 use forebay_engine::Freshness;
@@ -7,7 +8,8 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 pub use forebay_origin::Secret;
 
-/// Gives a type that is written as text `Serialize`, `Deserialize` (of text, or of a bare number) and `Debug` by its `Display` and `FromStr`.
+/// Gives a type that is written as text `Serialize`, `Deserialize` (of text, or of a bare number)
+/// and `Debug` by its `Display` and `FromStr`.
 macro_rules! text_value {
     ($name:ident) => {
         impl fmt::Debug for $name {
@@ -82,7 +84,11 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
-        if ms.is_multiple_of(1000) { write!(f, "{}s", ms / 1000) } else { write!(f, "{ms}ms") }
+        if ms.is_multiple_of(1000) {
+            write!(f, "{}s", ms / 1000)
+        } else {
+            write!(f, "{ms}ms")
+        }
     }
 }
 text_value!(Span);
@@ -98,7 +104,8 @@ impl FromStr for FreshnessRule {
             "immutable" => Freshness::Immutable,
             "always" => Freshness::Always,
             time => Freshness::RevalidateAfter(units::parse_duration(time).map_err(|_| {
-                Error::invalid(format!("{text:?} is not a freshness rule")).hint("\"immutable\", \"always\", or a time such as \"60s\"")
+                Error::invalid(format!("{text:?} is not a freshness rule"))
+                    .hint("\"immutable\", \"always\", or a time such as \"60s\"")
             })?),
         }))
     }
@@ -125,8 +132,10 @@ pub struct CacheDir {
 impl FromStr for CacheDir {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let bad =
-            || Error::invalid(format!("{text:?} is not a cache directory with its size")).hint("DIR:SIZE, as in /mnt/nvme0/forebay:900GiB");
+        let bad = || {
+            Error::invalid(format!("{text:?} is not a cache directory with its size"))
+                .hint("DIR:SIZE, as in /mnt/nvme0/forebay:900GiB")
+        };
         let (path, size) = text.rsplit_once(':').ok_or_else(bad)?;
         let size: Bytes = size.parse().map_err(|_| bad())?;
         if path.is_empty() || size.0 == 0 {
@@ -158,7 +167,10 @@ impl FromStr for Mode {
             .ok()
             .filter(|m| *m <= 0o777)
             .map(Mode)
-            .ok_or_else(|| Error::invalid(format!("{text:?} is not a file mode")).hint("octal, in quotes, as in \"0600\" or \"0660\""))
+            .ok_or_else(|| {
+                Error::invalid(format!("{text:?} is not a file mode"))
+                    .hint("octal, in quotes, as in \"0600\" or \"0660\"")
+            })
     }
 }
 
@@ -190,7 +202,10 @@ mod tests {
             assert_eq!(text.parse::<FreshnessRule>().unwrap().to_string(), text);
         }
         let dir: CacheDir = "/a:b/c:10GB".parse().unwrap();
-        assert_eq!((dir.path.to_str().unwrap(), dir.size.0), ("/a:b/c", 10_000_000_000));
+        assert_eq!(
+            (dir.path.to_str().unwrap(), dir.size.0),
+            ("/a:b/c", 10_000_000_000)
+        );
         assert_eq!(dir.to_string().parse::<CacheDir>().unwrap(), dir);
         assert_eq!("0660".parse::<Mode>().unwrap().to_string(), "0660");
         for bad in ["/a", ":1GiB", "/a:0", "/a:many"] {

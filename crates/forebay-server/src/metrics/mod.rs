@@ -1,7 +1,8 @@
 //! Metrics of the node.
 //!
-//! What requests do is counted here as it happens ([`Metrics`]); what the engine, the store, the origins and the batcher count themselves is asked of
-//! them when the page is made (`scrape.rs`). `table.rs` names and explains each.
+//! What requests do is counted here as it happens ([`Metrics`]); what the engine, the store, the
+//! origins and the batcher count themselves is asked of them when the page is made (`scrape.rs`).
+//! `table.rs` names and explains each.
 
 mod scrape;
 mod table;
@@ -19,7 +20,12 @@ use std::{
     time::Duration,
 };
 
-const STATUSES: [CacheStatus; 4] = [CacheStatus::Hit, CacheStatus::Miss, CacheStatus::Revalidated, CacheStatus::Bypass];
+const STATUSES: [CacheStatus; 4] = [
+    CacheStatus::Hit,
+    CacheStatus::Miss,
+    CacheStatus::Revalidated,
+    CacheStatus::Bypass,
+];
 
 /// One counter for each cache status.
 #[derive(Default)]
@@ -131,7 +137,11 @@ impl Metrics {
             Method::DELETE => "DELETE",
             _ => "other",
         };
-        *self.requests.lock().entry((api, method, status)).or_default() += 1;
+        *self
+            .requests
+            .lock()
+            .entry((api, method, status))
+            .or_default() += 1;
     }
 
     /// The head of an answer is there.

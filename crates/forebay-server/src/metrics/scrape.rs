@@ -74,7 +74,10 @@ type Sample<'a> = (Vec<&'a str>, f64);
 struct Out<'a>(DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    fn family<'s>(&'s mut self, name: &'static str) -> std::result::Result<(MetricEncoder<'s>, &'static table::Metric), Error> {
+    fn family<'s>(
+        &'s mut self,
+        name: &'static str,
+    ) -> std::result::Result<(MetricEncoder<'s>, &'static table::Metric), Error> {
         let metric = table::find(name).ok_or(Error)?;
         let kind = match metric.kind {
             Kind::Counter => MetricType::Counter,
@@ -82,10 +85,17 @@ impl Out<'_> {
             Kind::Histogram => MetricType::Histogram,
             Kind::Info => MetricType::Info,
         };
-        Ok((self.0.encode_descriptor(name, metric.help, None, kind)?, metric))
+        Ok((
+            self.0.encode_descriptor(name, metric.help, None, kind)?,
+            metric,
+        ))
     }
 
-    fn samples<'v>(&mut self, name: &'static str, samples: impl IntoIterator<Item = Sample<'v>>) -> Result {
+    fn samples<'v>(
+        &mut self,
+        name: &'static str,
+        samples: impl IntoIterator<Item = Sample<'v>>,
+    ) -> Result {
         let (mut family, metric) = self.family(name)?;
         for (values, number) in samples {
             let labels: Vec<(&str, &str)> = metric.labels.iter().copied().zip(values).collect();
@@ -104,11 +114,20 @@ impl Out<'_> {
 
     fn info(&mut self, name: &'static str, values: &[&str]) -> Result {
         let (mut family, metric) = self.family(name)?;
-        let labels: Vec<(&str, &str)> = metric.labels.iter().copied().zip(values.iter().copied()).collect();
+        let labels: Vec<(&str, &str)> = metric
+            .labels
+            .iter()
+            .copied()
+            .zip(values.iter().copied())
+            .collect();
         family.encode_info(&labels)
     }
 
-    fn histograms<'v>(&mut self, name: &'static str, histograms: impl IntoIterator<Item = (Vec<&'v str>, &'v Histogram)>) -> Result {
+    fn histograms<'v>(
+        &mut self,
+        name: &'static str,
+        histograms: impl IntoIterator<Item = (Vec<&'v str>, &'v Histogram)>,
+    ) -> Result {
         let (mut family, metric) = self.family(name)?;
         for (values, histogram) in histograms {
             let labels: Vec<(&str, &str)> = metric.labels.iter().copied().zip(values).collect();
@@ -125,7 +144,9 @@ fn value(encoder: &mut MetricEncoder<'_>, kind: Kind, number: f64) -> Result {
     // Counts are whole numbers and read better so; they are exact up to 2^53.
     let whole = number.fract() == 0.0 && number.abs() < 9e15;
     match (kind, whole) {
-        (Kind::Counter, true) => encoder.encode_counter::<NoLabelSet, _, u64>(&(number as u64), None),
+        (Kind::Counter, true) => {
+            encoder.encode_counter::<NoLabelSet, _, u64>(&(number as u64), None)
+        }
         (Kind::Counter, false) => encoder.encode_counter::<NoLabelSet, _, u64>(&number, None),
         (_, true) => encoder.encode_gauge(&(number as i64)),
         (_, false) => encoder.encode_gauge(&number),
@@ -156,34 +177,98 @@ impl Collector for Page {
 impl Page {
     fn clients(&self, out: &mut Out<'_>) -> Result {
         let m = &*self.0.metrics;
-        out.samples("forebay_answers", STATUSES.map(|s| (vec![s.as_str()], m.answers.get(s).number())))?;
-        let requests: Vec<_> = m.requests.lock().iter().map(|((api, method, status), n)| (*api, *method, status.to_string(), *n)).collect();
+        out.samples(
+            "forebay_answers",
+            STATUSES.map(|s| (vec![s.as_str()], m.answers.get(s).number())),
+        )?;
+        let requests: Vec<_> = m
+            .requests
+            .lock()
+            .iter()
+            .map(|((api, method, status), n)| (*api, *method, status.to_string(), *n))
+            .collect();
         out.samples(
             "forebay_requests",
-            requests.iter().map(|(api, method, status, n)| (vec![api.as_str(), method, status.as_str()], n.number())),
+            requests.iter().map(|(api, method, status, n)| {
+                (vec![api.as_str(), method, status.as_str()], n.number())
+            }),
         )?;
-        let refused = [("connections", &m.refused_connections), ("overload", &m.refused_overload), ("stopping", &m.refused_stopping)];
-        out.samples("forebay_requests_refused", refused.map(|(reason, n)| (vec![reason], n.load(Relaxed).number())))?;
-        out.samples("forebay_answers_cut", Api::ALL.map(|a| (vec![a.as_str()], m.cut.get(a).number())))?;
-        out.samples("forebay_answers_abandoned", Api::ALL.map(|a| (vec![a.as_str()], m.abandoned.get(a).number())))?;
-        out.samples("forebay_sent_bytes", Api::ALL.map(|a| (vec![a.as_str()], m.sent_bytes.get(a).number())))?;
+        let refused = [
+            ("connections", &m.refused_connections),
+            ("overload", &m.refused_overload),
+            ("stopping", &m.refused_stopping),
+        ];
+        out.samples(
+            "forebay_requests_refused",
+            refused.map(|(reason, n)| (vec![reason], n.load(Relaxed).number())),
+        )?;
+        out.samples(
+            "forebay_answers_cut",
+            Api::ALL.map(|a| (vec![a.as_str()], m.cut.get(a).number())),
+        )?;
+        out.samples(
+            "forebay_answers_abandoned",
+            Api::ALL.map(|a| (vec![a.as_str()], m.abandoned.get(a).number())),
+        )?;
+        out.samples(
+            "forebay_sent_bytes",
+            Api::ALL.map(|a| (vec![a.as_str()], m.sent_bytes.get(a).number())),
+        )?;
         out.one("forebay_requests_in_flight", m.in_flight.load(Relaxed))?;
         let listeners = [("tcp", &m.tcp), ("unix", &m.unix)];
-        out.samples("forebay_connections_open", listeners.map(|(l, c)| (vec![l], c.open.load(Relaxed).number())))?;
-        out.samples("forebay_connections", listeners.map(|(l, c)| (vec![l], c.accepted.load(Relaxed).number())))?;
-        out.histograms("forebay_get_first_byte_seconds", STATUSES.iter().zip(&m.get_first_byte).map(|(s, h)| (vec![s.as_str()], h)))?;
-        out.histograms("forebay_get_duration_seconds", STATUSES.iter().zip(&m.get_duration).map(|(s, h)| (vec![s.as_str()], h)))?;
-        out.histograms("forebay_batch_first_byte_seconds", [(Vec::new(), &m.batch_first_byte)])?;
-        out.histograms("forebay_batch_duration_seconds", [(Vec::new(), &m.batch_duration)])
+        out.samples(
+            "forebay_connections_open",
+            listeners.map(|(l, c)| (vec![l], c.open.load(Relaxed).number())),
+        )?;
+        out.samples(
+            "forebay_connections",
+            listeners.map(|(l, c)| (vec![l], c.accepted.load(Relaxed).number())),
+        )?;
+        out.histograms(
+            "forebay_get_first_byte_seconds",
+            STATUSES
+                .iter()
+                .zip(&m.get_first_byte)
+                .map(|(s, h)| (vec![s.as_str()], h)),
+        )?;
+        out.histograms(
+            "forebay_get_duration_seconds",
+            STATUSES
+                .iter()
+                .zip(&m.get_duration)
+                .map(|(s, h)| (vec![s.as_str()], h)),
+        )?;
+        out.histograms(
+            "forebay_batch_first_byte_seconds",
+            [(Vec::new(), &m.batch_first_byte)],
+        )?;
+        out.histograms(
+            "forebay_batch_duration_seconds",
+            [(Vec::new(), &m.batch_duration)],
+        )
     }
 
     fn cache(&self, out: &mut Out<'_>) -> Result {
         let s = self.0.engine.stats().snapshot();
-        let reads = [("HIT", s.reads_hit), ("MISS", s.reads_miss), ("REVALIDATED", s.reads_revalidated), ("BYPASS", s.reads_bypass)];
-        out.samples("forebay_reads", reads.map(|(status, n)| (vec![status], n.number())))?;
+        let reads = [
+            ("HIT", s.reads_hit),
+            ("MISS", s.reads_miss),
+            ("REVALIDATED", s.reads_revalidated),
+            ("BYPASS", s.reads_bypass),
+        ];
+        out.samples(
+            "forebay_reads",
+            reads.map(|(status, n)| (vec![status], n.number())),
+        )?;
         out.one("forebay_reads_failed", s.reads_failed)?;
-        let bytes = [("cache", s.bytes_from_cache), ("origin", s.bytes_from_origin)];
-        out.samples("forebay_read_bytes", bytes.map(|(source, n)| (vec![source], n.number())))?;
+        let bytes = [
+            ("cache", s.bytes_from_cache),
+            ("origin", s.bytes_from_origin),
+        ];
+        out.samples(
+            "forebay_read_bytes",
+            bytes.map(|(source, n)| (vec![source], n.number())),
+        )?;
         out.one("forebay_fills", s.fills)?;
         out.one("forebay_fills_failed", s.fills_failed)?;
         out.one("forebay_fills_joined", s.fills_joined)?;
@@ -192,8 +277,15 @@ impl Page {
         out.one("forebay_revalidations_changed", s.revalidations_changed)?;
         out.one("forebay_version_changes", s.version_changes)?;
         out.one("forebay_store_writes_failed", s.store_writes_failed)?;
-        let indexes = [("built", s.indexes_built), ("in_passing", s.indexes_built_in_passing), ("loaded", s.indexes_loaded)];
-        out.samples("forebay_member_indexes", indexes.map(|(how, n)| (vec![how], n.number())))?;
+        let indexes = [
+            ("built", s.indexes_built),
+            ("in_passing", s.indexes_built_in_passing),
+            ("loaded", s.indexes_loaded),
+        ];
+        out.samples(
+            "forebay_member_indexes",
+            indexes.map(|(how, n)| (vec![how], n.number())),
+        )?;
         out.one("forebay_archives_unpacked", s.archives_unpacked)?;
         out.one("forebay_writes", s.writes)?;
         out.one("forebay_written_bytes", s.bytes_written)?;
@@ -202,7 +294,11 @@ impl Page {
 
     fn store(&self, out: &mut Out<'_>) -> Result {
         let stats = self.0.engine.store().map(|s| s.stats());
-        let dirs: Vec<_> = stats.iter().flat_map(|s| s.dirs.iter()).map(|d| (d.path.display().to_string(), d)).collect();
+        let dirs: Vec<_> = stats
+            .iter()
+            .flat_map(|s| s.dirs.iter())
+            .map(|d| (d.path.display().to_string(), d))
+            .collect();
         macro_rules! per_dir { ($($name:literal => $field:ident),* $(,)?) => { $(
             out.samples($name, dirs.iter().map(|(dir, d)| (vec![dir.as_str()], d.$field.number())))?;
         )* } }
@@ -212,8 +308,20 @@ impl Page {
             "forebay_store_live_bytes" => live_bytes,
             "forebay_store_records" => records,
         }
-        let states = [DirState::Ok, DirState::Full, DirState::ReadOnly, DirState::Failing];
-        let of_states = dirs.iter().flat_map(|(dir, d)| states.map(|s| (vec![dir.as_str(), s.as_str()], u64::from(d.state == s).number())));
+        let states = [
+            DirState::Ok,
+            DirState::Full,
+            DirState::ReadOnly,
+            DirState::Failing,
+        ];
+        let of_states = dirs.iter().flat_map(|(dir, d)| {
+            states.map(|s| {
+                (
+                    vec![dir.as_str(), s.as_str()],
+                    u64::from(d.state == s).number(),
+                )
+            })
+        });
         out.samples("forebay_store_dir_state", of_states)?;
         per_dir! {
             "forebay_store_evicted_records" => evicted_records,
@@ -234,12 +342,25 @@ impl Page {
 
     fn origins(&self, out: &mut Out<'_>) -> Result {
         let stats = self.0.origins.stats();
-        let operations = || stats.iter().flat_map(|(name, s)| s.operations.iter().map(move |o| (name.as_str(), o)));
-        out.samples("forebay_origin_requests", operations().map(|(name, o)| (vec![name, o.operation.as_str()], o.requests.number())))?;
-        let errors =
-            stats.iter().flat_map(|(name, s)| s.errors.iter().map(move |(kind, n)| (vec![name.as_str(), kind.code()], n.number())));
+        let operations = || {
+            stats
+                .iter()
+                .flat_map(|(name, s)| s.operations.iter().map(move |o| (name.as_str(), o)))
+        };
+        out.samples(
+            "forebay_origin_requests",
+            operations().map(|(name, o)| (vec![name, o.operation.as_str()], o.requests.number())),
+        )?;
+        let errors = stats.iter().flat_map(|(name, s)| {
+            s.errors
+                .iter()
+                .map(move |(kind, n)| (vec![name.as_str(), kind.code()], n.number()))
+        });
         out.samples("forebay_origin_errors", errors)?;
-        out.samples("forebay_origin_latency_seconds", operations().map(|(name, o)| (vec![name, o.operation.as_str()], o.latency_seconds)))?;
+        out.samples(
+            "forebay_origin_latency_seconds",
+            operations().map(|(name, o)| (vec![name, o.operation.as_str()], o.latency_seconds)),
+        )?;
         macro_rules! per_origin { ($($name:literal => $field:ident),* $(,)?) => { $(
             out.samples($name, stats.iter().map(|(name, s)| (vec![name.as_str()], s.$field.number())))?;
         )* } }
@@ -278,11 +399,28 @@ impl Page {
 
     fn datasets(&self, out: &mut Out<'_>) -> Result {
         let s = self.0.datasets.stats();
-        let opened = [("opened", &s.opened), ("joined", &s.joined), ("failed", &s.failed)];
-        out.samples("forebay_datasets_openings", opened.map(|(outcome, n)| (vec![outcome], n.get().number())))?;
-        out.one("forebay_datasets_opening_seconds", s.open_us.get() as f64 / 1e6)?;
-        let files = [("indexed", &s.files_indexed), ("reused", &s.files_reused), ("skipped", &s.files_skipped)];
-        out.samples("forebay_datasets_files", files.map(|(how, n)| (vec![how], n.get().number())))?;
+        let opened = [
+            ("opened", &s.opened),
+            ("joined", &s.joined),
+            ("failed", &s.failed),
+        ];
+        out.samples(
+            "forebay_datasets_openings",
+            opened.map(|(outcome, n)| (vec![outcome], n.get().number())),
+        )?;
+        out.one(
+            "forebay_datasets_opening_seconds",
+            s.open_us.get() as f64 / 1e6,
+        )?;
+        let files = [
+            ("indexed", &s.files_indexed),
+            ("reused", &s.files_reused),
+            ("skipped", &s.files_skipped),
+        ];
+        out.samples(
+            "forebay_datasets_files",
+            files.map(|(how, n)| (vec![how], n.get().number())),
+        )?;
         out.one("forebay_datasets_indexed_bytes", s.indexed_bytes.get())?;
         out.one("forebay_datasets_loaded", s.loaded.get())?;
         out.one("forebay_datasets_keep_failed", s.keep_failed.get())?;
@@ -293,8 +431,16 @@ impl Page {
         out.one("forebay_plans_followed", plans)?;
         out.one("forebay_plan_leases_held", leases)?;
         let f = self.0.plans.stats();
-        let ended = [("registered", &f.registered), ("renewed", &f.renewed), ("released", &f.released), ("expired", &f.expired)];
-        out.samples("forebay_plan_leases", ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())))?;
+        let ended = [
+            ("registered", &f.registered),
+            ("renewed", &f.renewed),
+            ("released", &f.released),
+            ("expired", &f.expired),
+        ];
+        out.samples(
+            "forebay_plan_leases",
+            ended.map(|(what, n)| (vec![what], n.load(Relaxed).number())),
+        )?;
         out.one("forebay_plan_ahead_bytes", f.ahead_bytes.load(Relaxed))?;
         out.one("forebay_plan_ahead_failed", f.ahead_failed.load(Relaxed))
     }
@@ -302,15 +448,33 @@ impl Page {
     fn rows(&self, out: &mut Out<'_>) -> Result {
         let s = self.0.rows.stats();
         let requests = [("answered", s.requests), ("failed", s.failed)];
-        out.samples("forebay_rows_requests", requests.map(|(outcome, n)| (vec![outcome], n.number())))?;
+        out.samples(
+            "forebay_rows_requests",
+            requests.map(|(outcome, n)| (vec![outcome], n.number())),
+        )?;
         out.one("forebay_rows_read", s.rows)?;
         out.one("forebay_rows_read_bytes", s.bytes)?;
-        let blocks =
-            [("whole", s.blocks_decoded), ("in_part", s.blocks_read_in_part), ("joined", s.parts_joined), ("reused", s.blocks_reused)];
-        out.samples("forebay_rows_blocks", blocks.map(|(how, n)| (vec![how], n.number())))?;
+        let blocks = [
+            ("whole", s.blocks_decoded),
+            ("in_part", s.blocks_read_in_part),
+            ("joined", s.parts_joined),
+            ("reused", s.blocks_reused),
+        ];
+        out.samples(
+            "forebay_rows_blocks",
+            blocks.map(|(how, n)| (vec![how], n.number())),
+        )?;
         out.one("forebay_rows_ranges_fetched", s.ranges_fetched)?;
-        let seconds = [("all", s.read_ns), ("fetch", s.fetch_ns), ("decode", s.decode_ns), ("gather", s.gather_ns)];
-        out.samples("forebay_rows_seconds", seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9).number())))?;
+        let seconds = [
+            ("all", s.read_ns),
+            ("fetch", s.fetch_ns),
+            ("decode", s.decode_ns),
+            ("gather", s.gather_ns),
+        ];
+        out.samples(
+            "forebay_rows_seconds",
+            seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9).number())),
+        )?;
         out.one("forebay_rows_cached_blocks", s.cached_blocks)?;
         out.one("forebay_rows_cached_bytes", s.cached_bytes)
     }
@@ -318,18 +482,42 @@ impl Page {
     fn streams(&self, out: &mut Out<'_>) -> Result {
         let s = self.0.streams.stats();
         out.one("forebay_streams_open", s.open.load(Relaxed))?;
-        let connections = [("opened", &s.opened), ("refused", &s.refused), ("failed", &s.failed)];
-        out.samples("forebay_streams_connections", connections.map(|(outcome, n)| (vec![outcome], n.load(Relaxed).number())))?;
+        let connections = [
+            ("opened", &s.opened),
+            ("refused", &s.refused),
+            ("failed", &s.failed),
+        ];
+        out.samples(
+            "forebay_streams_connections",
+            connections.map(|(outcome, n)| (vec![outcome], n.load(Relaxed).number())),
+        )?;
         out.one("forebay_streams_steps", s.steps.load(Relaxed))?;
         out.one("forebay_streams_rows", s.rows.load(Relaxed))?;
         out.one("forebay_streams_bytes", s.bytes.load(Relaxed))?;
-        out.one("forebay_streams_window_bytes", self.0.streams.window_bytes())?;
-        let times = [("read", &s.read_us), ("frame", &s.frame_us), ("wait", &s.wait_us), ("socket", &s.socket_us)];
-        out.samples("forebay_streams_seconds", times.map(|(what, us)| (vec![what], us.load(Relaxed) as f64 / 1e6)))?;
+        out.one(
+            "forebay_streams_window_bytes",
+            self.0.streams.window_bytes(),
+        )?;
+        let times = [
+            ("read", &s.read_us),
+            ("frame", &s.frame_us),
+            ("wait", &s.wait_us),
+            ("socket", &s.socket_us),
+        ];
+        out.samples(
+            "forebay_streams_seconds",
+            times.map(|(what, us)| (vec![what], us.load(Relaxed) as f64 / 1e6)),
+        )?;
         let cold = s.blocks_ahead_cold.load(Relaxed);
-        let ahead =
-            [("cold", cold), ("ready", s.blocks_ahead.load(Relaxed).saturating_sub(cold)), ("no_memory", s.ahead_busy.load(Relaxed))];
-        out.samples("forebay_streams_blocks_ahead", ahead.map(|(how, n)| (vec![how], n.number())))
+        let ahead = [
+            ("cold", cold),
+            ("ready", s.blocks_ahead.load(Relaxed).saturating_sub(cold)),
+            ("no_memory", s.ahead_busy.load(Relaxed)),
+        ];
+        out.samples(
+            "forebay_streams_blocks_ahead",
+            ahead.map(|(how, n)| (vec![how], n.number())),
+        )
     }
 
     fn node(&self, out: &mut Out<'_>) -> Result {
@@ -339,12 +527,38 @@ impl Page {
         out.one("forebay_uploads_open", self.0.uploads.len())?;
         out.one("forebay_keys", self.0.access.len())?;
         let reloads = &self.0.reloads;
-        out.samples("forebay_reloads", reloads.iter().map(|r| (vec![r.name()], r.stats().done().number())))?;
-        out.samples("forebay_reloads_failed", reloads.iter().map(|r| (vec![r.name()], r.stats().failures().number())))?;
-        out.samples("forebay_reload_stale", reloads.iter().map(|r| (vec![r.name()], u64::from(r.stats().is_stale()).number())))?;
-        out.one("forebay_tls_handshakes_failed", self.0.metrics.tls_failed.load(Relaxed))?;
-        let expiry = self.0.tls.as_ref().and_then(|t| t.not_after_secs()).map(|end| end - chrono::Utc::now().timestamp());
-        out.samples("forebay_tls_certificate_expiry_seconds", expiry.map(|left| (Vec::new(), left.number())))?;
+        out.samples(
+            "forebay_reloads",
+            reloads
+                .iter()
+                .map(|r| (vec![r.name()], r.stats().done().number())),
+        )?;
+        out.samples(
+            "forebay_reloads_failed",
+            reloads
+                .iter()
+                .map(|r| (vec![r.name()], r.stats().failures().number())),
+        )?;
+        out.samples(
+            "forebay_reload_stale",
+            reloads
+                .iter()
+                .map(|r| (vec![r.name()], u64::from(r.stats().is_stale()).number())),
+        )?;
+        out.one(
+            "forebay_tls_handshakes_failed",
+            self.0.metrics.tls_failed.load(Relaxed),
+        )?;
+        let expiry = self
+            .0
+            .tls
+            .as_ref()
+            .and_then(|t| t.not_after_secs())
+            .map(|end| end - chrono::Utc::now().timestamp());
+        out.samples(
+            "forebay_tls_certificate_expiry_seconds",
+            expiry.map(|left| (Vec::new(), left.number())),
+        )?;
         out.one("forebay_ready", u64::from(self.0.ready.load(Relaxed)))?;
         out.info("forebay_build", &[self.0.version, &self.0.node_id])?;
         out.one("process_cpu_seconds", process::cpu_time().as_secs_f64())?;

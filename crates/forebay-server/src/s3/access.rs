@@ -1,10 +1,12 @@
 //! Whether the sender of a signed S3 request may do what it asks for.
 //!
-//! The S3 library asks here between the signature and the operation: first with the operation's name ([`Gate::check`]), then with its input. Reads of
-//! objects take a route of their own (`read.rs`) and ask there. What names several objects is asked for each: both sides of a copy here, the keys of
-//! DeleteObjects and the names of ListBuckets where they are gone through.
+//! The S3 library asks here between the signature and the operation: first with the operation's
+//! name ([`Gate::check`]), then with its input. Reads of objects take a route of their own
+//! (`read.rs`) and ask there. What names several objects is asked for each: both sides of a copy
+//! here, the keys of DeleteObjects and the names of ListBuckets where they are gone through.
 //!
-//! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so one that is added and forgotten here stays closed.
+//! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so
+//! one that is added and forgotten here stays closed.
 
 use super::{
     convert::{copy_source, failed, note, policy},
@@ -23,7 +25,8 @@ use s3s::{
 };
 use std::sync::Arc;
 
-/// The operations whose input is asked about below, or that go through their names themselves (the last two).
+/// The operations whose input is asked about below, or that go through their names themselves (the
+/// last two).
 const KNOWN: &[&str] = &[
     "AbortMultipartUpload",
     "CompleteMultipartUpload",
@@ -49,20 +52,28 @@ pub struct Gate(pub Arc<Access>);
 
 /// The policy of a request whose signature was found right.
 pub fn policy_of(access: &Access, credentials: Option<&Credentials>) -> S3Result<Arc<Policy>> {
-    let Some(credentials) = credentials else { return Err(s3s::s3_error!(AccessDenied, "Signature is required")) };
-    access.of_key(&credentials.access_key).ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))
+    let Some(credentials) = credentials else {
+        return Err(s3s::s3_error!(AccessDenied, "Signature is required"));
+    };
+    access
+        .of_key(&credentials.access_key)
+        .ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))
 }
 
 fn may<T>(request: &S3Request<T>, action: Action, bucket: &str, name: &str) -> S3Result<()> {
     let note = note(request)?;
     note.set_name(bucket, name);
-    policy(request)?.check(action, bucket, name).map_err(|e| failed(e, &note))
+    policy(request)?
+        .check(action, bucket, name)
+        .map_err(|e| failed(e, &note))
 }
 
 fn may_know<T>(request: &S3Request<T>, bucket: &str) -> S3Result<()> {
     let note = note(request)?;
     note.set_name(bucket, "");
-    policy(request)?.check_known(bucket).map_err(|e| failed(e, &note))
+    policy(request)?
+        .check_known(bucket)
+        .map_err(|e| failed(e, &note))
 }
 
 /// A source that cannot be read as one is the operation's matter: it refuses it too.
@@ -70,13 +81,16 @@ fn may_read_source<T>(request: &S3Request<T>, source: &CopySource) -> S3Result<(
     match copy_source(source) {
         Ok(from) => {
             let note = note(request)?;
-            policy(request)?.check(Action::Read, from.bucket(), from.key()).map_err(|e| failed(e, &note))
+            policy(request)?
+                .check(Action::Read, from.bucket(), from.key())
+                .map_err(|e| failed(e, &note))
         }
         Err(_) => Ok(()),
     }
 }
 
-/// Each operation asks about the object, or about the prefix, that its input names; the rest is written out.
+/// Each operation asks about the object, or about the prefix, that its input names; the rest is
+/// written out.
 macro_rules! gates {
     ($($operation:ident($input:ty) = $action:ident($name:ident)),* $(,)? ; $($rest:tt)*) => {
         #[async_trait::async_trait]

@@ -1,9 +1,12 @@
 //! `aws-chunked` bodies from clients whose signatures are not asked for.
 //!
-//! SDKs frame uploads as `SIZE[;chunk-signature=…]\r\nDATA\r\n…0\r\nTRAILERS\r\n` even where nobody checks the signatures, as on loopback without
-//! keys. The S3 library undoes the framing only together with the signature, so here it is done without. Trailers hold checksums, which are checked.
+//! SDKs frame uploads as `SIZE[;chunk-signature=…]\r\nDATA\r\n…0\r\nTRAILERS\r\n` even where nobody
+//! checks the signatures, as on loopback without keys. The S3 library undoes the framing only
+//! together with the signature, so here it is done without. Trailers hold checksums, which are
+//! checked.
 //!
-//! Invariant: the body ends well only after its final chunk; one that breaks off before is an error.
+//! Invariant: the body ends well only after its final chunk; one that breaks off before is an
+//! error.
 
 use bytes::{Buf, Bytes, BytesMut};
 use forebay_core::{Error, Result, sync::Mutex};
@@ -21,8 +24,16 @@ pub type Trailers = Arc<Mutex<Option<HeaderMap>>>;
 /// The body without its framing, and where its trailers will be.
 pub fn decode(body: ByteStream) -> (ByteStream, Trailers) {
     let trailers = Trailers::default();
-    let decoder = Decoder { body, buffer: BytesMut::new(), left: 0, state: State::Size, trailers: trailers.clone() };
-    let decoded = stream::try_unfold(decoder, |mut d| async move { Ok(d.next().await?.map(|piece| (piece, d))) });
+    let decoder = Decoder {
+        body,
+        buffer: BytesMut::new(),
+        left: 0,
+        state: State::Size,
+        trailers: trailers.clone(),
+    };
+    let decoded = stream::try_unfold(decoder, |mut d| async move {
+        Ok(d.next().await?.map(|piece| (piece, d)))
+    });
     (decoded.boxed(), trailers)
 }
 
@@ -56,7 +67,11 @@ impl Decoder {
                     self.left = digits
                         .and_then(|s| u64::from_str_radix(s, 16).ok())
                         .ok_or_else(|| malformed("a chunk's size is not a hexadecimal number"))?;
-                    self.state = if self.left == 0 { State::Trailers } else { State::Data };
+                    self.state = if self.left == 0 {
+                        State::Trailers
+                    } else {
+                        State::Data
+                    };
                 }
                 State::Data => {
                     if self.buffer.is_empty() && !self.fill().await? {
@@ -78,7 +93,8 @@ impl Decoder {
                 State::Trailers => {
                     let mut trailers = HeaderMap::new();
                     let mut bytes = 0;
-                    // The last CRLF is left out by some clients: the end of the body ends the trailers too.
+                    // The last CRLF is left out by some clients: the end of the body ends the
+                    // trailers too.
                     while let Some(line) = self.line_or_end().await? {
                         bytes += line.len();
                         if bytes > TRAILERS_MAX_BYTES {
@@ -87,9 +103,15 @@ impl Decoder {
                         if line.is_empty() {
                             continue;
                         }
-                        let (name, value) = line.split_once(':').ok_or_else(|| malformed("a trailer has no colon"))?;
-                        let name: HeaderName = name.trim().parse().map_err(|_| malformed("a trailer's name is not one"))?;
-                        let value = HeaderValue::from_str(value.trim()).map_err(|_| malformed("a trailer's value is not one"))?;
+                        let (name, value) = line
+                            .split_once(':')
+                            .ok_or_else(|| malformed("a trailer has no colon"))?;
+                        let name: HeaderName = name
+                            .trim()
+                            .parse()
+                            .map_err(|_| malformed("a trailer's name is not one"))?;
+                        let value = HeaderValue::from_str(value.trim())
+                            .map_err(|_| malformed("a trailer's value is not one"))?;
                         trailers.append(name, value);
                     }
                     *self.trailers.lock() = Some(trailers);
@@ -123,10 +145,16 @@ impl Decoder {
     /// A line without its end; `None` at the end of the body.
     async fn line_or_end(&mut self) -> Result<Option<String>> {
         loop {
-            if let Some(at) = self.buffer.iter().take(LINE_MAX_BYTES + 1).position(|b| *b == b'\n') {
+            if let Some(at) = self
+                .buffer
+                .iter()
+                .take(LINE_MAX_BYTES + 1)
+                .position(|b| *b == b'\n')
+            {
                 let line = self.buffer.split_to(at);
                 self.buffer.advance(1);
-                let line = std::str::from_utf8(&line).map_err(|_| malformed("a line is not text"))?;
+                let line =
+                    std::str::from_utf8(&line).map_err(|_| malformed("a line is not text"))?;
                 return Ok(Some(line.trim_end_matches('\r').to_owned()));
             }
             if self.buffer.len() > LINE_MAX_BYTES {
@@ -137,7 +165,8 @@ impl Decoder {
                     return Ok(None);
                 }
                 let rest = self.buffer.split();
-                let line = std::str::from_utf8(&rest).map_err(|_| malformed("a line is not text"))?;
+                let line =
+                    std::str::from_utf8(&rest).map_err(|_| malformed("a line is not text"))?;
                 return Ok(Some(line.trim_end_matches('\r').to_owned()));
             }
         }
@@ -158,7 +187,11 @@ mod tests {
     use futures::TryStreamExt;
 
     async fn read(text: &str, piece: usize) -> Result<(String, Option<HeaderMap>)> {
-        let pieces: Vec<Result<Bytes>> = text.as_bytes().chunks(piece).map(|c| Ok(Bytes::copy_from_slice(c))).collect();
+        let pieces: Vec<Result<Bytes>> = text
+            .as_bytes()
+            .chunks(piece)
+            .map(|c| Ok(Bytes::copy_from_slice(c)))
+            .collect();
         let (body, trailers) = decode(stream::iter(pieces).boxed());
         let parts: Vec<Bytes> = body.try_collect().await?;
         let trailers = trailers.lock().take();
@@ -167,12 +200,20 @@ mod tests {
 
     #[tokio::test]
     async fn framing_is_undone_however_it_arrives() {
-        let signed = "5;chunk-signature=00\r\nhello\r\n3;chunk-signature=00\r\n, w\r\n0;chunk-signature=00\r\n\r\n";
-        let trailed = "8\r\nhello, w\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\nx-amz-trailer-signature:0\r\n\r\n";
+        let signed = "5;chunk-signature=00\r\nhello\r\n3;chunk-signature=00\r\n, \
+            w\r\n0;chunk-signature=00\r\n\r\n";
+        let trailed = "8\r\nhello, \
+            w\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\nx-amz-trailer-signature:0\r\n\r\n";
         for piece in [1, 2, 7, 1000] {
             assert_eq!(read(signed, piece).await.unwrap().0, "hello, w");
             let (text, trailers) = read(trailed, piece).await.unwrap();
-            assert_eq!((text.as_str(), trailers.unwrap()["x-amz-checksum-crc32"].to_str().unwrap()), ("hello, w", "AAAAAA=="));
+            assert_eq!(
+                (
+                    text.as_str(),
+                    trailers.unwrap()["x-amz-checksum-crc32"].to_str().unwrap()
+                ),
+                ("hello, w", "AAAAAA==")
+            );
         }
         assert_eq!(read("0\r\n", 9).await.unwrap().0, "");
     }

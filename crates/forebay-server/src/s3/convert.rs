@@ -16,12 +16,20 @@ use std::{
 
 /// The note of a request; the front puts one into each.
 pub fn note<T>(request: &S3Request<T>) -> S3Result<Arc<Note>> {
-    request.extensions.get::<Arc<Note>>().cloned().ok_or_else(|| s3s::s3_error!(InternalError, "a request without its note"))
+    request
+        .extensions
+        .get::<Arc<Note>>()
+        .cloned()
+        .ok_or_else(|| s3s::s3_error!(InternalError, "a request without its note"))
 }
 
 /// What the sender of a request may do; the front or the gate puts it into each.
 pub fn policy<T>(request: &S3Request<T>) -> S3Result<Arc<Policy>> {
-    request.extensions.get::<Arc<Policy>>().cloned().ok_or_else(|| s3s::s3_error!(InternalError, "a request without its policy"))
+    request
+        .extensions
+        .get::<Arc<Policy>>()
+        .cloned()
+        .ok_or_else(|| s3s::s3_error!(InternalError, "a request without its policy"))
 }
 
 /// Ends an operation: an error is noted for the log and becomes S3's.
@@ -40,7 +48,10 @@ pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
 
 /// As the library writes ETags; an origin's form without quotes gets them.
 pub fn etag(text: Option<&str>) -> Option<ETag> {
-    text.map(|t| t.parse().unwrap_or_else(|_| ETag::Strong(t.trim_matches('"').to_owned())))
+    text.map(|t| {
+        t.parse()
+            .unwrap_or_else(|_| ETag::Strong(t.trim_matches('"').to_owned()))
+    })
 }
 
 /// With its quotes, as the origin gave it.
@@ -73,16 +84,23 @@ fn timestamp_ms(t: &Timestamp) -> Option<i64> {
 }
 
 /// `If-None-Match: *` or `If-Match` of a write.
-pub fn put_condition(if_match: Option<&ETagCondition>, if_none_match: Option<&ETagCondition>) -> Result<PutCondition> {
+pub fn put_condition(
+    if_match: Option<&ETagCondition>,
+    if_none_match: Option<&ETagCondition>,
+) -> Result<PutCondition> {
     match (if_match, if_none_match) {
         (None, None) => Ok(PutCondition::Always),
         (None, Some(ETagCondition::Any)) => Ok(PutCondition::IfAbsent),
         (Some(ETagCondition::ETag(e)), None) => Ok(PutCondition::IfMatch(etag_text(e))),
-        _ => Err(Error::unsupported("of the conditions on a write only If-None-Match: * and If-Match with one ETag are offered")),
+        _ => Err(Error::unsupported(
+            "of the conditions on a write only If-None-Match: * and If-Match with one ETag are \
+             offered",
+        )),
     }
 }
 
-/// The conditions on the source of a copy. What does not hold is `PreconditionFailed`, also where a read would be "not modified".
+/// The conditions on the source of a copy. What does not hold is `PreconditionFailed`, also where a
+/// read would be "not modified".
 pub struct SourceConditions(pub Conditions);
 
 impl SourceConditions {
@@ -102,8 +120,18 @@ impl SourceConditions {
 
     pub fn check(&self, meta: &forebay_core::ObjectMeta) -> Result<()> {
         self.0.check(meta).map_err(|e| {
-            let failed = Error::new(ErrorKind::PreconditionFailed, "a condition on the source of the copy does not hold");
-            if matches!(e.kind(), ErrorKind::NotModified | ErrorKind::PreconditionFailed) { failed } else { e }
+            let failed = Error::new(
+                ErrorKind::PreconditionFailed,
+                "a condition on the source of the copy does not hold",
+            );
+            if matches!(
+                e.kind(),
+                ErrorKind::NotModified | ErrorKind::PreconditionFailed
+            ) {
+                failed
+            } else {
+                e
+            }
         })
     }
 }
@@ -111,23 +139,37 @@ impl SourceConditions {
 /// The source of a copy: an object of this node, in its one version.
 pub fn copy_source(source: &CopySource) -> Result<ObjectName> {
     match source {
-        CopySource::Bucket { bucket, key, version_id } if version_id.as_deref().is_none_or(|v| v == "null") => name(bucket, key),
-        CopySource::Bucket { .. } => Err(Error::unsupported("a copy from a version: objects have one version here")),
+        CopySource::Bucket {
+            bucket,
+            key,
+            version_id,
+        } if version_id.as_deref().is_none_or(|v| v == "null") => name(bucket, key),
+        CopySource::Bucket { .. } => Err(Error::unsupported(
+            "a copy from a version: objects have one version here",
+        )),
         _ => Err(Error::unsupported("a copy from an access point")),
     }
 }
 
 /// User metadata: lower-case names, sorted.
 pub fn user_metadata(metadata: Option<Metadata>) -> Vec<(String, String)> {
-    let mut user: Vec<(String, String)> = metadata.into_iter().flatten().map(|(n, v)| (n.to_ascii_lowercase(), v)).collect();
+    let mut user: Vec<(String, String)> = metadata
+        .into_iter()
+        .flatten()
+        .map(|(n, v)| (n.to_ascii_lowercase(), v))
+        .collect();
     user.sort();
     user
 }
 
 /// `Content-Encoding` without the framing of the upload.
 pub fn content_encoding(value: Option<String>) -> Option<String> {
-    let kept: Vec<&str> =
-        value.as_deref()?.split(',').map(str::trim).filter(|e| !e.is_empty() && !e.eq_ignore_ascii_case("aws-chunked")).collect();
+    let kept: Vec<&str> = value
+        .as_deref()?
+        .split(',')
+        .map(str::trim)
+        .filter(|e| !e.is_empty() && !e.eq_ignore_ascii_case("aws-chunked"))
+        .collect();
     (!kept.is_empty()).then(|| kept.join(", "))
 }
 
@@ -150,11 +192,16 @@ pub(super) use attributes;
 /// Refuses what the attributes cannot hold.
 pub fn check_attributes(attributes: &Attributes, expires: Option<&Timestamp>) -> Result<()> {
     if expires.is_some() {
-        return Err(Error::unsupported("the header Expires is not kept with objects here").hint("use Cache-Control: max-age"));
+        return Err(
+            Error::unsupported("the header Expires is not kept with objects here")
+                .hint("use Cache-Control: max-age"),
+        );
     }
     let bytes: usize = attributes.user.iter().map(|(n, v)| n.len() + v.len()).sum();
     if bytes > 2048 {
-        return Err(Error::invalid(format!("user metadata of {bytes} bytes")).hint("2048 bytes at most"));
+        return Err(
+            Error::invalid(format!("user metadata of {bytes} bytes")).hint("2048 bytes at most")
+        );
     }
     Ok(())
 }
@@ -166,7 +213,9 @@ pub fn body(blob: Option<StreamingBlob>) -> ByteStream {
         Some(blob) => blob
             .map_err(|e| match e.downcast::<Error>() {
                 Ok(e) => *e,
-                Err(e) => Error::invalid(format!("the body of the upload: {e}")).hint("send it again"),
+                Err(e) => {
+                    Error::invalid(format!("the body of the upload: {e}")).hint("send it again")
+                }
             })
             .boxed(),
     }
@@ -187,7 +236,13 @@ mod tests {
     #[test]
     fn framing_is_no_content_encoding() {
         assert_eq!(content_encoding(Some("aws-chunked".into())), None);
-        assert_eq!(content_encoding(Some("gzip,aws-chunked".into())).as_deref(), Some("gzip"));
-        assert_eq!(content_encoding(Some("gzip".into())).as_deref(), Some("gzip"));
+        assert_eq!(
+            content_encoding(Some("gzip,aws-chunked".into())).as_deref(),
+            Some("gzip")
+        );
+        assert_eq!(
+            content_encoding(Some("gzip".into())).as_deref(),
+            Some("gzip")
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! What is refused before an S3 request goes anywhere.
 //!
-//! Three guards. *Features*: a header or a query parameter that asks for something this node does not do is answered 501; accepting the request
-//! without it would be a lie (an encrypted upload that is not encrypted). What is accepted is listed, so that what S3 adds tomorrow is refused too.
-//! *Signatures*: `x-amz-*` headers that the signature does not cover could have been added on the way; the S3 library does not look. *Forms* of
-//! authentication that are out of date (Signature Version 2) or not offered (POST forms).
+//! Three guards. *Features*: a header or a query parameter that asks for something this node does
+//! not do is answered 501; accepting the request without it would be a lie (an encrypted upload
+//! that is not encrypted). What is accepted is listed, so that what S3 adds tomorrow is refused
+//! too. *Signatures*: `x-amz-*` headers that the signature does not cover could have been added on
+//! the way; the S3 library does not look. *Forms* of authentication that are out of date (Signature
+//! Version 2) or not offered (POST forms).
 
 use super::path::Target;
 use forebay_core::{
@@ -82,7 +84,8 @@ const HEADERS: &[&str] = &[
 /// Headers whose values may be shown. Of the others some hold secrets: keys of encryption, tokens.
 const SHOWN: &[&str] = &["x-amz-acl", "x-amz-tagging-directive"];
 
-/// A thousand keys to remove, each of the longest and with every byte escaped, or ten thousand parts.
+/// A thousand keys to remove, each of the longest and with every byte escaped, or ten thousand
+/// parts.
 pub const XML_MAX_BYTES: usize = 8 << 20;
 
 /// The longest time that a presigned request may be for: S3's limit of a week.
@@ -100,16 +103,24 @@ pub fn check_name(target: &Target) -> Result<(), (&'static str, Error)> {
     if target.key.len() > limits::OBJECT_KEY_MAX_BYTES {
         let (len, max) = (target.key.len(), limits::OBJECT_KEY_MAX_BYTES);
         let e = Error::invalid(format!("{:?} is {len} bytes long", shorten(&target.key)));
-        return Err(("KeyTooLongError", e.hint(format!("a key has at most {max} bytes of UTF-8"))));
+        return Err((
+            "KeyTooLongError",
+            e.hint(format!("a key has at most {max} bytes of UTF-8")),
+        ));
     }
     Ok(())
 }
 
-/// Refuses documents (all bodies that are not objects) which are too large, or of a length that is not known: they are held in memory.
+/// Refuses documents (all bodies that are not objects) which are too large, or of a length that is
+/// not known: they are held in memory.
 ///
 /// # Errors
 /// The code and status that S3 has for it, and why.
-pub fn check_document(method: &Method, target: &Target, headers: &HeaderMap) -> Result<(), (&'static str, StatusCode, Error)> {
+pub fn check_document(
+    method: &Method,
+    target: &Target,
+    headers: &HeaderMap,
+) -> Result<(), (&'static str, StatusCode, Error)> {
     if !(*method == Method::POST || *method == Method::PUT && target.key.is_empty()) {
         return Ok(());
     }
@@ -117,10 +128,21 @@ pub fn check_document(method: &Method, target: &Target, headers: &HeaderMap) -> 
         let e = Error::invalid("the length of the body is not known").hint("send Content-Length");
         return Err(("MissingContentLength", StatusCode::LENGTH_REQUIRED, e));
     }
-    let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+    let length = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse::<u64>().ok())
+        .unwrap_or(0);
     if length > XML_MAX_BYTES as u64 {
-        let e = Error::new(ErrorKind::TooLarge, format!("{length} bytes in the body of this operation"));
-        return Err(("MaxMessageLengthExceeded", StatusCode::BAD_REQUEST, e.hint(format!("{XML_MAX_BYTES} at most"))));
+        let e = Error::new(
+            ErrorKind::TooLarge,
+            format!("{length} bytes in the body of this operation"),
+        );
+        return Err((
+            "MaxMessageLengthExceeded",
+            StatusCode::BAD_REQUEST,
+            e.hint(format!("{XML_MAX_BYTES} at most")),
+        ));
     }
     Ok(())
 }
@@ -135,13 +157,17 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
         let known = QUERY.contains(&name.as_str())
             || name.starts_with("response-")
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
-            // An upload's parts. Reading the first part of an object is offered where it is the whole (see `read`).
+            // An upload's parts. Reading the first part of an object is offered where it is the
+            // whole (see `read`).
             || (name == "uploadId" && object)
             || (name == "partNumber" && object && (target.query("uploadId").is_some() || (value == "1" && super::read::is_read(method, target))))
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");
         if !known {
-            return Err(not_offered(format!("the query parameter {:?}", shorten(name))));
+            return Err(not_offered(format!(
+                "the query parameter {:?}",
+                shorten(name)
+            )));
         }
     }
     for (name, value) in headers {
@@ -158,7 +184,10 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
             };
         if !ok {
             return Err(not_offered(match SHOWN.contains(&name) {
-                true => format!("the header {name}: {}", shorten(&String::from_utf8_lossy(value))),
+                true => format!(
+                    "the header {name}: {}",
+                    shorten(&String::from_utf8_lossy(value))
+                ),
                 false => format!("the header {name}"),
             }));
         }
@@ -167,7 +196,11 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
         return Err(not_offered("a conditional DELETE".into()));
     }
     if *method == Method::POST
-        && headers.get(CONTENT_TYPE).is_some_and(|v| v.as_bytes().get(..19).is_some_and(|p| p.eq_ignore_ascii_case(b"multipart/form-data")))
+        && headers.get(CONTENT_TYPE).is_some_and(|v| {
+            v.as_bytes()
+                .get(..19)
+                .is_some_and(|p| p.eq_ignore_ascii_case(b"multipart/form-data"))
+        })
     {
         return Err(not_offered("an upload by POST form".into()));
     }
@@ -175,8 +208,10 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
 }
 
 fn not_offered(what: String) -> Error {
-    Error::unsupported(format!("{what} asks for something that is not offered here"))
-        .hint("leave it out, or send the request to the origin")
+    Error::unsupported(format!(
+        "{what} asks for something that is not offered here"
+    ))
+    .hint("leave it out, or send the request to the origin")
 }
 
 /// Checks what the S3 library leaves open about signatures; that they are right is its matter.
@@ -185,36 +220,57 @@ fn not_offered(what: String) -> Error {
 /// `PermissionDenied` for unsigned `x-amz-*` headers, `Invalid` for Signature Version 2.
 pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
     let version_2 = target.query("Signature").is_some() || target.query("AWSAccessKeyId").is_some();
-    let authorization = headers.get(AUTHORIZATION).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-    if version_2 || authorization.as_deref().is_some_and(|a| a.trim_start().starts_with("AWS ")) {
-        return Err(
-            Error::invalid("Signature Version 2 is not accepted").hint("use AWS4-HMAC-SHA256, which every current SDK does by itself")
-        );
+    let authorization = headers
+        .get(AUTHORIZATION)
+        .map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
+    if version_2
+        || authorization
+            .as_deref()
+            .is_some_and(|a| a.trim_start().starts_with("AWS "))
+    {
+        return Err(Error::invalid("Signature Version 2 is not accepted")
+            .hint("use AWS4-HMAC-SHA256, which every current SDK does by itself"));
     }
     let (signed, presigned) = if let Some(names) = target.query("X-Amz-SignedHeaders") {
         (names.to_owned(), true)
     } else if let Some(authorization) = &authorization {
-        let Some((_, rest)) = authorization.split_once("SignedHeaders=") else { return Ok(()) };
-        (rest.split([',', ' ']).next().unwrap_or_default().to_owned(), false)
+        let Some((_, rest)) = authorization.split_once("SignedHeaders=") else {
+            return Ok(());
+        };
+        (
+            rest.split([',', ' ']).next().unwrap_or_default().to_owned(),
+            false,
+        )
     } else {
         return Ok(());
     };
     let signed: Vec<String> = signed.split(';').map(str::to_ascii_lowercase).collect();
     let covered = |name: &str| signed.iter().any(|s| s == name);
     if !covered("host") {
-        return Err(Error::permission_denied("the signature does not cover the header host"));
+        return Err(Error::permission_denied(
+            "the signature does not cover the header host",
+        ));
     }
-    for name in headers.keys().map(|n| n.as_str()).filter(|n| n.starts_with("x-amz-")) {
-        // Of a presigned request the body's hash is checked against the body itself, so that it cannot be forged.
+    for name in headers
+        .keys()
+        .map(|n| n.as_str())
+        .filter(|n| n.starts_with("x-amz-"))
+    {
+        // Of a presigned request the body's hash is checked against the body itself, so that it
+        // cannot be forged.
         if !(covered(name) || presigned && name == "x-amz-content-sha256") {
-            return Err(Error::new(ErrorKind::PermissionDenied, format!("the header {name} is not covered by the signature"))
-                .hint("sign every x-amz-* header that is sent"));
+            return Err(Error::new(
+                ErrorKind::PermissionDenied,
+                format!("the header {name} is not covered by the signature"),
+            )
+            .hint("sign every x-amz-* header that is sent"));
         }
     }
     Ok(())
 }
 
-/// Checks what the S3 library lets pass in a signature's scope: the service that it is for, and how long it holds.
+/// Checks what the S3 library lets pass in a signature's scope: the service that it is for, and how
+/// long it holds.
 ///
 /// # Errors
 /// The code that S3 has for it, and `Invalid`.
@@ -222,23 +278,41 @@ pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), (&'static
     let malformed = "AuthorizationQueryParametersError";
     if let Some(expires) = target.query("X-Amz-Expires") {
         let week = |n: &u64| (1..=EXPIRES_MAX_SECS).contains(n);
-        if target.query.iter().filter(|(n, _)| n == "X-Amz-Expires").count() > 1 || expires.parse::<u64>().ok().filter(week).is_none() {
+        if target
+            .query
+            .iter()
+            .filter(|(n, _)| n == "X-Amz-Expires")
+            .count()
+            > 1
+            || expires.parse::<u64>().ok().filter(week).is_none()
+        {
             let e = Error::invalid("X-Amz-Expires is not a number of seconds up to a week");
             return Err((malformed, e.hint(format!("1 to {EXPIRES_MAX_SECS}"))));
         }
     }
-    let (code, credential) = match (target.query("X-Amz-Credential"), headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok())) {
+    let (code, credential) = match (
+        target.query("X-Amz-Credential"),
+        headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok()),
+    ) {
         (Some(credential), _) => (malformed, credential.to_owned()),
         (None, Some(text)) => {
-            let Some((_, rest)) = text.split_once("Credential=") else { return Ok(()) };
-            ("AuthorizationHeaderMalformed", rest.split([',', ' ']).next().unwrap_or_default().to_owned())
+            let Some((_, rest)) = text.split_once("Credential=") else {
+                return Ok(());
+            };
+            (
+                "AuthorizationHeaderMalformed",
+                rest.split([',', ' ']).next().unwrap_or_default().to_owned(),
+            )
         }
         (None, None) => return Ok(()),
     };
     match credential.rsplit('/').nth(1) {
         Some("s3") | None => Ok(()),
         Some(other) => {
-            let e = Error::invalid(format!("the signature is for the service {:?}", shorten(other)));
+            let e = Error::invalid(format!(
+                "the signature is for the service {:?}",
+                shorten(other)
+            ));
             Err((code, e.hint("sign for the service s3")))
         }
     }
@@ -249,7 +323,10 @@ mod tests {
     use super::*;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
-        pairs.iter().map(|(n, v)| (n.parse::<http::HeaderName>().unwrap(), v.parse().unwrap())).collect()
+        pairs
+            .iter()
+            .map(|(n, v)| (n.parse::<http::HeaderName>().unwrap(), v.parse().unwrap()))
+            .collect()
     }
 
     fn target(uri: &str) -> Target {
@@ -272,7 +349,11 @@ mod tests {
             (Method::GET, "/b?versions"),
             (Method::GET, "/b?uploadId=1"),
         ] {
-            assert_eq!(check(method, uri, &[]), Err(ErrorKind::Unsupported), "{uri}");
+            assert_eq!(
+                check(method, uri, &[]),
+                Err(ErrorKind::Unsupported),
+                "{uri}"
+            );
         }
         for header in [
             ("x-amz-server-side-encryption", "AES256"),
@@ -284,17 +365,39 @@ mod tests {
             ("x-amz-website-redirect-location", "/"),
             ("x-amz-expected-bucket-owner", "1"),
         ] {
-            assert_eq!(check(Method::PUT, "/b/k", &[header]), Err(ErrorKind::Unsupported), "{header:?}");
+            assert_eq!(
+                check(Method::PUT, "/b/k", &[header]),
+                Err(ErrorKind::Unsupported),
+                "{header:?}"
+            );
         }
-        assert!(check(Method::PUT, "/b/k?partNumber=1&uploadId=x", &[("x-amz-meta-a", "b"), ("x-amz-acl", "private")]).is_ok());
+        assert!(
+            check(
+                Method::PUT,
+                "/b/k?partNumber=1&uploadId=x",
+                &[("x-amz-meta-a", "b"), ("x-amz-acl", "private")]
+            )
+            .is_ok()
+        );
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
-        assert!(check(Method::POST, "/b", &[("content-type", "multipart/form-data; boundary=x")]).is_err());
+        assert!(
+            check(
+                Method::POST,
+                "/b",
+                &[("content-type", "multipart/form-data; boundary=x")]
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn names_that_cannot_be_have_codes_of_their_own() {
         let code = |bucket: &str, key: &str| {
-            let target = Target { bucket: bucket.into(), key: key.into(), query: Vec::new() };
+            let target = Target {
+                bucket: bucket.into(),
+                key: key.into(),
+                query: Vec::new(),
+            };
             check_name(&target).err().map(|(code, _)| code)
         };
         assert_eq!(code("http:", "k"), Some("InvalidBucketName"));
@@ -307,55 +410,147 @@ mod tests {
     #[test]
     fn documents_have_a_length_and_not_a_large_one() {
         let code = |method: Method, uri: &str, header: (&'static str, &str)| {
-            check_document(&method, &target(uri), &headers(&[header])).err().map(|(code, ..)| code)
+            check_document(&method, &target(uri), &headers(&[header]))
+                .err()
+                .map(|(code, ..)| code)
         };
         let (most, more) = (XML_MAX_BYTES.to_string(), (XML_MAX_BYTES + 1).to_string());
-        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &most)), None);
-        assert_eq!(code(Method::POST, "/b?delete", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
-        assert_eq!(code(Method::POST, "/b/k?uploadId=1", ("transfer-encoding", "chunked")), Some("MissingContentLength"));
-        assert_eq!(code(Method::PUT, "/b", ("content-length", &more)), Some("MaxMessageLengthExceeded"));
-        assert_eq!(code(Method::PUT, "/b/k", ("content-length", &more)), None, "an object");
+        assert_eq!(
+            code(Method::POST, "/b?delete", ("content-length", &most)),
+            None
+        );
+        assert_eq!(
+            code(Method::POST, "/b?delete", ("content-length", &more)),
+            Some("MaxMessageLengthExceeded")
+        );
+        assert_eq!(
+            code(
+                Method::POST,
+                "/b/k?uploadId=1",
+                ("transfer-encoding", "chunked")
+            ),
+            Some("MissingContentLength")
+        );
+        assert_eq!(
+            code(Method::PUT, "/b", ("content-length", &more)),
+            Some("MaxMessageLengthExceeded")
+        );
+        assert_eq!(
+            code(Method::PUT, "/b/k", ("content-length", &more)),
+            None,
+            "an object"
+        );
     }
 
     #[test]
     fn an_error_shows_no_value_that_may_be_secret() {
-        let e = check_features(&Method::GET, &target("/b/k"), &headers(&[("x-amz-server-side-encryption-customer-key", "SECRET")]));
+        let e = check_features(
+            &Method::GET,
+            &target("/b/k"),
+            &headers(&[("x-amz-server-side-encryption-customer-key", "SECRET")]),
+        );
         let text = e.unwrap_err().describe();
-        assert!(text.contains("x-amz-server-side-encryption-customer-key") && !text.contains("SECRET"), "{text}");
-        let text = Target::of(&"/b/k?X-Amz-Signature=SECRET%ff".parse().unwrap(), &HeaderMap::new(), &[]).unwrap_err().describe();
-        assert!(text.contains("X-Amz-Signature") && !text.contains("SECRET"), "{text}");
+        assert!(
+            text.contains("x-amz-server-side-encryption-customer-key") && !text.contains("SECRET"),
+            "{text}"
+        );
+        let text = Target::of(
+            &"/b/k?X-Amz-Signature=SECRET%ff".parse().unwrap(),
+            &HeaderMap::new(),
+            &[],
+        )
+        .unwrap_err()
+        .describe();
+        assert!(
+            text.contains("X-Amz-Signature") && !text.contains("SECRET"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_signature_is_for_s3_and_for_a_week_at_most() {
         let code = |uri: &str, authorization: Option<&str>| {
-            let pairs: Vec<_> = authorization.map(|a| ("authorization", a)).into_iter().collect();
-            check_scope(&target(uri), &headers(&pairs)).err().map(|(code, _)| code)
+            let pairs: Vec<_> = authorization
+                .map(|a| ("authorization", a))
+                .into_iter()
+                .collect();
+            check_scope(&target(uri), &headers(&pairs))
+                .err()
+                .map(|(code, _)| code)
         };
-        let scope =
-            |service: &str| format!("AWS4-HMAC-SHA256 Credential=A/20260101/r/{service}/aws4_request, SignedHeaders=host, Signature=0");
+        let scope = |service: &str| {
+            format!(
+                "AWS4-HMAC-SHA256 Credential=A/20260101/r/{service}/aws4_request, \
+                 SignedHeaders=host, Signature=0"
+            )
+        };
         assert_eq!(code("/b/k", Some(&scope("s3"))), None);
-        assert_eq!(code("/b/k", Some(&scope("sts"))), Some("AuthorizationHeaderMalformed"));
-        let presigned = |expires: &str| code(&format!("/b/k?X-Amz-Credential=A%2F2%2Fr%2Fs3%2Faws4_request&X-Amz-Expires={expires}"), None);
+        assert_eq!(
+            code("/b/k", Some(&scope("sts"))),
+            Some("AuthorizationHeaderMalformed")
+        );
+        let presigned = |expires: &str| {
+            code(
+                &format!(
+                    "/b/k?X-Amz-Credential=A%2F2%2Fr%2Fs3%2Faws4_request&X-Amz-Expires={expires}"
+                ),
+                None,
+            )
+        };
         assert_eq!((presigned("1"), presigned("604800")), (None, None));
         for bad in ["0", "604801", "-1", "x", "", "60&X-Amz-Expires=6000"] {
-            assert_eq!(presigned(bad), Some("AuthorizationQueryParametersError"), "{bad}");
+            assert_eq!(
+                presigned(bad),
+                Some("AuthorizationQueryParametersError"),
+                "{bad}"
+            );
         }
     }
 
     #[test]
     fn headers_left_out_of_the_signature_are_refused() {
-        let auth = "AWS4-HMAC-SHA256 Credential=A/20260101/r/s3/aws4_request, SignedHeaders=host;x-amz-date, Signature=0";
-        let check = |uri: &str, pairs: &[(&'static str, &str)]| check_signature(&target(uri), &headers(pairs)).map_err(|e| e.kind());
+        let auth = "AWS4-HMAC-SHA256 Credential=A/20260101/r/s3/aws4_request, \
+            SignedHeaders=host;x-amz-date, Signature=0";
+        let check = |uri: &str, pairs: &[(&'static str, &str)]| {
+            check_signature(&target(uri), &headers(pairs)).map_err(|e| e.kind())
+        };
         assert!(check("/b/k", &[("authorization", auth), ("x-amz-date", "d")]).is_ok());
-        assert_eq!(check("/b/k", &[("authorization", auth), ("x-amz-copy-source", "b/x")]), Err(ErrorKind::PermissionDenied));
-        assert!(check("/b/k?X-Amz-SignedHeaders=host", &[("x-amz-content-sha256", "UNSIGNED-PAYLOAD")]).is_ok());
-        assert_eq!(check("/b/k?X-Amz-SignedHeaders=host", &[("x-amz-acl", "private")]), Err(ErrorKind::PermissionDenied));
         assert_eq!(
-            check("/b/k", &[("authorization", "AWS4-HMAC-SHA256 Credential=A, SignedHeaders=x-amz-date, Signature=0")]),
+            check(
+                "/b/k",
+                &[("authorization", auth), ("x-amz-copy-source", "b/x")]
+            ),
             Err(ErrorKind::PermissionDenied)
         );
-        assert_eq!(check("/b/k", &[("authorization", "AWS AK:sig")]), Err(ErrorKind::Invalid));
-        assert!(check("/b/k", &[]).is_ok(), "without a signature there is nothing to cover; anonymous requests are refused elsewhere");
+        assert!(
+            check(
+                "/b/k?X-Amz-SignedHeaders=host",
+                &[("x-amz-content-sha256", "UNSIGNED-PAYLOAD")]
+            )
+            .is_ok()
+        );
+        assert_eq!(
+            check("/b/k?X-Amz-SignedHeaders=host", &[("x-amz-acl", "private")]),
+            Err(ErrorKind::PermissionDenied)
+        );
+        assert_eq!(
+            check(
+                "/b/k",
+                &[(
+                    "authorization",
+                    "AWS4-HMAC-SHA256 Credential=A, SignedHeaders=x-amz-date, Signature=0"
+                )]
+            ),
+            Err(ErrorKind::PermissionDenied)
+        );
+        assert_eq!(
+            check("/b/k", &[("authorization", "AWS AK:sig")]),
+            Err(ErrorKind::Invalid)
+        );
+        assert!(
+            check("/b/k", &[]).is_ok(),
+            "without a signature there is nothing to cover; anonymous requests are refused \
+             elsewhere"
+        );
     }
 }

@@ -10,7 +10,13 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 
 /// What `encoding-type=url` leaves as it is.
-const URL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/').remove(b'*');
+const URL: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/')
+    .remove(b'*');
 
 /// How names are written in an answer.
 #[derive(Clone, Copy)]
@@ -23,12 +29,18 @@ impl Encoding {
         match requested.map(|e| e.as_str()) {
             None => Ok(Encoding { url: false }),
             Some("url") => Ok(Encoding { url: true }),
-            Some(other) => Err(Error::invalid(format!("encoding-type={other:?}")).hint("only url is known")),
+            Some(other) => {
+                Err(Error::invalid(format!("encoding-type={other:?}")).hint("only url is known"))
+            }
         }
     }
 
     fn name(self, text: &str) -> String {
-        if self.url { utf8_percent_encode(text, URL).to_string() } else { text.to_owned() }
+        if self.url {
+            utf8_percent_encode(text, URL).to_string()
+        } else {
+            text.to_owned()
+        }
     }
 
     fn opt(self, text: Option<String>) -> Option<String> {
@@ -45,10 +57,20 @@ fn page_size(max_keys: Option<i32>) -> Result<usize> {
     }
 }
 
-/// Where a listing goes on after `marker`. A marker that is a rolled-up prefix stands for all keys under it.
+/// Where a listing goes on after `marker`. A marker that is a rolled-up prefix stands for all keys
+/// under it.
 fn after_marker(marker: &str, prefix: &str, delimiter: Option<&str>) -> String {
-    let rolled_up = delimiter.is_some_and(|d| !d.is_empty() && marker.strip_prefix(prefix).is_some_and(|rest| rest.ends_with(d)));
-    if rolled_up { format!("{marker}{}", char::MAX) } else { marker.to_owned() }
+    let rolled_up = delimiter.is_some_and(|d| {
+        !d.is_empty()
+            && marker
+                .strip_prefix(prefix)
+                .is_some_and(|rest| rest.ends_with(d))
+    });
+    if rolled_up {
+        format!("{marker}{}", char::MAX)
+    } else {
+        marker.to_owned()
+    }
 }
 
 impl Ops {
@@ -61,7 +83,10 @@ impl Ops {
         self.engine.list(bucket, request).await
     }
 
-    pub(super) async fn list_v1(&self, request: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+    pub(super) async fn list_v1(
+        &self,
+        request: S3Request<ListObjectsInput>,
+    ) -> S3Result<S3Response<ListObjectsOutput>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, "");
@@ -70,10 +95,28 @@ impl Ops {
             let max_keys = page_size(input.max_keys)?;
             let prefix = input.prefix.clone().unwrap_or_default();
             let delimiter = input.delimiter.clone().filter(|d| !d.is_empty());
-            let start_after = input.marker.as_deref().filter(|m| !m.is_empty()).map(|m| after_marker(m, &prefix, delimiter.as_deref()));
-            let page =
-                self.page(&input.bucket, ListRequest { prefix, delimiter: delimiter.clone(), start_after, token: None, max_keys }).await?;
-            let last = page.entries.last().map(|e| e.key.clone()).max(page.prefixes.last().cloned());
+            let start_after = input
+                .marker
+                .as_deref()
+                .filter(|m| !m.is_empty())
+                .map(|m| after_marker(m, &prefix, delimiter.as_deref()));
+            let page = self
+                .page(
+                    &input.bucket,
+                    ListRequest {
+                        prefix,
+                        delimiter: delimiter.clone(),
+                        start_after,
+                        token: None,
+                        max_keys,
+                    },
+                )
+                .await?;
+            let last = page
+                .entries
+                .last()
+                .map(|e| e.key.clone())
+                .max(page.prefixes.last().cloned());
             Ok(ListObjectsOutput {
                 is_truncated: Some(page.next_token.is_some()),
                 next_marker: page.next_token.as_ref().and(encoding.opt(last)),
@@ -91,7 +134,10 @@ impl Ops {
         answer(listing.await, &note).map(S3Response::new)
     }
 
-    pub(super) async fn list_v2(&self, request: S3Request<ListObjectsV2Input>) -> S3Result<S3Response<ListObjectsV2Output>> {
+    pub(super) async fn list_v2(
+        &self,
+        request: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, "");
@@ -100,7 +146,9 @@ impl Ops {
             let max_keys = page_size(input.max_keys)?;
             let delimiter = input.delimiter.clone().filter(|d| !d.is_empty());
             if input.continuation_token.as_deref() == Some("") {
-                return Err(Error::invalid("the continuation token is empty").hint("leave it out to begin"));
+                return Err(
+                    Error::invalid("the continuation token is empty").hint("leave it out to begin")
+                );
             }
             let request = ListRequest {
                 prefix: input.prefix.clone().unwrap_or_default(),
@@ -113,7 +161,11 @@ impl Ops {
             Ok(ListObjectsV2Output {
                 key_count: Some((page.entries.len() + page.prefixes.len()) as i32),
                 is_truncated: Some(page.next_token.is_some()),
-                contents: Some(contents(&page, encoding, input.fetch_owner.unwrap_or(false))),
+                contents: Some(contents(
+                    &page,
+                    encoding,
+                    input.fetch_owner.unwrap_or(false),
+                )),
                 common_prefixes: Some(common_prefixes(&page, encoding)),
                 next_continuation_token: page.next_token,
                 continuation_token: input.continuation_token,
@@ -129,7 +181,10 @@ impl Ops {
         answer(listing.await, &note).map(S3Response::new)
     }
 
-    pub(super) async fn buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+    pub(super) async fn buckets(
+        &self,
+        request: S3Request<ListBucketsInput>,
+    ) -> S3Result<S3Response<ListBucketsOutput>> {
         let (note, policy) = (note(&request)?, policy(&request)?);
         let input = request.input;
         let mut names = answer(self.engine.buckets().list().await, &note)?;
@@ -138,10 +193,19 @@ impl Ops {
         let mut matching = names
             .into_iter()
             .filter(|n| input.prefix.as_deref().is_none_or(|p| n.starts_with(p)))
-            .filter(|n| input.continuation_token.as_deref().is_none_or(|after| n.as_str() > after));
+            .filter(|n| {
+                input
+                    .continuation_token
+                    .as_deref()
+                    .is_none_or(|after| n.as_str() > after)
+            });
         let page: Vec<String> = matching.by_ref().take(max).collect();
         let more = matching.next().is_some();
-        let bucket = |name: &String| Bucket { name: Some(name.clone()), creation_date: Some(timestamp(0)), ..Default::default() };
+        let bucket = |name: &String| Bucket {
+            name: Some(name.clone()),
+            creation_date: Some(timestamp(0)),
+            ..Default::default()
+        };
         Ok(S3Response::new(ListBucketsOutput {
             continuation_token: if more { page.last().cloned() } else { None },
             buckets: Some(page.iter().map(bucket).collect()),
@@ -153,7 +217,10 @@ impl Ops {
 
 /// Everything here belongs to the one who runs the node.
 pub(super) fn owner() -> Owner {
-    Owner { display_name: Some("forebay".into()), id: Some("forebay".into()) }
+    Owner {
+        display_name: Some("forebay".into()),
+        id: Some("forebay".into()),
+    }
 }
 
 fn contents(page: &ListPage, encoding: Encoding, with_owner: bool) -> Vec<Object> {
@@ -163,14 +230,21 @@ fn contents(page: &ListPage, encoding: Encoding, with_owner: bool) -> Vec<Object
         e_tag: etag(e.etag.as_deref()),
         last_modified: Some(timestamp(e.last_modified_ms)),
         owner: with_owner.then(owner),
-        storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+        storage_class: Some(ObjectStorageClass::from_static(
+            ObjectStorageClass::STANDARD,
+        )),
         ..Default::default()
     };
     page.entries.iter().map(object).collect()
 }
 
 fn common_prefixes(page: &ListPage, encoding: Encoding) -> Vec<CommonPrefix> {
-    page.prefixes.iter().map(|p| CommonPrefix { prefix: Some(encoding.name(p)) }).collect()
+    page.prefixes
+        .iter()
+        .map(|p| CommonPrefix {
+            prefix: Some(encoding.name(p)),
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -180,15 +254,28 @@ mod tests {
     #[test]
     fn a_marker_that_is_a_prefix_stands_for_all_under_it() {
         assert_eq!(after_marker("a/b", "", Some("/")), "a/b");
-        assert_eq!(after_marker("a/", "", Some("/")), format!("a/{}", char::MAX));
+        assert_eq!(
+            after_marker("a/", "", Some("/")),
+            format!("a/{}", char::MAX)
+        );
         assert_eq!(after_marker("a/", "", None), "a/");
-        assert_eq!(after_marker("x/a/", "x/", Some("/")), format!("x/a/{}", char::MAX));
+        assert_eq!(
+            after_marker("x/a/", "x/", Some("/")),
+            format!("x/a/{}", char::MAX)
+        );
     }
 
     #[test]
     fn names_are_encoded_as_clients_decode_them() {
-        assert_eq!(Encoding { url: true }.name("a b+c/ü%"), "a%20b%2Bc/%C3%BC%25");
+        assert_eq!(
+            Encoding { url: true }.name("a b+c/ü%"),
+            "a%20b%2Bc/%C3%BC%25"
+        );
         assert_eq!(Encoding { url: false }.name("a b"), "a b");
-        assert!(page_size(Some(-1)).is_err() && page_size(Some(0)).unwrap() == 0 && page_size(Some(5000)).unwrap() == 1000);
+        assert!(
+            page_size(Some(-1)).is_err()
+                && page_size(Some(0)).unwrap() == 0
+                && page_size(Some(5000)).unwrap() == 1000
+        );
     }
 }

@@ -1,11 +1,14 @@
 //! The S3 front: path-style and virtual-host, anonymous or signed.
 //!
-//! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Requests that need no signature (over the Unix socket, or while
-//! no keys are configured) may carry one all the same, since SDKs sign with whatever keys they find: it is taken off unread, with the framing of
-//! uploads (`chunked.rs`). Signed requests are checked by the `s3s` library. Reads of objects never take the library's own form (`read.rs`); the
-//! other operations do (`list.rs`, `write.rs`, `multipart.rs`).
+//! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Requests
+//! that need no signature (over the Unix socket, or while no keys are configured) may carry one all
+//! the same, since SDKs sign with whatever keys they find: it is taken off unread, with the framing
+//! of uploads (`chunked.rs`). Signed requests are checked by the `s3s` library. Reads of objects
+//! never take the library's own form (`read.rs`); the other operations do (`list.rs`, `write.rs`,
+//! `multipart.rs`).
 //!
-//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`), and what an operation does not do is refused, not ignored.
+//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`),
+//! and what an operation does not do is refused, not ignored.
 
 mod access;
 pub(crate) mod chunked;
@@ -56,8 +59,16 @@ struct Keys(Arc<Access>);
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        let unknown = || S3Error::with_message(S3ErrorCode::InvalidAccessKeyId, "the access key is not one of this node's (see auth.keys)");
-        self.0.secret(access_key).map(|secret| secret.reveal().into()).ok_or_else(unknown)
+        let unknown = || {
+            S3Error::with_message(
+                S3ErrorCode::InvalidAccessKeyId,
+                "the access key is not one of this node's (see auth.keys)",
+            )
+        };
+        self.0
+            .secret(access_key)
+            .map(|secret| secret.reveal().into())
+            .ok_or_else(unknown)
     }
 }
 
@@ -80,8 +91,16 @@ pub struct Front {
 }
 
 impl Front {
-    pub fn new(config: &Config, engine: Engine, uploads: Arc<Uploads>, access: Arc<Access>) -> Self {
-        let ops = Ops { engine: engine.clone(), uploads };
+    pub fn new(
+        config: &Config,
+        engine: Engine,
+        uploads: Arc<Uploads>,
+        access: Arc<Access>,
+    ) -> Self {
+        let ops = Ops {
+            engine: engine.clone(),
+            uploads,
+        };
         let builder = || {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
@@ -95,11 +114,21 @@ impl Front {
         signed.set_auth(Keys(access.clone()));
         signed.set_access(access::Gate(access.clone()));
         signed.set_route(read::ReadRoute(engine.clone(), access.clone()));
-        Front { engine, hostnames: config.listen.hostnames.clone(), access, signed: signed.build(), open: builder().build() }
+        Front {
+            engine,
+            hostnames: config.listen.hostnames.clone(),
+            access,
+            signed: signed.build(),
+            open: builder().build(),
+        }
     }
 
     /// Answers one request.
-    pub async fn call(&self, request: Request<UploadBody>, note: Arc<Note>) -> Response<AnswerBody> {
+    pub async fn call(
+        &self,
+        request: Request<UploadBody>,
+        note: Arc<Note>,
+    ) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
         let refuse = |e: Error| {
             note.set_error(e.describe());
@@ -114,7 +143,9 @@ impl Front {
             note.set_error(e.describe());
             return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
         }
-        if let Err((code, status, e)) = guard::check_document(request.method(), &target, request.headers()) {
+        if let Err((code, status, e)) =
+            guard::check_document(request.method(), &target, request.headers())
+        {
             note.set_error(e.describe());
             return error::response_as(code, status, &e, &resource, &note.id);
         }
@@ -140,17 +171,37 @@ impl Front {
         let (mut head, body) = request.into_parts();
         head.extensions.insert(note.clone());
         head.extensions.insert(target);
-        self.library(&self.signed, Request::from_parts(head, Body::http_body_unsync(body)), &note).await
+        self.library(
+            &self.signed,
+            Request::from_parts(head, Body::http_body_unsync(body)),
+            &note,
+        )
+        .await
     }
 
-    async fn call_open(&self, request: Request<UploadBody>, target: Arc<Target>, note: Arc<Note>) -> Response<AnswerBody> {
+    async fn call_open(
+        &self,
+        request: Request<UploadBody>,
+        target: Arc<Target>,
+        note: Arc<Note>,
+    ) -> Response<AnswerBody> {
         if read::is_read(request.method(), &target) {
-            return read::read(&self.engine, &target, request.method(), request.headers(), &note).await;
+            return read::read(
+                &self.engine,
+                &target,
+                request.method(),
+                request.headers(),
+                &note,
+            )
+            .await;
         }
         let (mut head, body) = request.into_parts();
         head.headers.remove(header::AUTHORIZATION);
         head.uri = without_signature(&head.uri);
-        let framed = head.headers.get("x-amz-content-sha256").is_some_and(|v| v.as_bytes().starts_with(b"STREAMING-"));
+        let framed = head
+            .headers
+            .get("x-amz-content-sha256")
+            .is_some_and(|v| v.as_bytes().starts_with(b"STREAMING-"));
         let body = if framed {
             let stream: ByteStream = BodyDataStream::new(body).map_err(upload_error).boxed();
             let (stream, trailers) = chunked::decode(stream);
@@ -165,13 +216,21 @@ impl Front {
         };
         head.extensions.insert(note.clone());
         head.extensions.insert(Policy::full());
-        self.library(&self.open, Request::from_parts(head, body), &note).await
+        self.library(&self.open, Request::from_parts(head, body), &note)
+            .await
     }
 
-    async fn library(&self, service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
+    async fn library(
+        &self,
+        service: &S3Service,
+        request: Request<Body>,
+        note: &Note,
+    ) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
         match service.call(request).await {
-            Ok(response) if response.status().is_client_error() || response.status().is_server_error() => {
+            Ok(response)
+                if response.status().is_client_error() || response.status().is_server_error() =>
+            {
                 complete_error(response, &resource, note).await
             }
             Ok(response) => response.map(AnswerBody::S3),
@@ -186,14 +245,24 @@ impl Front {
 }
 
 /// The library's own errors have a code and often nothing else.
-async fn complete_error(response: Response<Body>, resource: &str, note: &Note) -> Response<AnswerBody> {
+async fn complete_error(
+    response: Response<Body>,
+    resource: &str,
+    note: &Note,
+) -> Response<AnswerBody> {
     let (mut head, body) = response.into_parts();
-    let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await.map(|b| b.to_bytes()) else {
+    let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES)
+        .collect()
+        .await
+        .map(|b| b.to_bytes())
+    else {
         let e = Error::internal("the error of the S3 library could not be read");
         note.set_error(e.describe());
         return error::response(&e, resource, &note.id);
     };
-    let completed = std::str::from_utf8(&body).ok().and_then(|xml| error::completed(xml, resource, &note.id));
+    let completed = std::str::from_utf8(&body)
+        .ok()
+        .and_then(|xml| error::completed(xml, resource, &note.id));
     let body = match completed {
         None => AnswerBody::full(body),
         Some((xml, log)) => {
@@ -216,16 +285,27 @@ fn upload_error(e: crate::body::BoxError) -> Error {
 
 /// The URI without the query parameters of a signature that nobody checks.
 fn without_signature(uri: &Uri) -> Uri {
-    let Some(query) = uri.query() else { return uri.clone() };
+    let Some(query) = uri.query() else {
+        return uri.clone();
+    };
     let is_signature = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
-        name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-")) || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
+        name.get(..6)
+            .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
+            || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
     };
     if !query.split('&').any(is_signature) {
         return uri.clone();
     }
-    let kept: Vec<&str> = query.split('&').filter(|pair| !is_signature(pair)).collect();
-    let text = if kept.is_empty() { uri.path().to_owned() } else { format!("{}?{}", uri.path(), kept.join("&")) };
+    let kept: Vec<&str> = query
+        .split('&')
+        .filter(|pair| !is_signature(pair))
+        .collect();
+    let text = if kept.is_empty() {
+        uri.path().to_owned()
+    } else {
+        format!("{}?{}", uri.path(), kept.join("&"))
+    };
     // It was part of a URI before.
     text.parse().unwrap_or_else(|_| uri.clone())
 }
@@ -288,7 +368,9 @@ operations! {
 pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
     note.set_error(e.describe());
     let mut response = error::response(e, resource, &note.id);
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+        .headers_mut()
+        .insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
@@ -299,8 +381,14 @@ mod tests {
     #[test]
     fn a_signature_that_nobody_checks_is_taken_off() {
         let strip = |uri: &str| without_signature(&uri.parse().unwrap()).to_string();
-        assert_eq!(strip("/b/k?X-Amz-Signature=1&uploads&X-Amz-Date=2"), "/b/k?uploads");
+        assert_eq!(
+            strip("/b/k?X-Amz-Signature=1&uploads&X-Amz-Date=2"),
+            "/b/k?uploads"
+        );
         assert_eq!(strip("/b/k?X-Amz-Signature=1"), "/b/k");
-        assert_eq!(strip("/b?list-type=2&prefix=a%2Fb"), "/b?list-type=2&prefix=a%2Fb");
+        assert_eq!(
+            strip("/b?list-type=2&prefix=a%2Fb"),
+            "/b?list-type=2&prefix=a%2Fb"
+        );
     }
 }

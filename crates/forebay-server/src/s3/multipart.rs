@@ -3,8 +3,8 @@
 use super::{
     Ops,
     convert::{
-        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, etag_text, failed, name, note, now, put_condition,
-        timestamp,
+        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, etag_text,
+        failed, name, note, now, put_condition, timestamp,
     },
     error,
     list::owner,
@@ -49,7 +49,18 @@ impl Ops {
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let attributes = attributes!(input);
         answer(check_attributes(&attributes, input.expires.as_ref()), &note)?;
-        let id = answer(self.engine.create_upload(&name, PutRequest { attributes, condition: PutCondition::Always }).await, &note)?;
+        let id = answer(
+            self.engine
+                .create_upload(
+                    &name,
+                    PutRequest {
+                        attributes,
+                        condition: PutCondition::Always,
+                    },
+                )
+                .await,
+            &note,
+        )?;
         self.uploads.begin(&name, &id, self.engine.clock().now_ms());
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
@@ -61,22 +72,36 @@ impl Ops {
         }))
     }
 
-    pub(super) async fn put_part(&self, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+    pub(super) async fn put_part(
+        &self,
+        request: S3Request<UploadPartInput>,
+    ) -> S3Result<S3Response<UploadPartOutput>> {
         let note = note(&request)?;
         let trailing = trailing(&request);
-        let S3Request { mut input, headers, .. } = request;
+        let S3Request {
+            mut input, headers, ..
+        } = request;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let number = answer(part_number(input.part_number), &note)?;
         let length = length(input.content_length, &headers, &note)?;
-        let (body, verified) = verify(body(input.body.take()), length, &headers, trailing).map_err(|f| refused(&f, &note))?;
-        let part = match self.engine.upload_part(&name, &input.upload_id, number, length, body).await {
+        let (body, verified) = verify(body(input.body.take()), length, &headers, trailing)
+            .map_err(|f| refused(&f, &note))?;
+        let part = match self
+            .engine
+            .upload_part(&name, &input.upload_id, number, length, body)
+            .await
+        {
             Ok(part) => part,
             Err(e) if verified.failure().is_none() => return Err(upload_failed(e, &note)),
             Err(e) => return Err(write_failed(e, &verified, &note)),
         };
         let sums = verified.checksum();
-        let stored = StoredPart { part: part.clone(), checksum: sums.clone(), stored_ms: self.engine.clock().now_ms() };
+        let stored = StoredPart {
+            part: part.clone(),
+            checksum: sums.clone(),
+            stored_ms: self.engine.clock().now_ms(),
+        };
         self.uploads.stored(&name, &input.upload_id, stored);
         Ok(S3Response::new(UploadPartOutput {
             e_tag: etag(Some(&part.etag)),
@@ -90,7 +115,10 @@ impl Ops {
     }
 
     /// A part that is copied from an object: read here, written to the origin.
-    pub(super) async fn copy_part(&self, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+    pub(super) async fn copy_part(
+        &self,
+        request: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
@@ -102,10 +130,21 @@ impl Ops {
             .upload_part(&name, &input.upload_id, number, source.length, source.body)
             .await
             .map_err(|e| upload_failed(e, &note))?;
-        let stored = StoredPart { part: part.clone(), checksum: Checksum::default(), stored_ms: self.engine.clock().now_ms() };
+        let stored = StoredPart {
+            part: part.clone(),
+            checksum: Checksum::default(),
+            stored_ms: self.engine.clock().now_ms(),
+        };
         self.uploads.stored(&name, &input.upload_id, stored);
-        let result = CopyPartResult { e_tag: etag(Some(&part.etag)), last_modified: Some(now()), ..Default::default() };
-        let mut response = S3Response::new(UploadPartCopyOutput { copy_part_result: Some(result), ..Default::default() });
+        let result = CopyPartResult {
+            e_tag: etag(Some(&part.etag)),
+            last_modified: Some(now()),
+            ..Default::default()
+        };
+        let mut response = S3Response::new(UploadPartCopyOutput {
+            copy_part_result: Some(result),
+            ..Default::default()
+        });
         note.x_cache(&mut response.headers, source.cache);
         Ok(response)
     }
@@ -114,10 +153,10 @@ impl Ops {
         let from = copy_source(&input.copy_source)?;
         let range = match input.copy_source_range.as_deref() {
             None => None,
-            Some(text) => Some(
-                ByteRange::parse_header(text)?
-                    .ok_or_else(|| Error::invalid(format!("x-amz-copy-source-range: {text:?}")).hint("as in bytes=0-99"))?,
-            ),
+            Some(text) => Some(ByteRange::parse_header(text)?.ok_or_else(|| {
+                Error::invalid(format!("x-amz-copy-source-range: {text:?}"))
+                    .hint("as in bytes=0-99")
+            })?),
         };
         let conditions = SourceConditions::new(
             input.copy_source_if_match.as_ref(),
@@ -125,9 +164,16 @@ impl Ops {
             input.copy_source_if_modified_since.as_ref(),
             input.copy_source_if_unmodified_since.as_ref(),
         );
-        let read = self.engine.read(&from, range, &ReadOptions::default()).await?;
+        let read = self
+            .engine
+            .read(&from, range, &ReadOptions::default())
+            .await?;
         conditions.check(&read.meta)?;
-        Ok(Source { length: read.range.end - read.range.start, body: read.body, cache: read.cache })
+        Ok(Source {
+            length: read.range.end - read.range.start,
+            body: read.body,
+            cache: read.cache,
+        })
     }
 
     pub(super) async fn complete(
@@ -139,7 +185,11 @@ impl Ops {
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let parts = self.completed_parts(&name, &input, &note)?;
-        let done = self.engine.complete_upload(&name, &input.upload_id, parts).await.map_err(|e| upload_failed(e, &note))?;
+        let done = self
+            .engine
+            .complete_upload(&name, &input.upload_id, parts)
+            .await
+            .map_err(|e| upload_failed(e, &note))?;
         self.uploads.end(&name, &input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
@@ -151,41 +201,77 @@ impl Ops {
     }
 
     /// The client's list of parts, checked against what is remembered of them.
-    fn completed_parts(&self, name: &ObjectName, input: &CompleteMultipartUploadInput, note: &Note) -> S3Result<Vec<UploadedPart>> {
+    fn completed_parts(
+        &self,
+        name: &ObjectName,
+        input: &CompleteMultipartUploadInput,
+        note: &Note,
+    ) -> S3Result<Vec<UploadedPart>> {
         let refuse = |code: &str, message: String| {
             let e = Error::invalid(message);
             note.set_error(e.describe());
             error::with_code(code, StatusCode::BAD_REQUEST, &e, &note.id)
         };
-        let condition = answer(put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()), note)?;
-        let whole =
-            [&input.checksum_crc32, &input.checksum_crc32c, &input.checksum_crc64nvme, &input.checksum_sha1, &input.checksum_sha256];
+        let condition = answer(
+            put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
+            note,
+        )?;
+        let whole = [
+            &input.checksum_crc32,
+            &input.checksum_crc32c,
+            &input.checksum_crc64nvme,
+            &input.checksum_sha1,
+            &input.checksum_sha256,
+        ];
         if condition != PutCondition::Always || whole.iter().any(|c| c.is_some()) {
-            let e = Error::unsupported("conditions and whole-object checksums on the completion of an upload are not offered")
-                .hint("leave them out; each part's checksum is checked as it arrives");
+            let e = Error::unsupported(
+                "conditions and whole-object checksums on the completion \
+                of an upload are not offered",
+            )
+            .hint("leave them out; each part's checksum is checked as it arrives");
             return Err(failed(e, note));
         }
         let known = self.uploads.get(name, &input.upload_id);
-        let listed = input.multipart_upload.as_ref().and_then(|m| m.parts.as_deref()).unwrap_or_default();
+        let listed = input
+            .multipart_upload
+            .as_ref()
+            .and_then(|m| m.parts.as_deref())
+            .unwrap_or_default();
         if listed.is_empty() || listed.len() > limits::UPLOAD_PARTS_MAX {
-            return Err(refuse("MalformedXML", format!("{} parts in the completion of an upload", listed.len())));
+            return Err(refuse(
+                "MalformedXML",
+                format!("{} parts in the completion of an upload", listed.len()),
+            ));
         }
         let mut parts: Vec<UploadedPart> = Vec::with_capacity(listed.len());
         for listed in listed {
             let number = answer(part_number(listed.part_number.unwrap_or_default()), note)?;
             let sent = listed.e_tag.as_ref().map(etag_text).unwrap_or_default();
             if parts.last().is_some_and(|p| p.number >= number) {
-                return Err(refuse("InvalidPartOrder", format!("part {number} is not in ascending order")));
+                return Err(refuse(
+                    "InvalidPartOrder",
+                    format!("part {number} is not in ascending order"),
+                ));
             }
             let Some(upload) = &known else {
-                parts.push(UploadedPart { number, etag: sent, size: 0 });
+                parts.push(UploadedPart {
+                    number,
+                    etag: sent,
+                    size: 0,
+                });
                 continue;
             };
             let Some(stored) = upload.parts.get(&number) else {
-                return Err(refuse("InvalidPart", format!("part {number} was not uploaded")));
+                return Err(refuse(
+                    "InvalidPart",
+                    format!("part {number} was not uploaded"),
+                ));
             };
             if stored.part.etag.trim_matches('"') != sent.trim_matches('"') {
-                return Err(refuse("InvalidPart", format!("part {number} has another ETag than {sent}")));
+                return Err(refuse(
+                    "InvalidPart",
+                    format!("part {number} has another ETag than {sent}"),
+                ));
             }
             let sums = [
                 ("crc32", &listed.checksum_crc32),
@@ -198,7 +284,10 @@ impl Ops {
                 if let (Some(sent), Some(stored)) = (sent, value(&stored.checksum, algorithm))
                     && sent != stored
                 {
-                    return Err(refuse("InvalidPart", format!("part {number} has another {algorithm} than {sent}")));
+                    return Err(refuse(
+                        "InvalidPart",
+                        format!("part {number} has another {algorithm} than {sent}"),
+                    ));
                 }
             }
             parts.push(stored.part.clone());
@@ -206,35 +295,57 @@ impl Ops {
         if let (Some(expected), Some(_)) = (input.mpu_object_size, &known) {
             let total: u64 = parts.iter().map(|p| p.size).sum();
             if i64::try_from(total) != Ok(expected) {
-                return Err(refuse("InvalidRequest", format!("the parts are {total} bytes, not {expected}")));
+                return Err(refuse(
+                    "InvalidRequest",
+                    format!("the parts are {total} bytes, not {expected}"),
+                ));
             }
         }
         Ok(parts)
     }
 
-    pub(super) async fn abort(&self, request: S3Request<AbortMultipartUploadInput>) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+    pub(super) async fn abort(
+        &self,
+        request: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
-        self.engine.abort_upload(&name, &input.upload_id).await.map_err(|e| upload_failed(e, &note))?;
+        self.engine
+            .abort_upload(&name, &input.upload_id)
+            .await
+            .map_err(|e| upload_failed(e, &note))?;
         self.uploads.end(&name, &input.upload_id);
-        Ok(S3Response::with_status(AbortMultipartUploadOutput::default(), StatusCode::NO_CONTENT))
+        Ok(S3Response::with_status(
+            AbortMultipartUploadOutput::default(),
+            StatusCode::NO_CONTENT,
+        ))
     }
 
-    pub(super) async fn parts(&self, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+    pub(super) async fn parts(
+        &self,
+        request: S3Request<ListPartsInput>,
+    ) -> S3Result<S3Response<ListPartsOutput>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
         let Some(upload) = self.uploads.get(&name, &input.upload_id) else {
-            let e = Error::unsupported("the parts of this upload are not known here")
-                .hint("it has ended, or it was begun elsewhere or before the node was started: list its parts at the origin");
+            let e = Error::unsupported("the parts of this upload are not known here").hint(
+                "it has ended, or it was begun elsewhere or before the node was started: \
+                    list its parts at the origin",
+            );
             return Err(failed(e, &note));
         };
         let after = input.part_number_marker.unwrap_or(0).max(0) as u32;
-        let max = input.max_parts.map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
-        let mut rest = upload.parts.range(after.saturating_add(1)..).map(|(_, p)| p);
+        let max = input
+            .max_parts
+            .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
+        let mut rest = upload
+            .parts
+            .range(after.saturating_add(1)..)
+            .map(|(_, p)| p);
         let page: Vec<&StoredPart> = rest.by_ref().take(max).collect();
         let truncated = rest.next().is_some();
         Ok(S3Response::new(ListPartsOutput {
@@ -253,26 +364,56 @@ impl Ops {
     }
 
     /// The uploads that were begun through this node since it was started.
-    pub(super) async fn uploads(&self, request: S3Request<ListMultipartUploadsInput>) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+    pub(super) async fn uploads(
+        &self,
+        request: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let note = note(&request)?;
         let input = request.input;
         note.set_name(&input.bucket, "");
-        answer(self.engine.buckets().origin(&input.bucket).await.map(drop), &note)?;
-        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty()) || input.encoding_type.is_some() {
-            // botocore asks for encoding-type=url by itself; names that need no encoding are the same either way.
-            let plain = |u: &Upload| u.name.key().bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~/".contains(&b));
-            if input.delimiter.is_some() || !self.uploads.list(&input.bucket, "").iter().all(plain) {
-                return Err(failed(Error::unsupported("delimiter and encoding-type in a listing of uploads are not offered"), &note));
+        answer(
+            self.engine.buckets().origin(&input.bucket).await.map(drop),
+            &note,
+        )?;
+        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty())
+            || input.encoding_type.is_some()
+        {
+            // botocore asks for encoding-type=url by itself; names that need no encoding are the
+            // same either way.
+            let plain = |u: &Upload| {
+                u.name
+                    .key()
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"-._~/".contains(&b))
+            };
+            if input.delimiter.is_some() || !self.uploads.list(&input.bucket, "").iter().all(plain)
+            {
+                return Err(failed(
+                    Error::unsupported(
+                        "delimiter and encoding-type in a listing of uploads are not offered",
+                    ),
+                    &note,
+                ));
             }
         }
         let prefix = input.prefix.clone().unwrap_or_default();
-        let (key_marker, id_marker) = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone().unwrap_or_default());
-        let max = input.max_uploads.map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
+        let (key_marker, id_marker) = (
+            input.key_marker.clone().unwrap_or_default(),
+            input.upload_id_marker.clone().unwrap_or_default(),
+        );
+        let max = input
+            .max_uploads
+            .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
         let is_after = |u: &Upload| {
             let key = u.name.key();
-            key > key_marker.as_str() || (key == key_marker && !id_marker.is_empty() && u.id > id_marker)
+            key > key_marker.as_str()
+                || (key == key_marker && !id_marker.is_empty() && u.id > id_marker)
         };
-        let mut rest = self.uploads.list(&input.bucket, &prefix).into_iter().filter(is_after);
+        let mut rest = self
+            .uploads
+            .list(&input.bucket, &prefix)
+            .into_iter()
+            .filter(is_after);
         let page: Vec<Upload> = rest.by_ref().take(max).collect();
         let truncated = rest.next().is_some();
         let listed = |u: &Upload| MultipartUpload {
@@ -284,7 +425,10 @@ impl Ops {
             ..Default::default()
         };
         Ok(S3Response::new(ListMultipartUploadsOutput {
-            next_key_marker: page.last().filter(|_| truncated).map(|u| u.name.key().to_owned()),
+            next_key_marker: page
+                .last()
+                .filter(|_| truncated)
+                .map(|u| u.name.key().to_owned()),
             next_upload_id_marker: page.last().filter(|_| truncated).map(|u| u.id.clone()),
             uploads: Some(page.iter().map(listed).collect()),
             is_truncated: Some(truncated),

@@ -17,8 +17,14 @@ impl Target {
     /// `Invalid` if path or query are not percent-encoded UTF-8.
     pub fn of(uri: &Uri, headers: &HeaderMap, hostnames: &[String]) -> Result<Self> {
         let path = decode(uri.path())?;
-        let rest = path.strip_prefix('/').ok_or_else(|| Error::invalid("the path does not begin with '/'"))?;
-        let host = headers.get(HOST).and_then(|h| h.to_str().ok()).or_else(|| uri.host()).unwrap_or_default();
+        let rest = path
+            .strip_prefix('/')
+            .ok_or_else(|| Error::invalid("the path does not begin with '/'"))?;
+        let host = headers
+            .get(HOST)
+            .and_then(|h| h.to_str().ok())
+            .or_else(|| uri.host())
+            .unwrap_or_default();
         let (bucket, key) = match virtual_host_bucket(host, hostnames) {
             Some(bucket) => (bucket.to_owned(), rest.to_owned()),
             None => {
@@ -31,16 +37,26 @@ impl Target {
     }
 
     pub fn query(&self, name: &str) -> Option<&str> {
-        self.query.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+        self.query
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| v.as_str())
     }
 }
 
 /// The bucket in `bucket.host` for one of the configured host names.
 pub fn virtual_host_bucket<'a>(host: &'a str, hostnames: &[String]) -> Option<&'a str> {
-    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())).map_or(host, |(name, _)| name);
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(host, |(name, _)| name);
     hostnames.iter().find_map(|h| {
         let at = name.len().checked_sub(h.len() + 1)?;
-        (name.is_char_boundary(at) && at > 0 && name.as_bytes()[at] == b'.' && name[at + 1..].eq_ignore_ascii_case(h)).then(|| &name[..at])
+        (name.is_char_boundary(at)
+            && at > 0
+            && name.as_bytes()[at] == b'.'
+            && name[at + 1..].eq_ignore_ascii_case(h))
+        .then(|| &name[..at])
     })
 }
 
@@ -52,13 +68,16 @@ pub fn parse_query(query: &str) -> Result<Vec<(String, String)>> {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decode(&name.replace('+', " "))?;
             // Values may be secrets, such as signatures: an error names the parameter alone.
-            let value = percent_decode_str(&value.replace('+', " ")).decode_utf8().map(|v| v.into_owned()).map_err(|_| {
-                Error::invalid(format!(
-                    "the value of the query parameter {:?} is not percent-encoded UTF-8",
-                    forebay_core::name::shorten(&name)
-                ))
-                .hint("encode the value as UTF-8 first, then as %XX")
-            })?;
+            let value = percent_decode_str(&value.replace('+', " "))
+                .decode_utf8()
+                .map(|v| v.into_owned())
+                .map_err(|_| {
+                    Error::invalid(format!(
+                        "the value of the query parameter {:?} is not percent-encoded UTF-8",
+                        forebay_core::name::shorten(&name)
+                    ))
+                    .hint("encode the value as UTF-8 first, then as %XX")
+                })?;
             Ok((name, value))
         })
         .collect()
@@ -67,10 +86,16 @@ pub fn parse_query(query: &str) -> Result<Vec<(String, String)>> {
 /// # Errors
 /// `Invalid` if the result is not UTF-8.
 pub fn decode(text: &str) -> Result<String> {
-    percent_decode_str(text).decode_utf8().map(|t| t.into_owned()).map_err(|_| {
-        Error::invalid(format!("{:?} is not percent-encoded UTF-8", forebay_core::name::shorten(text)))
+    percent_decode_str(text)
+        .decode_utf8()
+        .map(|t| t.into_owned())
+        .map_err(|_| {
+            Error::invalid(format!(
+                "{:?} is not percent-encoded UTF-8",
+                forebay_core::name::shorten(text)
+            ))
             .hint("encode the name as UTF-8 first, then as %XX")
-    })
+        })
 }
 
 #[cfg(test)]
@@ -86,7 +111,10 @@ mod tests {
     #[test]
     fn names_come_from_the_path_or_the_host() {
         let t = target("/b/a%2Fb%20%25.txt?list-type=2&prefix=a%26b", "127.0.0.1:1").unwrap();
-        assert_eq!((t.bucket.as_str(), t.key.as_str(), t.query("prefix")), ("b", "a/b %.txt", Some("a&b")));
+        assert_eq!(
+            (t.bucket.as_str(), t.key.as_str(), t.query("prefix")),
+            ("b", "a/b %.txt", Some("a&b"))
+        );
         let t = target("/k/x", "bucket.s3.test:8080").unwrap();
         assert_eq!((t.bucket.as_str(), t.key.as_str()), ("bucket", "k/x"));
         let t = target("/bucket/k", "s3.test").unwrap();

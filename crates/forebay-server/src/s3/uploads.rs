@@ -1,9 +1,11 @@
 //! Multipart uploads under way: what the node remembers of them.
 //!
-//! The origin holds the parts; the node remembers their sizes and checksums, so that they can be listed, and completed by number and ETag alone.
-//! It forgets them at a restart, which loses nothing at the origin: an upload can still be completed, but its parts are listed no more.
+//! The origin holds the parts; the node remembers their sizes and checksums, so that they can be
+//! listed, and completed by number and ETag alone. It forgets them at a restart, which loses
+//! nothing at the origin: an upload can still be completed, but its parts are listed no more.
 //!
-//! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is forgotten first.
+//! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is
+//! forgotten first.
 
 use forebay_core::{ObjectName, sync::Mutex};
 use forebay_engine::UploadedPart;
@@ -45,7 +47,10 @@ struct Inner {
 
 impl Uploads {
     pub fn new(max_uploads: usize) -> Self {
-        Uploads { max_uploads: max_uploads.max(1), inner: Mutex::default() }
+        Uploads {
+            max_uploads: max_uploads.max(1),
+            inner: Mutex::default(),
+        }
     }
 
     pub fn begin(&self, name: &ObjectName, id: &str, now_ms: i64) {
@@ -57,13 +62,24 @@ impl Uploads {
         inner.next += 1;
         let key = (name.clone(), id.to_owned());
         inner.by_order.insert(order, key.clone());
-        inner.uploads.insert(key, Upload { name: name.clone(), id: id.to_owned(), begun_ms: now_ms, parts: BTreeMap::new(), order });
+        inner.uploads.insert(
+            key,
+            Upload {
+                name: name.clone(),
+                id: id.to_owned(),
+                begun_ms: now_ms,
+                parts: BTreeMap::new(),
+                order,
+            },
+        );
     }
 
     /// A part that the origin has acknowledged. Of an upload that is not remembered, nothing is.
     pub fn stored(&self, name: &ObjectName, id: &str, part: Part) {
         let mut inner = self.inner.lock();
-        let Some(upload) = inner.uploads.get_mut(&(name.clone(), id.to_owned())) else { return };
+        let Some(upload) = inner.uploads.get_mut(&(name.clone(), id.to_owned())) else {
+            return;
+        };
         if upload.parts.insert(part.part.number, part).is_none() {
             inner.parts += 1;
         }
@@ -73,7 +89,11 @@ impl Uploads {
     }
 
     pub fn get(&self, name: &ObjectName, id: &str) -> Option<Upload> {
-        self.inner.lock().uploads.get(&(name.clone(), id.to_owned())).cloned()
+        self.inner
+            .lock()
+            .uploads
+            .get(&(name.clone(), id.to_owned()))
+            .cloned()
     }
 
     pub fn end(&self, name: &ObjectName, id: &str) {
@@ -87,7 +107,10 @@ impl Uploads {
             .uploads
             .values()
             .filter(|u| u.name.bucket() == bucket && u.name.key().starts_with(prefix))
-            .map(|u| Upload { parts: BTreeMap::new(), ..u.clone() })
+            .map(|u| Upload {
+                parts: BTreeMap::new(),
+                ..u.clone()
+            })
             .collect();
         found.sort_by(|a, b| (a.name.key(), &a.id).cmp(&(b.name.key(), &b.id)));
         found
@@ -108,7 +131,8 @@ impl Inner {
 
     fn forget_oldest(&mut self) {
         if let Some((_, key)) = self.by_order.pop_first() {
-            tracing::warn!(object = %key.0, "too many multipart uploads: the parts of the oldest are no longer listed");
+            tracing::warn!(object = %key.0, "too many multipart uploads: the parts of the oldest \
+                are no longer listed");
             self.forget(&key);
         }
     }
@@ -124,14 +148,32 @@ mod tests {
         let uploads = Uploads::new(2);
         for k in ["a", "b", "c"] {
             uploads.begin(&name(k), "id", 0);
-            let part = UploadedPart { number: 1, etag: "e".into(), size: 5 };
-            uploads.stored(&name(k), "id", Part { part, checksum: Checksum::default(), stored_ms: 0 });
+            let part = UploadedPart {
+                number: 1,
+                etag: "e".into(),
+                size: 5,
+            };
+            uploads.stored(
+                &name(k),
+                "id",
+                Part {
+                    part,
+                    checksum: Checksum::default(),
+                    stored_ms: 0,
+                },
+            );
         }
         assert!(uploads.get(&name("a"), "id").is_none());
-        assert_eq!(uploads.get(&name("c"), "id").unwrap().parts[&1].part.size, 5);
+        assert_eq!(
+            uploads.get(&name("c"), "id").unwrap().parts[&1].part.size,
+            5
+        );
         assert_eq!(uploads.list("bucket", "").len(), 2);
         uploads.end(&name("b"), "id");
         let inner = uploads.inner.lock();
-        assert_eq!((inner.uploads.len(), inner.parts, inner.by_order.len()), (1, 1, 1));
+        assert_eq!(
+            (inner.uploads.len(), inner.parts, inner.by_order.len()),
+            (1, 1, 1)
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Checking an upload while it flows: its length, `Content-MD5`, `x-amz-content-sha256` and the `x-amz-checksum-*` values, from headers or trailers.
+//! Checking an upload while it flows: its length, `Content-MD5`, `x-amz-content-sha256` and the
+//! `x-amz-checksum-*` values, from headers or trailers.
 //!
-//! Invariant: a body that fails a check ends with an error, so the origin never acknowledges it. Why it failed is kept beside it
-//! ([`Verified::failure`]), because the origin's own error says only that the body broke off.
+//! Invariant: a body that fails a check ends with an error, so the origin never acknowledges it.
+//! Why it failed is kept beside it ([`Verified::failure`]), because the origin's own error says
+//! only that the body broke off.
 
 use super::chunked::Trailers;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -32,7 +34,12 @@ pub enum Trailing {
 
 impl Trailing {
     fn get(&self, name: &str) -> Option<String> {
-        let of = |headers: &HeaderMap| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let of = |headers: &HeaderMap| {
+            headers
+                .get(name)
+                .and_then(|v| v.to_str().ok())
+                .map(str::to_owned)
+        };
         match self {
             Trailing::None => None,
             Trailing::Own(trailers) => trailers.lock().as_ref().and_then(of),
@@ -87,17 +94,35 @@ struct Check {
 ///
 /// # Errors
 /// `Invalid` for a header that cannot be read.
-pub fn verify(body: ByteStream, length: u64, headers: &HeaderMap, trailing: Trailing) -> Result<(ByteStream, Verified), Failure> {
-    let text = |name: &str| headers.get(name).map(|v| v.to_str().unwrap_or_default().trim().to_owned());
-    let bad = |code, message: String| Failure { code, error: Error::invalid(message) };
+pub fn verify(
+    body: ByteStream,
+    length: u64,
+    headers: &HeaderMap,
+    trailing: Trailing,
+) -> Result<(ByteStream, Verified), Failure> {
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .map(|v| v.to_str().unwrap_or_default().trim().to_owned())
+    };
+    let bad = |code, message: String| Failure {
+        code,
+        error: Error::invalid(message),
+    };
     let md5 = match text("content-md5") {
         None => None,
         Some(value) => match STANDARD.decode(&value) {
             Ok(bytes) if bytes.len() == 16 => Some((Md5::new(), bytes)),
-            _ => return Err(bad("InvalidDigest", format!("Content-MD5: {value:?} is not 16 bytes in base64"))),
+            _ => {
+                return Err(bad(
+                    "InvalidDigest",
+                    format!("Content-MD5: {value:?} is not 16 bytes in base64"),
+                ));
+            }
         },
     };
-    // Where a signature is checked, the library checks this hash as well; twice is not wrong, but it is only needed where it is not.
+    // Where a signature is checked, the library checks this hash as well; twice is not wrong, but
+    // it is only needed where it is not.
     let payload = text("x-amz-content-sha256")
         .filter(|v| v.len() == 64 && matches!(trailing, Trailing::Own(_) | Trailing::None))
         .map(|v| (Sha256::new(), v));
@@ -107,10 +132,23 @@ pub fn verify(body: ByteStream, length: u64, headers: &HeaderMap, trailing: Trai
             expected.push((algorithm, Some(value)));
         }
     }
-    for name in text("x-amz-trailer").iter().flat_map(|t| t.split(',')).map(|n| n.trim().to_ascii_lowercase()).filter(|n| !n.is_empty()) {
-        match ALGORITHMS.iter().find(|a| name.strip_prefix("x-amz-checksum-") == Some(**a)) {
+    for name in text("x-amz-trailer")
+        .iter()
+        .flat_map(|t| t.split(','))
+        .map(|n| n.trim().to_ascii_lowercase())
+        .filter(|n| !n.is_empty())
+    {
+        match ALGORITHMS
+            .iter()
+            .find(|a| name.strip_prefix("x-amz-checksum-") == Some(**a))
+        {
             Some(algorithm) => expected.push((algorithm, None)),
-            None => return Err(bad("InvalidRequest", format!("the trailer {name:?} is not a checksum that is known here"))),
+            None => {
+                return Err(bad(
+                    "InvalidRequest",
+                    format!("the trailer {name:?} is not a checksum that is known here"),
+                ));
+            }
         }
     }
     let mut hasher = ChecksumHasher::default();
@@ -124,18 +162,38 @@ pub fn verify(body: ByteStream, length: u64, headers: &HeaderMap, trailing: Trai
         }
     }
     let outcome = Verified::default();
-    let check = Check { body, expected_length: length, length: 0, md5, payload, hasher, expected, trailing, outcome: outcome.clone() };
+    let check = Check {
+        body,
+        expected_length: length,
+        length: 0,
+        md5,
+        payload,
+        hasher,
+        expected,
+        trailing,
+        outcome: outcome.clone(),
+    };
     let checked = stream::try_unfold(Some(check), |check| async move {
-        let Some(mut check) = check else { return Ok(None) };
+        let Some(mut check) = check else {
+            return Ok(None);
+        };
         match check.body.next().await {
             Some(Ok(piece)) => {
                 check.update(&piece)?;
                 Ok(Some((piece, Some(check))))
             }
             Some(Err(e)) => {
-                // What the library checks together with the signature is told by the text of its error alone.
-                let code = if e.message().contains("Sha256Mismatch") { "XAmzContentSHA256Mismatch" } else { "IncompleteBody" };
-                check.outcome.0.lock().failure.get_or_insert(Failure { code, error: e.clone() });
+                // What the library checks together with the signature is told by the text of its
+                // error alone.
+                let code = if e.message().contains("Sha256Mismatch") {
+                    "XAmzContentSHA256Mismatch"
+                } else {
+                    "IncompleteBody"
+                };
+                check.outcome.0.lock().failure.get_or_insert(Failure {
+                    code,
+                    error: e.clone(),
+                });
                 Err(e)
             }
             None => check.finish().map(|()| None),
@@ -148,7 +206,13 @@ impl Check {
     fn update(&mut self, piece: &Bytes) -> Result<()> {
         self.length += piece.len() as u64;
         if self.length > self.expected_length {
-            return self.fail("IncompleteBody", format!("the body is longer than the {} bytes announced", self.expected_length));
+            return self.fail(
+                "IncompleteBody",
+                format!(
+                    "the body is longer than the {} bytes announced",
+                    self.expected_length
+                ),
+            );
         }
         if let Some((md5, _)) = &mut self.md5 {
             md5.update(piece);
@@ -162,27 +226,47 @@ impl Check {
 
     fn finish(mut self) -> Result<()> {
         if self.length != self.expected_length {
-            return self.fail("IncompleteBody", format!("{} of {} bytes arrived", self.length, self.expected_length));
+            return self.fail(
+                "IncompleteBody",
+                format!("{} of {} bytes arrived", self.length, self.expected_length),
+            );
         }
         if let Some((md5, expected)) = self.md5.take()
             && md5.finalize().as_slice() != expected.as_slice()
         {
-            return self.fail("BadDigest", "the body does not have the Content-MD5 that was sent".into());
+            return self.fail(
+                "BadDigest",
+                "the body does not have the Content-MD5 that was sent".into(),
+            );
         }
         if let Some((sha256, expected)) = self.payload.take() {
-            let actual: String = sha256.finalize().as_ref().iter().map(|b| format!("{b:02x}")).collect();
+            let actual: String = sha256
+                .finalize()
+                .as_ref()
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
             if !actual.eq_ignore_ascii_case(&expected) {
-                return self.fail("XAmzContentSHA256Mismatch", "the body does not have the x-amz-content-sha256 that was sent".into());
+                return self.fail(
+                    "XAmzContentSHA256Mismatch",
+                    "the body does not have the x-amz-content-sha256 that was sent".into(),
+                );
             }
         }
         let checksum = std::mem::take(&mut self.hasher).finalize();
         for (algorithm, expected) in std::mem::take(&mut self.expected) {
             let name = format!("x-amz-checksum-{algorithm}");
             let Some(expected) = expected.or_else(|| self.trailing.get(&name)) else {
-                return self.fail("MalformedTrailerError", format!("the trailer {name} was announced and did not come"));
+                return self.fail(
+                    "MalformedTrailerError",
+                    format!("the trailer {name} was announced and did not come"),
+                );
             };
             if value(&checksum, algorithm) != Some(expected.as_str()) {
-                return self.fail("BadDigest", format!("the body does not have the {name} that was sent"));
+                return self.fail(
+                    "BadDigest",
+                    format!("the body does not have the {name} that was sent"),
+                );
             }
         }
         self.outcome.0.lock().checksum = Some(checksum);
@@ -191,7 +275,10 @@ impl Check {
 
     fn fail(&self, code: &'static str, message: String) -> Result<()> {
         let error = Error::invalid(message).hint("send it again");
-        self.outcome.0.lock().failure = Some(Failure { code, error: error.clone() });
+        self.outcome.0.lock().failure = Some(Failure {
+            code,
+            error: error.clone(),
+        });
         Err(error)
     }
 }
@@ -212,10 +299,23 @@ mod tests {
     use super::*;
     use futures::TryStreamExt;
 
-    async fn upload(body: &'static str, length: u64, pairs: &[(&'static str, &str)], trailing: Trailing) -> Result<Checksum, &'static str> {
-        let headers: HeaderMap = pairs.iter().map(|(n, v)| (n.parse::<http::HeaderName>().unwrap(), v.parse().unwrap())).collect();
-        let (body, outcome) =
-            verify(stream::iter([Ok(Bytes::from_static(body.as_bytes()))]).boxed(), length, &headers, trailing).map_err(|f| f.code)?;
+    async fn upload(
+        body: &'static str,
+        length: u64,
+        pairs: &[(&'static str, &str)],
+        trailing: Trailing,
+    ) -> Result<Checksum, &'static str> {
+        let headers: HeaderMap = pairs
+            .iter()
+            .map(|(n, v)| (n.parse::<http::HeaderName>().unwrap(), v.parse().unwrap()))
+            .collect();
+        let (body, outcome) = verify(
+            stream::iter([Ok(Bytes::from_static(body.as_bytes()))]).boxed(),
+            length,
+            &headers,
+            trailing,
+        )
+        .map_err(|f| f.code)?;
         match body.try_collect::<Vec<_>>().await {
             Ok(_) => Ok(outcome.checksum()),
             Err(_) => Err(outcome.failure().unwrap().code),
@@ -228,33 +328,74 @@ mod tests {
             ("content-md5", "XUFAKrxLKna5cZ2REBfFkg=="),
             ("x-amz-checksum-crc32", "NhCmhg=="),
             ("x-amz-checksum-sha1", "qvTGHdzF6KLavt4PO0gs2a6pQ00="),
-            ("x-amz-content-sha256", "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"),
+            (
+                "x-amz-content-sha256",
+                "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+            ),
         ];
         let checksum = upload("hello", 5, &good, Trailing::None).await.unwrap();
         assert_eq!(checksum.checksum_crc32.as_deref(), Some("NhCmhg=="));
         for (name, _) in good {
             let (wrong, code) = match name {
                 "content-md5" => ("AAAAAAAAAAAAAAAAAAAAAA==", "BadDigest"),
-                "x-amz-content-sha256" => ("0000000000000000000000000000000000000000000000000000000000000000", "XAmzContentSHA256Mismatch"),
+                "x-amz-content-sha256" => (
+                    "0000000000000000000000000000000000000000000000000000000000000000",
+                    "XAmzContentSHA256Mismatch",
+                ),
                 _ => ("AAAAAA==", "BadDigest"),
             };
-            assert_eq!(upload("hello", 5, &[(name, wrong)], Trailing::None).await.unwrap_err(), code, "{name}");
+            assert_eq!(
+                upload("hello", 5, &[(name, wrong)], Trailing::None)
+                    .await
+                    .unwrap_err(),
+                code,
+                "{name}"
+            );
         }
-        assert_eq!(upload("hello", 6, &[], Trailing::None).await.unwrap_err(), "IncompleteBody");
-        assert_eq!(upload("hello", 4, &[], Trailing::None).await.unwrap_err(), "IncompleteBody");
-        assert_eq!(upload("hello", 5, &[("content-md5", "no")], Trailing::None).await.unwrap_err(), "InvalidDigest");
+        assert_eq!(
+            upload("hello", 6, &[], Trailing::None).await.unwrap_err(),
+            "IncompleteBody"
+        );
+        assert_eq!(
+            upload("hello", 4, &[], Trailing::None).await.unwrap_err(),
+            "IncompleteBody"
+        );
+        assert_eq!(
+            upload("hello", 5, &[("content-md5", "no")], Trailing::None)
+                .await
+                .unwrap_err(),
+            "InvalidDigest"
+        );
     }
 
     #[tokio::test]
     async fn a_checksum_in_the_trailers_is_checked_and_must_come() {
         let trailers = |value: &str| {
-            let headers: HeaderMap =
-                [("x-amz-checksum-crc32".parse::<http::HeaderName>().unwrap(), value.parse().unwrap())].into_iter().collect();
+            let headers: HeaderMap = [(
+                "x-amz-checksum-crc32".parse::<http::HeaderName>().unwrap(),
+                value.parse().unwrap(),
+            )]
+            .into_iter()
+            .collect();
             Trailing::Own(Arc::new(Mutex::new(Some(headers))))
         };
         let announced = [("x-amz-trailer", "x-amz-checksum-crc32")];
-        assert!(upload("hello", 5, &announced, trailers("NhCmhg==")).await.is_ok());
-        assert_eq!(upload("hello", 5, &announced, trailers("AAAAAA==")).await.unwrap_err(), "BadDigest");
-        assert_eq!(upload("hello", 5, &announced, Trailing::None).await.unwrap_err(), "MalformedTrailerError");
+        assert!(
+            upload("hello", 5, &announced, trailers("NhCmhg=="))
+                .await
+                .is_ok()
+        );
+        assert_eq!(
+            upload("hello", 5, &announced, trailers("AAAAAA=="))
+                .await
+                .unwrap_err(),
+            "BadDigest"
+        );
+        assert_eq!(
+            upload("hello", 5, &announced, Trailing::None)
+                .await
+                .unwrap_err(),
+            "MalformedTrailerError"
+        );
     }
 }

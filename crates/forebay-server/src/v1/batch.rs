@@ -15,22 +15,32 @@ pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     }
     call.note.set_name(bucket, "");
     if call.http_10 {
-        // Without chunks the end of an answer is the end of the connection, and a cut one would look whole.
-        return Err(
-            Error::invalid("a batch needs HTTP/1.1").hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")
-        );
+        // Without chunks the end of an answer is the end of the connection, and a cut one would
+        // look whole.
+        return Err(Error::invalid("a batch needs HTTP/1.1")
+            .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1"));
     }
-    let body = call.read_body(call.app.batcher.config().max_body_bytes).await?;
+    let body = call
+        .read_body(call.app.batcher.config().max_body_bytes)
+        .await?;
     let policy = call.policy.clone();
     let options = RunOptions {
-        may_read: (!policy.is_full()).then(|| MayRead::new(move |name| policy.check(Action::Read, name.bucket(), name.key()))),
+        may_read: (!policy.is_full()).then(|| {
+            MayRead::new(move |name| policy.check(Action::Read, name.bucket(), name.key()))
+        }),
         coloc: call.query("coloc").map(str::to_owned),
-        pax_errors: call.headers.get(ENTRY_ERRORS).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"pax")),
+        pax_errors: call
+            .headers
+            .get(ENTRY_ERRORS)
+            .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"pax")),
     };
     let default_bucket = Some(bucket).filter(|b| !b.is_empty());
     let answer = call.app.batcher.run(default_bucket, body, options).await?;
     let mut response = Response::new(AnswerBody::stream(answer.body, answer.content_length));
-    let content_type = HeaderValue::from_str(&answer.content_type).map_err(|e| Error::internal(format!("content type of a batch: {e}")))?;
-    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    let content_type = HeaderValue::from_str(&answer.content_type)
+        .map_err(|e| Error::internal(format!("content type of a batch: {e}")))?;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, content_type);
     Ok(response)
 }

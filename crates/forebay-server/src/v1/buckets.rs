@@ -1,7 +1,8 @@
 //! `/v1/buckets[/BUCKET]`: listings, and making and removing buckets.
 //!
-//! A listing with the archive flag shows each archive's members after the archive itself, as `ARCHIVE/MEMBER`. Such a page may end inside an archive, so its
-//! token says after which member to go on; it holds nothing on the node.
+//! A listing with the archive flag shows each archive's members after the archive itself, as
+//! `ARCHIVE/MEMBER`. Such a page may end inside an archive, so its token says after which member to
+//! go on; it holds nothing on the node.
 
 use super::{Call, done, error::json_response, msgpack, not_offered};
 use crate::{body::AnswerBody, config::Action};
@@ -40,7 +41,9 @@ pub struct Listing {
 pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<AnswerBody>> {
     call.note.set_name(bucket, "");
     if !rest.is_empty() && call.note.method == Method::HEAD {
-        return Err(Error::unsupported("the summary of a prefix is not offered here"));
+        return Err(Error::unsupported(
+            "the summary of a prefix is not offered here",
+        ));
     }
     match (call.note.method.clone(), bucket) {
         (Method::GET, "") => list_buckets(call).await,
@@ -59,17 +62,28 @@ async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let mut names = call.app.engine.buckets().list().await?;
     names.retain(|name| call.policy.knows(name));
     let entry = |name: &String| json!({"name": name, "provider": call.provider(), "namespace": {"uuid": "", "name": ""}});
-    Ok(json_response(StatusCode::OK, &names.iter().map(entry).collect::<Vec<_>>()))
+    Ok(json_response(
+        StatusCode::OK,
+        &names.iter().map(entry).collect::<Vec<_>>(),
+    ))
 }
 
 fn expect_action(message: &Value, known: &[&str]) -> Result<()> {
     let action = message["action"].as_str().unwrap_or_default();
-    if known.contains(&action) { Ok(()) } else { Err(Error::unsupported(format!("the action {action:?} is not offered here"))) }
+    if known.contains(&action) {
+        Ok(())
+    } else {
+        Err(Error::unsupported(format!(
+            "the action {action:?} is not offered here"
+        )))
+    }
 }
 
 async fn head(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     if call.query("bsumm_remote").is_some() || call.query("uuid").is_some_and(|u| !u.is_empty()) {
-        return Err(Error::unsupported("the summary of a bucket is not offered here").hint("list it"));
+        return Err(
+            Error::unsupported("the summary of a bucket is not offered here").hint("list it"),
+        );
     }
     exists(call, bucket).await?;
     let rule = call.app.engine.rule(bucket);
@@ -95,7 +109,17 @@ async fn head(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
 async fn exists(call: &Call, bucket: &str) -> Result<()> {
     call.policy.check_known(bucket)?;
     validate_bucket(bucket)?;
-    call.app.engine.list(bucket, ListRequest { max_keys: 1, ..ListRequest::default() }).await.map(drop)
+    call.app
+        .engine
+        .list(
+            bucket,
+            ListRequest {
+                max_keys: 1,
+                ..ListRequest::default()
+            },
+        )
+        .await
+        .map(drop)
 }
 
 async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
@@ -143,31 +167,50 @@ struct ListMessage {
 async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<AnswerBody>> {
     let message: ListMessage = match value {
         Value::Null => ListMessage::default(),
-        value => ListMessage::deserialize(value).map_err(|e| Error::invalid(format!("value: {e}")))?,
+        value => {
+            ListMessage::deserialize(value).map_err(|e| Error::invalid(format!("value: {e}")))?
+        }
     };
     call.permit(Action::List, bucket, &message.prefix)?;
     validate_bucket(bucket)?;
     let flags = match &message.flags {
         Value::Null => 0,
-        Value::Number(n) => n.as_u64().ok_or_else(|| Error::invalid("value.flags is not a number of flags"))?,
+        Value::Number(n) => n
+            .as_u64()
+            .ok_or_else(|| Error::invalid("value.flags is not a number of flags"))?,
         Value::String(text) if text.is_empty() => 0,
-        Value::String(text) => text.parse().map_err(|_| Error::invalid("value.flags is not a number of flags"))?,
+        Value::String(text) => text
+            .parse()
+            .map_err(|_| Error::invalid("value.flags is not a number of flags"))?,
         _ => return Err(Error::invalid("value.flags is not a number of flags")),
     };
     if flags & NOT_OFFERED_FLAGS != 0 {
-        return Err(Error::unsupported(format!("the listing flags {flags:#x} ask for something that is not offered here")));
+        return Err(Error::unsupported(format!(
+            "the listing flags {flags:#x} ask for something that is not offered here"
+        )));
     }
-    let page =
-        if flags & ARCHIVES != 0 { with_members(call, bucket, &message).await? } else { objects(call, bucket, &message, flags).await? };
-    let wants_msgpack = call.headers.get(header::ACCEPT).is_some_and(|v| v.as_bytes() == MSGPACK.as_bytes());
+    let page = if flags & ARCHIVES != 0 {
+        with_members(call, bucket, &message).await?
+    } else {
+        objects(call, bucket, &message, flags).await?
+    };
+    let wants_msgpack = call
+        .headers
+        .get(header::ACCEPT)
+        .is_some_and(|v| v.as_bytes() == MSGPACK.as_bytes());
     if wants_msgpack {
         let mut response = Response::new(AnswerBody::full(msgpack::listing(&page)));
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(MSGPACK));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static(MSGPACK));
         return Ok(response);
     }
     let entry = |e: &Entry| json!({"name": e.name, "size": e.size.to_string(), "flags": e.flags});
     let entries: Vec<Value> = page.entries.iter().map(entry).collect();
-    Ok(json_response(StatusCode::OK, &json!({"uuid": page.uuid, "continuation_token": page.token, "entries": entries, "flags": 0})))
+    Ok(json_response(
+        StatusCode::OK,
+        &json!({"uuid": page.uuid, "continuation_token": page.token, "entries": entries, "flags": 0}),
+    ))
 }
 
 fn page_size(message: &ListMessage) -> usize {
@@ -179,16 +222,34 @@ fn page_size(message: &ListMessage) -> usize {
 
 fn uuid(call: &Call, message: &ListMessage) -> String {
     // It names the listing; all that a listing needs is in its token.
-    if message.uuid.is_empty() { call.note.id.to_string() } else { message.uuid.clone() }
+    if message.uuid.is_empty() {
+        call.note.id.to_string()
+    } else {
+        message.uuid.clone()
+    }
 }
 
 fn object_entry(call: &Call, bucket: &str, e: ListEntry, with_version: bool) -> Entry {
     // What lies in the cache is told to those who may read it.
     let readable = call.policy.allows(Action::Read, bucket, &e.key);
-    let cached =
-        readable && crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.store().is_some_and(|s| s.peek(&n).is_some()));
-    let version = if with_version { e.etag.map(|t| t.trim_matches('"').to_owned()) } else { None };
-    Entry { name: e.key, size: e.size, flags: if cached { IN_CACHE } else { 0 }, version }
+    let cached = readable
+        && crate::object::name(bucket, &e.key).is_ok_and(|n| {
+            call.app
+                .engine
+                .store()
+                .is_some_and(|s| s.peek(&n).is_some())
+        });
+    let version = if with_version {
+        e.etag.map(|t| t.trim_matches('"').to_owned())
+    } else {
+        None
+    };
+    Entry {
+        name: e.key,
+        size: e.size,
+        flags: if cached { IN_CACHE } else { 0 },
+        version,
+    }
 }
 
 async fn objects(call: &Call, bucket: &str, message: &ListMessage, flags: u64) -> Result<Listing> {
@@ -201,12 +262,25 @@ async fn objects(call: &Call, bucket: &str, message: &ListMessage, flags: u64) -
     };
     let page = call.app.engine.list(bucket, request).await?;
     let with_version = message.props.split(',').any(|p| p.trim() == "version");
-    let mut entries: Vec<Entry> = page.entries.into_iter().map(|e| object_entry(call, bucket, e, with_version)).collect();
+    let mut entries: Vec<Entry> = page
+        .entries
+        .into_iter()
+        .map(|e| object_entry(call, bucket, e, with_version))
+        .collect();
     if flags & NO_DIRS == 0 && !page.prefixes.is_empty() {
-        entries.extend(page.prefixes.into_iter().map(|name| Entry { name, size: 0, flags: IS_DIR, version: None }));
+        entries.extend(page.prefixes.into_iter().map(|name| Entry {
+            name,
+            size: 0,
+            flags: IS_DIR,
+            version: None,
+        }));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
     }
-    Ok(Listing { uuid: uuid(call, message), token: page.next_token.unwrap_or_default(), entries })
+    Ok(Listing {
+        uuid: uuid(call, message),
+        token: page.next_token.unwrap_or_default(),
+        entries,
+    })
 }
 
 /// Where a listing with members goes on.
@@ -227,7 +301,8 @@ impl Resume {
 
     fn decode(token: &str) -> Result<Self> {
         let bad = || Error::invalid("value.continuation_token is not one of this listing");
-        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?).map_err(|_| bad())
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?)
+            .map_err(|_| bad())
     }
 }
 
@@ -243,15 +318,30 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
     if !message.continuation_token.is_empty() {
         let resume = Resume::decode(&message.continuation_token)?;
         if !resume.key.starts_with(&message.prefix) {
-            return Err(Error::invalid("value.continuation_token is not one of this listing"));
+            return Err(Error::invalid(
+                "value.continuation_token is not one of this listing",
+            ));
         }
         if let Some(from) = resume.members
-            && let Some(reached) = add_members(call, bucket, &resume.key, from, size, &mut entries).await?
+            && let Some(reached) =
+                add_members(call, bucket, &resume.key, from, size, &mut entries).await?
         {
-            return Ok(finish(entries, Some(Resume { key: resume.key, members: Some(reached) })));
+            return Ok(finish(
+                entries,
+                Some(Resume {
+                    key: resume.key,
+                    members: Some(reached),
+                }),
+            ));
         }
         if entries.len() >= size {
-            return Ok(finish(entries, Some(Resume { key: resume.key, members: None })));
+            return Ok(finish(
+                entries,
+                Some(Resume {
+                    key: resume.key,
+                    members: None,
+                }),
+            ));
         }
         after = Some(resume.key);
     }
@@ -269,9 +359,16 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
             let key = object.key.clone();
             entries.push(object_entry(call, bucket, object, false));
             if ArchiveKind::from_name(&key).is_some()
-                && let Some(reached) = add_members(call, bucket, &key, 0, size, &mut entries).await?
+                && let Some(reached) =
+                    add_members(call, bucket, &key, 0, size, &mut entries).await?
             {
-                return Ok(finish(entries, Some(Resume { key, members: Some(reached) })));
+                return Ok(finish(
+                    entries,
+                    Some(Resume {
+                        key,
+                        members: Some(reached),
+                    }),
+                ));
             }
             if entries.len() >= size && (more || i + 1 < last) {
                 return Ok(finish(entries, Some(Resume { key, members: None })));
@@ -285,14 +382,28 @@ async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Resul
     Ok(finish(entries, None))
 }
 
-/// Adds members from number `from` on until the page is full; returns where it stopped, if before the end.
-async fn add_members(call: &Call, bucket: &str, key: &str, from: usize, size: usize, entries: &mut Vec<Entry>) -> Result<Option<usize>> {
-    // The names in an archive are its content. A token, which says where to go on, is what the client sends: it leads nowhere else.
+/// Adds members from number `from` on until the page is full; returns where it stopped, if before
+/// the end.
+async fn add_members(
+    call: &Call,
+    bucket: &str,
+    key: &str,
+    from: usize,
+    size: usize,
+    entries: &mut Vec<Entry>,
+) -> Result<Option<usize>> {
+    // The names in an archive are its content. A token, which says where to go on, is what the
+    // client sends: it leads nowhere else.
     if !call.policy.allows(Action::Read, bucket, key) {
         return Ok(None);
     }
     let name = crate::object::name(bucket, key)?;
-    let index = match call.app.engine.members(&name, &ReadOptions::default()).await {
+    let index = match call
+        .app
+        .engine
+        .members(&name, &ReadOptions::default())
+        .await
+    {
         Ok(index) => index,
         // An object that only looks like an archive is listed as itself.
         Err(e) if e.kind() == forebay_core::ErrorKind::Corrupt => return Ok(None),
@@ -303,7 +414,12 @@ async fn add_members(call: &Call, bucket: &str, key: &str, from: usize, size: us
             return Ok(Some(number));
         }
         if let Some(member) = index.member(number) {
-            entries.push(Entry { name: format!("{key}/{}", member.name), size: member.extent.size, flags: IN_ARCHIVE, version: None });
+            entries.push(Entry {
+                name: format!("{key}/{}", member.name),
+                size: member.extent.size,
+                flags: IN_ARCHIVE,
+                version: None,
+            });
         }
     }
     Ok(None)
@@ -315,7 +431,11 @@ mod tests {
 
     #[test]
     fn tokens_come_back() {
-        let token = Resume { key: "a/ü.tar".into(), members: Some(7) }.encode();
+        let token = Resume {
+            key: "a/ü.tar".into(),
+            members: Some(7),
+        }
+        .encode();
         let resume = Resume::decode(&token).unwrap();
         assert_eq!((resume.key.as_str(), resume.members), ("a/ü.tar", Some(7)));
         assert!(Resume::decode("nonsense!").is_err());
@@ -323,8 +443,20 @@ mod tests {
 
     #[test]
     fn flags_come_as_numbers_and_as_text() {
-        let message: ListMessage = serde_json::from_value(json!({"prefix": "a", "pagesize": 5, "flags": "8", "target": ""})).unwrap();
-        assert_eq!((message.flags.as_str(), page_size(&message)), (Some("8"), 5));
-        assert_eq!(page_size(&ListMessage { pagesize: -1, ..ListMessage::default() }), 1000);
+        let message: ListMessage = serde_json::from_value(
+            json!({"prefix": "a", "pagesize": 5, "flags": "8", "target": ""}),
+        )
+        .unwrap();
+        assert_eq!(
+            (message.flags.as_str(), page_size(&message)),
+            (Some("8"), 5)
+        );
+        assert_eq!(
+            page_size(&ListMessage {
+                pagesize: -1,
+                ..ListMessage::default()
+            }),
+            1000
+        );
     }
 }

@@ -17,7 +17,14 @@ pub fn daemon(call: &Call) -> Result<Response<AnswerBody>> {
 fn cluster_map(call: &Call) -> Value {
     let url = call.base_url();
     let authority = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
-    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, if url.starts_with("https") { "443" } else { "80" }));
+    let (host, port) = authority.rsplit_once(':').unwrap_or((
+        authority,
+        if url.starts_with("https") {
+            "443"
+        } else {
+            "80"
+        },
+    ));
     let net = json!({"node_hostname": host, "daemon_port": port, "direct_url": url});
     let id = &call.app.node_id;
     let digest = (forebay_core::name::hash_name("node", id) >> 64) as u64;

@@ -1,10 +1,11 @@
 //! `/v1/datasets`: datasets are opened, described, and read.
 //!
-//! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open; with `?progress=true` in JSON lines, one now and then
-//!   while it goes on and one at the end;
+//! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open;
+//!   with `?progress=true` in JSON lines, one now and then while it goes on and one at the end;
 //! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open;
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
-//! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key` writes them into an object.
+//! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
+//!   writes them into an object.
 //! - `POST /v1/datasets/<id>/rows`: rows by their numbers (`rows.rs`).
 //!
 //! Invariant: a caller learns nothing of a dataset that has a file which it may not read.
@@ -44,17 +45,29 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
     match (&call.note.method, id, rest.trim_end_matches('/')) {
         (&Method::POST, "", "") => open(call).await,
         (&Method::GET, "", "") => {
-            let all: Vec<Value> = call.app.datasets.list(&allowed(call)).iter().map(|d| describe(d)).collect();
+            let all: Vec<Value> = call
+                .app
+                .datasets
+                .list(&allowed(call))
+                .iter()
+                .map(|d| describe(d))
+                .collect();
             Ok(json_response(StatusCode::OK, &json!({ "datasets": all })))
         }
-        (&Method::GET, id, "") => Ok(json_response(StatusCode::OK, &describe(&*dataset(call, id).await?))),
+        (&Method::GET, id, "") => Ok(json_response(
+            StatusCode::OK,
+            &describe(&*dataset(call, id).await?),
+        )),
         (&Method::GET, id, "shape") => {
             let shape = dataset(call, id).await?.shape().encode();
             Ok(of_type(AnswerBody::full(shape), "application/octet-stream"))
         }
         (&Method::GET, id, "manifest") => {
             let lines = manifest(dataset(call, id).await?).map(Ok).boxed();
-            Ok(of_type(AnswerBody::stream(lines, None), "application/x-ndjson"))
+            Ok(of_type(
+                AnswerBody::stream(lines, None),
+                "application/x-ndjson",
+            ))
         }
         (&Method::POST, id, "manifest") => write_manifest(call, id).await,
         (&Method::POST, id, "rows") => super::rows::rows(call, id).await,
@@ -73,21 +86,30 @@ pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
 
 fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody> {
     let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
 async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let body = call.read_body(limits::DATASET_SPEC_MAX_BYTES).await?;
     let spec = DatasetSpec::parse(&body)?;
-    if call.query("progress").is_some_and(|v| v == "true" || v == "1") {
-        return Ok(of_type(AnswerBody::stream(events(call, spec).boxed(), None), "application/x-ndjson"));
+    if call
+        .query("progress")
+        .is_some_and(|v| v == "true" || v == "1")
+    {
+        return Ok(of_type(
+            AnswerBody::stream(events(call, spec).boxed(), None),
+            "application/x-ndjson",
+        ));
     }
     let opened = call.app.datasets.open(&spec, &allowed(call)).await?;
     Ok(json_response(StatusCode::OK, &describe_opened(&opened)))
 }
 
-/// One line now and then, and one at the end. When the client leaves, the opening goes on for whoever comes next.
+/// One line now and then, and one at the end. When the client leaves, the opening goes on for
+/// whoever comes next.
 fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> + Send + 'static {
     let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
     let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
@@ -145,8 +167,12 @@ fn describe(d: &Dataset) -> Value {
 
 fn describe_opened(opened: &Opened) -> Value {
     let mut value = describe(&opened.dataset);
-    let skipped: Vec<Value> =
-        opened.skipped.iter().take(SKIPPED_TOLD).map(|(name, e)| json!({"name": name, "message": e.describe()})).collect();
+    let skipped: Vec<Value> = opened
+        .skipped
+        .iter()
+        .take(SKIPPED_TOLD)
+        .map(|(name, e)| json!({"name": name, "message": e.describe()}))
+        .collect();
     value["opened_ms"] = json!(opened.took.as_secs_f64() * 1000.0);
     value["indexed_files"] = opened.indexed_files.into();
     value["reused_files"] = opened.reused_files.into();
@@ -170,16 +196,33 @@ fn manifest(dataset: Arc<Dataset>) -> impl Stream<Item = Bytes> + Send + 'static
 }
 
 async fn write_manifest(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
-    let to = call.query("to").ok_or_else(|| Error::invalid("the query parameter to is missing").hint("to=bucket/key"))?;
+    let to = call
+        .query("to")
+        .ok_or_else(|| Error::invalid("the query parameter to is missing").hint("to=bucket/key"))?;
     let to = to.strip_prefix("s3://").unwrap_or(to);
-    let (bucket, key) = to.split_once('/').ok_or_else(|| Error::invalid(format!("to={to:?} names no object")).hint("to=bucket/key"))?;
+    let (bucket, key) = to.split_once('/').ok_or_else(|| {
+        Error::invalid(format!("to={to:?} names no object")).hint("to=bucket/key")
+    })?;
     call.note.set_name(bucket, key);
     call.permit(Action::Write, bucket, key)?;
     let name = object::name(bucket, key)?;
     let dataset = dataset(call, id).await?;
     let files = dataset.files().len();
-    let attributes = Attributes { content_type: Some("application/x-ndjson".into()), ..Attributes::default() };
-    let request = PutRequest { attributes, ..PutRequest::default() };
-    let put = call.app.engine.put(&name, request, None, manifest(dataset).map(Ok).boxed()).await?;
-    Ok(json_response(StatusCode::OK, &json!({"name": name.to_string(), "files": files, "etag": put.etag})))
+    let attributes = Attributes {
+        content_type: Some("application/x-ndjson".into()),
+        ..Attributes::default()
+    };
+    let request = PutRequest {
+        attributes,
+        ..PutRequest::default()
+    };
+    let put = call
+        .app
+        .engine
+        .put(&name, request, None, manifest(dataset).map(Ok).boxed())
+        .await?;
+    Ok(json_response(
+        StatusCode::OK,
+        &json!({"name": name.to_string(), "files": files, "etag": put.etag}),
+    ))
 }

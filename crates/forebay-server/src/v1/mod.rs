@@ -1,7 +1,9 @@
-//! The API under `/v1/`: batches, objects and buckets as AIStore's clients use them, and the node's own calls under `/v1/forebay/`.
+//! The API under `/v1/`: batches, objects and buckets as AIStore's clients use them, and the node's
+//! own calls under `/v1/forebay/`.
 //!
-//! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted and say nothing here: a bucket's name leads to its origin, whatever kind that is. What a
-//! client asks for and this node does not do (appending, transforms, jobs) is answered 501 with its name.
+//! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted and say nothing here: a bucket's name leads
+//! to its origin, whatever kind that is. What a client asks for and this node does not do
+//! (appending, transforms, jobs) is answered 501 with its name.
 
 mod batch;
 mod buckets;
@@ -32,7 +34,8 @@ use std::sync::Arc;
 
 /// The largest list of names.
 const CONTROL_BODY_MAX_BYTES: usize = 64 << 20;
-/// The largest other body that is JSON: ten thousand parts of an upload. As values it takes many times its size in memory.
+/// The largest other body that is JSON: ten thousand parts of an upload. As values it takes many
+/// times its size in memory.
 const JSON_BODY_MAX_BYTES: usize = 2 << 20;
 
 /// One request on its way through the handlers.
@@ -52,12 +55,17 @@ pub(crate) struct Call {
 
 impl Call {
     pub fn query(&self, name: &str) -> Option<&str> {
-        self.query.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+        self.query
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| v.as_str())
     }
 
     /// As the client names it; `ais` where it does not.
     pub fn provider(&self) -> &str {
-        self.query("provider").filter(|p| !p.is_empty()).unwrap_or("ais")
+        self.query("provider")
+            .filter(|p| !p.is_empty())
+            .unwrap_or("ais")
     }
 
     /// Whether the sender may do this; asked before anything is looked up.
@@ -66,17 +74,27 @@ impl Call {
     }
 
     pub fn take_body(&self) -> Result<UploadBody> {
-        self.body.lock().take().ok_or_else(|| Error::internal("the body of the request was taken twice"))
+        self.body
+            .lock()
+            .take()
+            .ok_or_else(|| Error::internal("the body of the request was taken twice"))
     }
 
     pub async fn read_body(&self, limit: usize) -> Result<bytes::Bytes> {
-        if let Some(encoding) = self.headers.get(http::header::CONTENT_ENCODING).filter(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
+        if let Some(encoding) = self
+            .headers
+            .get(http::header::CONTENT_ENCODING)
+            .filter(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
         {
             let encoding = String::from_utf8_lossy(encoding.as_bytes());
-            return Err(Error::invalid(format!("Content-Encoding: {} is not taken here", forebay_core::name::shorten(&encoding)))
-                .hint("send the body as it is"));
+            return Err(Error::invalid(format!(
+                "Content-Encoding: {} is not taken here",
+                forebay_core::name::shorten(&encoding)
+            ))
+            .hint("send the body as it is"));
         }
-        let (body, held) = crate::upload::read_all(self.take_body()?, limit, self.app.engine.budget()).await?;
+        let (body, held) =
+            crate::upload::read_all(self.take_body()?, limit, self.app.engine.budget()).await?;
         self.held.lock().extend(held);
         Ok(body)
     }
@@ -86,31 +104,69 @@ impl Call {
         if body.is_empty() {
             return Ok(serde_json::Value::Null);
         }
-        serde_json::from_slice(&body).map_err(|e| Error::invalid(format!("the body of the request is not JSON: {e}")))
+        serde_json::from_slice(&body)
+            .map_err(|e| Error::invalid(format!("the body of the request is not JSON: {e}")))
     }
 
     /// The URL that the client reached the node by.
     pub fn base_url(&self) -> String {
-        let host = self.headers.get(http::header::HOST).and_then(|h| h.to_str().ok()).unwrap_or("localhost");
+        let host = self
+            .headers
+            .get(http::header::HOST)
+            .and_then(|h| h.to_str().ok())
+            .unwrap_or("localhost");
         // The Unix socket speaks no TLS.
-        let scheme = if is_local(self) { "http" } else { self.app.scheme() };
+        let scheme = if is_local(self) {
+            "http"
+        } else {
+            self.app.scheme()
+        };
         format!("{scheme}://{host}")
     }
 }
 
 /// Answers one request under `/v1/`.
-pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) -> Response<AnswerBody> {
+pub async fn call(
+    app: Arc<App>,
+    request: Request<UploadBody>,
+    note: Arc<Note>,
+) -> Response<AnswerBody> {
     let (head, body) = request.into_parts();
     let raw = head.uri.path().to_owned();
     note.set_api(api_of(&raw));
-    let parsed = segments(&raw).and_then(|s| Ok((s, head.uri.query().map_or(Ok(Vec::new()), parse_query)?)));
+    let parsed =
+        segments(&raw).and_then(|s| Ok((s, head.uri.query().map_or(Ok(Vec::new()), parse_query)?)));
     let (segments, query) = match parsed {
         Ok(parsed) => parsed,
-        Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
+        Err(e) => {
+            return error::response(
+                &e,
+                &Place {
+                    note: &note,
+                    path: &raw,
+                    node: &app.node_id,
+                    provider: "",
+                    bucket: "",
+                    name: "",
+                },
+            );
+        }
     };
     let policy = match app.access.of_request(note.peer, &head.headers) {
         Ok(policy) => policy,
-        Err(e) => return error::response(&e, &Place { note: &note, path: &raw, node: &app.node_id, provider: "", bucket: "", name: "" }),
+        Err(e) => {
+            return error::response(
+                &e,
+                &Place {
+                    note: &note,
+                    path: &raw,
+                    node: &app.node_id,
+                    provider: "",
+                    bucket: "",
+                    name: "",
+                },
+            );
+        }
     };
     let call = Call {
         policy,
@@ -137,8 +193,13 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
                 name: &learned.key,
             };
             let mut response = error::response(&e, &place);
-            if range && let Some(value) = objects::unsatisfiable(&call, &learned.bucket, &learned.key).await {
-                response.headers_mut().insert(http::header::CONTENT_RANGE, value);
+            if range
+                && let Some(value) =
+                    objects::unsatisfiable(&call, &learned.bucket, &learned.key).await
+            {
+                response
+                    .headers_mut()
+                    .insert(http::header::CONTENT_RANGE, value);
             }
             response
         }
@@ -147,8 +208,21 @@ pub async fn call(app: Arc<App>, request: Request<UploadBody>, note: Arc<Note>) 
 
 /// For a request that is refused before it is looked at.
 pub fn refused(app: &App, note: &Note, path: &str, e: &Error) -> Response<AnswerBody> {
-    let mut response = error::response(e, &Place { note, path, node: &app.node_id, provider: "", bucket: "", name: "" });
-    response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+    let mut response = error::response(
+        e,
+        &Place {
+            note,
+            path,
+            node: &app.node_id,
+            provider: "",
+            bucket: "",
+            name: "",
+        },
+    );
+    response.headers_mut().insert(
+        http::header::CONNECTION,
+        http::HeaderValue::from_static("close"),
+    );
     response
 }
 
@@ -162,9 +236,15 @@ pub fn api_of(path: &str) -> Api {
     }
 }
 
-/// The decoded path after `/v1/`: its first two parts, and the rest as one, since an object's name holds slashes.
+/// The decoded path after `/v1/`: its first two parts, and the rest as one, since an object's name
+/// holds slashes.
 fn segments(path: &str) -> Result<[String; 3]> {
-    let mut parts = path.trim_start_matches('/').strip_prefix("v1").unwrap_or_default().trim_start_matches('/').splitn(3, '/');
+    let mut parts = path
+        .trim_start_matches('/')
+        .strip_prefix("v1")
+        .unwrap_or_default()
+        .trim_start_matches('/')
+        .splitn(3, '/');
     let mut next = || decode(parts.next().unwrap_or_default());
     Ok([next()?, next()?, next()?])
 }
@@ -186,8 +266,11 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
 }
 
 fn not_offered(call: &Call) -> Error {
-    Error::unsupported(format!("{} {} is not offered here", call.note.method, call.path))
-        .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
+    Error::unsupported(format!(
+        "{} {} is not offered here",
+        call.note.method, call.path
+    ))
+    .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
 }
 
 /// An empty answer.
@@ -209,7 +292,10 @@ mod tests {
     #[test]
     fn names_keep_their_slashes_and_are_decoded_once() {
         let of = |p: &str| segments(p).unwrap();
-        assert_eq!(of("/v1/objects/b/a%2Fb/c%20%2525"), ["objects", "b", "a/b/c %25"]);
+        assert_eq!(
+            of("/v1/objects/b/a%2Fb/c%20%2525"),
+            ["objects", "b", "a/b/c %25"]
+        );
         assert_eq!(of("/v1/buckets/b"), ["buckets", "b", ""]);
         assert_eq!(of("/v1/health"), ["health", "", ""]);
         assert_eq!(of("/v1/objects/b/%C3%BC"), ["objects", "b", "ü"]);

@@ -1,4 +1,5 @@
-//! Listings in MessagePack, as the Python client asks for them: one-letter keys, and no entry larger than it must be.
+//! Listings in MessagePack, as the Python client asks for them: one-letter keys, and no entry
+//! larger than it must be.
 
 use super::buckets::{Entry, Listing};
 use rmp::encode;
@@ -7,13 +8,17 @@ use rmp::encode;
 pub fn listing(page: &Listing) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + page.entries.len() * 48);
     // Writing into a Vec cannot fail.
-    let result: Result<(), encode::ValueWriteError<std::convert::Infallible>> = write(&mut out, page);
+    let result: Result<(), encode::ValueWriteError<std::convert::Infallible>> =
+        write(&mut out, page);
     debug_assert!(result.is_ok());
     out
 }
 
 /// `rmp`'s writers are generic over the error of what they write to; a `Vec` has none.
-fn write(out: &mut Vec<u8>, page: &Listing) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
+fn write(
+    out: &mut Vec<u8>,
+    page: &Listing,
+) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
     let mut buffer = encode::ByteBuf::from_vec(std::mem::take(out));
     let b = &mut buffer;
     encode::write_map_len(b, 4)?;
@@ -32,7 +37,10 @@ fn write(out: &mut Vec<u8>, page: &Listing) -> Result<(), encode::ValueWriteErro
     Ok(())
 }
 
-fn write_entry(b: &mut encode::ByteBuf, entry: &Entry) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
+fn write_entry(
+    b: &mut encode::ByteBuf,
+    entry: &Entry,
+) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
     let fields = 3 + u32::from(entry.version.is_some());
     encode::write_map_len(b, fields)?;
     encode::write_str(b, "n")?;
@@ -57,7 +65,12 @@ mod tests {
         let page = Listing {
             uuid: "u".into(),
             token: "t".into(),
-            entries: vec![Entry { name: "a/b".into(), size: 300, flags: 64, version: None }],
+            entries: vec![Entry {
+                name: "a/b".into(),
+                size: 300,
+                flags: 64,
+                version: None,
+            }],
         };
         let expected = [
             &[0x84, 0xa4][..],

@@ -16,7 +16,9 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
     match (&call.note.method, what) {
         (&Method::GET, "info") => Ok(json_response(StatusCode::OK, &info(call))),
         (&Method::GET, "status") if !call.policy.allows_everywhere(Action::Admin) => {
-            Err(auth::refusal("the status of the node is for keys that have admin on every bucket".into()))
+            Err(auth::refusal(
+                "the status of the node is for keys that have admin on every bucket".into(),
+            ))
         }
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call).await?)),
         (&Method::GET, "stat") => stat(call, rest).await,
@@ -123,7 +125,9 @@ async fn status(call: &Call) -> Result<Value> {
 
 /// The store, or why there is none.
 fn store(call: &Call) -> Result<&Arc<forebay_store::Store>> {
-    call.app.engine.store().ok_or_else(|| Error::unsupported("this node has no cache").hint("start it with --cache DIR:SIZE"))
+    call.app.engine.store().ok_or_else(|| {
+        Error::unsupported("this node has no cache").hint("start it with --cache DIR:SIZE")
+    })
 }
 
 async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
@@ -145,7 +149,9 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let fresh_until = match (validated, rule.freshness) {
         (0, _) | (_, forebay_engine::Freshness::Always) => Value::Null,
         (_, forebay_engine::Freshness::Immutable) => json!("forever"),
-        (at, forebay_engine::Freshness::RevalidateAfter(time)) => json!(u64::from(at) + time.as_secs()),
+        (at, forebay_engine::Freshness::RevalidateAfter(time)) => {
+            json!(u64::from(at) + time.as_secs())
+        }
     };
     Ok(json_response(
         StatusCode::OK,
@@ -160,11 +166,16 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
 
 fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
     if !call.policy.allows_somewhere(Action::Admin) {
-        return Err(auth::refusal("the pins are for keys that have admin on something".into()));
+        return Err(auth::refusal(
+            "the pins are for keys that have admin on something".into(),
+        ));
     }
     let mut names = store(call)?.pinned();
     names.retain(|n| call.policy.allows(Action::Admin, n.bucket(), n.key()));
-    let names: Vec<Value> = names.iter().map(|n| json!({"bucket": n.bucket(), "key": n.key()})).collect();
+    let names: Vec<Value> = names
+        .iter()
+        .map(|n| json!({"bucket": n.bucket(), "key": n.key()}))
+        .collect();
     Ok(json_response(StatusCode::OK, &json!({"pinned": names})))
 }
 
@@ -186,34 +197,57 @@ impl Selection {
     /// From a JSON body. A body of another type is a manifest; the rest then comes from the query.
     pub async fn of(call: &Call) -> Result<Self> {
         let body = call.read_body(super::CONTROL_BODY_MAX_BYTES).await?;
-        let is_json = call.headers.get(http::header::CONTENT_TYPE).is_none_or(|v| v.as_bytes().starts_with(b"application/json"));
+        let is_json = call
+            .headers
+            .get(http::header::CONTENT_TYPE)
+            .is_none_or(|v| v.as_bytes().starts_with(b"application/json"));
         let mut selection = if is_json && !body.is_empty() {
             serde_json::from_slice(&body).map_err(|e| {
-                Error::invalid(format!("the body of the request: {e}")).hint("{\"bucket\", \"prefix\" or \"keys\" or \"manifest\"}")
+                Error::invalid(format!("the body of the request: {e}"))
+                    .hint("{\"bucket\", \"prefix\" or \"keys\" or \"manifest\"}")
             })?
         } else {
-            let manifest = std::str::from_utf8(&body).map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
-            Selection { manifest: (!manifest.is_empty()).then(|| manifest.to_owned()), ..Selection::default() }
+            let manifest = std::str::from_utf8(&body)
+                .map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
+            Selection {
+                manifest: (!manifest.is_empty()).then(|| manifest.to_owned()),
+                ..Selection::default()
+            }
         };
-        let text = |name: &str| call.query(name).filter(|v| !v.is_empty()).map(str::to_owned);
+        let text = |name: &str| {
+            call.query(name)
+                .filter(|v| !v.is_empty())
+                .map(str::to_owned)
+        };
         selection.bucket = text("bucket").unwrap_or(selection.bucket);
         // `prefix=` alone is the whole bucket.
         selection.prefix = call.query("prefix").map(str::to_owned).or(selection.prefix);
-        selection.dry_run |= call.query("dry_run").is_some_and(|v| matches!(v, "" | "1" | "true"));
+        selection.dry_run |= call
+            .query("dry_run")
+            .is_some_and(|v| matches!(v, "" | "1" | "true"));
         if let Some(text) = text("concurrency") {
-            selection.concurrency = Some(text.parse().map_err(|_| Error::invalid("concurrency is not a number"))?);
+            selection.concurrency = Some(
+                text.parse()
+                    .map_err(|_| Error::invalid("concurrency is not a number"))?,
+            );
         }
         let named = selection.keys.is_some() || selection.manifest.is_some();
         if named && selection.prefix.is_some() {
-            return Err(Error::invalid("both a prefix and a list of names").hint("give one of them"));
+            return Err(
+                Error::invalid("both a prefix and a list of names").hint("give one of them")
+            );
         }
         if !named && selection.prefix.is_none() {
-            return Err(Error::invalid("neither a prefix nor names").hint("\"prefix\": \"\" is the whole bucket"));
+            return Err(Error::invalid("neither a prefix nor names")
+                .hint("\"prefix\": \"\" is the whole bucket"));
         }
         if selection.prefix.is_some() || selection.keys.is_some() {
             forebay_core::name::validate_bucket(&selection.bucket)?;
         }
-        call.note.set_name(&selection.bucket, selection.prefix.as_deref().unwrap_or_default());
+        call.note.set_name(
+            &selection.bucket,
+            selection.prefix.as_deref().unwrap_or_default(),
+        );
         selection.permit(call)?;
         Ok(selection)
     }
@@ -223,7 +257,10 @@ impl Selection {
         match &self.prefix {
             Some(prefix) => call.permit(Action::Admin, &self.bucket, prefix),
             None if call.policy.is_full() => Ok(()),
-            None => self.names()?.iter().try_for_each(|n| call.permit(Action::Admin, n.bucket(), n.key())),
+            None => self
+                .names()?
+                .iter()
+                .try_for_each(|n| call.permit(Action::Admin, n.bucket(), n.key())),
         }
     }
 
@@ -231,7 +268,9 @@ impl Selection {
     pub fn names(&self) -> Result<Vec<ObjectName>> {
         let mut names = Vec::new();
         for (i, key) in self.keys.iter().flatten().enumerate() {
-            names.push(object::name(&self.bucket, key).map_err(|e| e.context(format!("keys[{i}]")))?);
+            names.push(
+                object::name(&self.bucket, key).map_err(|e| e.context(format!("keys[{i}]")))?,
+            );
         }
         for (i, line) in self.manifest.iter().flat_map(|m| m.lines()).enumerate() {
             let line = line.trim_end_matches('\r');
@@ -241,8 +280,12 @@ impl Selection {
             let line = line.strip_prefix("s3://").unwrap_or(line);
             let name = if self.bucket.is_empty() {
                 let (bucket, key) = line.split_once('/').ok_or_else(|| {
-                    Error::invalid(format!("line {} of the manifest: {:?} names no bucket", i + 1, forebay_core::name::shorten(line)))
-                        .hint("BUCKET/KEY, or give the bucket in the request")
+                    Error::invalid(format!(
+                        "line {} of the manifest: {:?} names no bucket",
+                        i + 1,
+                        forebay_core::name::shorten(line)
+                    ))
+                    .hint("BUCKET/KEY, or give the bucket in the request")
                 })?;
                 object::name(bucket, key)
             } else {
@@ -267,8 +310,16 @@ impl Selection {
         };
         let page = call_engine.list(&self.bucket, request).await?;
         // Keys that are no names here (`a//b`) cannot be read through this node either.
-        let names =
-            page.entries.iter().filter_map(|e| Some((ObjectName::new(self.bucket.as_str(), e.key.as_str()).ok()?, e.size))).collect();
+        let names = page
+            .entries
+            .iter()
+            .filter_map(|e| {
+                Some((
+                    ObjectName::new(self.bucket.as_str(), e.key.as_str()).ok()?,
+                    e.size,
+                ))
+            })
+            .collect();
         Ok((names, page.next_token))
     }
 }
@@ -281,7 +332,14 @@ async fn change(call: &Call, what: &str) -> Result<Response<AnswerBody>> {
         let mut token = None;
         loop {
             let (names, next) = selection.page(&call.app.engine, token).await?;
-            report = apply(&store, what, names.into_iter().map(|n| n.0).collect(), selection.dry_run, report).await?;
+            report = apply(
+                &store,
+                what,
+                names.into_iter().map(|n| n.0).collect(),
+                selection.dry_run,
+                report,
+            )
+            .await?;
             token = next;
             if token.is_none() {
                 break;
@@ -310,7 +368,13 @@ struct Report {
 }
 
 /// The store's calls write to disk, so they run where that may block.
-async fn apply(store: &Arc<forebay_store::Store>, what: &str, names: Vec<ObjectName>, dry_run: bool, mut report: Report) -> Result<Report> {
+async fn apply(
+    store: &Arc<forebay_store::Store>,
+    what: &str,
+    names: Vec<ObjectName>,
+    dry_run: bool,
+    mut report: Report,
+) -> Result<Report> {
     let (store, what) = (store.clone(), what.to_owned());
     tokio::task::spawn_blocking(move || {
         let pinned: std::collections::HashSet<ObjectName> =

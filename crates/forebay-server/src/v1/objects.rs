@@ -10,14 +10,25 @@ use http_body_util::BodyDataStream;
 use serde_json::Value;
 
 /// Query parameters that ask for what is not done here.
-const NOT_OFFERED: [&str; 9] =
-    ["archregx", "archmode", "append_type", "etl_name", "etl_pipeline", "etl_fqn", "archmime", "object_to_etl", "dpq"];
+const NOT_OFFERED: [&str; 9] = [
+    "archregx",
+    "archmode",
+    "append_type",
+    "etl_name",
+    "etl_pipeline",
+    "etl_fqn",
+    "archmime",
+    "object_to_etl",
+    "dpq",
+];
 
 pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<AnswerBody>> {
     call.note.set_name(bucket, key);
     for name in NOT_OFFERED {
         if call.query(name).is_some_and(|v| !v.is_empty()) {
-            return Err(Error::unsupported(format!("the query parameter {name} asks for something that is not offered here")));
+            return Err(Error::unsupported(format!(
+                "the query parameter {name} asks for something that is not offered here"
+            )));
         }
     }
     if key.is_empty() {
@@ -25,13 +36,19 @@ pub async fn objects(call: &Call, bucket: &str, key: &str) -> Result<Response<An
     }
     let copies = call.note.method == Method::PUT && copy_target(call).is_some();
     let reads = copies || matches!(call.note.method, Method::GET | Method::HEAD);
-    call.permit(if reads { Action::Read } else { Action::Write }, bucket, key)?;
+    call.permit(
+        if reads { Action::Read } else { Action::Write },
+        bucket,
+        key,
+    )?;
     let name = object::name(bucket, key)?;
     let archpath = call.query("archpath").filter(|p| !p.is_empty());
     match (call.note.method.clone(), archpath) {
         (Method::GET | Method::HEAD, Some(member)) => read_member(call, &name, member).await,
         (method @ (Method::GET | Method::HEAD), None) => read(call, &name, &method).await,
-        (_, Some(_)) => Err(Error::unsupported("writing into archives is not offered here")),
+        (_, Some(_)) => Err(Error::unsupported(
+            "writing into archives is not offered here",
+        )),
         (Method::PUT, None) => put(call, &name).await,
         (Method::POST, None) => upload(call, &name).await,
         (Method::DELETE, None) => delete(call, &name).await,
@@ -60,10 +77,22 @@ async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Respons
     if *method == Method::HEAD
         && let Some(props) = call.query("props").filter(|p| !p.is_empty())
     {
-        let meta = call.app.engine.head(name, &ReadOptions::default()).await?.meta;
-        let kept = [header::CONTENT_LENGTH, header::CONTENT_RANGE, HeaderName::from_static("x-cache")];
+        let meta = call
+            .app
+            .engine
+            .head(name, &ReadOptions::default())
+            .await?
+            .meta;
+        let kept = [
+            header::CONTENT_LENGTH,
+            header::CONTENT_RANGE,
+            HeaderName::from_static("x-cache"),
+        ];
         let old = std::mem::take(response.headers_mut());
-        response.headers_mut().extend(kept.into_iter().filter_map(|n| old.get(&n).cloned().map(|v| (n, v))));
+        response.headers_mut().extend(
+            kept.into_iter()
+                .filter_map(|n| old.get(&n).cloned().map(|v| (n, v))),
+        );
         for header in [header::ETAG, header::LAST_MODIFIED] {
             if let Some(value) = old.get(&header) {
                 response.headers_mut().insert(header, value.clone());
@@ -71,7 +100,12 @@ async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Respons
         }
         describe(call, name, &meta, Some(props), response.headers_mut());
     } else if *method == Method::HEAD {
-        let meta = call.app.engine.head(name, &ReadOptions::default()).await?.meta;
+        let meta = call
+            .app
+            .engine
+            .head(name, &ReadOptions::default())
+            .await?
+            .meta;
         describe(call, name, &meta, None, response.headers_mut());
     } else {
         identify(call, name, response.headers_mut());
@@ -86,27 +120,48 @@ fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
 }
 
 fn identify(call: &Call, name: &ObjectName, headers: &mut HeaderMap) {
-    // Any object can be read here at any offset, cached or not; that is what clients use "present" for.
+    // Any object can be read here at any offset, cached or not; that is what clients use "present"
+    // for.
     set(headers, "ais-present", "true");
     set(headers, "ais-bucket-name", name.bucket());
     set(headers, "ais-bucket-provider", call.provider());
 }
 
 /// `Ais-*` headers of an object: all, or those that `props` names.
-fn describe(call: &Call, name: &ObjectName, meta: &ObjectMeta, props: Option<&str>, headers: &mut HeaderMap) {
+fn describe(
+    call: &Call,
+    name: &ObjectName,
+    meta: &ObjectMeta,
+    props: Option<&str>,
+    headers: &mut HeaderMap,
+) {
     let wanted = |what: &str| props.is_none_or(|p| p.split(',').any(|w| w.trim() == what));
     identify(call, name, headers);
     if wanted("name") {
-        set(headers, "ais-name", &percent_encoding::utf8_percent_encode(name.key(), percent_encoding::CONTROLS).to_string());
+        set(
+            headers,
+            "ais-name",
+            &percent_encoding::utf8_percent_encode(name.key(), percent_encoding::CONTROLS)
+                .to_string(),
+        );
     }
     if wanted("version") {
-        set(headers, "ais-version", meta.etag.as_deref().unwrap_or_default().trim_matches('"'));
+        set(
+            headers,
+            "ais-version",
+            meta.etag.as_deref().unwrap_or_default().trim_matches('"'),
+        );
     }
     if wanted("atime") {
-        set(headers, "ais-atime", &(call.app.engine.clock().now_ms() as i128 * 1_000_000).to_string());
+        set(
+            headers,
+            "ais-atime",
+            &(call.app.engine.clock().now_ms() as i128 * 1_000_000).to_string(),
+        );
     }
     if wanted("checksum") {
-        // No checksum over the whole object is known here; its version is what tells one from another.
+        // No checksum over the whole object is known here; its version is what tells one from
+        // another.
         set(headers, "ais-checksum-type", "none");
         set(headers, "ais-checksum-value", "");
     }
@@ -117,32 +172,66 @@ fn describe(call: &Call, name: &ObjectName, meta: &ObjectMeta, props: Option<&st
         set(headers, "ais-location", &format!("t[{}]", call.app.node_id));
     }
     if wanted("custom") {
-        let custom: Vec<String> = meta.attributes.user.iter().map(|(n, v)| format!("{n}={v}")).collect();
+        let custom: Vec<String> = meta
+            .attributes
+            .user
+            .iter()
+            .map(|(n, v)| format!("{n}={v}"))
+            .collect();
         if !custom.is_empty() {
             set(headers, "ais-custom-md", &custom.join(","));
         }
     }
 }
 
-async fn read_member(call: &Call, archive: &ObjectName, member: &str) -> Result<Response<AnswerBody>> {
+async fn read_member(
+    call: &Call,
+    archive: &ObjectName,
+    member: &str,
+) -> Result<Response<AnswerBody>> {
     let options = options(call, &call.headers);
     let range = object::range_header(&call.headers)?;
-    let read = call.app.engine.read_member(archive, member, range, &options).await?;
+    let read = call
+        .app
+        .engine
+        .read_member(archive, member, range, &options)
+        .await?;
     let length = read.range.end - read.range.start;
-    let body = if call.note.method == Method::HEAD { futures::stream::empty().boxed() } else { read.body };
+    let body = if call.note.method == Method::HEAD {
+        futures::stream::empty().boxed()
+    } else {
+        read.body
+    };
     let mut response = if call.note.method == Method::HEAD {
         let mut head = object::streamed(body, 0, read.cache, &call.note);
-        head.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        head.headers_mut()
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         head
     } else {
         object::streamed(body, length, read.cache, &call.note)
     };
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    set(headers, "last-modified", &object::http_date(read.archive.last_modified_ms));
+    set(
+        headers,
+        "last-modified",
+        &object::http_date(read.archive.last_modified_ms),
+    );
     if range.is_some() {
-        set(headers, "content-range", &format!("bytes {}-{}/{}", read.range.start, read.range.end.saturating_sub(1), read.size));
+        set(
+            headers,
+            "content-range",
+            &format!(
+                "bytes {}-{}/{}",
+                read.range.start,
+                read.range.end.saturating_sub(1),
+                read.size
+            ),
+        );
         identify(call, archive, headers);
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     } else {
@@ -162,7 +251,11 @@ pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<Heade
 
 /// The body of an upload, and its length where the client said it.
 fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
-    let length = match call.headers.get(header::CONTENT_LENGTH).map(|v| v.to_str().ok().and_then(|v| v.parse::<u64>().ok())) {
+    let length = match call
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .map(|v| v.to_str().ok().and_then(|v| v.parse::<u64>().ok()))
+    {
         None => None,
         Some(None) => return Err(Error::invalid("the Content-Length is not a number")),
         Some(length) => length,
@@ -184,19 +277,29 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     }
     let (body, length) = upload_stream(call)?;
     let mut request = PutRequest::default();
-    request.attributes.content_type = call.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    request.attributes.content_type = call
+        .headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .map(str::to_owned);
     let put = call.app.engine.put(name, request, length, body).await?;
     let mut response = done(StatusCode::OK);
     if let Some(etag) = &put.etag {
         set(response.headers_mut(), "etag", etag);
-        set(response.headers_mut(), "ais-version", etag.trim_matches('"'));
+        set(
+            response.headers_mut(),
+            "ais-version",
+            etag.trim_matches('"'),
+        );
     }
     Ok(response)
 }
 
 /// `object_to` is a name in one string: `provider/@namespace#/bucket/name`.
 async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<AnswerBody>> {
-    let bad = || Error::invalid(format!("object_to={to:?} names no object")).hint("PROVIDER/@#/BUCKET/NAME");
+    let bad = || {
+        Error::invalid(format!("object_to={to:?} names no object")).hint("PROVIDER/@#/BUCKET/NAME")
+    };
     let mut parts = to.splitn(4, '/');
     let (_provider, namespace) = (parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?);
     if !namespace.starts_with('@') {
@@ -204,8 +307,23 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
     }
     let to = object::name(parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?)?;
     call.permit(Action::Write, to.bucket(), to.key())?;
-    let source = call.app.engine.head(from, &ReadOptions::default()).await?.meta;
-    call.app.engine.copy(from, &to, PutRequest { attributes: source.attributes.clone(), ..PutRequest::default() }).await?;
+    let source = call
+        .app
+        .engine
+        .head(from, &ReadOptions::default())
+        .await?
+        .meta;
+    call.app
+        .engine
+        .copy(
+            from,
+            &to,
+            PutRequest {
+                attributes: source.attributes.clone(),
+                ..PutRequest::default()
+            },
+        )
+        .await?;
     Ok(done(StatusCode::OK))
 }
 
@@ -217,7 +335,17 @@ async fn delete(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
     }
     // Unlike S3's, this DELETE says when there was nothing to remove: to those who may know.
     if call.policy.allows(Action::Read, name.bucket(), name.key()) {
-        call.app.engine.head(name, &ReadOptions { conditions: Conditions::default(), bypass: true, ..Default::default() }).await?;
+        call.app
+            .engine
+            .head(
+                name,
+                &ReadOptions {
+                    conditions: Conditions::default(),
+                    bypass: true,
+                    ..Default::default()
+                },
+            )
+            .await?;
     }
     call.app.engine.delete(name).await?;
     Ok(done(StatusCode::OK))
@@ -231,8 +359,16 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
         .ok_or_else(|| Error::invalid("partNumber is not a number from 1 to 10000"))?;
     let (body, length) = upload_stream(call)?;
     let length = length.ok_or_else(|| Error::invalid("a part needs its Content-Length"))?;
-    let part = call.app.engine.upload_part(name, upload, number, length, body).await?;
-    let stored = StoredPart { part, checksum: Default::default(), stored_ms: call.app.engine.clock().now_ms() };
+    let part = call
+        .app
+        .engine
+        .upload_part(name, upload, number, length, body)
+        .await?;
+    let stored = StoredPart {
+        part,
+        checksum: Default::default(),
+        stored_ms: call.app.engine.clock().now_ms(),
+    };
     call.app.uploads.stored(name, upload, stored);
     Ok(done(StatusCode::OK))
 }
@@ -240,11 +376,20 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
 /// Multipart uploads by action: `mpt-upload`, `mpt-complete`, `mpt-abort`.
 async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
-    let id = || call.query("uploadId").ok_or_else(|| Error::invalid("the query parameter uploadId is missing"));
+    let id = || {
+        call.query("uploadId")
+            .ok_or_else(|| Error::invalid("the query parameter uploadId is missing"))
+    };
     match message["action"].as_str().unwrap_or_default() {
         "mpt-upload" => {
-            let id = call.app.engine.create_upload(name, PutRequest::default()).await?;
-            call.app.uploads.begin(name, &id, call.app.engine.clock().now_ms());
+            let id = call
+                .app
+                .engine
+                .create_upload(name, PutRequest::default())
+                .await?;
+            call.app
+                .uploads
+                .begin(name, &id, call.app.engine.clock().now_ms());
             Ok(Response::new(AnswerBody::full(id)))
         }
         "mpt-complete" => {
@@ -270,17 +415,30 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
 /// Clients name parts by number alone, so this node must remember them.
 fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<Vec<UploadedPart>> {
     let upload = call.app.uploads.get(name, id).ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, format!("the upload {id:?} is not known here"))
-            .hint("it has ended, or was begun before the node was started: begin again")
+        Error::new(
+            ErrorKind::NotFound,
+            format!("the upload {id:?} is not known here"),
+        )
+        .hint("it has ended, or was begun before the node was started: begin again")
     })?;
-    let listed = value.as_array().ok_or_else(|| Error::invalid("value is not a list of parts"))?;
+    let listed = value
+        .as_array()
+        .ok_or_else(|| Error::invalid("value is not a list of parts"))?;
     let mut numbers = Vec::with_capacity(listed.len().min(limits::UPLOAD_PARTS_MAX));
     for (i, part) in listed.iter().enumerate() {
-        let number = part["part-number"].as_u64().ok_or_else(|| Error::invalid(format!("value[{i}].part-number is not a number")))?;
+        let number = part["part-number"]
+            .as_u64()
+            .ok_or_else(|| Error::invalid(format!("value[{i}].part-number is not a number")))?;
         numbers.push(number as u32);
     }
     numbers.sort_unstable();
     numbers.dedup();
-    let part = |n: u32| upload.parts.get(&n).map(|p| p.part.clone()).ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")));
+    let part = |n: u32| {
+        upload
+            .parts
+            .get(&n)
+            .map(|p| p.part.clone())
+            .ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")))
+    };
     numbers.into_iter().map(part).collect()
 }

@@ -1,8 +1,11 @@
 //! `/v1/datasets/plans`: plans that the cache follows.
 //!
-//! - `POST /v1/datasets/plans` registers a plan, as JSON ([`Registration`]), and answers with a lease;
-//! - `PUT /v1/datasets/plans/<lease>` `{"epoch": 0, "position": 4096}` says where the job is, and renews the lease;
-//! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists leases on plans over data that the caller may read.
+//! - `POST /v1/datasets/plans` registers a plan, as JSON ([`Registration`]), and answers with a
+//!   lease;
+//! - `PUT /v1/datasets/plans/<lease>` `{"epoch": 0, "position": 4096}` says where the job is, and
+//!   renews the lease;
+//! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists leases on plans
+//!   over data that the caller may read.
 //!
 //! A lease's number cannot be guessed: it is all that is needed to renew or end it.
 
@@ -26,13 +29,25 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let lease = rest.trim_end_matches('/');
     match (&call.note.method, lease) {
         (&Method::POST, "") => {
-            let registration: Registration = body(call.json().await?, r#"{"plan": {"sources": [{"dataset": "<id>"}], "seed": 1}}"#)?;
-            Ok(json_response(StatusCode::CREATED, &plans.register(&registration, &allowed(call)).await?))
+            let registration: Registration = body(
+                call.json().await?,
+                r#"{"plan": {"sources": [{"dataset": "<id>"}], "seed": 1}}"#,
+            )?;
+            Ok(json_response(
+                StatusCode::CREATED,
+                &plans.register(&registration, &allowed(call)).await?,
+            ))
         }
-        (&Method::GET, "") => Ok(json_response(StatusCode::OK, &json!({ "leases": plans.list(&allowed(call)) }))),
+        (&Method::GET, "") => Ok(json_response(
+            StatusCode::OK,
+            &json!({ "leases": plans.list(&allowed(call)) }),
+        )),
         (&Method::PUT, lease) if !lease.is_empty() => {
             let at: Progress = body(call.json().await?, r#"{"epoch": 0, "position": 4096}"#)?;
-            Ok(json_response(StatusCode::OK, &plans.progress(lease, at.epoch, at.position)?))
+            Ok(json_response(
+                StatusCode::OK,
+                &plans.progress(lease, at.epoch, at.position)?,
+            ))
         }
         (&Method::DELETE, lease) if !lease.is_empty() => {
             plans.release(lease)?;
@@ -43,5 +58,7 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
 }
 
 fn body<T: serde::de::DeserializeOwned>(value: Value, like: &str) -> Result<T> {
-    serde_json::from_value(value).map_err(|e| Error::invalid(format!("the body of the request: {e}")).hint(format!("as in {like}")))
+    serde_json::from_value(value).map_err(|e| {
+        Error::invalid(format!("the body of the request: {e}")).hint(format!("as in {like}"))
+    })
 }

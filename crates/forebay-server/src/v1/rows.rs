@@ -1,7 +1,8 @@
 //! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b]`: rows by their numbers.
 //!
-//! The body is the row numbers as little-endian `u64`, in the order that is wanted, duplicates included. The answer is one frame
-//! (`forebay_format::frame`): an Arrow record batch with a checksum. Nothing is sent before all of it is there, so an error is always an answer of its own.
+//! The body is the row numbers as little-endian `u64`, in the order that is wanted, duplicates
+//! included. The answer is one frame (`forebay_format::frame`): an Arrow record batch with a
+//! checksum. Nothing is sent before all of it is there, so an error is always an answer of its own.
 
 use super::{Call, datasets::dataset};
 use crate::body::AnswerBody;
@@ -22,60 +23,106 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     // What may be read is checked before anything is looked up, and before the body is taken.
     let dataset = dataset(call, id).await?;
     let columns = columns(call)?;
-    let body = call.read_body(ROWS_PER_REQUEST_MAX * ROW_NUMBER_BYTES).await.map_err(|e| match e.kind() {
-        ErrorKind::TooLarge => Error::new(ErrorKind::TooLarge, format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"))
+    let body = call
+        .read_body(ROWS_PER_REQUEST_MAX * ROW_NUMBER_BYTES)
+        .await
+        .map_err(|e| match e.kind() {
+            ErrorKind::TooLarge => Error::new(
+                ErrorKind::TooLarge,
+                format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"),
+            )
             .hint("ask for them in several requests"),
-        _ => e,
-    })?;
+            _ => e,
+        })?;
     let numbers = numbers(&body)?;
     // Tells where the jobs are whose plans the cache follows.
     call.app.plans.asked(dataset.id(), &numbers);
     let (began, moment) = (Instant::now(), call.app.rows.moment());
-    let read = call.app.rows.read_now(&dataset, &numbers, &columns).await.map_err(|e| match e.kind() {
-        // The condition that cannot be met is the version that the dataset was built from. To ask again is no use, so it is no 503.
-        ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
-        _ => e,
-    })?;
+    let read = call
+        .app
+        .rows
+        .read_now(&dataset, &numbers, &columns)
+        .await
+        .map_err(|e| match e.kind() {
+            // The condition that cannot be met is the version that the dataset was built from. To
+            // ask again is no use, so it is no 503.
+            ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
+            _ => e,
+        })?;
     let (took, shares) = (began.elapsed(), call.app.rows.shares_since(&moment));
     let batch = read.batch;
     let framed = tokio::task::spawn_blocking(move || Frame::rows(FrameTag::default(), &batch));
-    let frame = framed.await.map_err(|e| Error::internal("rows could not be framed").source(e))??;
+    let frame = framed
+        .await
+        .map_err(|e| Error::internal("rows could not be framed").source(e))??;
     let length = frame.wire_bytes();
     let pieces = frame.into_pieces(read.memory).into_iter().map(Ok);
-    let mut response = Response::new(AnswerBody::stream(stream::iter(pieces).boxed(), Some(length)));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.forebay.frame"));
-    response.headers_mut().insert("server-timing", server_timing(took, began.elapsed(), shares)?);
-    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    let mut response = Response::new(AnswerBody::stream(
+        stream::iter(pieces).boxed(),
+        Some(length),
+    ));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/vnd.forebay.frame"),
+    );
+    response.headers_mut().insert(
+        "server-timing",
+        server_timing(took, began.elapsed(), shares)?,
+    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     Ok(response)
 }
 
-/// Where the time of this answer went (`Server-Timing`, W3C; milliseconds): waiting for the origin, reading the disk, and the rest, which is decoding, putting
-/// in order and framing. The shares are those of all that the node read meanwhile.
+/// Where the time of this answer went (`Server-Timing`, W3C; milliseconds): waiting for the origin,
+/// reading the disk, and the rest, which is decoding, putting in order and framing. The shares are
+/// those of all that the node read meanwhile.
 fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<HeaderValue> {
     let ms = |seconds: f64| seconds * 1e3;
-    let (origin, disk) = (read.as_secs_f64() * shares.origin, read.as_secs_f64() * shares.disk);
+    let (origin, disk) = (
+        read.as_secs_f64() * shares.origin,
+        read.as_secs_f64() * shares.disk,
+    );
     let rest = all.as_secs_f64() - origin - disk;
-    let value = format!("origin;dur={:.3}, disk;dur={:.3}, prepare;dur={:.3}", ms(origin), ms(disk), ms(rest));
+    let value = format!(
+        "origin;dur={:.3}, disk;dur={:.3}, prepare;dur={:.3}",
+        ms(origin),
+        ms(disk),
+        ms(rest)
+    );
     HeaderValue::from_str(&value).map_err(|e| Error::internal("times that are no header").source(e))
 }
 
 fn numbers(body: &Bytes) -> Result<Vec<u64>> {
     let (numbers, rest) = body.as_chunks::<ROW_NUMBER_BYTES>();
     if !rest.is_empty() {
-        return Err(Error::invalid(format!("a body of {} bytes is not a list of row numbers", body.len()))
-            .hint("the body is row numbers as little-endian 64-bit integers, 8 bytes each"));
+        return Err(Error::invalid(format!(
+            "a body of {} bytes is not a list of row numbers",
+            body.len()
+        ))
+        .hint("the body is row numbers as little-endian 64-bit integers, 8 bytes each"));
     }
     Ok(numbers.iter().map(|n| u64::from_le_bytes(*n)).collect())
 }
 
 fn columns(call: &Call) -> Result<Projection> {
-    let each: Vec<String> = call.query.iter().filter(|(name, _)| name == "column").map(|(_, value)| value.clone()).collect();
+    let each: Vec<String> = call
+        .query
+        .iter()
+        .filter(|(name, _)| name == "column")
+        .map(|(_, value)| value.clone())
+        .collect();
     match (call.query("columns"), each.is_empty()) {
         (None, true) => Ok(Projection::All),
         (None, false) => Ok(Projection::Columns(each)),
-        (Some(list), true) => Ok(Projection::Columns(list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())),
-        (Some(_), false) => {
-            Err(Error::invalid("columns= and column= exclude each other").hint("column=, once for each, if names hold commas"))
-        }
+        (Some(list), true) => Ok(Projection::Columns(
+            list.split(',')
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+                .collect(),
+        )),
+        (Some(_), false) => Err(Error::invalid("columns= and column= exclude each other")
+            .hint("column=, once for each, if names hold commas")),
     }
 }

@@ -1,7 +1,8 @@
 //! `POST /v1/datasets/streams?connection=k&of=K&from_step=S`: one connection of a push stream.
 //!
-//! The body is JSON ([`StreamRequest`]). The answer is an endless body of frames ([`forebay_format::frame`]): steps, now and then a message that it is alive,
-//! and at last a proper end or an error.
+//! The body is JSON ([`StreamRequest`]). The answer is an endless body of frames
+//! ([`forebay_format::frame`]): steps, now and then a message that it is alive, and at last a
+//! proper end or an error.
 
 use super::{Call, datasets::allowed, not_offered};
 use crate::body::AnswerBody;
@@ -15,14 +16,16 @@ pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
         return Err(not_offered(call));
     }
     if call.http_10 {
-        return Err(
-            Error::invalid("a stream needs HTTP/1.1").hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")
-        );
+        return Err(Error::invalid("a stream needs HTTP/1.1")
+            .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1"));
     }
     let lane = Lane::parse(|name| call.query(name))?;
     let request = StreamRequest::parse(&call.read_body(limits::STREAM_BODY_MAX_BYTES).await?)?;
     let body = call.app.streams.open(lane, request, &allowed(call)).await?;
     let mut response = Response::new(AnswerBody::stream(body.boxed(), None));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.forebay.frames"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/vnd.forebay.frames"),
+    );
     Ok(response)
 }

@@ -1,7 +1,8 @@
 //! `POST /v1/forebay/warm`: brings objects to the local disk and says, line by line, how it goes.
 //!
-//! The answer is JSON lines: `{"event":"progress",…}` now and then, one `{"event":"object",…}` for each object that did not come, and at the end exactly
-//! one `{"event":"report",…}`. When the client leaves, the body is dropped, and the work with it.
+//! The answer is JSON lines: `{"event":"progress",…}` now and then, one `{"event":"object",…}` for
+//! each object that did not come, and at the end exactly one `{"event":"report",…}`. When the
+//! client leaves, the body is dropped, and the work with it.
 
 use super::{Call, node::Selection};
 use crate::body::AnswerBody;
@@ -22,11 +23,15 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     let most = call.app.config.limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
     let (queue, token) = if selection.prefix.is_some() {
-        // The first page now, so that a bucket that is not there is an error and not a report of nothing.
+        // The first page now, so that a bucket that is not there is an error and not a report of
+        // nothing.
         let (names, next) = selection.page(&engine, None).await?;
         (names, next)
     } else {
-        (selection.names()?.into_iter().map(|n| (n, 0)).collect(), None)
+        (
+            selection.names()?.into_iter().map(|n| (n, 0)).collect(),
+            None,
+        )
     };
     let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -52,7 +57,10 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
         Some((Ok(Bytes::from(text)), work))
     });
     let mut response = Response::new(AnswerBody::stream(lines.boxed(), None));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/x-ndjson"),
+    );
     Ok(response)
 }
 
@@ -82,9 +90,12 @@ impl Work {
                 return None;
             }
             while self.in_flight.len() < self.concurrency {
-                let Some((name, _)) = self.queue.pop_front() else { break };
+                let Some((name, _)) = self.queue.pop_front() else {
+                    break;
+                };
                 let (engine, dry_run) = (self.engine.clone(), self.selection.dry_run);
-                self.in_flight.push(async move { (name.clone(), engine.warm(&name, dry_run).await) }.boxed());
+                self.in_flight
+                    .push(async move { (name.clone(), engine.warm(&name, dry_run).await) }.boxed());
             }
             if self.queue.is_empty() && !self.listing_done {
                 match self.selection.page(&self.engine, self.token.take()).await {
@@ -139,8 +150,13 @@ fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<Value> {
     let (outcome, message) = match outcome {
         WarmOutcome::Warmed { .. } | WarmOutcome::AlreadyThere { .. } => return None,
         WarmOutcome::Missing => ("missing", "there is no such object".to_owned()),
-        WarmOutcome::Denied => ("denied", "the origin does not let this node read it".to_owned()),
+        WarmOutcome::Denied => (
+            "denied",
+            "the origin does not let this node read it".to_owned(),
+        ),
         WarmOutcome::Failed(e) => ("failed", e.describe()),
     };
-    Some(json!({"event": "object", "bucket": name.bucket(), "key": name.key(), "outcome": outcome, "message": message}))
+    Some(
+        json!({"event": "object", "bucket": name.bucket(), "key": name.key(), "outcome": outcome, "message": message}),
+    )
 }

@@ -24,14 +24,25 @@ pub async fn start(settings: &[(&str, &str)]) -> TestNode {
 pub async fn start_in(dir: tempfile::TempDir, settings: &[(&str, &str)]) -> TestNode {
     let config = config(&dir, settings);
     let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
-    let node = Node::start_with(config, Arc::new(clock.clone())).await.unwrap();
+    let node = Node::start_with(config, Arc::new(clock.clone()))
+        .await
+        .unwrap();
     TestNode { node, clock, dir }
 }
 
-pub async fn start_on_the_real_clock(dir: tempfile::TempDir, settings: &[(&str, &str)]) -> TestNode {
+pub async fn start_on_the_real_clock(
+    dir: tempfile::TempDir,
+    settings: &[(&str, &str)],
+) -> TestNode {
     let config = config(&dir, settings);
-    let node = Node::start_with(config, Arc::new(SystemClock)).await.unwrap();
-    TestNode { node, clock: ManualClock::at(Duration::ZERO), dir }
+    let node = Node::start_with(config, Arc::new(SystemClock))
+        .await
+        .unwrap();
+    TestNode {
+        node,
+        clock: ManualClock::at(Duration::ZERO),
+        dir,
+    }
 }
 
 pub fn config(dir: &tempfile::TempDir, settings: &[(&str, &str)]) -> Config {
@@ -40,13 +51,24 @@ pub fn config(dir: &tempfile::TempDir, settings: &[(&str, &str)]) -> Config {
     }
     let root = dir.path().display();
     let mut overrides = vec![
-        Override::origins(&[format!("data=file://{root}/data"), format!("file://{root}/many/*")], "test").unwrap(),
+        Override::origins(
+            &[
+                format!("data=file://{root}/data"),
+                format!("file://{root}/many/*"),
+            ],
+            "test",
+        )
+        .unwrap(),
         Override::cache(&[format!("{root}/cache:64MiB")], "test").unwrap(),
         Override::text("listen.s3", "127.0.0.1:0", "test").unwrap(),
         Override::text("listen.admin", "127.0.0.1:0", "test").unwrap(),
         Override::text("memory.budget", "256MiB", "test").unwrap(),
     ];
-    overrides.extend(settings.iter().map(|(k, v)| Override::text(*k, v, "test").unwrap()));
+    overrides.extend(
+        settings
+            .iter()
+            .map(|(k, v)| Override::text(*k, v, "test").unwrap()),
+    );
     Config::load(None, [], &overrides).unwrap()
 }
 
@@ -65,14 +87,20 @@ impl TestNode {
     }
 
     pub async fn metrics(&self) -> String {
-        Client::tcp(self.node.admin_addr().unwrap()).await.get("/metrics").await.text()
+        Client::tcp(self.node.admin_addr().unwrap())
+            .await
+            .get("/metrics")
+            .await
+            .text()
     }
 
     /// The sum of a metric's samples that carry `label`.
     pub async fn metric(&self, name: &str, label: &str) -> f64 {
         let page = self.metrics().await;
         page.lines()
-            .filter(|l| l.starts_with(name) && l[name.len()..].starts_with(['{', ' ']) && l.contains(label))
+            .filter(|l| {
+                l.starts_with(name) && l[name.len()..].starts_with(['{', ' ']) && l.contains(label)
+            })
             .filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
     }
@@ -109,24 +137,45 @@ impl Client {
         Self::on(tokio::net::UnixStream::connect(path).await.unwrap()).await
     }
 
-    async fn on<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static>(stream: S) -> Self {
-        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    async fn on<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static>(
+        stream: S,
+    ) -> Self {
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .unwrap();
         tokio::spawn(async move {
             let _ = connection.await;
         });
         Client(sender)
     }
 
-    pub async fn send(&mut self, method: Method, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
-        let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1");
+    pub async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "127.0.0.1");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         self.0.ready().await.unwrap();
-        let response = self.0.send_request(request.body(Full::new(body.into())).unwrap()).await.unwrap();
+        let response = self
+            .0
+            .send_request(request.body(Full::new(body.into())).unwrap())
+            .await
+            .unwrap();
         let (head, body) = response.into_parts();
         let body = body.collect().await.map(|c| c.to_bytes());
-        Answer { status: head.status, headers: head.headers, body }
+        Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+        }
     }
 
     pub async fn get(&mut self, path: &str) -> Answer {
@@ -137,7 +186,12 @@ impl Client {
         self.send(Method::GET, path, headers, "").await
     }
 
-    pub async fn put(&mut self, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
+    pub async fn put(
+        &mut self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
         self.send(Method::PUT, path, headers, body).await
     }
 }

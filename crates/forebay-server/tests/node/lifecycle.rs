@@ -11,8 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const LARGE: usize = 24 << 20;
 
 async fn slow_get(n: &crate::common::TestNode) -> tokio::net::TcpStream {
-    let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap()).await.unwrap();
-    s.write_all(b"GET /data/large HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+    let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap())
+        .await
+        .unwrap();
+    s.write_all(b"GET /data/large HTTP/1.1\r\nHost: h\r\n\r\n")
+        .await
+        .unwrap();
     let mut head = [0u8; 12];
     s.read_exact(&mut head).await.unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");
@@ -38,11 +42,18 @@ async fn stopping_finishes_answers_and_takes_nothing_new() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(tokio::net::TcpStream::connect(addr).await.is_err(), "nothing new is taken");
+    assert!(
+        tokio::net::TcpStream::connect(addr).await.is_err(),
+        "nothing new is taken"
+    );
     assert!(!stopping.is_finished(), "an answer is in flight");
     let mut rest = Vec::new();
     s.read_to_end(&mut rest).await.unwrap();
-    assert!(rest.len() > LARGE && rest.ends_with(&[9; 1000]), "the answer is whole: {}", rest.len());
+    assert!(
+        rest.len() > LARGE && rest.ends_with(&[9; 1000]),
+        "the answer is whole: {}",
+        rest.len()
+    );
     stopping.await.unwrap().unwrap();
     assert!(!socket.exists());
 }
@@ -52,7 +63,11 @@ async fn an_answer_that_outlives_the_deadline_looks_cut() {
     let n = start(&[]).await;
     n.write("large", &vec![9; LARGE]);
     let mut s = slow_get(&n).await;
-    let e = n.node.shutdown(Duration::from_millis(100)).await.unwrap_err();
+    let e = n
+        .node
+        .shutdown(Duration::from_millis(100))
+        .await
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Timeout);
     let mut rest = Vec::new();
     let _ = s.read_to_end(&mut rest).await;
@@ -61,20 +76,38 @@ async fn an_answer_that_outlives_the_deadline_looks_cut() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_cut() {
-    let n = start(&[("limits.requests_in_flight", "1"), ("limits.write_timeout", "700ms")]).await;
+    let n = start(&[
+        ("limits.requests_in_flight", "1"),
+        ("limits.write_timeout", "700ms"),
+    ])
+    .await;
     n.write("large", &vec![9; LARGE]);
     let s = slow_get(&n).await;
     let mut c = n.client().await;
     let a = c.get("/data/large").await;
-    assert_eq!((a.status, a.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    assert_eq!(
+        (a.status, a.header("retry-after")),
+        (StatusCode::SERVICE_UNAVAILABLE, "1")
+    );
     assert!(a.text().contains("<Code>SlowDown</Code>"), "{}", a.text());
     let a = n.client().await.get("/v1/objects/data/large").await;
-    assert_eq!((a.status, a.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
-    assert_eq!(n.metric("forebay_requests_refused_total", "overload").await, 2.0);
+    assert_eq!(
+        (a.status, a.header("retry-after")),
+        (StatusCode::TOO_MANY_REQUESTS, "1")
+    );
+    assert_eq!(
+        n.metric("forebay_requests_refused_total", "overload").await,
+        2.0
+    );
     // The one that reads nothing is cut, and its place is free again.
     let mut status = StatusCode::SERVICE_UNAVAILABLE;
     for _ in 0..200 {
-        status = n.client().await.send(Method::HEAD, "/data/large", &[], "").await.status;
+        status = n
+            .client()
+            .await
+            .send(Method::HEAD, "/data/large", &[], "")
+            .await
+            .status;
         if status == StatusCode::OK {
             break;
         }
@@ -82,7 +115,11 @@ async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_
     }
     assert_eq!(status, StatusCode::OK);
     drop(s);
-    assert_eq!(n.metric("forebay_answers_abandoned_total", "api=\"s3\"").await, 1.0);
+    assert_eq!(
+        n.metric("forebay_answers_abandoned_total", "api=\"s3\"")
+            .await,
+        1.0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,17 +127,32 @@ async fn an_object_that_shrinks_while_it_is_read_is_a_cut_answer() {
     for bypass in ["", "x-forebay-cache: bypass\r\n"] {
         let n = start(&[]).await;
         n.write("large", &vec![9; LARGE]);
-        let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap()).await.unwrap();
-        s.write_all(format!("GET /data/large HTTP/1.1\r\nHost: h\r\n{bypass}\r\n").as_bytes()).await.unwrap();
+        let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap())
+            .await
+            .unwrap();
+        s.write_all(format!("GET /data/large HTTP/1.1\r\nHost: h\r\n{bypass}\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut head = [0u8; 12];
         s.read_exact(&mut head).await.unwrap();
         assert_eq!(&head, b"HTTP/1.1 200");
-        std::fs::OpenOptions::new().write(true).open(n.file("large")).unwrap().set_len(1 << 20).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(n.file("large"))
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
         let mut rest = Vec::new();
         // The connection ends, in time, and before the length that was announced.
-        let _ = tokio::time::timeout(Duration::from_secs(20), s.read_to_end(&mut rest)).await.unwrap();
+        let _ = tokio::time::timeout(Duration::from_secs(20), s.read_to_end(&mut rest))
+            .await
+            .unwrap();
         assert!(rest.len() < LARGE, "{bypass:?}: {}", rest.len());
-        assert_eq!(n.metric("forebay_answers_cut_total", "api=\"s3\"").await, 1.0, "{bypass:?}");
+        assert_eq!(
+            n.metric("forebay_answers_cut_total", "api=\"s3\"").await,
+            1.0,
+            "{bypass:?}"
+        );
         assert_eq!(n.metric("forebay_requests_in_flight", "").await, 0.0);
     }
 }
@@ -108,9 +160,13 @@ async fn an_object_that_shrinks_while_it_is_read_is_a_cut_answer() {
 #[tokio::test]
 async fn a_client_that_leaves_before_its_answer_is_not_in_flight_any_more() {
     let n = start(&[]).await;
-    let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap()).await.unwrap();
+    let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap())
+        .await
+        .unwrap();
     // The rest of the upload never comes.
-    s.write_all(b"PUT /data/k HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\nhalf").await.unwrap();
+    s.write_all(b"PUT /data/k HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\nhalf")
+        .await
+        .unwrap();
     while n.metric("forebay_requests_in_flight", "").await < 1.0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -129,12 +185,18 @@ async fn a_client_that_leaves_before_its_answer_is_not_in_flight_any_more() {
 async fn a_restart_finds_the_cache_again() {
     let n = start(&[]).await;
     n.write("k", b"object");
-    assert_eq!(n.client().await.get("/data/k").await.header("x-cache"), "MISS");
+    assert_eq!(
+        n.client().await.get("/data/k").await.header("x-cache"),
+        "MISS"
+    );
     n.node.shutdown(Duration::from_secs(5)).await.unwrap();
     let dir = n.dir;
     drop(n.node);
     let n = start_in(dir, &[]).await;
-    assert_eq!(n.client().await.get("/data/k").await.header("x-cache"), "HIT");
+    assert_eq!(
+        n.client().await.get("/data/k").await.header("x-cache"),
+        "HIT"
+    );
 }
 
 #[tokio::test]
@@ -143,20 +205,43 @@ async fn requests_over_tcp_must_be_signed_where_there_are_keys() {
     n.write("k", b"object");
     let mut c = n.client().await;
     let a = c.get("/data/k").await;
-    assert!(a.status == StatusCode::FORBIDDEN && a.text().contains("<Code>AccessDenied</Code>"), "{}", a.text());
+    assert!(
+        a.status == StatusCode::FORBIDDEN && a.text().contains("<Code>AccessDenied</Code>"),
+        "{}",
+        a.text()
+    );
     let a = c.get("/data?list-type=2").await;
     assert_eq!(a.status, StatusCode::FORBIDDEN);
-    let a = c.get_with("/data/k", &[("authorization", "AWS AK:c2ln")]).await;
+    let a = c
+        .get_with("/data/k", &[("authorization", "AWS AK:c2ln")])
+        .await;
     assert_eq!(a.status, StatusCode::BAD_REQUEST, "version 2");
-    let forged = "AWS4-HMAC-SHA256 Credential=AK/20260101/us-east-1/s3/aws4_request, SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00";
-    let headers = [("authorization", forged), ("x-amz-date", "20260101T000000Z"), ("x-amz-content-sha256", "UNSIGNED-PAYLOAD")];
+    let forged = "AWS4-HMAC-SHA256 Credential=AK/20260101/us-east-1/s3/aws4_request, \
+        SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00";
+    let headers = [
+        ("authorization", forged),
+        ("x-amz-date", "20260101T000000Z"),
+        ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"),
+    ];
     let a = c.get_with("/data/k", &headers).await;
-    assert!(a.status == StatusCode::FORBIDDEN && !a.text().contains("object"), "{}", a.text());
+    assert!(
+        a.status == StatusCode::FORBIDDEN && !a.text().contains("object"),
+        "{}",
+        a.text()
+    );
     let mut unsigned = headers.to_vec();
     unsigned.push(("x-amz-copy-source", "/data/k"));
     let a = c.put("/data/other", &unsigned, "").await;
-    assert!(a.status == StatusCode::FORBIDDEN && a.text().contains("x-amz-copy-source"), "{}", a.text());
-    assert_eq!(c.get("/v1/objects/data/k").await.status, StatusCode::UNAUTHORIZED, "no tokens: /v1/ is closed");
+    assert!(
+        a.status == StatusCode::FORBIDDEN && a.text().contains("x-amz-copy-source"),
+        "{}",
+        a.text()
+    );
+    assert_eq!(
+        c.get("/v1/objects/data/k").await.status,
+        StatusCode::UNAUTHORIZED,
+        "no tokens: /v1/ is closed"
+    );
     let mut local = Client::unix(n.node.unix_path().unwrap()).await;
     assert_eq!(local.get("/data/k").await.text(), "object");
 }
@@ -165,26 +250,52 @@ async fn requests_over_tcp_must_be_signed_where_there_are_keys() {
 async fn an_address_that_others_reach_needs_keys() {
     let dir = tempfile::tempdir().unwrap();
     let open = config(&dir, &[("listen.s3", "0.0.0.0:0")]);
-    let e = Node::start_with(open, std::sync::Arc::new(forebay_core::SystemClock)).await.err().unwrap();
-    assert!(e.kind() == ErrorKind::Invalid && e.to_string().contains("auth.keys"), "{e}");
+    let e = Node::start_with(open, std::sync::Arc::new(forebay_core::SystemClock))
+        .await
+        .err()
+        .unwrap();
+    assert!(
+        e.kind() == ErrorKind::Invalid && e.to_string().contains("auth.keys"),
+        "{e}"
+    );
 }
 
 #[tokio::test]
 async fn a_second_process_uses_the_node_that_is_there() {
     let n = start_on_the_real_clock(tempfile::tempdir().unwrap(), &[]).await;
     n.write("k", b"object");
-    let e = Node::start_with(config(&n.dir, &[]), std::sync::Arc::new(forebay_core::SystemClock)).await.err().unwrap();
+    let e = Node::start_with(
+        config(&n.dir, &[]),
+        std::sync::Arc::new(forebay_core::SystemClock),
+    )
+    .await
+    .err()
+    .unwrap();
     assert_eq!(e.kind(), ErrorKind::Conflict, "{e}");
-    let Embedded::Existing(path) = embedded(config(&n.dir, &[])).await.unwrap() else { panic!("the directory is taken") };
-    assert_eq!(Client::unix(&path).await.get("/data/k").await.text(), "object");
+    let Embedded::Existing(path) = embedded(config(&n.dir, &[])).await.unwrap() else {
+        panic!("the directory is taken")
+    };
+    assert_eq!(
+        Client::unix(&path).await.get("/data/k").await.text(),
+        "object"
+    );
     n.node.shutdown(Duration::from_secs(5)).await.unwrap();
     let dir = n.dir;
     drop(n.node);
     // A socket that a dead process left.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let Embedded::Started(node) = embedded(config(&dir, &[])).await.unwrap() else { panic!("the directory is free") };
+    let Embedded::Started(node) = embedded(config(&dir, &[])).await.unwrap() else {
+        panic!("the directory is free")
+    };
     assert_eq!((node.addr(), node.admin_addr()), (None, None));
-    assert_eq!(Client::unix(node.unix_path().unwrap()).await.get("/data/k").await.text(), "object");
+    assert_eq!(
+        Client::unix(node.unix_path().unwrap())
+            .await
+            .get("/data/k")
+            .await
+            .text(),
+        "object"
+    );
 }
 
 #[tokio::test]
@@ -197,17 +308,43 @@ async fn the_admin_port_tells_every_metric_and_no_other() {
     assert_eq!(admin.get("/readyz").await.json()["ready"], true);
     assert!(admin.get("/").await.text().contains("/metrics"));
     assert_eq!(admin.get("/data/k").await.status, StatusCode::NOT_FOUND);
-    assert_eq!(admin.send(Method::POST, "/metrics", &[], "").await.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(
+        admin.send(Method::POST, "/metrics", &[], "").await.status,
+        StatusCode::METHOD_NOT_ALLOWED
+    );
     let page = admin.get("/metrics").await;
-    assert!(page.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(
+        page.header("content-type")
+            .starts_with("application/openmetrics-text")
+    );
     let text = page.text();
     assert!(text.ends_with("# EOF\n"));
-    let mut told: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")).map(|l| l.split(' ').next().unwrap()).collect();
-    let mut known: Vec<&str> = metrics::SECTIONS.iter().flat_map(|(_, m)| m.iter().map(|m| m.name)).collect();
+    let mut told: Vec<&str> = text
+        .lines()
+        .filter_map(|l| l.strip_prefix("# TYPE "))
+        .map(|l| l.split(' ').next().unwrap())
+        .collect();
+    let mut known: Vec<&str> = metrics::SECTIONS
+        .iter()
+        .flat_map(|(_, m)| m.iter().map(|m| m.name))
+        .collect();
     told.sort();
     known.sort();
     assert_eq!(told, known);
-    assert_eq!(n.metric("forebay_requests_total", "status=\"200\"").await, 1.0);
-    assert_eq!(n.metric("forebay_origin_requests_total", "origin=\"data\",op=\"get\"").await, 1.0);
-    assert!(n.metric("process_cpu_seconds_total", "").await > 0.0 && n.metric("process_open_fds", "").await > 5.0);
+    assert_eq!(
+        n.metric("forebay_requests_total", "status=\"200\"").await,
+        1.0
+    );
+    assert_eq!(
+        n.metric(
+            "forebay_origin_requests_total",
+            "origin=\"data\",op=\"get\""
+        )
+        .await,
+        1.0
+    );
+    assert!(
+        n.metric("process_cpu_seconds_total", "").await > 0.0
+            && n.metric("process_open_fds", "").await > 5.0
+    );
 }

@@ -9,14 +9,24 @@ async fn reads_say_how_they_were_answered_and_are_counted_so() {
     n.write("a/b.txt", b"hello, world");
     let mut c = n.client().await;
     let mut seen = std::collections::BTreeMap::new();
-    for (advance, path, expected) in
-        [(0, "/data/a/b.txt", "MISS"), (0, "/data/a/b.txt", "HIT"), (61, "/data/a/b.txt", "REVALIDATED"), (0, "/data/a/b.txt", "HIT")]
-    {
+    for (advance, path, expected) in [
+        (0, "/data/a/b.txt", "MISS"),
+        (0, "/data/a/b.txt", "HIT"),
+        (61, "/data/a/b.txt", "REVALIDATED"),
+        (0, "/data/a/b.txt", "HIT"),
+    ] {
         n.clock.advance(std::time::Duration::from_secs(advance));
         let a = c.get(path).await;
-        assert_eq!((a.status, a.header("x-cache"), a.text().as_str()), (StatusCode::OK, expected, "hello, world"));
+        assert_eq!(
+            (a.status, a.header("x-cache"), a.text().as_str()),
+            (StatusCode::OK, expected, "hello, world")
+        );
         assert_eq!(a.header("content-length"), "12");
-        assert!(!a.header("etag").is_empty() && !a.header("last-modified").is_empty() && !a.header("x-amz-request-id").is_empty());
+        assert!(
+            !a.header("etag").is_empty()
+                && !a.header("last-modified").is_empty()
+                && !a.header("x-amz-request-id").is_empty()
+        );
         *seen.entry(expected).or_insert(0u32) += 1;
     }
     for header in [("cache-control", "no-cache"), ("x-forebay-cache", "bypass")] {
@@ -26,19 +36,37 @@ async fn reads_say_how_they_were_answered_and_are_counted_so() {
     }
     let head = c.send(Method::HEAD, "/data/a/b.txt", &[], "").await;
     assert_eq!(
-        (head.status, head.header("content-length"), head.header("x-cache"), head.text().as_str()),
+        (
+            head.status,
+            head.header("content-length"),
+            head.header("x-cache"),
+            head.text().as_str()
+        ),
         (StatusCode::OK, "12", "HIT", "")
     );
     *seen.entry("HIT").or_insert(0) += 1;
     n.write("a/b.txt", b"changed, and longer");
     n.clock.advance(std::time::Duration::from_secs(61));
     let a = c.get("/data/a/b.txt").await;
-    assert_eq!((a.header("x-cache"), a.text().as_str()), ("MISS", "changed, and longer"));
+    assert_eq!(
+        (a.header("x-cache"), a.text().as_str()),
+        ("MISS", "changed, and longer")
+    );
     *seen.entry("MISS").or_insert(0) += 1;
     for (status, count) in seen {
-        assert_eq!(n.metric("forebay_answers_total", &format!("x_cache=\"{status}\"")).await, f64::from(count), "{status}");
+        assert_eq!(
+            n.metric("forebay_answers_total", &format!("x_cache=\"{status}\""))
+                .await,
+            f64::from(count),
+            "{status}"
+        );
     }
-    assert_eq!(n.metric("forebay_get_duration_seconds_count", "x_cache=\"HIT\"").await, 2.0, "HEAD is no GET");
+    assert_eq!(
+        n.metric("forebay_get_duration_seconds_count", "x_cache=\"HIT\"")
+            .await,
+        2.0,
+        "HEAD is no GET"
+    );
 }
 
 #[tokio::test]
@@ -55,30 +83,82 @@ async fn ranges_and_conditions() {
         ("items=0-1", 200, "0123456789", ""),
     ] {
         let a = c.get_with("/data/k", &[("range", range)]).await;
-        assert_eq!((a.status.as_u16(), a.text().as_str(), a.header("content-range")), (status, body, content_range), "{range}");
+        assert_eq!(
+            (
+                a.status.as_u16(),
+                a.text().as_str(),
+                a.header("content-range")
+            ),
+            (status, body, content_range),
+            "{range}"
+        );
     }
     let a = c.get_with("/data/k", &[("range", "bytes=10-")]).await;
-    assert_eq!((a.status.as_u16(), a.header("content-range")), (416, "bytes */10"));
-    assert!(a.text().contains("<Code>InvalidRange</Code>") && a.text().contains("<ActualObjectSize>10<"), "{}", a.text());
+    assert_eq!(
+        (a.status.as_u16(), a.header("content-range")),
+        (416, "bytes */10")
+    );
+    assert!(
+        a.text().contains("<Code>InvalidRange</Code>")
+            && a.text().contains("<ActualObjectSize>10<"),
+        "{}",
+        a.text()
+    );
     let a = c.get_with("/data/k", &[("range", "bytes=0-1,3-4")]).await;
     assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED);
     assert_eq!(c.get("/data/empty").await.header("content-length"), "0");
 
     let etag = c.get("/data/k").await.header("etag").to_owned();
     let a = c.get_with("/data/k", &[("if-none-match", &etag)]).await;
-    assert_eq!((a.status, a.header("etag"), a.text().as_str()), (StatusCode::NOT_MODIFIED, etag.as_str(), ""));
+    assert_eq!(
+        (a.status, a.header("etag"), a.text().as_str()),
+        (StatusCode::NOT_MODIFIED, etag.as_str(), "")
+    );
     let a = c.get_with("/data/k", &[("if-match", "\"other\"")]).await;
-    assert!(a.status == StatusCode::PRECONDITION_FAILED && a.text().contains("<Code>PreconditionFailed</Code>"));
-    assert_eq!(c.get_with("/data/k", &[("if-match", &etag)]).await.status, StatusCode::OK);
-    let a = c.get_with("/data/k", &[("if-range", &etag), ("range", "bytes=1-2")]).await;
+    assert!(
+        a.status == StatusCode::PRECONDITION_FAILED
+            && a.text().contains("<Code>PreconditionFailed</Code>")
+    );
+    assert_eq!(
+        c.get_with("/data/k", &[("if-match", &etag)]).await.status,
+        StatusCode::OK
+    );
+    let a = c
+        .get_with("/data/k", &[("if-range", &etag), ("range", "bytes=1-2")])
+        .await;
     assert_eq!((a.status.as_u16(), a.text().as_str()), (206, "12"));
-    let a = c.get_with("/data/k", &[("if-range", "\"other\""), ("range", "bytes=1-2")]).await;
+    let a = c
+        .get_with(
+            "/data/k",
+            &[("if-range", "\"other\""), ("range", "bytes=1-2")],
+        )
+        .await;
     assert_eq!((a.status.as_u16(), a.text().as_str()), (200, "0123456789"));
-    let a = c.get_with("/data/k?attributes", &[("x-amz-object-attributes", "ETag, ObjectSize,Checksum")]).await;
-    assert!(a.text().contains(&format!("<ETag>{}</ETag><ObjectSize>10</ObjectSize>", etag.trim_matches('"'))), "{}", a.text());
-    assert_eq!(c.get("/data/k?attributes").await.status, StatusCode::BAD_REQUEST);
-    let a = c.get("/data/k?response-content-type=text%2Fplain&response-cache-control=max-age%3D5").await;
-    assert_eq!((a.header("content-type"), a.header("cache-control")), ("text/plain", "max-age=5"));
+    let a = c
+        .get_with(
+            "/data/k?attributes",
+            &[("x-amz-object-attributes", "ETag, ObjectSize,Checksum")],
+        )
+        .await;
+    assert!(
+        a.text().contains(&format!(
+            "<ETag>{}</ETag><ObjectSize>10</ObjectSize>",
+            etag.trim_matches('"')
+        )),
+        "{}",
+        a.text()
+    );
+    assert_eq!(
+        c.get("/data/k?attributes").await.status,
+        StatusCode::BAD_REQUEST
+    );
+    let a = c
+        .get("/data/k?response-content-type=text%2Fplain&response-cache-control=max-age%3D5")
+        .await;
+    assert_eq!(
+        (a.header("content-type"), a.header("cache-control")),
+        ("text/plain", "max-age=5")
+    );
 }
 
 #[tokio::test]
@@ -88,7 +168,11 @@ async fn writes_are_readable_at_once_and_checked() {
     let a = c
         .put(
             "/data/new/k.txt",
-            &[("content-type", "text/plain"), ("x-amz-meta-color", "red"), ("content-md5", "XUFAKrxLKna5cZ2REBfFkg==")],
+            &[
+                ("content-type", "text/plain"),
+                ("x-amz-meta-color", "red"),
+                ("content-md5", "XUFAKrxLKna5cZ2REBfFkg=="),
+            ],
             "hello",
         )
         .await;
@@ -99,17 +183,41 @@ async fn writes_are_readable_at_once_and_checked() {
     assert_eq!(a.status, StatusCode::OK);
     assert_eq!(c.get("/data/new/k.txt").await.text(), "changed");
 
-    let a = c.put("/data/bad", &[("content-md5", "AAAAAAAAAAAAAAAAAAAAAA==")], "hello").await;
-    assert!(a.status == StatusCode::BAD_REQUEST && a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
-    let a = c.put("/data/bad", &[("x-amz-checksum-crc32", "AAAAAA==")], "hello").await;
+    let a = c
+        .put(
+            "/data/bad",
+            &[("content-md5", "AAAAAAAAAAAAAAAAAAAAAA==")],
+            "hello",
+        )
+        .await;
+    assert!(
+        a.status == StatusCode::BAD_REQUEST && a.text().contains("<Code>BadDigest</Code>"),
+        "{}",
+        a.text()
+    );
+    let a = c
+        .put(
+            "/data/bad",
+            &[("x-amz-checksum-crc32", "AAAAAA==")],
+            "hello",
+        )
+        .await;
     assert!(a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
-    assert_eq!(c.get("/data/bad").await.status, StatusCode::NOT_FOUND, "what was refused is not there");
+    assert_eq!(
+        c.get("/data/bad").await.status,
+        StatusCode::NOT_FOUND,
+        "what was refused is not there"
+    );
 
     let chunked = "5;chunk-signature=0\r\nhello\r\n0;chunk-signature=0\r\n\r\n";
     let framed = [
         ("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"),
         ("x-amz-decoded-content-length", "5"),
-        ("authorization", "AWS4-HMAC-SHA256 Credential=x/20260101/r/s3/aws4_request, SignedHeaders=host, Signature=0"),
+        (
+            "authorization",
+            "AWS4-HMAC-SHA256 Credential=x/20260101/r/s3/aws4_request, SignedHeaders=host, \
+             Signature=0",
+        ),
     ];
     let a = c.put("/data/framed", &framed, chunked).await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
@@ -120,22 +228,48 @@ async fn writes_are_readable_at_once_and_checked() {
         ("x-amz-decoded-content-length", "5"),
         ("x-amz-trailer", "x-amz-checksum-crc32"),
     ];
-    assert_eq!(c.put("/data/trailed", &headers, trailed).await.status, StatusCode::OK);
-    let a = c.put("/data/trailed", &headers, trailed.replace("NhCmhg", "AAAAAA")).await;
+    assert_eq!(
+        c.put("/data/trailed", &headers, trailed).await.status,
+        StatusCode::OK
+    );
+    let a = c
+        .put(
+            "/data/trailed",
+            &headers,
+            trailed.replace("NhCmhg", "AAAAAA"),
+        )
+        .await;
     assert!(a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
     assert_eq!(c.get("/data/trailed").await.text(), "hello");
 
-    let a = c.put("/data/new/k.txt", &[("if-none-match", "*")], "x").await;
+    let a = c
+        .put("/data/new/k.txt", &[("if-none-match", "*")], "x")
+        .await;
     assert_eq!(a.status, StatusCode::PRECONDITION_FAILED);
-    let a = c.put("/data/copy", &[("x-amz-copy-source", "/data/new/k.txt")], "").await;
-    assert!(a.status == StatusCode::OK && a.text().contains("CopyObjectResult"), "{}", a.text());
+    let a = c
+        .put(
+            "/data/copy",
+            &[("x-amz-copy-source", "/data/new/k.txt")],
+            "",
+        )
+        .await;
+    assert!(
+        a.status == StatusCode::OK && a.text().contains("CopyObjectResult"),
+        "{}",
+        a.text()
+    );
     assert_eq!(c.get("/data/copy").await.text(), "changed");
     let a = c.send(Method::DELETE, "/data/copy", &[], "").await;
     assert_eq!(a.status, StatusCode::NO_CONTENT);
     assert_eq!(c.get("/data/copy").await.status, StatusCode::NOT_FOUND);
-    let body = "<Delete><Object><Key>framed</Key></Object><Object><Key>not-there</Key></Object></Delete>";
+    let body =
+        "<Delete><Object><Key>framed</Key></Object><Object><Key>not-there</Key></Object></Delete>";
     let a = c.send(Method::POST, "/data?delete", &[], body).await;
-    assert!(a.status == StatusCode::OK && a.text().matches("<Deleted>").count() == 2, "{}", a.text());
+    assert!(
+        a.status == StatusCode::OK && a.text().matches("<Deleted>").count() == 2,
+        "{}",
+        a.text()
+    );
     assert_eq!(c.get("/data/framed").await.status, StatusCode::NOT_FOUND);
 }
 
@@ -146,41 +280,100 @@ async fn listings() {
         n.write(k, b"x");
     }
     let mut c = n.client().await;
-    let a = c.get("/data?list-type=2&delimiter=%2F&encoding-type=url").await;
+    let a = c
+        .get("/data?list-type=2&delimiter=%2F&encoding-type=url")
+        .await;
     let text = a.text();
     assert!(
-        text.contains("<Prefix>a/</Prefix>") && text.contains("<Key>b%20c%2B%C3%BC</Key>") && text.contains("<KeyCount>3</KeyCount>"),
+        text.contains("<Prefix>a/</Prefix>")
+            && text.contains("<Key>b%20c%2B%C3%BC</Key>")
+            && text.contains("<KeyCount>3</KeyCount>"),
         "{text}"
     );
     let a = c.get("/data?list-type=2&max-keys=1").await.text();
-    assert!(a.contains("<IsTruncated>true</IsTruncated>") && a.contains("<Key>a/1</Key>"), "{a}");
-    let token = a.split("<NextContinuationToken>").nth(1).unwrap().split('<').next().unwrap().to_owned();
+    assert!(
+        a.contains("<IsTruncated>true</IsTruncated>") && a.contains("<Key>a/1</Key>"),
+        "{a}"
+    );
+    let token = a
+        .split("<NextContinuationToken>")
+        .nth(1)
+        .unwrap()
+        .split('<')
+        .next()
+        .unwrap()
+        .to_owned();
     let token: String = token.bytes().map(|b| format!("%{b:02X}")).collect();
-    let a = c.get(&format!("/data?list-type=2&max-keys=1&continuation-token={token}")).await.text();
+    let a = c
+        .get(&format!(
+            "/data?list-type=2&max-keys=1&continuation-token={token}"
+        ))
+        .await
+        .text();
     assert!(a.contains("<Key>a/2</Key>"), "{a}");
     let a = c.get("/data?list-type=2&max-keys=0").await.text();
-    assert!(a.contains("<IsTruncated>false</IsTruncated>") && !a.contains("<Key>"), "{a}");
+    assert!(
+        a.contains("<IsTruncated>false</IsTruncated>") && !a.contains("<Key>"),
+        "{a}"
+    );
     // Version 1, page by page, over rolled-up prefixes.
     let (mut marker, mut names) = (String::new(), Vec::new());
     loop {
-        let a = c.get(&format!("/data?delimiter=%2F&max-keys=1&encoding-type=url&marker={marker}")).await.text();
-        names.extend(a.split("<Key>").skip(1).map(|s| s.split('<').next().unwrap().to_owned()));
-        names.extend(a.split("<CommonPrefixes><Prefix>").skip(1).map(|s| s.split('<').next().unwrap().to_owned()));
+        let a = c
+            .get(&format!(
+                "/data?delimiter=%2F&max-keys=1&encoding-type=url&marker={marker}"
+            ))
+            .await
+            .text();
+        names.extend(
+            a.split("<Key>")
+                .skip(1)
+                .map(|s| s.split('<').next().unwrap().to_owned()),
+        );
+        names.extend(
+            a.split("<CommonPrefixes><Prefix>")
+                .skip(1)
+                .map(|s| s.split('<').next().unwrap().to_owned()),
+        );
         if a.contains("<IsTruncated>false</IsTruncated>") {
             break;
         }
-        marker = a.split("<NextMarker>").nth(1).unwrap().split('<').next().unwrap().to_owned();
+        marker = a
+            .split("<NextMarker>")
+            .nth(1)
+            .unwrap()
+            .split('<')
+            .next()
+            .unwrap()
+            .to_owned();
         assert!(names.len() < 9, "{names:?}");
     }
     assert_eq!(names, ["a/", "b%20c%2B%C3%BC", "d"]);
     let a = c.get("/").await.text();
-    assert!(a.contains("<Name>data</Name>") && a.contains("<Name>other</Name>"), "{a}");
-    assert!(c.get("/data?location").await.text().contains("LocationConstraint"));
-    assert_eq!(c.send(Method::HEAD, "/data", &[], "").await.status, StatusCode::OK);
-    assert_eq!(c.send(Method::HEAD, "/nothing", &[], "").await.status, StatusCode::NOT_FOUND);
+    assert!(
+        a.contains("<Name>data</Name>") && a.contains("<Name>other</Name>"),
+        "{a}"
+    );
+    assert!(
+        c.get("/data?location")
+            .await
+            .text()
+            .contains("LocationConstraint")
+    );
+    assert_eq!(
+        c.send(Method::HEAD, "/data", &[], "").await.status,
+        StatusCode::OK
+    );
+    assert_eq!(
+        c.send(Method::HEAD, "/nothing", &[], "").await.status,
+        StatusCode::NOT_FOUND
+    );
     assert_eq!(c.put("/made", &[], "").await.status, StatusCode::OK);
     assert_eq!(c.put("/made", &[], "").await.status, StatusCode::CONFLICT);
-    assert_eq!(c.send(Method::DELETE, "/made", &[], "").await.status, StatusCode::NO_CONTENT);
+    assert_eq!(
+        c.send(Method::DELETE, "/made", &[], "").await.status,
+        StatusCode::NO_CONTENT
+    );
 }
 
 #[tokio::test]
@@ -206,21 +399,47 @@ async fn errors_are_clear_and_what_is_not_offered_is_501() {
     ] {
         let a = c.get_with(path, &[("x-request-id", "the-id-7")]).await;
         assert_eq!(a.status.as_u16(), status, "{path}: {}", a.text());
-        assert!(a.text().contains(&format!("<Code>{code}</Code>")), "{path}: {}", a.text());
+        assert!(
+            a.text().contains(&format!("<Code>{code}</Code>")),
+            "{path}: {}",
+            a.text()
+        );
         assert!(!a.text().contains("object</"), "{path}");
-        assert_eq!((a.header("x-request-id"), a.header("x-amz-request-id")), ("the-id-7", "the-id-7"));
+        assert_eq!(
+            (a.header("x-request-id"), a.header("x-amz-request-id")),
+            ("the-id-7", "the-id-7")
+        );
         assert!(a.text().contains("<Message>"), "{path}: {}", a.text());
     }
-    for header in ["x-amz-server-side-encryption", "x-amz-object-lock-mode", "x-amz-tagging", "x-amz-rename-source"] {
+    for header in [
+        "x-amz-server-side-encryption",
+        "x-amz-object-lock-mode",
+        "x-amz-tagging",
+        "x-amz-rename-source",
+    ] {
         let a = c.put("/data/k", &[(header, "x")], "overwritten").await;
         assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED, "{header}");
     }
-    assert_eq!(c.put("/data/k?renameObject", &[], "").await.status, StatusCode::NOT_IMPLEMENTED);
     assert_eq!(
-        c.send(Method::POST, "/data", &[("content-type", "multipart/form-data; boundary=x")], "--x--").await.status,
+        c.put("/data/k?renameObject", &[], "").await.status,
         StatusCode::NOT_IMPLEMENTED
     );
-    assert_eq!(c.get("/data/k").await.text(), "object", "nothing was changed");
+    assert_eq!(
+        c.send(
+            Method::POST,
+            "/data",
+            &[("content-type", "multipart/form-data; boundary=x")],
+            "--x--"
+        )
+        .await
+        .status,
+        StatusCode::NOT_IMPLEMENTED
+    );
+    assert_eq!(
+        c.get("/data/k").await.text(),
+        "object",
+        "nothing was changed"
+    );
 }
 
 #[tokio::test]
@@ -228,16 +447,35 @@ async fn buckets_in_the_host_name() {
     let n = start(&[("listen.hostnames", "[\"s3.test\"]")]).await;
     n.write("k", b"object");
     let addr = n.node.addr().unwrap();
-    for (host, path) in [("data.s3.test", "/k"), ("s3.test", "/data/k"), ("127.0.0.1", "/data/k")] {
+    for (host, path) in [
+        ("data.s3.test", "/k"),
+        ("s3.test", "/data/k"),
+        ("127.0.0.1", "/data/k"),
+    ] {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut s = tokio::net::TcpStream::connect(addr).await.unwrap();
-        s.write_all(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        s.write_all(
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
+        )
+        .await
+        .unwrap();
         let mut text = String::new();
         s.read_to_string(&mut text).await.unwrap();
-        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("object"), "{host}{path}: {text}");
+        assert!(
+            text.starts_with("HTTP/1.1 200") && text.ends_with("object"),
+            "{host}{path}: {text}"
+        );
         let mut s = tokio::net::TcpStream::connect(addr).await.unwrap();
-        let list = if host.starts_with("data") { "/?list-type=2" } else { "/data?list-type=2" };
-        s.write_all(format!("GET {list} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let list = if host.starts_with("data") {
+            "/?list-type=2"
+        } else {
+            "/data?list-type=2"
+        };
+        s.write_all(
+            format!("GET {list} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
+        )
+        .await
+        .unwrap();
         let mut text = String::new();
         s.read_to_string(&mut text).await.unwrap();
         assert!(text.contains("<Key>k</Key>"), "{host}{list}: {text}");

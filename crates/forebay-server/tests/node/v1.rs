@@ -1,4 +1,5 @@
-//! The API under `/v1/`, over a plain HTTP client. (The published Python client has tests of its own, in tests/python.)
+//! The API under `/v1/`, over a plain HTTP client. (The published Python client has tests of its
+//! own, in tests/python.)
 
 use crate::common::{Client, start, tar};
 use http::{Method, StatusCode};
@@ -10,32 +11,102 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 async fn objects_and_members() {
     let n = start(&[]).await;
     n.write("a/b c.txt", b"hello, world");
-    n.write("shard.tar", &tar(&[("1.jpg", b"one"), ("dir/2.cls", b"two!")]));
+    n.write(
+        "shard.tar",
+        &tar(&[("1.jpg", b"one"), ("dir/2.cls", b"two!")]),
+    );
     let mut c = n.client().await;
     let a = c.get("/v1/objects/data/a/b%20c.txt?provider=s3").await;
     assert_eq!(
-        (a.status, a.text().as_str(), a.header("x-cache"), a.header("ais-bucket-provider")),
+        (
+            a.status,
+            a.text().as_str(),
+            a.header("x-cache"),
+            a.header("ais-bucket-provider")
+        ),
         (StatusCode::OK, "hello, world", "MISS", "s3")
     );
-    let a = c.get_with("/v1/objects/data/a/b%20c.txt", &[("range", "bytes=0-4")]).await;
-    assert_eq!((a.status.as_u16(), a.text().as_str(), a.header("x-cache")), (206, "hello", "HIT"));
-    let a = c.send(Method::HEAD, "/v1/objects/data/a/b%20c.txt?props=name,size,version", &[], "").await;
-    assert_eq!((a.header("content-length"), a.header("ais-present"), a.header("ais-name")), ("12", "true", "a/b c.txt"));
+    let a = c
+        .get_with("/v1/objects/data/a/b%20c.txt", &[("range", "bytes=0-4")])
+        .await;
+    assert_eq!(
+        (a.status.as_u16(), a.text().as_str(), a.header("x-cache")),
+        (206, "hello", "HIT")
+    );
+    let a = c
+        .send(
+            Method::HEAD,
+            "/v1/objects/data/a/b%20c.txt?props=name,size,version",
+            &[],
+            "",
+        )
+        .await;
+    assert_eq!(
+        (
+            a.header("content-length"),
+            a.header("ais-present"),
+            a.header("ais-name")
+        ),
+        ("12", "true", "a/b c.txt")
+    );
     assert!(a.headers.get("ais-atime").is_none() && !a.header("ais-version").is_empty());
 
-    let a = c.get("/v1/objects/data/shard.tar?provider=ais&archpath=dir%2F2.cls").await;
-    assert_eq!((a.status, a.text().as_str(), a.header("content-length")), (StatusCode::OK, "two!", "4"));
-    let a = c.get_with("/v1/objects/data/shard.tar?archpath=dir/2.cls", &[("range", "bytes=1-2")]).await;
-    assert_eq!((a.status.as_u16(), a.text().as_str(), a.header("content-range")), (206, "wo", "bytes 1-2/4"));
-    assert_eq!(c.get("/v1/objects/data/shard.tar?archpath=3.jpg").await.status, StatusCode::NOT_FOUND);
+    let a = c
+        .get("/v1/objects/data/shard.tar?provider=ais&archpath=dir%2F2.cls")
+        .await;
+    assert_eq!(
+        (a.status, a.text().as_str(), a.header("content-length")),
+        (StatusCode::OK, "two!", "4")
+    );
+    let a = c
+        .get_with(
+            "/v1/objects/data/shard.tar?archpath=dir/2.cls",
+            &[("range", "bytes=1-2")],
+        )
+        .await;
+    assert_eq!(
+        (
+            a.status.as_u16(),
+            a.text().as_str(),
+            a.header("content-range")
+        ),
+        (206, "wo", "bytes 1-2/4")
+    );
+    assert_eq!(
+        c.get("/v1/objects/data/shard.tar?archpath=3.jpg")
+            .await
+            .status,
+        StatusCode::NOT_FOUND
+    );
 
-    let a = c.put("/v1/objects/data/new%2Fname%25", &[], "new bytes").await;
+    let a = c
+        .put("/v1/objects/data/new%2Fname%25", &[], "new bytes")
+        .await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!(c.get("/data/new/name%25").await.text(), "new bytes");
-    assert_eq!(c.put("/v1/objects/data/new%2Fname%25?object_to=ais%2F%40%23%2Fdata%2Fcopied", &[], "").await.status, StatusCode::OK);
+    assert_eq!(
+        c.put(
+            "/v1/objects/data/new%2Fname%25?object_to=ais%2F%40%23%2Fdata%2Fcopied",
+            &[],
+            ""
+        )
+        .await
+        .status,
+        StatusCode::OK
+    );
     assert_eq!(c.get("/v1/objects/data/copied").await.text(), "new bytes");
-    assert_eq!(c.send(Method::DELETE, "/v1/objects/data/copied", &[], "").await.status, StatusCode::OK);
-    assert_eq!(c.send(Method::DELETE, "/v1/objects/data/copied", &[], "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(
+        c.send(Method::DELETE, "/v1/objects/data/copied", &[], "")
+            .await
+            .status,
+        StatusCode::OK
+    );
+    assert_eq!(
+        c.send(Method::DELETE, "/v1/objects/data/copied", &[], "")
+            .await
+            .status,
+        StatusCode::NOT_FOUND
+    );
 }
 
 #[tokio::test]
@@ -46,11 +117,28 @@ async fn errors_are_json_that_clients_understand() {
     let a = c.get("/v1/objects/data/none?provider=aws").await;
     let e = a.json();
     assert_eq!(
-        (a.status, &e["status"], &e["tcode"], &e["method"], &e["url_path"]),
-        (StatusCode::NOT_FOUND, &json!(404), &json!("ErrNotFound"), &json!("GET"), &json!("/v1/objects/data/none"))
+        (
+            a.status,
+            &e["status"],
+            &e["tcode"],
+            &e["method"],
+            &e["url_path"]
+        ),
+        (
+            StatusCode::NOT_FOUND,
+            &json!(404),
+            &json!("ErrNotFound"),
+            &json!("GET"),
+            &json!("/v1/objects/data/none")
+        )
     );
-    assert!(e["message"].as_str().unwrap().contains("aws://data/none"), "{e}");
-    assert!(!e["node"].as_str().unwrap().is_empty() && !e["remote_addr"].as_str().unwrap().is_empty());
+    assert!(
+        e["message"].as_str().unwrap().contains("aws://data/none"),
+        "{e}"
+    );
+    assert!(
+        !e["node"].as_str().unwrap().is_empty() && !e["remote_addr"].as_str().unwrap().is_empty()
+    );
     let e = c.get("/v1/objects/nobucket/none?provider=ais").await.json();
     assert!(
         e["tcode"] == "ErrBckNotFound"
@@ -58,8 +146,13 @@ async fn errors_are_json_that_clients_understand() {
             && !e["message"].as_str().unwrap().contains("ais://nobucket/"),
         "{e}"
     );
-    let a = c.get_with("/v1/objects/data/k", &[("range", "bytes=99-")]).await;
-    assert_eq!((a.status.as_u16(), a.header("content-range")), (416, "bytes */10"));
+    let a = c
+        .get_with("/v1/objects/data/k", &[("range", "bytes=99-")])
+        .await;
+    assert_eq!(
+        (a.status.as_u16(), a.header("content-range")),
+        (416, "bytes */10")
+    );
     for (method, path, status) in [
         (Method::GET, "/v1/objects/data/%ff", 400),
         (Method::GET, "/v1/objects/data/a/../b", 400),
@@ -87,7 +180,9 @@ async fn buckets_are_listed_made_and_removed() {
     }
     n.write("q", b"");
     let mut c = n.client().await;
-    let list = |value: Value| serde_json::to_string(&json!({"action": "list", "name": "", "value": value})).unwrap();
+    let list = |value: Value| {
+        serde_json::to_string(&json!({"action": "list", "name": "", "value": value})).unwrap()
+    };
     let (mut names, mut token) = (Vec::new(), String::new());
     loop {
         let page = c
@@ -109,28 +204,100 @@ async fn buckets_are_listed_made_and_removed() {
         }
     }
     assert_eq!(names, ["p/0", "p/1", "p/2", "p/3", "p/4"]);
-    let a = c.send(Method::GET, "/v1/buckets/data", &[JSON, ("accept", "application/msgpack")], list(json!({"prefix": "q"}))).await;
-    assert_eq!((a.header("content-type"), a.body.as_ref().unwrap()[0]), ("application/msgpack", 0x84));
-    let buckets = c.send(Method::GET, "/v1/buckets?provider=aws", &[JSON], list(Value::Null)).await.json();
-    assert_eq!(buckets[0], json!({"name": "data", "provider": "aws", "namespace": {"uuid": "", "name": ""}}));
-    let a = c.send(Method::HEAD, "/v1/buckets/data?provider=ais", &[], "").await;
-    assert!(a.status == StatusCode::OK && a.header("ais-bucket-props").contains("\"freshness\":\"60s\""), "{:?}", a.headers);
-    assert_eq!(c.send(Method::HEAD, "/v1/buckets/none?provider=ais", &[], "").await.status, StatusCode::NOT_FOUND);
-    assert_eq!(c.send(Method::POST, "/v1/buckets/made?provider=ais", &[JSON], r#"{"action":"create-bck"}"#).await.status, StatusCode::OK);
+    let a = c
+        .send(
+            Method::GET,
+            "/v1/buckets/data",
+            &[JSON, ("accept", "application/msgpack")],
+            list(json!({"prefix": "q"})),
+        )
+        .await;
     assert_eq!(
-        c.send(Method::POST, "/v1/buckets/made?provider=ais", &[JSON], r#"{"action":"create-bck"}"#).await.status,
-        StatusCode::CONFLICT
+        (a.header("content-type"), a.body.as_ref().unwrap()[0]),
+        ("application/msgpack", 0x84)
+    );
+    let buckets = c
+        .send(
+            Method::GET,
+            "/v1/buckets?provider=aws",
+            &[JSON],
+            list(Value::Null),
+        )
+        .await
+        .json();
+    assert_eq!(
+        buckets[0],
+        json!({"name": "data", "provider": "aws", "namespace": {"uuid": "", "name": ""}})
+    );
+    let a = c
+        .send(Method::HEAD, "/v1/buckets/data?provider=ais", &[], "")
+        .await;
+    assert!(
+        a.status == StatusCode::OK
+            && a.header("ais-bucket-props")
+                .contains("\"freshness\":\"60s\""),
+        "{:?}",
+        a.headers
     );
     assert_eq!(
-        c.send(Method::DELETE, "/v1/buckets/made?provider=ais", &[JSON], r#"{"action":"destroy-bck"}"#).await.status,
-        StatusCode::OK
-    );
-    assert_eq!(
-        c.send(Method::DELETE, "/v1/buckets/made?provider=ais", &[JSON], r#"{"action":"destroy-bck"}"#).await.status,
+        c.send(Method::HEAD, "/v1/buckets/none?provider=ais", &[], "")
+            .await
+            .status,
         StatusCode::NOT_FOUND
     );
     assert_eq!(
-        c.send(Method::POST, "/v1/buckets/data?provider=ais", &[JSON], r#"{"action":"copy-bck"}"#).await.status,
+        c.send(
+            Method::POST,
+            "/v1/buckets/made?provider=ais",
+            &[JSON],
+            r#"{"action":"create-bck"}"#
+        )
+        .await
+        .status,
+        StatusCode::OK
+    );
+    assert_eq!(
+        c.send(
+            Method::POST,
+            "/v1/buckets/made?provider=ais",
+            &[JSON],
+            r#"{"action":"create-bck"}"#
+        )
+        .await
+        .status,
+        StatusCode::CONFLICT
+    );
+    assert_eq!(
+        c.send(
+            Method::DELETE,
+            "/v1/buckets/made?provider=ais",
+            &[JSON],
+            r#"{"action":"destroy-bck"}"#
+        )
+        .await
+        .status,
+        StatusCode::OK
+    );
+    assert_eq!(
+        c.send(
+            Method::DELETE,
+            "/v1/buckets/made?provider=ais",
+            &[JSON],
+            r#"{"action":"destroy-bck"}"#
+        )
+        .await
+        .status,
+        StatusCode::NOT_FOUND
+    );
+    assert_eq!(
+        c.send(
+            Method::POST,
+            "/v1/buckets/data?provider=ais",
+            &[JSON],
+            r#"{"action":"copy-bck"}"#
+        )
+        .await
+        .status,
         StatusCode::NOT_IMPLEMENTED
     );
 }
@@ -147,16 +314,41 @@ async fn a_listing_with_members_comes_in_pages() {
         let (mut names, mut token) = (Vec::new(), String::new());
         loop {
             let message = json!({"action": "list", "value": {"pagesize": page_size, "flags": "8", "continuation_token": token}});
-            let page = c.send(Method::GET, "/v1/buckets/data", &[JSON], message.to_string()).await.json();
+            let page = c
+                .send(
+                    Method::GET,
+                    "/v1/buckets/data",
+                    &[JSON],
+                    message.to_string(),
+                )
+                .await
+                .json();
             let entries = page["entries"].as_array().unwrap();
             assert!(entries.len() <= page_size, "{page}");
-            names.extend(entries.iter().map(|e| e["name"].as_str().unwrap().to_owned()));
+            names.extend(
+                entries
+                    .iter()
+                    .map(|e| e["name"].as_str().unwrap().to_owned()),
+            );
             token = page["continuation_token"].as_str().unwrap().to_owned();
             if token.is_empty() || names.len() > 20 {
                 break;
             }
         }
-        assert_eq!(names, ["a.tar", "a.tar/1", "a.tar/2", "a.tar/3", "b.txt", "c.tar", "c.tar/only", "d.tar"], "{page_size}");
+        assert_eq!(
+            names,
+            [
+                "a.tar",
+                "a.tar/1",
+                "a.tar/2",
+                "a.tar/3",
+                "b.txt",
+                "c.tar",
+                "c.tar/only",
+                "d.tar"
+            ],
+            "{page_size}"
+        );
     }
 }
 
@@ -167,21 +359,62 @@ async fn a_batch_by_get_and_by_post() {
     n.write("shard.tar", &tar(&[("1.jpg", b"member")]));
     let mut c = n.client().await;
     let body = json!({"mime": ".tar", "strm": true, "coer": true, "in": [{"objname": "a"}, {"objname": "none"}, {"objname": "shard.tar", "archpath": "1.jpg"}]}).to_string();
-    let get = c.send(Method::GET, "/v1/ml/moss/data?provider=ais", &[JSON], body.clone()).await;
-    assert_eq!((get.status, get.header("content-type")), (StatusCode::OK, "application/x-tar"));
+    let get = c
+        .send(
+            Method::GET,
+            "/v1/ml/moss/data?provider=ais",
+            &[JSON],
+            body.clone(),
+        )
+        .await;
+    assert_eq!(
+        (get.status, get.header("content-type")),
+        (StatusCode::OK, "application/x-tar")
+    );
     let tar = get.body.as_ref().unwrap();
     let at = |needle: &[u8]| tar.windows(needle.len()).position(|w| w == needle).unwrap();
-    assert!(at(b"data/a\0") < at(b"first") && at(b"first") < at(b"__404__/data/none\0") && at(b"__404__/") < at(b"data/shard.tar/1.jpg\0"));
-    let post = c.send(Method::POST, "/v1/ml/moss/data?provider=ais", &[JSON], body).await;
+    assert!(
+        at(b"data/a\0") < at(b"first")
+            && at(b"first") < at(b"__404__/data/none\0")
+            && at(b"__404__/") < at(b"data/shard.tar/1.jpg\0")
+    );
+    let post = c
+        .send(Method::POST, "/v1/ml/moss/data?provider=ais", &[JSON], body)
+        .await;
     assert_eq!(post.body.as_ref().unwrap(), tar);
-    let a = c.send(Method::POST, "/v1/ml/moss/data", &[JSON], "{\"in\": [}").await;
+    let a = c
+        .send(Method::POST, "/v1/ml/moss/data", &[JSON], "{\"in\": [}")
+        .await;
     assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
-    let a = c.send(Method::POST, "/v1/ml/moss/data", &[JSON], r#"{"in":[{"objname":"a"}],"mime":"rar"}"#).await;
-    assert_eq!((a.status, a.json()["tcode"].clone()), (StatusCode::BAD_REQUEST, json!("errUnknownMime")));
-    let a = c.send(Method::POST, "/v1/ml/moss", &[JSON], r#"{"in":[{"objname":"a","bucket":"nobucket"}]}"#).await;
-    assert_eq!((a.status, a.json()["tcode"].clone()), (StatusCode::NOT_FOUND, json!("ErrBckNotFound")));
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/ml/moss/data",
+            &[JSON],
+            r#"{"in":[{"objname":"a"}],"mime":"rar"}"#,
+        )
+        .await;
+    assert_eq!(
+        (a.status, a.json()["tcode"].clone()),
+        (StatusCode::BAD_REQUEST, json!("errUnknownMime"))
+    );
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/ml/moss",
+            &[JSON],
+            r#"{"in":[{"objname":"a","bucket":"nobucket"}]}"#,
+        )
+        .await;
+    assert_eq!(
+        (a.status, a.json()["tcode"].clone()),
+        (StatusCode::NOT_FOUND, json!("ErrBckNotFound"))
+    );
     assert_eq!(n.metric("forebay_getbatch_n_total", "").await, 2.0);
-    assert_eq!(n.metric("forebay_batch_duration_seconds_count", "").await, 2.0);
+    assert_eq!(
+        n.metric("forebay_batch_duration_seconds_count", "").await,
+        2.0
+    );
     assert_eq!(n.metric("forebay_err_soft_getbatch_n_total", "").await, 2.0);
 }
 
@@ -191,7 +424,10 @@ async fn what_aistores_clients_ask_of_a_cluster() {
     let mut c = n.client().await;
     let map = c.get("/v1/daemon?what=smap").await.json();
     let id = map["proxy_si"]["daemon_id"].as_str().unwrap().to_owned();
-    assert_eq!(map["tmap"][&id]["public_net"]["direct_url"], "http://127.0.0.1");
+    assert_eq!(
+        map["tmap"][&id]["public_net"]["direct_url"],
+        "http://127.0.0.1"
+    );
     assert_eq!(map["pmap"][&id]["daemon_type"], "proxy");
     assert_eq!(c.get("/v1/health?prr=true").await.status, StatusCode::OK);
     assert_eq!(c.get("/v1/cluster?what=status_all").await.json(), json!([]));
@@ -205,49 +441,172 @@ async fn operators_warm_pin_evict_and_look() {
     }
     let mut c = n.client().await;
     let info = c.get("/v1/forebay/info").await.json();
-    assert_eq!(info["unix_socket"].as_str(), n.node.unix_path().and_then(|p| p.to_str()));
-    assert!(info["version"].is_string() && info["node_id"].is_string() && info["host_id"].as_str().is_some_and(|h| !h.is_empty()));
+    assert_eq!(
+        info["unix_socket"].as_str(),
+        n.node.unix_path().and_then(|p| p.to_str())
+    );
+    assert!(
+        info["version"].is_string()
+            && info["node_id"].is_string()
+            && info["host_id"].as_str().is_some_and(|h| !h.is_empty())
+    );
 
-    let lines = |text: &str| text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()).collect::<Vec<_>>();
+    let lines = |text: &str| {
+        text.lines()
+            .map(|l| serde_json::from_str::<Value>(l).unwrap())
+            .collect::<Vec<_>>()
+    };
     let bytes: u64 = (1000..1020).sum();
-    let a = c.send(Method::POST, "/v1/forebay/warm", &[JSON], r#"{"bucket":"data","prefix":"w/","dry_run":true}"#).await;
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/forebay/warm",
+            &[JSON],
+            r#"{"bucket":"data","prefix":"w/","dry_run":true}"#,
+        )
+        .await;
     let report = lines(&a.text()).pop().unwrap();
     assert_eq!(
-        (&report["event"], &report["warmed"], &report["warmed_bytes"], &report["dry_run"]),
+        (
+            &report["event"],
+            &report["warmed"],
+            &report["warmed_bytes"],
+            &report["dry_run"]
+        ),
         (&json!("report"), &json!(20), &json!(bytes), &json!(true))
     );
-    let a = c.send(Method::POST, "/v1/forebay/warm", &[JSON], r#"{"bucket":"data","prefix":"w/"}"#).await;
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/forebay/warm",
+            &[JSON],
+            r#"{"bucket":"data","prefix":"w/"}"#,
+        )
+        .await;
     let report = lines(&a.text()).pop().unwrap();
-    assert_eq!((&report["warmed"], &report["already_there"], &report["warmed_bytes"]), (&json!(20), &json!(0), &json!(bytes)));
+    assert_eq!(
+        (
+            &report["warmed"],
+            &report["already_there"],
+            &report["warmed_bytes"]
+        ),
+        (&json!(20), &json!(0), &json!(bytes))
+    );
     let manifest = "# names\ndata/w/00\ndata/w/none\ns3://data/w/01\n";
-    let a = c.send(Method::POST, "/v1/forebay/warm", &[("content-type", "text/plain")], manifest).await;
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/forebay/warm",
+            &[("content-type", "text/plain")],
+            manifest,
+        )
+        .await;
     let all = lines(&a.text());
-    assert!(all.iter().any(|l| l["event"] == "object" && l["key"] == "w/none" && l["outcome"] == "missing"), "{all:?}");
+    assert!(
+        all.iter()
+            .any(|l| l["event"] == "object" && l["key"] == "w/none" && l["outcome"] == "missing"),
+        "{all:?}"
+    );
     let report = all.last().unwrap();
-    assert_eq!((&report["already_there"], &report["missing"], &report["objects"]), (&json!(2), &json!(1), &json!(3)));
+    assert_eq!(
+        (
+            &report["already_there"],
+            &report["missing"],
+            &report["objects"]
+        ),
+        (&json!(2), &json!(1), &json!(3))
+    );
     assert_eq!(c.get("/data/w/05").await.header("x-cache"), "HIT");
 
     let stat = c.get("/v1/forebay/stat/data/w/05").await.json();
-    assert_eq!((&stat["size"], &stat["cached_bytes"], &stat["pinned"]), (&json!(1005), &json!(1005), &json!(false)));
+    assert_eq!(
+        (&stat["size"], &stat["cached_bytes"], &stat["pinned"]),
+        (&json!(1005), &json!(1005), &json!(false))
+    );
     assert_eq!(stat["fresh_until"], json!(1_800_000_060u64));
-    let report = c.send(Method::POST, "/v1/forebay/pin", &[JSON], r#"{"bucket":"data","keys":["w/05","w/06"]}"#).await.json();
-    assert_eq!((&report["changed"], &report["failed"]), (&json!(2), &json!(0)), "{report}");
-    assert_eq!(c.get("/v1/forebay/stat/data/w/05").await.json()["pinned"], true);
-    assert_eq!(c.get("/v1/forebay/pinned").await.json()["pinned"].as_array().unwrap().len(), 2);
-    let report = c.send(Method::POST, "/v1/forebay/evict", &[JSON], r#"{"bucket":"data","prefix":"w/"}"#).await.json();
-    assert_eq!((&report["changed"], &report["unchanged"]), (&json!(18), &json!(2)), "{report}");
+    let report = c
+        .send(
+            Method::POST,
+            "/v1/forebay/pin",
+            &[JSON],
+            r#"{"bucket":"data","keys":["w/05","w/06"]}"#,
+        )
+        .await
+        .json();
+    assert_eq!(
+        (&report["changed"], &report["failed"]),
+        (&json!(2), &json!(0)),
+        "{report}"
+    );
+    assert_eq!(
+        c.get("/v1/forebay/stat/data/w/05").await.json()["pinned"],
+        true
+    );
+    assert_eq!(
+        c.get("/v1/forebay/pinned").await.json()["pinned"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let report = c
+        .send(
+            Method::POST,
+            "/v1/forebay/evict",
+            &[JSON],
+            r#"{"bucket":"data","prefix":"w/"}"#,
+        )
+        .await
+        .json();
+    assert_eq!(
+        (&report["changed"], &report["unchanged"]),
+        (&json!(18), &json!(2)),
+        "{report}"
+    );
     assert_eq!(c.get("/data/w/07").await.header("x-cache"), "MISS");
     assert_eq!(c.get("/data/w/05").await.header("x-cache"), "HIT");
-    let report = c.send(Method::POST, "/v1/forebay/unpin", &[JSON], r#"{"bucket":"data","keys":["w/05"]}"#).await.json();
+    let report = c
+        .send(
+            Method::POST,
+            "/v1/forebay/unpin",
+            &[JSON],
+            r#"{"bucket":"data","keys":["w/05"]}"#,
+        )
+        .await
+        .json();
     assert_eq!(report["changed"], 1);
     let status = c.get("/v1/forebay/status").await.json();
-    assert_eq!((&status["state"], &status["cache"]["pins"], &status["origins"][0]["bucket"]), (&json!("ready"), &json!(1), &json!("data")));
-    for bad in
-        ["{}", "{\"bucket\":\"data\"}", "{\"bucket\":\"data\",\"prefix\":\"\",\"keys\":[]}", "{\"bucket\":\"data\",\"prefex\":\"\"}", "[]"]
-    {
-        assert_eq!(c.send(Method::POST, "/v1/forebay/warm", &[JSON], bad).await.status, StatusCode::BAD_REQUEST, "{bad}");
+    assert_eq!(
+        (
+            &status["state"],
+            &status["cache"]["pins"],
+            &status["origins"][0]["bucket"]
+        ),
+        (&json!("ready"), &json!(1), &json!("data"))
+    );
+    for bad in [
+        "{}",
+        "{\"bucket\":\"data\"}",
+        "{\"bucket\":\"data\",\"prefix\":\"\",\"keys\":[]}",
+        "{\"bucket\":\"data\",\"prefex\":\"\"}",
+        "[]",
+    ] {
+        assert_eq!(
+            c.send(Method::POST, "/v1/forebay/warm", &[JSON], bad)
+                .await
+                .status,
+            StatusCode::BAD_REQUEST,
+            "{bad}"
+        );
     }
-    let a = c.send(Method::POST, "/v1/forebay/warm", &[JSON], r#"{"bucket":"nobucket","prefix":""}"#).await;
+    let a = c
+        .send(
+            Method::POST,
+            "/v1/forebay/warm",
+            &[JSON],
+            r#"{"bucket":"nobucket","prefix":""}"#,
+        )
+        .await;
     assert_eq!(a.status, StatusCode::NOT_FOUND);
 }
 
@@ -257,11 +616,28 @@ async fn tokens_close_the_port_and_not_the_socket() {
     n.write("k", b"object");
     let mut c = n.client().await;
     let a = c.get("/v1/objects/data/k").await;
-    assert_eq!((a.status, a.header("www-authenticate")), (StatusCode::UNAUTHORIZED, "Bearer"));
-    assert_eq!(c.get_with("/v1/objects/data/k", &[("authorization", "Bearer wrong")]).await.status, StatusCode::UNAUTHORIZED);
-    assert_eq!(c.get_with("/v1/objects/data/k", &[("authorization", "Bearer sesame")]).await.text(), "object");
+    assert_eq!(
+        (a.status, a.header("www-authenticate")),
+        (StatusCode::UNAUTHORIZED, "Bearer")
+    );
+    assert_eq!(
+        c.get_with("/v1/objects/data/k", &[("authorization", "Bearer wrong")])
+            .await
+            .status,
+        StatusCode::UNAUTHORIZED
+    );
+    assert_eq!(
+        c.get_with("/v1/objects/data/k", &[("authorization", "Bearer sesame")])
+            .await
+            .text(),
+        "object"
+    );
     let a = c.get("/data/k").await;
-    assert!(a.status == StatusCode::FORBIDDEN && a.text().contains("<Code>AccessDenied</Code>"), "{}", a.text());
+    assert!(
+        a.status == StatusCode::FORBIDDEN && a.text().contains("<Code>AccessDenied</Code>"),
+        "{}",
+        a.text()
+    );
     let mut local = Client::unix(n.node.unix_path().unwrap()).await;
     assert_eq!(local.get("/v1/objects/data/k").await.text(), "object");
     assert_eq!(local.get("/data/k").await.text(), "object");

@@ -20,7 +20,10 @@ pub fn meta(size: u64, etag: &str) -> ObjectMeta {
         size,
         etag: Some(format!("\"{etag}\"")),
         last_modified_ms: 1_700_000_000_000,
-        attributes: Attributes { content_type: Some("image/jpeg".into()), ..Default::default() },
+        attributes: Attributes {
+            content_type: Some("image/jpeg".into()),
+            ..Default::default()
+        },
     }
 }
 
@@ -39,12 +42,21 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
 
 /// Where the records of a segment end: behind them lie zeros, while it is the active one.
 pub fn records_end(segment: &[u8]) -> usize {
-    segment.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1)
+    segment
+        .iter()
+        .rposition(|b| *b != 0)
+        .map_or(0, |last| last + 1)
 }
 
 pub fn config(dirs: &[(&Path, u64)]) -> StoreConfig {
     StoreConfig {
-        dirs: dirs.iter().map(|(path, capacity_bytes)| DirConfig { path: path.to_path_buf(), capacity_bytes: *capacity_bytes }).collect(),
+        dirs: dirs
+            .iter()
+            .map(|(path, capacity_bytes)| DirConfig {
+                path: path.to_path_buf(),
+                capacity_bytes: *capacity_bytes,
+            })
+            .collect(),
         background: false,
         ..StoreConfig::default()
     }
@@ -68,7 +80,11 @@ pub fn open_unsynced(config: &StoreConfig) -> Store {
 /// The sum of the sizes of all files in a directory.
 pub fn disk_bytes(dir: &Path) -> u64 {
     // A file may go between listing and asking for its size.
-    std::fs::read_dir(dir).unwrap().filter_map(|e| e.unwrap().metadata().ok()).map(|m| m.len()).sum()
+    std::fs::read_dir(dir)
+        .unwrap()
+        .filter_map(|e| e.unwrap().metadata().ok())
+        .map(|m| m.len())
+        .sum()
 }
 
 pub fn read_inline(store: &Store, name: &ObjectName) -> Option<Vec<u8>> {

@@ -1,7 +1,9 @@
-//! Randomized tests that replay: a case is a seed and a list of steps, and each step draws from a source of its own, made of the seed and the
-//! step's number. So a step does the same when others are left out, and a failing list can be shortened by leaving out halves, quarters and so on.
+//! Randomized tests that replay: a case is a seed and a list of steps, and each step draws from a
+//! source of its own, made of the seed and the step's number. So a step does the same when others
+//! are left out, and a failing list can be shortened by leaving out halves, quarters and so on.
 //!
-//! `FOREBAY_TEST_SEED=<n>` runs one seed alone; `FOREBAY_TEST_CASES=<factor>` runs that many times as many seeds.
+//! `FOREBAY_TEST_SEED=<n>` runs one seed alone; `FOREBAY_TEST_CASES=<factor>` runs that many times
+//! as many seeds.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use rand::{SeedableRng, rngs::StdRng};
@@ -16,7 +18,8 @@ const SHORTEN: Duration = Duration::from_secs(60);
 
 /// How many times as many cases as usual are wanted.
 pub fn factor() -> u64 {
-    std::env::var("FOREBAY_TEST_CASES").map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
+    std::env::var("FOREBAY_TEST_CASES")
+        .map_or(1, |n| n.parse().expect("FOREBAY_TEST_CASES is a number"))
 }
 
 /// The seeds of a test: `count` of them from `first` on, times the factor.
@@ -42,16 +45,21 @@ impl Log {
     }
 }
 
-/// Runs `case(seed, steps, log)` with the steps `0..steps`. If it fails, shortens the list of steps while it still does, prints what the shortest
-/// one did, and fails with it.
+/// Runs `case(seed, steps, log)` with the steps `0..steps`. If it fails, shortens the list of steps
+/// while it still does, prints what the shortest one did, and fails with it.
 pub fn run(test: &str, seed: u64, steps: u64, case: impl Fn(u64, &[u64], &Log)) {
     let attempt = |steps: &[u64]| {
         let log = Log::default();
         catch_unwind(AssertUnwindSafe(|| case(seed, steps, &log))).map_err(|panic| (log, panic))
     };
     let mut shortest: Vec<u64> = (0..steps).collect();
-    let Err(mut failure) = attempt(&shortest) else { return };
-    println!("{test}: seed {seed} fails; replay it with FOREBAY_TEST_SEED={seed}. Looking for a shorter list of steps.");
+    let Err(mut failure) = attempt(&shortest) else {
+        return;
+    };
+    println!(
+        "{test}: seed {seed} fails; replay it with FOREBAY_TEST_SEED={seed}. Looking for a \
+         shorter list of steps."
+    );
     let began = Instant::now();
     let mut piece = shortest.len().div_ceil(2);
     while piece > 0 && began.elapsed() < SHORTEN {
@@ -67,7 +75,10 @@ pub fn run(test: &str, seed: u64, steps: u64, case: impl Fn(u64, &[u64], &Log)) 
         piece = if piece == 1 { 0 } else { piece.div_ceil(2) };
     }
     let (log, panic) = failure;
-    println!("{test}: seed {seed}, the shortest list that fails has {} of {steps} steps:", shortest.len());
+    println!(
+        "{test}: seed {seed}, the shortest list that fails has {} of {steps} steps:",
+        shortest.len()
+    );
     for line in log.0.lock().unwrap_or_else(|e| e.into_inner()).iter() {
         println!("  {line}");
     }

@@ -1,4 +1,5 @@
-//! A small node of frames for tests: it sends steps whose content follows from their number, and has as much bad luck as it is told to.
+//! A small node of frames for tests: it sends steps whose content follows from their number, and
+//! has as much bad luck as it is told to.
 
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, UInt64Array};
 use forebay_core::{Error, Result};
@@ -57,9 +58,16 @@ pub struct TestNode {
 pub fn batch(step: u64, most_bytes: u64) -> RecordBatch {
     let mut rng = StdRng::seed_from_u64(step);
     let rows = rng.random_range(1..5usize);
-    let data: Vec<Vec<u8>> = (0..rows).map(|_| vec![step as u8; rng.random_range(0..=most_bytes as usize / rows)]).collect();
+    let data: Vec<Vec<u8>> = (0..rows)
+        .map(|_| vec![step as u8; rng.random_range(0..=most_bytes as usize / rows)])
+        .collect();
     let columns: Vec<(&str, ArrayRef)> = vec![
-        ("row", Arc::new(UInt64Array::from_iter_values((0..rows as u64).map(|i| step * 10 + i)))),
+        (
+            "row",
+            Arc::new(UInt64Array::from_iter_values(
+                (0..rows as u64).map(|i| step * 10 + i),
+            )),
+        ),
         ("data", Arc::new(BinaryArray::from_iter_values(&data))),
     ];
     RecordBatch::try_from_iter(columns).unwrap()
@@ -119,26 +127,50 @@ impl TestNode {
             head.push(socket.read_u8().await?);
         }
         let head = String::from_utf8(head).unwrap().to_lowercase();
-        let length: usize = head.split("content-length: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
+        let length: usize = head
+            .split("content-length: ")
+            .nth(1)
+            .unwrap()
+            .split('\r')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
         socket.read_exact(&mut vec![0; length]).await?;
         self.requests.fetch_add(1, SeqCst);
         let query = |name: &str| -> u64 {
             let value = head.split(&format!("{name}=")).nth(1).unwrap();
-            value.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+            value
+                .split(|c: char| !c.is_ascii_digit())
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap()
         };
         let (connection, of, from) = (query("connection"), query("&of"), query("from_step"));
         self.lanes.lock().unwrap().push((connection, of, from));
         let luck = self.luck.lock().unwrap().clone();
-        let status = luck.always.or(self.one_in(luck.refuse_one_in).then_some(503));
+        let status = luck
+            .always
+            .or(self.one_in(luck.refuse_one_in).then_some(503));
         if let Some(status) = status {
             let body = r#"{"message": "not now", "hint": "later"}"#;
-            let answer = format!("HTTP/1.1 {status} No\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let answer = format!(
+                "HTTP/1.1 {status} No\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
             return socket.write_all(answer.as_bytes()).await;
         }
-        let cut = self.one_in(luck.cut_one_in).then(|| self.rng.lock().unwrap().random_range(0..=luck.cut_within_bytes));
+        let cut = self.one_in(luck.cut_one_in).then(|| {
+            self.rng
+                .lock()
+                .unwrap()
+                .random_range(0..=luck.cut_within_bytes)
+        });
         let damage = self.one_in(luck.damage_one_in);
         let mut sent = 0;
-        let head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n";
+        let head =
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n";
         self.send(&mut socket, head, &mut sent, cut).await?;
         let mut step = from;
         loop {
@@ -146,28 +178,54 @@ impl TestNode {
                 tokio::time::sleep(luck.pause).await;
                 self.chunk(
                     &mut socket,
-                    &Frame::keep_alive(FrameTag::default(), b"{\"origin_seconds\": 0.5}".to_vec()).into_pieces(()).concat(),
+                    &Frame::keep_alive(FrameTag::default(), b"{\"origin_seconds\": 0.5}".to_vec())
+                        .into_pieces(())
+                        .concat(),
                     &mut sent,
                     cut,
                 )
                 .await?;
             }
-            let tag = FrameTag { epoch: 0, step, next: step + 1, padding: 0 };
+            let tag = FrameTag {
+                epoch: 0,
+                step,
+                next: step + 1,
+                padding: 0,
+            };
             if step % of != connection {
                 step += 1;
                 continue;
             }
             if Some(step) == luck.broken_step {
-                let error = Error::corrupt(format!("row {} is damaged", step * 10)).hint("look at it");
-                self.chunk(&mut socket, &Frame::error(tag, &error).into_pieces(()).concat(), &mut sent, cut).await?;
+                let error =
+                    Error::corrupt(format!("row {} is damaged", step * 10)).hint("look at it");
+                self.chunk(
+                    &mut socket,
+                    &Frame::error(tag, &error).into_pieces(()).concat(),
+                    &mut sent,
+                    cut,
+                )
+                .await?;
                 return Ok(());
             }
             if step >= self.steps {
-                self.chunk(&mut socket, &Frame::end(tag, b"{\"origin_seconds\": 1.5}".to_vec()).into_pieces(()).concat(), &mut sent, cut)
-                    .await?;
+                self.chunk(
+                    &mut socket,
+                    &Frame::end(tag, b"{\"origin_seconds\": 1.5}".to_vec())
+                        .into_pieces(())
+                        .concat(),
+                    &mut sent,
+                    cut,
+                )
+                .await?;
                 return self.send(&mut socket, b"0\r\n\r\n", &mut sent, cut).await;
             }
-            for (i, piece) in Frame::rows(tag, &batch(step, self.most_bytes)).unwrap().into_pieces(()).into_iter().enumerate() {
+            for (i, piece) in Frame::rows(tag, &batch(step, self.most_bytes))
+                .unwrap()
+                .into_pieces(())
+                .into_iter()
+                .enumerate()
+            {
                 let mut piece = piece.to_vec();
                 if damage && i == 0 && step > from {
                     let at = self.rng.lock().unwrap().random_range(0..piece.len());
@@ -175,7 +233,10 @@ impl TestNode {
                 }
                 // Chunks of any size, also within the head of a frame.
                 let at = self.rng.lock().unwrap().random_range(0..=piece.len());
-                for part in [&piece[..at], &piece[at..]].into_iter().filter(|p| !p.is_empty()) {
+                for part in [&piece[..at], &piece[at..]]
+                    .into_iter()
+                    .filter(|p| !p.is_empty())
+                {
                     self.chunk(&mut socket, part, &mut sent, cut).await?;
                 }
             }
@@ -183,23 +244,41 @@ impl TestNode {
         }
     }
 
-    async fn chunk(&self, socket: &mut TcpStream, bytes: &[u8], sent: &mut u64, cut: Option<u64>) -> std::io::Result<()> {
+    async fn chunk(
+        &self,
+        socket: &mut TcpStream,
+        bytes: &[u8],
+        sent: &mut u64,
+        cut: Option<u64>,
+    ) -> std::io::Result<()> {
         let mut chunk = format!("{:X};x=y\r\n", bytes.len()).into_bytes();
         chunk.extend_from_slice(bytes);
         chunk.extend_from_slice(b"\r\n");
         self.send(socket, &chunk, sent, cut).await
     }
 
-    async fn send(&self, socket: &mut TcpStream, bytes: &[u8], sent: &mut u64, cut: Option<u64>) -> std::io::Result<()> {
+    async fn send(
+        &self,
+        socket: &mut TcpStream,
+        bytes: &[u8],
+        sent: &mut u64,
+        cut: Option<u64>,
+    ) -> std::io::Result<()> {
         let gone = || std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         if self.down.load(SeqCst) {
             return Err(gone());
         }
-        let left = cut.map_or(bytes.len(), |cut| (cut - *sent).min(bytes.len() as u64) as usize);
+        let left = cut.map_or(bytes.len(), |cut| {
+            (cut - *sent).min(bytes.len() as u64) as usize
+        });
         socket.write_all(&bytes[..left]).await?;
         *sent += left as u64;
         self.sent_bytes.fetch_add(left as u64, SeqCst);
-        if left < bytes.len() { Err(gone()) } else { Ok(()) }
+        if left < bytes.len() {
+            Err(gone())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -217,7 +296,9 @@ pub struct Tcp(pub SocketAddr);
 impl Dial for Tcp {
     fn dial(&self) -> BoxFuture<'_, Result<Box<dyn Io>>> {
         Box::pin(async {
-            let socket = TcpStream::connect(self.0).await.map_err(|e| Error::origin_unavailable(format!("connect: {e}")))?;
+            let socket = TcpStream::connect(self.0)
+                .await
+                .map_err(|e| Error::origin_unavailable(format!("connect: {e}")))?;
             Ok(Box::new(socket) as Box<dyn Io>)
         })
     }

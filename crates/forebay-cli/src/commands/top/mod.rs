@@ -1,6 +1,7 @@
 //! `forebay top`: the node's metrics, each second, as rates and percentiles of that second.
 //!
-//! On a terminal a page that is drawn over itself; elsewhere, or with `--once` and `-n`, a line for each interval, or JSON lines.
+//! On a terminal a page that is drawn over itself; elsewhere, or with `--once` and `-n`, a line for
+//! each interval, or JSON lines.
 
 mod reading;
 mod terminal;
@@ -23,7 +24,8 @@ JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\
 \"cache\": {\"hit\", \"miss\", \"revalidated\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
 \"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"},
 \"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"},
-\"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is none.")]
+\"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is \
+    none.")]
 pub struct Args {
     /// One interval, then stop
     #[arg(long, conflicts_with = "count")]
@@ -35,7 +37,12 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: Duration,
     /// The node's admin address [default: as the node tells]
-    #[arg(long, value_name = "ADDR", env = "FOREBAY_ADMIN", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "FOREBAY_ADMIN",
+        hide_env_values = true
+    )]
     pub admin: Option<String>,
 }
 
@@ -44,17 +51,29 @@ fn interval(text: &str) -> forebay_core::Result<Duration> {
     if (Duration::from_millis(50)..=Duration::from_secs(3600)).contains(&time) {
         return Ok(time);
     }
-    Err(Error::invalid(format!("{text:?} is not between 50ms and 1h")))
+    Err(Error::invalid(format!(
+        "{text:?} is not between 50ms and 1h"
+    )))
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let mut admin = super::metrics::admin(args.admin.as_deref(), common).await?;
-    let mut looks = Looks { last: scrape(&mut admin).await?, at: Instant::now() };
+    let mut looks = Looks {
+        last: scrape(&mut admin).await?,
+        at: Instant::now(),
+    };
     let count = if args.once { Some(1) } else { args.count };
     if count.is_none() && !common.json && terminal::Screen::possible() {
         live(&mut admin, &mut looks, args.interval).await
     } else {
-        lines(&mut admin, &mut looks, args.interval, count.unwrap_or(u64::MAX), common.json).await
+        lines(
+            &mut admin,
+            &mut looks,
+            args.interval,
+            count.unwrap_or(u64::MAX),
+            common.json,
+        )
+        .await
     }
 }
 
@@ -80,7 +99,13 @@ impl Looks {
     }
 }
 
-async fn lines(admin: &mut Client, looks: &mut Looks, interval: Duration, count: u64, json: bool) -> Outcome {
+async fn lines(
+    admin: &mut Client,
+    looks: &mut Looks,
+    interval: Duration,
+    count: u64,
+    json: bool,
+) -> Outcome {
     let mut out = Out::new(json);
     for _ in 0..count {
         let reading = looks.next(admin, interval).await?;

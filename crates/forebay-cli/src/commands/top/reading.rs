@@ -1,4 +1,5 @@
-//! What happened between two scrapes. The names of the metrics stand here and nowhere else; `docs/METRICS.md` says what each means.
+//! What happened between two scrapes. The names of the metrics stand here and nowhere else;
+//! `docs/METRICS.md` says what each means.
 
 use crate::prom::Page;
 use serde::Serialize;
@@ -31,7 +32,8 @@ pub struct Cache {
     pub bypass: f64,
 }
 
-/// Seconds from the GET of an object to the last byte of its answer; of batches where only batches were asked for.
+/// Seconds from the GET of an object to the last byte of its answer; of batches where only batches
+/// were asked for.
 #[derive(Debug, Default, Serialize)]
 pub struct Latency {
     pub p50: Option<f64>,
@@ -67,18 +69,34 @@ impl Reading {
         let added = |name: &str, labels: &[(&str, &str)]| {
             let now = later.sum(name, labels).unwrap_or(0.0);
             // A node that began anew in between counts from nothing.
-            let then = earlier.sum(name, labels).filter(|then| *then <= now).unwrap_or(0.0);
+            let then = earlier
+                .sum(name, labels)
+                .filter(|then| *then <= now)
+                .unwrap_or(0.0);
             now - then
         };
         let rate = |name: &str, labels: &[(&str, &str)]| added(name, labels) / seconds.max(1e-9);
         let reads = |status: &str| rate("forebay_reads_total", &[("status", status)]);
-        let cache = Cache { hit: reads("HIT"), miss: reads("MISS"), revalidated: reads("REVALIDATED"), bypass: reads("BYPASS") };
+        let cache = Cache {
+            hit: reads("HIT"),
+            miss: reads("MISS"),
+            revalidated: reads("REVALIDATED"),
+            bypass: reads("BYPASS"),
+        };
         let asked = cache.hit + cache.miss + cache.revalidated;
-        let durations = |name: &str| later.histogram(name, &[]).since(&earlier.histogram(name, &[]));
+        let durations = |name: &str| {
+            later
+                .histogram(name, &[])
+                .since(&earlier.histogram(name, &[]))
+        };
         let latency = durations(GETS);
-        let latency = if latency.count() > 0.0 { latency } else { durations(BATCHES) };
-        let answers =
-            ["not_found", "not_modified", "precondition_failed"].map(|status| rate("forebay_origin_errors_total", &[("status", status)]));
+        let latency = if latency.count() > 0.0 {
+            latency
+        } else {
+            durations(BATCHES)
+        };
+        let answers = ["not_found", "not_modified", "precondition_failed"]
+            .map(|status| rate("forebay_origin_errors_total", &[("status", status)]));
         Reading {
             time_ms: chrono::Utc::now().timestamp_millis(),
             seconds,
@@ -86,27 +104,45 @@ impl Reading {
             requests_per_s: rate("forebay_requests_total", &[]),
             hit_ratio: (asked > 0.0).then_some((cache.hit + cache.revalidated) / asked),
             cache,
-            latency: Latency { p50: latency.quantile(0.5), p90: latency.quantile(0.9), p99: latency.quantile(0.99) },
+            latency: Latency {
+                p50: latency.quantile(0.5),
+                p90: latency.quantile(0.9),
+                p99: latency.quantile(0.99),
+            },
             origin: Origin {
                 requests_per_s: rate("forebay_origin_requests_total", &[]),
-                errors_per_s: (rate("forebay_origin_errors_total", &[]) - answers.iter().sum::<f64>()).max(0.0),
+                errors_per_s: (rate("forebay_origin_errors_total", &[])
+                    - answers.iter().sum::<f64>())
+                .max(0.0),
                 bytes_per_s: rate("forebay_origin_received_bytes_total", &[]),
             },
             batch: Batch {
                 batches_per_s: rate("forebay_getbatch_n_total", &[]),
-                entries_per_s: rate("forebay_getbatch_obj_n_total", &[]) + rate("forebay_getbatch_file_n_total", &[]),
+                entries_per_s: rate("forebay_getbatch_obj_n_total", &[])
+                    + rate("forebay_getbatch_file_n_total", &[]),
                 bytes_per_s: rate("forebay_getbatch_sent_bytes_total", &[]),
                 soft_errors_per_s: rate("forebay_err_soft_getbatch_n_total", &[]),
             },
-            memory: Level::of(later, "forebay_memory_used_bytes", "forebay_memory_budget_bytes"),
-            disk: Level::of(later, "forebay_store_used_bytes", "forebay_store_capacity_bytes"),
+            memory: Level::of(
+                later,
+                "forebay_memory_used_bytes",
+                "forebay_memory_budget_bytes",
+            ),
+            disk: Level::of(
+                later,
+                "forebay_store_used_bytes",
+                "forebay_store_capacity_bytes",
+            ),
         }
     }
 }
 
 impl Level {
     fn of(page: &Page, used: &str, total: &str) -> Option<Self> {
-        Some(Level { used: page.sum(used, &[])?, total: page.sum(total, &[])? })
+        Some(Level {
+            used: page.sum(used, &[])?,
+            total: page.sum(total, &[])?,
+        })
     }
 }
 
@@ -117,18 +153,26 @@ mod tests {
     #[test]
     fn rates_are_of_the_interval() {
         let earlier = Page::parse(
-            "forebay_reads_total{status=\"HIT\"} 100\nforebay_reads_total{status=\"MISS\"} 100\nforebay_sent_bytes_total{api=\"s3\"} 5000\n",
+            "forebay_reads_total{status=\"HIT\"} 100\nforebay_reads_total{status=\"MISS\"} \
+             100\nforebay_sent_bytes_total{api=\"s3\"} 5000\n",
         );
         let later = Page::parse(
             "forebay_reads_total{status=\"HIT\"} 130\nforebay_reads_total{status=\"MISS\"} 110\nforebay_sent_bytes_total{api=\"s3\"} 7000\n\
              forebay_memory_used_bytes 3\nforebay_memory_budget_bytes 10\nforebay_origin_errors_total{status=\"not_found\"} 4\n\
              forebay_origin_errors_total{status=\"timeout\"} 2\n\
-             forebay_get_duration_seconds_bucket{le=\"0.001\"} 8\nforebay_get_duration_seconds_bucket{le=\"+Inf\"} 8\n",
+             forebay_get_duration_seconds_bucket{le=\"0.001\"} \
+                 8\nforebay_get_duration_seconds_bucket{le=\"+Inf\"} 8\n",
         );
         let r = Reading::between(&earlier, &later, 2.0);
-        assert_eq!((r.cache.hit, r.cache.miss, r.hit_ratio), (15.0, 5.0, Some(0.75)));
+        assert_eq!(
+            (r.cache.hit, r.cache.miss, r.hit_ratio),
+            (15.0, 5.0, Some(0.75))
+        );
         assert_eq!((r.served_bytes_per_s, r.origin.errors_per_s), (1000.0, 1.0));
-        assert_eq!((r.memory.map(|m| m.total), r.disk.is_none()), (Some(10.0), true));
+        assert_eq!(
+            (r.memory.map(|m| m.total), r.disk.is_none()),
+            (Some(10.0), true)
+        );
         assert_eq!(r.latency.p50, Some(0.0005));
         // The node began anew: what it counted since then is what happened.
         let r = Reading::between(&later, &earlier, 1.0);

@@ -1,6 +1,7 @@
 //! The terminal while `top` runs: the alternate screen, no cursor, keys without Enter.
 //!
-//! Invariant: whatever ends the command (a key, a signal, an error, a panic), dropping [`Screen`] puts back what was there before.
+//! Invariant: whatever ends the command (a key, a signal, an error, a panic), dropping [`Screen`]
+//! puts back what was there before.
 
 use crate::fail::{Outcome, stdout_failure};
 use std::io::{IsTerminal, Write};
@@ -58,7 +59,10 @@ impl Drop for Screen {
 
 fn write(bytes: &[u8]) -> Outcome {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(stdout_failure)
+    stdout
+        .write_all(bytes)
+        .and_then(|()| stdout.flush())
+        .map_err(stdout_failure)
 }
 
 /// Keys come at once and are not shown; Ctrl-C stays a signal. `None` if the terminal will not.

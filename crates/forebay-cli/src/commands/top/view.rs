@@ -23,7 +23,10 @@ impl History {
     fn curve(&self) -> String {
         const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let top = self.0.iter().copied().fold(1.0, f64::max);
-        self.0.iter().map(|v| STEPS[((v / top * 7.0).round() as usize).min(7)]).collect()
+        self.0
+            .iter()
+            .map(|v| STEPS[((v / top * 7.0).round() as usize).min(7)])
+            .collect()
     }
 }
 
@@ -32,11 +35,19 @@ fn rate(bytes_per_s: f64) -> String {
 }
 
 fn per_s(n: f64) -> String {
-    if n >= 100.0 || n == 0.0 { format!("{n:.0}/s") } else { format!("{n:.1}/s") }
+    if n >= 100.0 || n == 0.0 {
+        format!("{n:.0}/s")
+    } else {
+        format!("{n:.1}/s")
+    }
 }
 
 fn per_s_of(n: f64, what: &str) -> String {
-    if n >= 100.0 || n == 0.0 { format!("{n:.0} {what}/s") } else { format!("{n:.1} {what}/s") }
+    if n >= 100.0 || n == 0.0 {
+        format!("{n:.0} {what}/s")
+    } else {
+        format!("{n:.1} {what}/s")
+    }
 }
 
 fn share(part: Option<f64>) -> String {
@@ -53,22 +64,51 @@ fn time(seconds: Option<f64>) -> String {
 }
 
 fn gauge(level: &Level, width: usize, style: Style) -> String {
-    let part = if level.total > 0.0 { (level.used / level.total).clamp(0.0, 1.0) } else { 0.0 };
+    let part = if level.total > 0.0 {
+        (level.used / level.total).clamp(0.0, 1.0)
+    } else {
+        0.0
+    };
     let full = (part * width as f64).round() as usize;
     let bar = "█".repeat(full);
-    let bar = if part > 0.9 { style.yellow(&bar) } else { style.green(&bar) };
-    let (used, total) = (format_bytes(level.used as u64), format_bytes(level.total as u64));
-    format!("{bar}{}  {used} of {total}", style.dim(&"░".repeat(width - full)))
+    let bar = if part > 0.9 {
+        style.yellow(&bar)
+    } else {
+        style.green(&bar)
+    };
+    let (used, total) = (
+        format_bytes(level.used as u64),
+        format_bytes(level.total as u64),
+    );
+    format!(
+        "{bar}{}  {used} of {total}",
+        style.dim(&"░".repeat(width - full))
+    )
 }
 
 /// The page, line by line.
-pub fn page(r: &Reading, history: &History, node: &str, columns: usize, style: Style) -> Vec<String> {
+pub fn page(
+    r: &Reading,
+    history: &History,
+    node: &str,
+    columns: usize,
+    style: Style,
+) -> Vec<String> {
     let name = |n: &str| style.bold(&format!("{n:<NAME_WIDTH$}"));
     let wide = columns.saturating_sub(NAME_WIDTH + 30).clamp(10, 50);
     let mut lines = vec![
-        format!("{} {}", style.bold("forebay"), style.dim(&format!("{node}   q quits"))),
+        format!(
+            "{} {}",
+            style.bold("forebay"),
+            style.dim(&format!("{node}   q quits"))
+        ),
         String::new(),
-        format!("{}{}   {}", name("served"), style.cyan(&rate(r.served_bytes_per_s)), per_s_of(r.requests_per_s, "requests")),
+        format!(
+            "{}{}   {}",
+            name("served"),
+            style.cyan(&rate(r.served_bytes_per_s)),
+            per_s_of(r.requests_per_s, "requests")
+        ),
         format!("{}{}", name(""), style.cyan(&history.curve())),
         format!(
             "{}hit ratio {}   hit {}   miss {}   revalidated {}   bypass {}",
@@ -79,7 +119,13 @@ pub fn page(r: &Reading, history: &History, node: &str, columns: usize, style: S
             per_s(r.cache.revalidated),
             per_s(r.cache.bypass)
         ),
-        format!("{}p50 {}   p90 {}   p99 {}", name("latency"), time(r.latency.p50), time(r.latency.p90), time(r.latency.p99)),
+        format!(
+            "{}p50 {}   p90 {}   p99 {}",
+            name("latency"),
+            time(r.latency.p50),
+            time(r.latency.p90),
+            time(r.latency.p99)
+        ),
         format!(
             "{}{}   {}   {}",
             name("origin"),
@@ -110,10 +156,17 @@ pub fn page(r: &Reading, history: &History, node: &str, columns: usize, style: S
 /// One line, for a pipe.
 pub fn line(r: &Reading) -> String {
     let level = |l: &Option<Level>| {
-        l.as_ref().map_or("-".to_owned(), |l| format!("{} of {}", format_bytes(l.used as u64), format_bytes(l.total as u64)))
+        l.as_ref().map_or("-".to_owned(), |l| {
+            format!(
+                "{} of {}",
+                format_bytes(l.used as u64),
+                format_bytes(l.total as u64)
+            )
+        })
     };
     format!(
-        "{}  served {}  requests {}  hit ratio {}  p50 {}  p99 {}  origin {} {}  batches {}  memory {}  disk {}",
+        "{}  served {}  requests {}  hit ratio {}  p50 {}  p99 {}  origin {} {}  batches {}  \
+         memory {}  disk {}",
         crate::out::utc(r.time_ms),
         rate(r.served_bytes_per_s),
         per_s(r.requests_per_s),
@@ -134,14 +187,27 @@ mod tests {
 
     #[test]
     fn a_page_and_a_line_show_the_reading() {
-        let mut reading = Reading { served_bytes_per_s: 3.0 * 1048576.0, hit_ratio: Some(0.975), ..Reading::default() };
+        let mut reading = Reading {
+            served_bytes_per_s: 3.0 * 1048576.0,
+            hit_ratio: Some(0.975),
+            ..Reading::default()
+        };
         reading.latency.p99 = Some(0.0123);
-        reading.disk = Some(Level { used: 512.0, total: 1024.0 });
+        reading.disk = Some(Level {
+            used: 512.0,
+            total: 1024.0,
+        });
         let mut history = History::default();
         history.push(1.0);
         history.push(7.0);
         let page = page(&reading, &history, "http://n", 80, Style::PLAIN).join("\n");
-        for part in ["3.0 MiB/s", "97.5 %", "p99 12.3 ms", "512 B of 1.0 KiB", "▂█"] {
+        for part in [
+            "3.0 MiB/s",
+            "97.5 %",
+            "p99 12.3 ms",
+            "512 B of 1.0 KiB",
+            "▂█",
+        ] {
             assert!(page.contains(part), "{part} in:\n{page}");
         }
         assert!(line(&reading).contains("hit ratio 97.5 %") && line(&reading).contains("memory -"));
