@@ -5,7 +5,7 @@ FOREBAY_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/forebay
 export FOREBAY_CACHE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench bench-python bench-data lint wheel clean-cache
+.PHONY: help demo test test-slow bench bench-python bench-data lint docs wheel clean-cache
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ bench-data: ## Build, and measure datasets: opening, reading, quality of orders,
 
 lint: ## Formatting and clippy, with warnings as errors
 	@tools/lint.sh
+
+docs: ## Build the documentation site; ARGS=serve shows it while you write
+	@tools/docs.sh $(ARGS)
 
 wheel: ## Build the Python wheel: the package, and the command line with the server inside
 	@mkdir -p "$(FOREBAY_CACHE)" && tools/wheel.sh

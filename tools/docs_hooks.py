@@ -1,0 +1,73 @@
+"""What mkdocs cannot know: pages that live in the repository's root, and links that leave docs/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pages of the site that stand where people of a repository look for them.
+FROM_ROOT = {
+    "index.md": "README.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "SECURITY.md": "SECURITY.md",
+}
+LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+
+
+def on_config(config: Any) -> Any:
+    """Lists the decision records, which are one file each, under their titles."""
+    for section in config["nav"]:
+        for pages in section.values():
+            for page in pages if isinstance(pages, list) else []:
+                if "Decisions" in page:
+                    page["Decisions"] = [
+                        {_title(adr): f"adr/{adr.name}"}
+                        for adr in sorted((ROOT / "docs" / "adr").glob("*.md"))
+                    ]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for page, source in FROM_ROOT.items():
+        text = (ROOT / source).read_text()
+        files.append(File.generated(config, page, content=_relink(text, ROOT, config["repo_url"])))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    source = page.file.src_uri
+    if source in FROM_ROOT:
+        return markdown
+    return _relink(markdown, (ROOT / "docs" / source).parent, config["repo_url"])
+
+
+def _title(page: Path) -> str:
+    first = page.read_text().split("\n", 1)[0]
+    return first.lstrip("# ").strip()
+
+
+def _relink(text: str, folder: Path, repository: str) -> str:
+    """Links from `folder` to pages of the site stay; links to other files go to the repository."""
+
+    def replace(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        if not target.is_relative_to(ROOT) or not target.exists():
+            return link[0]  # strict mode names it, if it is a broken link
+        path = target.relative_to(ROOT)
+        anchor = link[3] or ""
+        for page, source in FROM_ROOT.items():
+            if str(path) == source:
+                return link[1] + page + anchor + link[4]
+        if path.parts[0] == "docs" and target.is_file():
+            if folder == ROOT:
+                return link[1] + str(path.relative_to("docs")) + anchor + link[4]
+            return link[0]
+        kind = "tree" if target.is_dir() else "blob"
+        return f"{link[1]}{repository}/{kind}/main/{path}{anchor}{link[4]}"
+
+    return LINK.sub(replace, text)
