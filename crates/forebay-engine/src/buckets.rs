@@ -15,6 +15,19 @@ pub trait Buckets: Send + Sync + 'static {
     /// `BucketNotFound`, with the names that there are as a hint.
     async fn origin(&self, bucket: &str) -> Result<Arc<dyn Origin>>;
 
+    /// The same for a bucket that may not be there (yet): nobody is asked.
+    ///
+    /// # Errors
+    /// `BucketNotFound` for a name that no origin would have.
+    async fn origin_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.origin(bucket).await
+    }
+
+    /// A bucket was made or removed at its origin: what is known of it may be wrong.
+    fn changed(&self, bucket: &str) {
+        let _ = bucket;
+    }
+
     /// The names known, sorted. (An origin that serves any bucket of an endpoint knows those that
     /// were used.)
     async fn list(&self) -> Result<Vec<String>>;

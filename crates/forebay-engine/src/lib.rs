@@ -28,6 +28,7 @@ mod bytesio;
 mod cache;
 mod fill;
 mod flight;
+mod forward;
 mod generation;
 mod members;
 mod read;
@@ -45,10 +46,11 @@ mod write;
 pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_origin::{
-    ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse,
-    UploadedPart,
+    ByteStream, ForwardBody, ForwardRequest, ForwardResponse, ListEntry, ListPage, ListRequest,
+    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 pub use forebay_store::Wait;
+pub use forward::Changes;
 pub use members::{AUX_INDEX, MemberRead};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};

@@ -9,7 +9,7 @@
 //! A body is taken from its client only once the memory that it may need on its way is held
 //! (`Engine::write_buffer`).
 
-use crate::{Engine, ReadOptions, stats::add};
+use crate::{Conditions, Engine, ReadOptions, stats::add};
 use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits};
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
 use futures::StreamExt;
@@ -58,10 +58,16 @@ impl Engine {
     }
 
     /// Copies an object, on the origin's side where it can, else by reading and writing.
-    /// `request.attributes` are those of the copy.
+    /// `request.attributes` are those of the copy. Of the source the version `if_match` is copied,
+    /// where it is given, and no other.
+    ///
+    /// # Errors
+    /// `PreconditionFailed` where `request.condition` does not hold, or the source has another
+    /// version.
     pub async fn copy(
         &self,
         from: &ObjectName,
+        if_match: Option<&str>,
         to: &ObjectName,
         request: PutRequest,
     ) -> Result<PutResponse> {
@@ -72,7 +78,9 @@ impl Engine {
         if from.bucket() == to.bucket() {
             let keeps_attributes = source.head(from.key()).await?.attributes == request.attributes;
             if keeps_attributes {
-                let result = source.copy(from.key(), to.key(), request.clone()).await;
+                let result = source
+                    .copy(from.key(), if_match, to.key(), request.clone())
+                    .await;
                 self.forget(to, None);
                 match result {
                     Err(e) if e.kind() == ErrorKind::Unsupported => {}
@@ -85,7 +93,7 @@ impl Engine {
         }
         // Before the read, whose memory others may wait for.
         let _buffer = self.write_buffer(None).await?;
-        let read = self.read(from, None, &ReadOptions::default()).await?;
+        let read = self.read(from, None, &pinned(if_match)).await?;
         let size = read.meta.size;
         let (body, written) = counted(read.body);
         let result = target.put(to.key(), request, Some(size), body).await;
@@ -165,6 +173,19 @@ impl Engine {
     fn count_write(&self, bytes: u64) {
         add(&self.stats().writes, 1);
         add(&self.stats().bytes_written, bytes);
+    }
+}
+
+/// How the source of a copy is read: of a version that is asked for, the origin says whether it is
+/// the current one, because what is here may be older.
+fn pinned(if_match: Option<&str>) -> ReadOptions {
+    ReadOptions {
+        conditions: Conditions {
+            if_match: if_match.map(str::to_owned),
+            ..Conditions::default()
+        },
+        bypass: if_match.is_some(),
+        ..ReadOptions::default()
     }
 }
 

@@ -755,6 +755,7 @@ impl World {
                 let copied = engine
                     .copy(
                         &name(*bucket, from),
+                        None,
                         &name(*bucket, to),
                         PutRequest::default(),
                     )

@@ -281,7 +281,7 @@ async fn what_was_written_is_read_at_once() {
         .unwrap();
     assert_eq!(b.get("a").await.unwrap(), (b"new".to_vec(), "MISS"));
     b.engine
-        .copy(&name("a"), &name("b"), PutRequest::default())
+        .copy(&name("a"), None, &name("b"), PutRequest::default())
         .await
         .unwrap();
     assert_eq!(b.get("b").await.unwrap().0, b"new");
@@ -529,7 +529,7 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
             let mut other = PutRequest::default();
             other.attributes.content_type = Some("text/x-copy".into());
             b.engine
-                .copy(&name("from"), &name(&format!("c{i}")), other)
+                .copy(&name("from"), None, &name(&format!("c{i}")), other)
                 .await
                 .unwrap();
         }

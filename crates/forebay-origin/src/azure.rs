@@ -476,7 +476,13 @@ impl Origin for AzureOrigin {
         }
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         if request.condition != PutCondition::Always || request.attributes != Attributes::default()
         {
             return Err(Error::unsupported(format!(
@@ -491,6 +497,12 @@ impl Origin for AzureOrigin {
             "x-ms-copy-source",
             headers::value("x-ms-copy-source", &self.address(from))?,
         );
+        if let Some(etag) = if_match {
+            h.insert(
+                "x-ms-source-if-match",
+                headers::value("x-ms-source-if-match", etag)?,
+            );
+        }
         let answer = self.send(site, Method::PUT, &[], h, Payload::Empty).await?;
         let mut status = answer.headers().clone();
         let begun = tokio::time::Instant::now();

@@ -2,8 +2,8 @@
 //! wrapper, so that each attempt counts.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
-    UploadedPart,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Origin, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -30,10 +30,11 @@ pub enum Operation {
     UploadPart,
     CompleteUpload,
     AbortUpload,
+    Forward,
 }
 
 impl Operation {
-    pub const ALL: [Operation; 10] = [
+    pub const ALL: [Operation; 11] = [
         Operation::Head,
         Operation::Get,
         Operation::List,
@@ -44,6 +45,7 @@ impl Operation {
         Operation::UploadPart,
         Operation::CompleteUpload,
         Operation::AbortUpload,
+        Operation::Forward,
     ];
 
     /// For metric labels.
@@ -59,6 +61,7 @@ impl Operation {
             Operation::UploadPart => "upload_part",
             Operation::CompleteUpload => "complete_upload",
             Operation::AbortUpload => "abort_upload",
+            Operation::Forward => "forward",
         }
     }
 }
@@ -283,11 +286,40 @@ impl Origin for Counted {
             .map(drop)
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         Ok(self
-            .count(Operation::Copy, self.inner.copy(from, to, request))
+            .count(
+                Operation::Copy,
+                self.inner.copy(from, if_match, to, request),
+            )
             .await?
             .0)
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        self.inner.s3()
+    }
+
+    async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
+        request.body = request.body.map_stream(|body| self.outgoing(body));
+        let (mut answer, in_flight) = self
+            .count(Operation::Forward, self.inner.forward(request))
+            .await?;
+        // As of `get`: in flight until the body is dropped.
+        answer.body = answer
+            .body
+            .inspect(move |item| match item {
+                Ok(bytes) => drop(in_flight.0.bytes_in.fetch_add(bytes.len() as u64, Relaxed)),
+                Err(e) => in_flight.0.error(Operation::Forward, e),
+            })
+            .boxed();
+        Ok(answer)
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

@@ -135,6 +135,16 @@ pub(crate) fn is_about_keys(code: &str) -> bool {
     )
 }
 
+/// Whether a refusal is about how this node asked, whatever it asked for.
+pub(crate) fn is_about_the_node(status: StatusCode, code: &str) -> bool {
+    is_about_keys(code)
+        || matches!(
+            code,
+            "SignatureDoesNotMatch" | "RequestTimeTooSkewed" | "AuthorizationHeaderMalformed"
+        )
+        || (status.is_redirection() && status != StatusCode::NOT_MODIFIED)
+}
+
 fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     use ErrorKind::*;
     match code {

@@ -18,8 +18,8 @@
 //! ```
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Operation, Origin, PutRequest,
-    PutResponse, UploadedPart,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Operation, Origin, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -333,8 +333,28 @@ impl Origin for Faulty {
             .await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        self.simple(Operation::Copy, to, self.inner.copy(from, to, request))
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
+        self.simple(
+            Operation::Copy,
+            to,
+            self.inner.copy(from, if_match, to, request),
+        )
+        .await
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        self.inner.s3()
+    }
+
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        let key = request.key.clone();
+        self.simple(Operation::Forward, &key, self.inner.forward(request))
             .await
     }
 

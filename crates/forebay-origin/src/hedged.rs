@@ -17,8 +17,8 @@
 //! is not harmless.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
-    UploadedPart, counted::Counters, limited::Limiter,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters, limited::Limiter,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -244,8 +244,22 @@ impl Origin for Hedged {
         self.inner.delete(key).await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
-        self.inner.copy(from, to, request).await
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
+        self.inner.copy(from, if_match, to, request).await
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        self.inner.s3()
+    }
+
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        self.inner.forward(request).await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

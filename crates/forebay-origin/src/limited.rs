@@ -6,12 +6,13 @@
 //! take every place, copies would wait for each other for ever.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
-    UploadedPart, counted::Counters,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result, sync::Mutex};
 use futures::{StreamExt, stream};
+use http::Method;
 use std::{
     sync::{
         Arc,
@@ -198,9 +199,33 @@ impl Origin for Limited {
         self.inner.delete(key).await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         let _place = self.limiter.place(&self.limiter.writes).await?;
-        self.inner.copy(from, to, request).await
+        self.inner.copy(from, if_match, to, request).await
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        self.inner.s3()
+    }
+
+    async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
+        let places = match request.method {
+            Method::GET | Method::HEAD => &self.limiter.reads,
+            _ => &self.limiter.writes,
+        };
+        let place = self.limiter.place(places).await?;
+        request.body = request
+            .body
+            .map_stream(|body| self.limiter.paced(body, None));
+        let mut answer = self.inner.forward(request).await?;
+        answer.body = self.limiter.paced(answer.body, Some(place));
+        Ok(answer)
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

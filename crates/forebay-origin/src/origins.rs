@@ -449,6 +449,13 @@ impl Origins {
         Ok(names)
     }
 
+    /// Forgets what is known of a bucket of a wildcard: it was made or removed.
+    pub fn forget_bucket(&self, bucket: &str) {
+        for wildcard in &self.wildcards {
+            wildcard.forget(bucket);
+        }
+    }
+
     fn directories(&self, what: &str) -> Result<(&Wildcard, PathBuf)> {
         let found = self.wildcards.iter().find_map(|w| match &w.source {
             Source::Directories(root) => Some((w, root.clone())),

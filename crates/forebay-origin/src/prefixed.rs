@@ -2,8 +2,8 @@
 //! lose it on the way back.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
-    UploadedPart,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Origin, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -89,10 +89,37 @@ impl Origin for Prefixed {
         self.inner.delete(&self.full(key)).await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         self.inner
-            .copy(&self.full(from), &self.full(to), request)
+            .copy(&self.full(from), if_match, &self.full(to), request)
             .await
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        let place = self.inner.s3()?;
+        Some(S3Place {
+            prefix: format!("{}{}", place.prefix, self.prefix),
+            ..place
+        })
+    }
+
+    /// Only requests about one object: what is about the bucket goes further than its prefix.
+    async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
+        if request.key.is_empty() {
+            return Err(Error::unsupported(format!(
+                "a request about the bucket of {}",
+                self.describe()
+            ))
+            .hint("map the bucket without a prefix, or send the request to the origin"));
+        }
+        request.key = self.full(&request.key);
+        self.inner.forward(request).await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

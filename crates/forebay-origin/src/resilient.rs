@@ -15,8 +15,9 @@
 //! [`Resilient::put`](Origin::put) and [`Resilient::complete_upload`](Origin::complete_upload).
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest,
-    PutResponse, UploadedPart, assemble, body, counted::Counters,
+    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
+    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, assemble, body,
+    counted::Counters,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
@@ -432,13 +433,29 @@ impl Origin for Resilient {
         self.0.simple("delete", || self.0.inner.delete(key)).await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         // The origin may work for long on a large object before it answers.
         self.0
             .repeat("copy", false, &mut 0, || {
-                self.0.inner.copy(from, to, request.clone())
+                self.0.inner.copy(from, if_match, to, request.clone())
             })
             .await
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        self.0.inner.s3()
+    }
+
+    /// Once: what its repetition would do is not known here. The client has the answer, and tries
+    /// again as it would at the service.
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        self.0.inner.forward(request).await
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

@@ -2,8 +2,9 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Attributes, ObjectMeta, Result};
+use forebay_core::{Attributes, Error, ObjectMeta, Result};
 use futures::stream::BoxStream;
+use http::{HeaderMap, Method, StatusCode};
 use std::ops::Range;
 
 /// Bytes as they arrive, ended by `None` or by the first error.
@@ -94,6 +95,56 @@ pub struct UploadedPart {
     pub size: u64,
 }
 
+/// Where a bucket lies in an S3 service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct S3Place {
+    /// The same for buckets that share an endpoint and its credentials, and for no others.
+    pub service: usize,
+    /// The service's name for the bucket.
+    pub bucket: String,
+    /// What the keys of this origin begin with there; ends in `/` unless it is empty.
+    pub prefix: String,
+}
+
+/// A request of the S3 service model, but for its bucket and its signature.
+pub struct ForwardRequest {
+    pub method: Method,
+    /// Empty for a request about the bucket.
+    pub key: String,
+    /// Decoded. None of them belongs to a signature.
+    pub query: Vec<(String, String)>,
+    /// What goes to the service, without headers of a signature or of a connection.
+    pub headers: HeaderMap,
+    pub body: ForwardBody,
+}
+
+/// What a forwarded request carries.
+pub enum ForwardBody {
+    Empty,
+    /// Sent with its hash in the signature.
+    Bytes(Bytes),
+    /// A stream of a known length, in bytes.
+    Stream(u64, ByteStream),
+}
+
+impl ForwardBody {
+    /// The same, with its stream passed through `f`.
+    pub(crate) fn map_stream(self, f: impl FnOnce(ByteStream) -> ByteStream) -> Self {
+        match self {
+            ForwardBody::Stream(length, body) => ForwardBody::Stream(length, f(body)),
+            other => other,
+        }
+    }
+}
+
+/// What the service answered.
+pub struct ForwardResponse {
+    pub status: StatusCode,
+    /// As they came, those of the connection included.
+    pub headers: HeaderMap,
+    pub body: ByteStream,
+}
+
 /// One remote bucket.
 #[async_trait]
 pub trait Origin: Send + Sync + 'static {
@@ -119,9 +170,36 @@ pub trait Origin: Send + Sync + 'static {
     /// Removing an object that is not there succeeds, as in S3.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// Within this bucket, on the origin's side. `Unsupported` where the origin cannot: the engine
-    /// then reads and writes.
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse>;
+    /// Within this bucket, on the origin's side, of the version `if_match` of the source where one
+    /// is given: `PreconditionFailed` if another is there by then. `Unsupported` where the origin
+    /// cannot: the engine then reads and writes.
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse>;
+
+    /// Where this bucket lies in an S3 service, if it does: then [`forward`](Origin::forward) sends
+    /// requests there.
+    fn s3(&self) -> Option<S3Place> {
+        None
+    }
+
+    /// Sends a request of the S3 service model to the service under this node's credentials, and
+    /// gives its answer back whatever it is.
+    ///
+    /// # Errors
+    /// `Unsupported` where [`s3`](Origin::s3) is `None`; that the service could not be reached, or
+    /// does not take this node's credentials.
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        let _ = request;
+        Err(Error::unsupported(format!(
+            "{} is not a bucket of an S3 service",
+            self.describe()
+        )))
+    }
 
     /// Begins a multipart upload; the id is the origin's own and means something to it alone.
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String>;

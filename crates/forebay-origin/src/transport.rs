@@ -185,6 +185,22 @@ impl Transport {
         }
     }
 
+    /// A body that ends with an error when it has been silent for the idle timeout.
+    pub(crate) fn unstalled(&self, site: Site<'_>, body: ByteStream) -> ByteStream {
+        let after = self.idle_timeout;
+        let silent = no_answer(site, after);
+        futures::stream::unfold(Some((body, silent)), move |state| async move {
+            let (mut body, silent) = state?;
+            match tokio::time::timeout(after, body.next()).await {
+                Ok(Some(Ok(piece))) => Some((Ok(piece), Some((body, silent)))),
+                Ok(Some(Err(e))) => Some((Err(e), None)),
+                Ok(None) => None,
+                Err(_) => Some((Err(silent), None)),
+            }
+        })
+        .boxed()
+    }
+
     /// The rest of an answer that is an error, cut at a bound.
     pub(crate) async fn error_text(&self, answer: reqwest::Response) -> String {
         let mut text = Vec::new();

@@ -373,7 +373,7 @@ impl Origin for WebOrigin {
         self.read_only(&format!("delete {key:?}"))
     }
 
-    async fn copy(&self, _: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
+    async fn copy(&self, _: &str, _: Option<&str>, to: &str, _: PutRequest) -> Result<PutResponse> {
         self.read_only(&format!("copy {to:?}"))
     }
 

@@ -187,7 +187,7 @@ async fn writes_are_never_sent_twice() {
         .await
         .unwrap();
     b.origin
-        .copy("b", "c", PutRequest::default())
+        .copy("b", None, "c", PutRequest::default())
         .await
         .unwrap();
     b.origin.delete("b").await.unwrap();

@@ -51,6 +51,15 @@ impl Buckets for OriginBuckets {
         Ok(origin)
     }
 
+    async fn origin_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        self.origins.get(bucket)
+    }
+
+    fn changed(&self, bucket: &str) {
+        self.known.write().remove(bucket);
+        self.origins.forget_bucket(bucket);
+    }
+
     async fn list(&self) -> Result<Vec<String>> {
         self.origins.list_buckets().await
     }

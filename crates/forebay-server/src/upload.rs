@@ -121,8 +121,10 @@ pub async fn read_all(
     let (mut held, mut allowed) = (Vec::new(), UNRESERVED_BYTES);
     let mut reserve = |total: u64| -> forebay_core::Result<()> {
         if total > allowed {
-            // As a buffer grows: at least doubled, so that there are few reservations.
-            let more = (total - allowed).max(if announced.is_none() { allowed } else { 0 });
+            // As a buffer grows: at least doubled, so that there are few reservations; never more
+            // than was announced. Only what has come is held: an announcement costs nothing.
+            let most = announced.map_or(u64::MAX, |n| n.saturating_sub(allowed));
+            let more = (total - allowed).max(allowed.min(most));
             held.push(
                 budget
                     .try_hold(more)
@@ -132,7 +134,6 @@ pub async fn read_all(
         }
         Ok(())
     };
-    reserve(announced.unwrap_or(0))?;
     let mut first: Option<Bytes> = None;
     let mut all = bytes::BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -152,7 +153,6 @@ pub async fn read_all(
         match (first.take(), all.is_empty()) {
             (None, true) => first = Some(piece),
             (Some(one), _) => {
-                all.reserve(announced.unwrap_or(0).min(limit as u64) as usize);
                 all.extend_from_slice(&one);
                 all.extend_from_slice(&piece);
             }

@@ -280,13 +280,21 @@ impl Origin for History {
         Ok(())
     }
 
-    async fn copy(&self, from: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        _: PutRequest,
+    ) -> Result<PutResponse> {
         let mut s = self.state.lock();
-        let data = s
+        let current = s
             .current(from)
-            .ok_or_else(|| Error::not_found(from.to_owned()))?
-            .data
-            .clone();
+            .ok_or_else(|| Error::not_found(from.to_owned()))?;
+        if if_match.is_some_and(|wanted| wanted != format!("\"v{}\"", current.number)) {
+            return Err(Error::new(ErrorKind::PreconditionFailed, from.to_owned()));
+        }
+        let data = current.data.clone();
         let number = s.change(to, data);
         Ok(PutResponse {
             etag: Some(format!("\"v{number}\"")),

@@ -185,8 +185,17 @@ impl Origin for MemoryOrigin {
         Ok(())
     }
 
-    async fn copy(&self, from: &str, to: &str, _: PutRequest) -> Result<PutResponse> {
-        let data = self.find(from)?.0;
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        _: PutRequest,
+    ) -> Result<PutResponse> {
+        let (data, meta) = self.find(from)?;
+        if if_match.is_some() && if_match != meta.etag.as_deref() {
+            return Err(Error::new(ErrorKind::PreconditionFailed, from.to_owned()));
+        }
         self.set(to, data);
         Ok(PutResponse {
             etag: self.find(to)?.1.etag,

@@ -221,10 +221,36 @@ async fn copies(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
     )
     .await
     .during("put")?;
-    o.copy("copy/a b+c", "copy/to ü", PutRequest::default())
+    o.copy("copy/a b+c", None, "copy/to ü", PutRequest::default())
         .await
         .during("copy")?;
     content_is(o, "copy/to ü", b"content").await?;
+    if let Some(etag) = o.head("copy/a b+c").await.during("head")?.etag {
+        o.copy(
+            "copy/a b+c",
+            Some(&etag),
+            "copy/pinned",
+            PutRequest::default(),
+        )
+        .await
+        .during("copy of the version that is there")?;
+        content_is(o, "copy/pinned", b"content").await?;
+        put_as(o, "copy/a b+c", b"another", PutRequest::default())
+            .await
+            .during("put")?;
+        expect_kind(
+            o.copy(
+                "copy/a b+c",
+                Some(&etag),
+                "copy/pinned",
+                PutRequest::default(),
+            )
+            .await,
+            ErrorKind::PreconditionFailed,
+            "copy of a version that is not there any more",
+        )?;
+        content_is(o, "copy/pinned", b"content").await?;
+    }
     if p.attributes {
         same(
             &wanted,
@@ -240,7 +266,7 @@ async fn copies(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
             attributes: other.clone(),
             ..Default::default()
         };
-        match o.copy("copy/a b+c", "copy/other", request).await {
+        match o.copy("copy/a b+c", None, "copy/other", request).await {
             Err(e) if e.kind() == ErrorKind::Unsupported => {}
             copied => {
                 copied.during("copy with attributes")?;
@@ -253,7 +279,8 @@ async fn copies(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
         }
     }
     expect_kind(
-        o.copy("copy/none", "copy/x", PutRequest::default()).await,
+        o.copy("copy/none", None, "copy/x", PutRequest::default())
+            .await,
         ErrorKind::NotFound,
         "copy of nothing",
     )?;

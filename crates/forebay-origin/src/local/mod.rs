@@ -420,6 +420,13 @@ fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
     .boxed()
 }
 
+fn source_changed(key: &str) -> Error {
+    Error::new(
+        ErrorKind::PreconditionFailed,
+        format!("{key:?} has another version than the one that is copied"),
+    )
+}
+
 #[async_trait]
 impl Origin for LocalOrigin {
     fn describe(&self) -> String {
@@ -507,10 +514,20 @@ impl Origin for LocalOrigin {
         .await
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         let (from, to) = (from.to_owned(), to.to_owned());
+        let if_match = if_match.map(str::to_owned);
         self.blocking(move |root| {
             let mut source = root.open("copy", &from)?;
+            if if_match.is_some() && if_match != source.meta.etag {
+                return Err(source_changed(&from));
+            }
             root.path_of(&to)?;
             let (mut file, unfinished) = root.temporary(root.site("copy", &to))?;
             let copied = io::copy(&mut source.file, &mut file)

@@ -16,7 +16,7 @@ use object_store::{
     client::{HttpRequest, HttpRequestBody},
     gcp::GcpCredentialProvider,
 };
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 use url::Url;
 
 /// One S3 service, shared by its buckets.
@@ -61,9 +61,16 @@ pub(crate) struct Call<'a> {
     method: Method,
     /// Instead of the bucket's and the key's.
     path: Option<String>,
-    query: Vec<(&'static str, String)>,
+    query: Vec<(Cow<'static, str>, String)>,
     headers: HeaderMap,
     payload: Payload,
+}
+
+/// What a service made of a request.
+pub(crate) enum Answer {
+    Success(reqwest::Response),
+    /// Its error document, cut at a bound.
+    Refusal(StatusCode, HeaderMap, String),
 }
 
 impl<'a> Call<'a> {
@@ -84,8 +91,12 @@ impl<'a> Call<'a> {
         self
     }
 
-    pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.query.push((name, value.into()));
+    pub(crate) fn query(
+        mut self,
+        name: impl Into<Cow<'static, str>>,
+        value: impl Into<String>,
+    ) -> Self {
+        self.query.push((name.into(), value.into()));
         self
     }
 
@@ -231,11 +242,16 @@ impl Client {
         format!("/{bucket}/{}", encode_path(key))
     }
 
+    /// The same for the buckets of one service under one set of credentials.
+    pub(crate) fn service_id(&self) -> usize {
+        Arc::as_ptr(&self.service.0) as usize
+    }
+
     fn url(
         &self,
         path: Option<&str>,
         key: &str,
-        query: &[(&'static str, String)],
+        query: &[(Cow<'static, str>, String)],
         region: &str,
     ) -> Result<Url> {
         let s = &self.service.0;
@@ -258,7 +274,7 @@ impl Client {
         }
         for (i, (name, value)) in query.iter().enumerate() {
             text.push(if i == 0 { '?' } else { '&' });
-            text.push_str(name);
+            text.extend(encode_query(name));
             text.push('=');
             text.extend(encode_query(value));
         }
@@ -279,6 +295,31 @@ impl Client {
     /// sent again, the request is, once each: to another region if the service says that the bucket
     /// lives there, and with other keys if it does not take these any more.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<reqwest::Response> {
+        let site = call.site;
+        match self.exchange(call).await? {
+            Answer::Success(answer) => Ok(answer),
+            Answer::Refusal(status, headers, text) => {
+                Err(failure::from_status(site, status, &headers, &text))
+            }
+        }
+    }
+
+    /// The same, with answers that are not a success as they came. What is wrong with the keys, the
+    /// clock or the settings of this node is an error all the same: whoever sent the request has
+    /// others.
+    pub(crate) async fn send_as_is(&self, call: Call<'_>) -> Result<Answer> {
+        let site = call.site;
+        match self.exchange(call).await? {
+            Answer::Refusal(status, headers, text)
+                if failure::is_about_the_node(status, &ErrorDocument::parse(&text).code) =>
+            {
+                Err(failure::from_status(site, status, &headers, &text))
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    async fn exchange(&self, call: Call<'_>) -> Result<Answer> {
         let Call {
             site,
             method,
@@ -321,7 +362,7 @@ impl Client {
                 .await?;
             let status = answer.status();
             if status.is_success() {
-                return Ok(answer);
+                return Ok(Answer::Success(answer));
             }
             let named = answer
                 .headers()
@@ -355,7 +396,7 @@ impl Client {
                             may_renew = false;
                             again
                         }
-                        _ => return Err(failure::from_status(site, status, &headers, &text)),
+                        _ => return Ok(Answer::Refusal(status, headers, text)),
                     }
                 }
             };
@@ -480,7 +521,7 @@ mod tests {
     #[test]
     fn addresses_are_of_the_asked_style_and_encoded_as_signatures_want() {
         let url = |c: &Client, key| {
-            c.url(None, key, &[("a", "x y/+".into())], "eu-west-1")
+            c.url(None, key, &[("a".into(), "x y/+".into())], "eu-west-1")
                 .unwrap()
                 .to_string()
         };

@@ -302,6 +302,7 @@ impl S3Origin {
     pub(super) async fn google_copy(
         &self,
         from: &str,
+        if_match: Option<&str>,
         to: &str,
         request: &PutRequest,
     ) -> Result<PutResponse> {
@@ -323,6 +324,9 @@ impl S3Origin {
         // A large object is rewritten in steps, each with the token of the one before.
         for _ in 0..10_000 {
             let mut call = Call::new(Method::POST, site).path(path.clone());
+            if let Some(etag) = if_match {
+                call = call.query("ifSourceGenerationMatch", generation(etag)?);
+            }
             if let Some(token) = &token {
                 call = call.query("rewriteToken", token);
             }

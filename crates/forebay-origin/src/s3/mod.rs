@@ -16,7 +16,7 @@ mod google;
 pub(crate) mod headers;
 pub(crate) mod xml;
 
-pub(crate) use client::{Address, Call, Client, S3Endpoint};
+pub(crate) use client::{Address, Answer, Call, Client, S3Endpoint};
 
 use crate::*;
 use crate::{
@@ -347,7 +347,13 @@ impl Origin for S3Origin {
         }
     }
 
-    async fn copy(&self, from: &str, to: &str, request: PutRequest) -> Result<PutResponse> {
+    async fn copy(
+        &self,
+        from: &str,
+        if_match: Option<&str>,
+        to: &str,
+        request: PutRequest,
+    ) -> Result<PutResponse> {
         if request.condition != PutCondition::Always {
             return Err(
                 Error::unsupported(format!("a conditional copy at {}", self.description))
@@ -355,7 +361,7 @@ impl Origin for S3Origin {
             );
         }
         if self.client.dialect() == Dialect::Google {
-            return self.google_copy(from, to, &request).await;
+            return self.google_copy(from, if_match, to, &request).await;
         }
         let site = self.site("copy", to);
         let mut h = headers::attributes(self.client.dialect(), &request.attributes)?;
@@ -363,6 +369,12 @@ impl Origin for S3Origin {
             "x-amz-copy-source",
             headers::value("x-amz-copy-source", &self.client.copy_source(from))?,
         );
+        if let Some(etag) = if_match {
+            h.insert(
+                "x-amz-copy-source-if-match",
+                headers::value("x-amz-copy-source-if-match", etag)?,
+            );
+        }
         if request.attributes != Default::default() {
             h.insert(
                 "x-amz-metadata-directive",
@@ -387,6 +399,61 @@ impl Origin for S3Origin {
         Ok(PutResponse {
             etag: xml::field(&text, "CopyObjectResult", "ETag")
                 .map_err(|e| e.context(format_args!("copy {to:?}")))?,
+        })
+    }
+
+    fn s3(&self) -> Option<S3Place> {
+        // Google's XML API has other headers and other documents.
+        (self.client.dialect() == Dialect::Amazon).then(|| S3Place {
+            service: self.client.service_id(),
+            bucket: self.client.bucket().to_owned(),
+            prefix: String::new(),
+        })
+    }
+
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        if self.client.dialect() != Dialect::Amazon {
+            return Err(Error::unsupported(format!(
+                "{} is not a bucket of an S3 service",
+                self.description
+            )));
+        }
+        let ForwardRequest {
+            method,
+            key,
+            query,
+            headers,
+            body,
+        } = request;
+        let operation = format!("forward {method}");
+        let site = self.site(&operation, &key);
+        let mut call = Call::new(method, site)
+            .headers(headers)
+            .payload(match body {
+                ForwardBody::Empty => Payload::Empty,
+                ForwardBody::Bytes(bytes) => Payload::Bytes(bytes),
+                ForwardBody::Stream(length, body) => {
+                    let what = format!("the body for {key:?}");
+                    Payload::Stream(length, exact(body, length, what))
+                }
+            });
+        for (name, value) in query {
+            call = call.query(name, value);
+        }
+        Ok(match self.client.send_as_is(call).await? {
+            Answer::Refusal(status, headers, text) => ForwardResponse {
+                status,
+                headers,
+                body: body::from_bytes(Bytes::from(text)),
+            },
+            Answer::Success(answer) => ForwardResponse {
+                status: answer.status(),
+                headers: answer.headers().clone(),
+                body: self
+                    .client
+                    .transport()
+                    .unstalled(site, body_of(site, answer)),
+            },
         })
     }
 

@@ -10,11 +10,11 @@ use super::{
     list::owner,
     uploads::{Part as StoredPart, Upload},
     verify::{value, verify},
-    write::{Source, length, refused, trailing, write_failed},
+    write::{Source, current, length, refused, trailing, write_failed},
 };
 use crate::note::Note;
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits};
-use forebay_engine::{PutCondition, PutRequest, ReadOptions, UploadedPart};
+use forebay_engine::{PutCondition, PutRequest, UploadedPart};
 use http::StatusCode;
 use s3s::{S3Error, S3Request, S3Response, S3Result, dto::*};
 
@@ -164,10 +164,7 @@ impl Ops {
             input.copy_source_if_modified_since.as_ref(),
             input.copy_source_if_unmodified_since.as_ref(),
         );
-        let read = self
-            .engine
-            .read(&from, range, &ReadOptions::default())
-            .await?;
+        let read = self.engine.read(&from, range, &current()).await?;
         conditions.check(&read.meta)?;
         Ok(Source {
             length: read.range.end - read.range.start,

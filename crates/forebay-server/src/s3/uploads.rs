@@ -100,7 +100,7 @@ impl Uploads {
         self.inner.lock().forget(&(name.clone(), id.to_owned()));
     }
 
-    /// Uploads of a bucket under a prefix, by key and id.
+    /// Uploads of a bucket under a prefix, by key and id, without their parts.
     pub fn list(&self, bucket: &str, prefix: &str) -> Vec<Upload> {
         let inner = self.inner.lock();
         let mut found: Vec<Upload> = inner
@@ -108,8 +108,11 @@ impl Uploads {
             .values()
             .filter(|u| u.name.bucket() == bucket && u.name.key().starts_with(prefix))
             .map(|u| Upload {
+                name: u.name.clone(),
+                id: u.id.clone(),
+                begun_ms: u.begun_ms,
                 parts: BTreeMap::new(),
-                ..u.clone()
+                order: u.order,
             })
             .collect();
         found.sort_by(|a, b| (a.name.key(), &a.id).cmp(&(b.name.key(), &b.id)));

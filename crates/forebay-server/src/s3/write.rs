@@ -151,7 +151,7 @@ impl Ops {
     ) -> Result<CopyObjectOutput> {
         let to = name(&input.bucket, &input.key)?;
         let from = copy_source(&input.copy_source)?;
-        let source = self.engine.head(&from, &ReadOptions::default()).await?.meta;
+        let source = self.engine.head(&from, &current()).await?.meta;
         SourceConditions::new(
             input.copy_source_if_match.as_ref(),
             input.copy_source_if_none_match.as_ref(),
@@ -198,13 +198,15 @@ impl Ops {
             .engine
             .copy(
                 &from,
+                source.etag.as_deref(),
                 &to,
                 PutRequest {
                     attributes,
-                    condition,
+                    condition: condition.clone(),
                 },
             )
-            .await?;
+            .await
+            .map_err(|e| source_changed(e, &condition))?;
         // The copy is made; that its date cannot be told is no reason to say that it is not.
         let last_modified = self
             .engine
@@ -400,6 +402,24 @@ impl Ops {
             StatusCode::NO_CONTENT,
         ))
     }
+}
+
+/// A copy is made of what is at the origin when it is asked for; what is here may be older.
+pub(super) fn current() -> ReadOptions {
+    ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    }
+}
+
+/// The conditions on the source held when it was looked at. What failed is then that it changed
+/// afterwards, which the client can try again.
+fn source_changed(e: Error, target: &PutCondition) -> Error {
+    if e.kind() == ErrorKind::PreconditionFailed && *target == PutCondition::Always {
+        return Error::version_changed("the source of the copy was changed meanwhile")
+            .hint("copy it again");
+    }
+    e
 }
 
 /// Bytes of a source under one version, for copies of parts.

@@ -307,16 +307,17 @@ async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<Answe
     }
     let to = object::name(parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?)?;
     call.permit(Action::Write, to.bucket(), to.key())?;
-    let source = call
-        .app
-        .engine
-        .head(from, &ReadOptions::default())
-        .await?
-        .meta;
+    // What is copied is what is there now, not what was there within the bucket's freshness.
+    let now = ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    };
+    let source = call.app.engine.head(from, &now).await?.meta;
     call.app
         .engine
         .copy(
             from,
+            source.etag.as_deref(),
             &to,
             PutRequest {
                 attributes: source.attributes.clone(),

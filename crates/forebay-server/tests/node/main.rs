@@ -3,4 +3,5 @@
 mod common;
 mod lifecycle;
 mod s3;
+mod uploads;
 mod v1;

@@ -481,3 +481,53 @@ async fn buckets_in_the_host_name() {
         assert!(text.contains("<Key>k</Key>"), "{host}{list}: {text}");
     }
 }
+
+#[tokio::test]
+async fn a_copy_is_of_what_is_at_the_origin_and_not_of_what_is_cached() {
+    let n = start(&[]).await;
+    n.write("from", b"version A");
+    let mut c = n.client().await;
+    let old = c.get("/data/from").await.header("etag").to_owned();
+    n.write("from", b"another version");
+    assert_eq!(
+        c.get("/data/from").await.header("x-cache"),
+        "HIT",
+        "the old version is here and fresh"
+    );
+    let source = ("x-amz-copy-source", "/data/from");
+    let only_old = ("x-amz-copy-source-if-match", old.as_str());
+    let a = c.put("/data/to", &[source, only_old], "").await;
+    assert_eq!(
+        (a.status, n.file("to").exists()),
+        (StatusCode::PRECONDITION_FAILED, false),
+        "{}",
+        a.text()
+    );
+    for directive in ["COPY", "REPLACE"] {
+        let headers = [
+            source,
+            ("x-amz-metadata-directive", directive),
+            ("content-type", "text/x"),
+        ];
+        let a = c.put("/data/to", &headers, "").await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+        assert_eq!(std::fs::read(n.file("to")).unwrap(), b"another version");
+    }
+    // A part of an upload too.
+    let begun = c
+        .send(Method::POST, "/data/up?uploads", &[], "")
+        .await
+        .text();
+    let id = begun
+        .split_once("<UploadId>")
+        .and_then(|(_, rest)| rest.split_once('<'))
+        .unwrap()
+        .0;
+    let part = format!("/data/up?partNumber=1&uploadId={id}");
+    let a = c.put(&part, &[source, only_old], "").await;
+    assert_eq!(a.status, StatusCode::PRECONDITION_FAILED, "{}", a.text());
+    let a = c.put(&part, &[source], "").await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    let listed = c.get(&format!("/data/up?uploadId={id}")).await.text();
+    assert!(listed.contains("<Size>15</Size>"), "{listed}");
+}

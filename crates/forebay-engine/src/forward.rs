@@ -1,0 +1,60 @@
+//! Passing requests of the S3 service model on to the bucket's origin, as they are.
+//!
+//! What a forwarded request may have changed is forgotten here before its answer is given, whatever
+//! the answer is: a write that failed may have happened all the same.
+//!
+//! Invariant: a request that may change something runs in a task of its own, so a client that
+//! leaves does not leave its effect behind without the forgetting.
+
+use crate::{Engine, stats::add};
+use forebay_core::{Error, ObjectName, Reservation, Result};
+use forebay_origin::{ForwardRequest, ForwardResponse, Origin};
+use std::sync::Arc;
+
+/// What a forwarded request may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changes {
+    Nothing,
+    Object(ObjectName),
+    /// The bucket itself: whether it is there.
+    Bucket(String),
+}
+
+impl Engine {
+    /// Sends `request` to `origin`, and forgets what it may have changed. `held` is given back when
+    /// the request has been sent.
+    ///
+    /// # Errors
+    /// As [`Origin::forward`]: an answer of the service is none, whatever its status.
+    pub async fn forward(
+        &self,
+        origin: Arc<dyn Origin>,
+        request: ForwardRequest,
+        changes: Changes,
+        held: Vec<Reservation>,
+    ) -> Result<ForwardResponse> {
+        if changes == Changes::Nothing {
+            let answer = origin.forward(request).await;
+            drop(held);
+            return answer;
+        }
+        let engine = self.clone();
+        let sending = tokio::spawn(async move {
+            let answer = origin.forward(request).await;
+            drop(held);
+            match &changes {
+                Changes::Nothing => {}
+                Changes::Object(name) => {
+                    engine.forget(name, None);
+                    let done = answer.as_ref().is_ok_and(|a| a.status.is_success());
+                    add(&engine.stats().writes, u64::from(done));
+                }
+                Changes::Bucket(bucket) => engine.inner.buckets.changed(bucket),
+            }
+            answer
+        });
+        sending
+            .await
+            .map_err(|e| Error::internal(format!("a forwarded request ended: {e}")))?
+    }
+}
