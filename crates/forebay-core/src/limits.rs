@@ -115,6 +115,8 @@ pub const ORIGIN_ATTEMPTS_DEFAULT: u32 = 5;
 
 /// Requests that the node works on at the same time; the next one is answered 503.
 pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;
+/// Writes under way at origins, those whose client has left included; further ones wait.
+pub const WRITES_IN_FLIGHT_MAX: usize = 4096;
 /// Open client connections.
 pub const CONNECTIONS_DEFAULT: usize = 16_384;
 /// How long a stopping node waits for answers in flight.
@@ -175,8 +177,6 @@ pub const BLOCK_TARGET_ROWS: u32 = 16_384;
 pub const PIECE_TARGET_BYTES: u64 = 64 << 10;
 /// Longest TFRecord and longest line of a JSONL file.
 pub const RECORD_MAX_BYTES: u64 = 1 << 30;
-/// Different columns that the lines of a JSONL file may have.
-pub const JSONL_COLUMNS_MAX: usize = 4096;
 /// Different columns that the samples of one tar may have.
 pub const SAMPLE_FIELDS_MAX: usize = 1000;
 /// Features of a `tf.train.Example`.

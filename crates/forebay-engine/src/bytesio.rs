@@ -5,11 +5,11 @@ use forebay_core::{Error, Reservation, Result};
 use futures::StreamExt;
 
 /// A buffer that gives its reservation back when its last slice is dropped.
-pub(crate) fn reserved(data: Vec<u8>, reservation: Reservation) -> Bytes {
-    struct Reserved(Vec<u8>, #[allow(dead_code)] Reservation);
-    impl AsRef<[u8]> for Reserved {
+pub(crate) fn reserved(data: impl AsRef<[u8]> + Send + 'static, reservation: Reservation) -> Bytes {
+    struct Reserved<T>(T, #[allow(dead_code)] Reservation);
+    impl<T: AsRef<[u8]>> AsRef<[u8]> for Reserved<T> {
         fn as_ref(&self) -> &[u8] {
-            &self.0
+            self.0.as_ref()
         }
     }
     Bytes::from_owner(Reserved(data, reservation))

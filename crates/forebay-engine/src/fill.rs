@@ -19,7 +19,7 @@ use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
 };
 use forebay_origin::{ByteStream, GetRequest, GetResponse};
-use forebay_store::Part;
+use forebay_store::{Part, Store, WouldWait};
 use std::{ops::Range, sync::Arc};
 
 /// Name, version and index of a chunk.
@@ -184,11 +184,30 @@ impl Engine {
         if !store.has_part(name, version, Part::Chunk(index)) {
             return Ok(None);
         }
-        if let Ok(part) = store.part_now(name, version, Part::Chunk(index), within.clone()) {
-            return Ok(part);
-        }
-        let (store, name) = (store.clone(), name.clone());
-        blocking(move || store.part(&name, version, Part::Chunk(index), within)).await
+        self.part_in_budget(store, name, version, Part::Chunk(index), within)
+            .await
+    }
+
+    /// A range of a part that is here; its memory is reserved before it is read. The bytes hold it:
+    /// whoever has them asks for no more.
+    pub(crate) async fn part_in_budget(
+        &self,
+        store: &Arc<Store>,
+        name: &ObjectName,
+        version: VersionId,
+        part: Part,
+        within: Range<u64>,
+    ) -> Result<Option<Bytes>> {
+        let length = within.end.saturating_sub(within.start);
+        let reservation = self.inner.budget.reserve(length).await?;
+        let found = match store.part_now(name, version, part, within.clone()) {
+            Ok(found) => found,
+            Err(WouldWait) => {
+                let (store, name) = (store.clone(), name.clone());
+                blocking(move || store.part(&name, version, part, within)).await?
+            }
+        };
+        Ok(found.map(|bytes| reserved(bytes, reservation)))
     }
 
     /// Leads the chunks after `index` too, as long as nobody has or fetches them and the run is not
@@ -319,7 +338,7 @@ impl Engine {
             // here.
             let known = self.cached(name).await.ok().flatten();
             if known.is_none_or(|c| c.meta.version() == meta.version()) {
-                self.forget(name, Some(generation));
+                self.forget(name, Some(generation)).await;
             }
         }
         opened

@@ -33,28 +33,33 @@ impl Engine {
         changes: Changes,
         held: Vec<Reservation>,
     ) -> Result<ForwardResponse> {
-        if changes == Changes::Nothing {
-            let answer = origin.forward(request).await;
-            drop(held);
-            return answer;
-        }
         let engine = self.clone();
-        let sending = tokio::spawn(async move {
+        let send = async move {
             let answer = origin.forward(request).await;
             drop(held);
-            match &changes {
-                Changes::Nothing => {}
-                Changes::Object(name) => {
-                    engine.forget(name, None);
+            answer
+        };
+        match changes {
+            Changes::Nothing => send.await,
+            Changes::Object(name) => {
+                self.to_its_end(&name, async move {
+                    let answer = send.await;
                     let done = answer.as_ref().is_ok_and(|a| a.status.is_success());
                     add(&engine.stats().writes, u64::from(done));
-                }
-                Changes::Bucket(bucket) => engine.inner.buckets.changed(bucket),
+                    answer
+                })
+                .await
             }
-            answer
-        });
-        sending
-            .await
-            .map_err(|e| Error::internal(format!("a forwarded request ended: {e}")))?
+            Changes::Bucket(bucket) => {
+                let sending = tokio::spawn(async move {
+                    let answer = send.await;
+                    engine.inner.buckets.changed(&bucket);
+                    answer
+                });
+                sending
+                    .await
+                    .map_err(|e| Error::internal(format!("a forwarded request ended: {e}")))?
+            }
+        }
     }
 }

@@ -1,54 +1,86 @@
 //! Generations: what keeps a fill that began before a write from publishing after it.
 //!
-//! Each name belongs to one of a fixed number of stripes, each a counter under a lock. A fill notes
-//! the counter when it begins and may publish a head only while the counter is unchanged; a write
-//! steps the counter and removes the name from the store, under the same lock, before it returns.
-//! Two names in one stripe cost each other at most a fill that is not kept.
+//! Each name belongs to one of a fixed number of stripes, each a counter and a lock. A fill notes
+//! the counter when it begins and may publish a head, under the lock, only while the counter is
+//! unchanged; a write removes the name from the store and steps the counter, under the same lock,
+//! before it returns. Two names in one stripe cost each other at most a fill that is not kept.
+//!
+//! The lock is held while the disk is written, so only threads that may stand still wait for it.
+//! The counter can be read by all; what is published in RAM alone is published if the lock is free
+//! ([`Generations::publish_now`]).
 //!
 //! Invariant: after a write of a name has returned, no version that was current before the write is
 //! published under that name.
 
-use crate::sync::Mutex;
+use crate::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
 
 const STRIPES: usize = 1024;
 
 pub(crate) struct Generations {
-    stripes: Vec<Mutex<u64>>,
+    stripes: Vec<Stripe>,
+}
+
+#[derive(Default)]
+struct Stripe {
+    /// Changed only under `publishing`.
+    generation: AtomicU64,
+    publishing: Mutex<()>,
 }
 
 impl Default for Generations {
     fn default() -> Self {
         Self {
-            stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect(),
+            stripes: (0..STRIPES).map(|_| Stripe::default()).collect(),
         }
     }
 }
 
 impl Generations {
-    fn stripe(&self, hash: u128) -> &Mutex<u64> {
+    fn stripe(&self, hash: u128) -> &Stripe {
         &self.stripes[(hash as usize) % STRIPES]
     }
 
+    /// Never waits.
     pub(crate) fn current(&self, hash: u128) -> u64 {
-        *self.stripe(hash).lock()
+        self.stripe(hash).generation.load(SeqCst)
     }
 
-    /// Runs `publish` if nothing was written since `generation` was noted.
+    /// Runs `publish` if nothing was written since `generation` was noted. May wait for a disk.
     pub(crate) fn publish<T>(
         &self,
         hash: u128,
         generation: u64,
         publish: impl FnOnce() -> T,
     ) -> Option<T> {
-        let current = self.stripe(hash).lock();
-        (*current == generation).then(publish)
+        let stripe = self.stripe(hash);
+        let _publishing = stripe.publishing.lock();
+        (stripe.generation.load(SeqCst) == generation).then(publish)
     }
 
-    /// Steps the counter and runs `forget` before any fill may publish again.
+    /// The same if the lock is free, for what `publish` can do without: it must not wait either.
+    pub(crate) fn publish_now<T>(
+        &self,
+        hash: u128,
+        generation: u64,
+        publish: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let stripe = self.stripe(hash);
+        let _publishing = stripe.publishing.try_lock()?;
+        (stripe.generation.load(SeqCst) == generation).then(publish)
+    }
+
+    /// Runs `forget`, and steps the counter before any fill may publish again. May wait for a disk.
     pub(crate) fn step<T>(&self, hash: u128, forget: impl FnOnce() -> T) -> T {
-        let mut current = self.stripe(hash).lock();
-        *current += 1;
-        forget()
+        let stripe = self.stripe(hash);
+        let _publishing = stripe.publishing.lock();
+        // Afterwards: who reads what is being forgotten, and has noted the counter before, must
+        // not publish it.
+        let forgotten = forget();
+        stripe.generation.fetch_add(1, SeqCst);
+        forgotten
     }
 }
 
@@ -96,12 +128,18 @@ mod tests {
                 Some(kept) => (kept, false),
                 None => (*self.origin.lock(), true),
             };
-            self.generations.publish(7, generation, || {
+            let keep = || {
                 if from_origin {
                     *self.store.lock() = Some(found);
                 }
                 *self.heads.lock() = Some(found);
-            });
+            };
+            // As the engine does: what came from the store is only remembered in RAM.
+            if from_origin {
+                self.generations.publish(7, generation, keep);
+            } else {
+                self.generations.publish_now(7, generation, keep);
+            }
             found
         }
 

@@ -169,6 +169,8 @@ impl Engine {
                 let at = extent
                     .zip_data_range(&header)
                     .map_err(|e| e.context(archive))?;
+                // It is of a chunk whose memory the data may need.
+                drop(header);
                 match extent.storage {
                     Storage::Stored => open(of(&at)).await?,
                     _ => {

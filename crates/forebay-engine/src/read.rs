@@ -157,14 +157,14 @@ impl Engine {
             Ok(meta) => Arc::new(meta),
             Err(e) => {
                 if e.kind() == ErrorKind::NotFound {
-                    self.forget(name, Some(asked.generation));
+                    self.forget(name, Some(asked.generation)).await;
                 }
                 return Err(e);
             }
         };
         match cached {
             Some(c) if c.meta.version() == meta.version() => {
-                self.revalidated(name, asked, &c.meta);
+                self.revalidated(name, asked, &c.meta).await;
                 Ok(Head {
                     meta: c.meta,
                     cache: CacheStatus::Revalidated,
@@ -177,7 +177,7 @@ impl Engine {
                 if meta.size > CHUNK_BYTES {
                     self.keep_head(name, asked, &meta).await?;
                 } else if old.is_some() {
-                    self.forget(name, Some(asked.generation));
+                    self.forget(name, Some(asked.generation)).await;
                 }
                 Ok(Head {
                     meta,

@@ -91,7 +91,8 @@ impl Engine {
         }
     }
 
-    /// What is here of `name`, of any age. One disk read at most.
+    /// What is here of `name`, of any age. One disk read at most. The bytes of a small object hold
+    /// their share of the memory budget: whoever has them asks for no more memory.
     pub(crate) async fn cached(&self, name: &ObjectName) -> Result<Option<Cached>> {
         // Small objects are in the head cache only as archives whose members are read; their bytes
         // are on disk.
@@ -107,9 +108,17 @@ impl Engine {
         let Some(store) = self.store_for(name) else {
             return Ok(None);
         };
-        if store.peek(name).is_none() {
+        let Some(peek) = store.peek(name) else {
             return Ok(None);
-        }
+        };
+        // Before it is read: what lies in the store is as large as what an origin sends.
+        let reservation = match peek.inline {
+            true => {
+                let bytes = peek.record_bytes.min(CHUNK_BYTES);
+                Some(self.inner.budget.reserve(bytes).await?)
+            }
+            false => None,
+        };
         let generation = self.inner.generations.current(name.hash128());
         // Mostly in the page cache: to hand that to another thread would take longer than to read
         // it.
@@ -120,7 +129,12 @@ impl Engine {
                 blocking(move || store.head(&owned)).await?
             }
         };
-        let Some(head) = head else { return Ok(None) };
+        let Some(mut head) = head else {
+            return Ok(None);
+        };
+        if let Some(reservation) = reservation {
+            head.data = head.data.map(|data| reserved(data, reservation));
+        }
         if head.meta.size > CHUNK_BYTES {
             self.remember_head(name, generation, &head.meta, head.validated_at_secs);
         } else if head.data.is_none() {
@@ -134,7 +148,7 @@ impl Engine {
     }
 
     /// Keeps a head that was read from the store in RAM, unless the name was written since
-    /// `generation` was noted.
+    /// `generation` was noted, or somebody publishes at this moment. Never waits.
     pub(crate) fn remember_head(
         &self,
         name: &ObjectName,
@@ -149,7 +163,7 @@ impl Engine {
         };
         self.inner
             .generations
-            .publish(name.hash128(), generation, insert);
+            .publish_now(name.hash128(), generation, insert);
     }
 
     pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
@@ -171,6 +185,8 @@ impl Engine {
                 data: c.data.clone(),
             });
         }
+        // Its memory may be what the answer needs.
+        drop(cached);
         let hash = name.hash128();
         // Under `Always` an answer must be asked for after the read began, so nobody joins a
         // request that is under way.
@@ -231,12 +247,15 @@ impl Engine {
         {
             // Without ETags there is no If-None-Match: ask for the head and compare.
             add(&self.stats().revalidations, 1);
-            let meta = origin
-                .head(name.key())
-                .await
-                .inspect_err(|e| self.forget_missing(name, asked.generation, e))?;
+            let meta = match origin.head(name.key()).await {
+                Ok(meta) => meta,
+                Err(e) => {
+                    self.forget_missing(name, asked.generation, &e).await;
+                    return Err(e);
+                }
+            };
             if meta.version() == c.meta.version() {
-                self.revalidated(name, asked, &c.meta);
+                self.revalidated(name, asked, &c.meta).await;
                 return Ok((
                     Resolved {
                         meta: c.meta.clone(),
@@ -279,6 +298,8 @@ impl Engine {
             .await
         {
             Ok(response) => {
+                // The new version's bytes may need the memory of the old one's.
+                drop(cached);
                 if asked_for_change {
                     add(&self.stats().revalidations_changed, 1);
                 }
@@ -286,7 +307,7 @@ impl Engine {
             }
             Err(e) if e.kind() == ErrorKind::NotModified && cached.is_some() => {
                 let Some(c) = cached else { return Err(e) };
-                self.revalidated(name, asked, &c.meta);
+                self.revalidated(name, asked, &c.meta).await;
                 Ok((
                     Resolved {
                         meta: c.meta,
@@ -311,7 +332,7 @@ impl Engine {
             }
             Err(e) => {
                 if !e.kind().is_transient() {
-                    self.forget_missing(name, asked.generation, &e);
+                    self.forget_missing(name, asked.generation, &e).await;
                 }
                 if asked_for_change && e.kind() != ErrorKind::NotFound {
                     return Err(e.context(format!(
@@ -431,27 +452,58 @@ impl Engine {
         }
     }
 
-    pub(crate) fn revalidated(&self, name: &ObjectName, asked: Asked, meta: &Arc<ObjectMeta>) {
-        self.inner
-            .generations
-            .publish(name.hash128(), asked.generation, || {
-                if meta.size > CHUNK_BYTES || self.inner.heads.get(name).is_some() {
-                    self.inner.heads.insert(name, meta.clone(), asked.at_secs);
+    /// The origin said that this version is current.
+    pub(crate) async fn revalidated(
+        &self,
+        name: &ObjectName,
+        asked: Asked,
+        meta: &Arc<ObjectMeta>,
+    ) {
+        let (engine, name, meta) = (self.clone(), name.clone(), meta.clone());
+        let done = blocking(move || {
+            let publish = || {
+                let inner = &engine.inner;
+                if meta.size > CHUNK_BYTES || inner.heads.get(&name).is_some() {
+                    inner.heads.insert(&name, meta.clone(), asked.at_secs);
                 }
-                if let Some(store) = self.store_for(name) {
-                    store.touch(name, meta.version(), asked.at_secs);
+                if let Some(store) = engine.store_for(&name) {
+                    store.touch(&name, meta.version(), asked.at_secs);
                 }
-            });
-    }
-
-    fn forget_missing(&self, name: &ObjectName, generation: u64, error: &forebay_core::Error) {
-        if error.kind() == ErrorKind::NotFound {
-            self.forget(name, Some(generation));
+            };
+            engine
+                .inner
+                .generations
+                .publish(name.hash128(), asked.generation, publish);
+        });
+        if let Err(e) = done.await {
+            tracing::warn!(error = %e.describe(), "a revalidation was not kept");
         }
     }
 
-    /// Makes a name unknown here. With a generation: only if nothing was written since.
-    pub(crate) fn forget(&self, name: &ObjectName, generation: Option<u64>) {
+    async fn forget_missing(
+        &self,
+        name: &ObjectName,
+        generation: u64,
+        error: &forebay_core::Error,
+    ) {
+        if error.kind() == ErrorKind::NotFound {
+            self.forget(name, Some(generation)).await;
+        }
+    }
+
+    /// Makes a name unknown here. With a generation: only if nothing was written since. Once begun
+    /// it is done, whether or not the caller stays.
+    pub(crate) async fn forget(&self, name: &ObjectName, generation: Option<u64>) {
+        let (engine, owned) = (self.clone(), name.clone());
+        let done = blocking(move || engine.forget_waiting(&owned, generation));
+        if let Err(e) = done.await {
+            tracing::error!(object = %name, error = %e.describe(), "an object could not be \
+                forgotten");
+        }
+    }
+
+    /// The same, waiting for the disk.
+    pub(crate) fn forget_waiting(&self, name: &ObjectName, generation: Option<u64>) {
         let hash = name.hash128();
         let forget = || {
             self.inner.heads.remove(hash);

@@ -1,11 +1,16 @@
-//! The lock of the code whose schedules are explored: the machine's; in the unit tests of this
-//! crate shuttle's, which runs their threads in one order after another.
+//! The lock and the atomics of the code whose schedules are explored: the
+//! machine's; in the unit tests of this crate shuttle's, which runs their threads in one order after
+//! another.
 
 #[cfg(not(test))]
 pub(crate) use forebay_core::sync::Mutex;
+#[cfg(not(test))]
+pub(crate) use std::sync::atomic;
 
 #[cfg(test)]
 pub(crate) use explored::{Mutex, explore};
+#[cfg(test)]
+pub(crate) use shuttle::sync::atomic;
 
 #[cfg(test)]
 mod explored {
@@ -21,6 +26,10 @@ mod explored {
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("no thread failed with the lock")
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
         }
     }
 

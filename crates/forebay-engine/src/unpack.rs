@@ -127,6 +127,9 @@ impl Engine {
             self.unpack_again(name, meta, data.clone()).await?;
         }
         let cache = if here { status } else { CacheStatus::Miss };
+        // With a store the unpacked bytes come from there, a piece at a time, and each needs memory:
+        // none is held meanwhile.
+        let data = data.filter(|_| self.store_for(name).is_none());
         let state = (
             self.clone(),
             name.clone(),
@@ -184,11 +187,14 @@ impl Engine {
         index: u32,
         within: Range<u64>,
     ) -> Result<Option<Bytes>> {
-        let Some(store) = self.store_for(name).cloned() else {
-            return Ok(None);
-        };
-        let (name, version) = (name.clone(), meta.version());
-        blocking(move || store.part(&name, version, Part::Aux(AUX_UNPACKED, index), within)).await
+        let (version, part) = (meta.version(), Part::Aux(AUX_UNPACKED, index));
+        match self.store_for(name) {
+            Some(store) if store.has_part(name, version, part) => {
+                self.part_in_budget(store, name, version, part, within)
+                    .await
+            }
+            _ => Ok(None),
+        }
     }
 
     /// One more pass for all who miss derived chunks of this version at the same time. Where there

@@ -160,7 +160,9 @@ impl Engine {
         name: &ObjectName,
         meta: &Arc<ObjectMeta>,
     ) -> Result<Arc<MemberIndex>> {
-        if let Some(index) = self.index_here(name, meta) {
+        let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
+        let here = crate::bytesio::blocking(move || engine.index_here(&owned, &of));
+        if let Some(index) = here.await? {
             return Ok(index);
         }
         let data = self.small_data(name, meta).await?;

@@ -144,8 +144,8 @@ impl Engine {
         }
     }
 
-    /// Whether [`Engine::append_warm`] or a read without any request will do. At most one disk
-    /// read, mostly none.
+    /// Whether [`Engine::append_warm`] or a read without any request will do, as far as can be said
+    /// without waiting for the disk.
     pub fn is_warm(&self, entry: &WarmEntry<'_>) -> bool {
         let Some(store) = self.store_for(entry.name) else {
             return false;
@@ -156,7 +156,7 @@ impl Engine {
         {
             return self.is_fresh(entry.name, peek.validated_at_secs);
         }
-        self.locate(entry, Wait::May)
+        self.locate(entry, Wait::MustNot)
             .is_ok_and(|l| self.has_parts(entry.name, &l))
     }
 
@@ -232,7 +232,7 @@ impl Engine {
     /// The entry's size and time, without its bytes; what it needs is brought along, and told as by
     /// [`Engine::bring`].
     pub async fn stat_entry(&self, entry: WarmEntry<'_>) -> Result<(EntryHeader, CacheStatus)> {
-        if let Ok(located) = self.locate(&entry, Wait::May) {
+        if let Ok(located) = self.locate(&entry, Wait::MustNot) {
             return Ok((located.header, CacheStatus::Hit));
         }
         match entry.member {

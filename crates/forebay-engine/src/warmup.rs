@@ -131,9 +131,11 @@ impl Engine {
                     let range = chunk_range(i, size);
                     let (engine, name, meta) = (self.clone(), name.clone(), head.meta.clone());
                     async move {
+                        // Without its bytes: they hold memory that a chunk before it may need.
                         engine
                             .chunk(&name, &meta, i, 0..range.end - range.start, until)
                             .await
+                            .map(drop)
                     }
                 })
                 .buffered(8);

@@ -4,19 +4,65 @@
 //! origin tells it. Because the name is forgotten after the origin has acknowledged, and fills that
 //! began before may not publish any more (`generation.rs`), a read that begins after a write
 //! returned sees that write or a later one. A write that failed may have happened all the same: it
-//! forgets too.
+//! forgets too. So does one whose client has left: each write runs in a task of its own, to its end
+//! ([`Engine::close`] waits for them), for the origin may have done what nobody waits for any more.
 //!
 //! A body is taken from its client only once the memory that it may need on its way is held
 //! (`Engine::write_buffer`).
 
-use crate::{Conditions, Engine, ReadOptions, stats::add};
-use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits};
+use crate::{Conditions, Engine, ReadOptions, bytesio::blocking, stats::add};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, sync::Mutex};
 use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
-use futures::StreamExt;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use futures::{FutureExt, StreamExt};
+use hashbrown::HashMap;
+use std::{
+    future::Future,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Writes under way, and what they write.
+pub(crate) struct Writes {
+    places: Arc<Semaphore>,
+    names: Mutex<HashMap<ObjectName, usize>>,
+}
+
+impl Default for Writes {
+    fn default() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
+            names: Mutex::default(),
+        }
+    }
+}
+
+/// One write under way.
+struct Writing {
+    engine: Engine,
+    name: ObjectName,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let mut names = self.engine.inner.writes.names.lock();
+        if let Some(n) = names.get_mut(&self.name) {
+            *n -= 1;
+            if *n == 0 {
+                names.remove(&self.name);
+            }
+        }
+    }
+}
+
+fn closing() -> Error {
+    Error::new(ErrorKind::ShuttingDown, "the node is stopping")
+}
 
 impl Engine {
     /// Writes one object. `size` is the length of `body`, where it is known.
@@ -39,22 +85,80 @@ impl Engine {
             .hint("use a multipart upload"));
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let _buffer = self.write_buffer(size).await?;
-        let (body, written) = counted(body);
-        let result = origin.put(name.key(), request, size, body).await;
-        self.forget(name, None);
-        let response = result?;
-        self.count_write(written.load(Relaxed));
-        Ok(response)
+        let buffer = self.write_buffer(size).await?;
+        let (engine, key) = (self.clone(), name.key().to_owned());
+        self.to_its_end(name, async move {
+            let _buffer = buffer;
+            let (body, written) = counted(body);
+            let response = origin.put(&key, request, size, body).await?;
+            engine.count_write(written.load(Relaxed));
+            Ok(response)
+        })
+        .await
+    }
+
+    /// Runs a write of `name` in a task of its own and forgets the name when it has ended, however
+    /// it ended. The caller may leave at any moment.
+    pub(crate) async fn to_its_end<T: Send + 'static>(
+        &self,
+        name: &ObjectName,
+        write: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let writes = &self.inner.writes;
+        let place = writes.places.clone().acquire_owned().await;
+        let writing = Writing {
+            engine: self.clone(),
+            name: name.clone(),
+            _place: place.map_err(|_| closing())?,
+        };
+        *writes.names.lock().entry(name.clone()).or_default() += 1;
+        let task = tokio::spawn(async move {
+            let result = AssertUnwindSafe(write).catch_unwind().await;
+            writing.engine.forget(&writing.name, None).await;
+            result.unwrap_or_else(|_| {
+                Err(Error::internal(format!(
+                    "the write of {} ended in a panic",
+                    writing.name
+                )))
+            })
+        });
+        task.await
+            .unwrap_or_else(|e| Err(Error::internal("a write was broken off").source(e)))
+    }
+
+    /// Begins no more writes, waits for those under way for as long as `patience`, and closes the
+    /// store. What is still being written then is forgotten first: it may happen yet.
+    ///
+    /// # Errors
+    /// What kept the store from closing.
+    pub async fn close(&self, patience: Duration) -> Result<()> {
+        let places = &self.inner.writes.places;
+        let all = places.acquire_many(limits::WRITES_IN_FLIGHT_MAX as u32);
+        let ended = tokio::time::timeout(patience, all).await;
+        places.close();
+        drop(ended);
+        let engine = self.clone();
+        blocking(move || {
+            let left: Vec<_> = engine.inner.writes.names.lock().keys().cloned().collect();
+            for name in left {
+                tracing::warn!(object = %name, "a write was still under way at the end");
+                engine.forget_waiting(&name, None);
+            }
+            engine.inner.store.as_ref().map_or(Ok(()), |s| s.close())
+        })
+        .await?
     }
 
     /// Removes an object; one that is not there is no error.
     pub async fn delete(&self, name: &ObjectName) -> Result<()> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let result = origin.delete(name.key()).await;
-        self.forget(name, None);
-        add(&self.stats().deletes, u64::from(result.is_ok()));
-        result
+        let (engine, key) = (self.clone(), name.key().to_owned());
+        self.to_its_end(name, async move {
+            origin.delete(&key).await?;
+            add(&engine.stats().deletes, 1);
+            Ok(())
+        })
+        .await
     }
 
     /// Copies an object, on the origin's side where it can, else by reading and writing.
@@ -78,39 +182,53 @@ impl Engine {
         if from.bucket() == to.bucket() {
             let keeps_attributes = source.head(from.key()).await?.attributes == request.attributes;
             if keeps_attributes {
-                let result = source
-                    .copy(from.key(), if_match, to.key(), request.clone())
-                    .await;
-                self.forget(to, None);
-                match result {
+                let (engine, from, key) = (self.clone(), from.clone(), to.key().to_owned());
+                let (if_match, request) = (if_match.map(str::to_owned), request.clone());
+                let done = self.to_its_end(to, async move {
+                    let copied = source.copy(from.key(), if_match.as_deref(), &key, request);
+                    let response = copied.await?;
+                    add(&engine.stats().writes, 1);
+                    Ok(response)
+                });
+                match done.await {
                     Err(e) if e.kind() == ErrorKind::Unsupported => {}
-                    done => {
-                        add(&self.stats().writes, u64::from(done.is_ok()));
-                        return done;
-                    }
+                    done => return done,
                 }
             }
         }
         // Before the read, whose memory others may wait for.
-        let _buffer = self.write_buffer(None).await?;
+        let buffer = self.write_buffer(None).await?;
         let read = self.read(from, None, &pinned(if_match)).await?;
-        let size = read.meta.size;
-        let (body, written) = counted(read.body);
-        let result = target.put(to.key(), request, Some(size), body).await;
-        self.forget(to, None);
-        let response = result?;
-        self.count_write(written.load(Relaxed));
-        Ok(response)
+        let (engine, key) = (self.clone(), to.key().to_owned());
+        self.to_its_end(to, async move {
+            let _buffer = buffer;
+            let size = read.meta.size;
+            let (body, written) = counted(read.body);
+            let response = target.put(&key, request, Some(size), body).await?;
+            engine.count_write(written.load(Relaxed));
+            Ok(response)
+        })
+        .await
     }
 
-    /// Begins a multipart upload at the origin and returns the origin's id for it.
+    /// Begins a multipart upload at the origin and returns the origin's id for it. One whose caller
+    /// left before it had the id is aborted: nobody else could.
     pub async fn create_upload(&self, name: &ObjectName, request: PutRequest) -> Result<String> {
-        self.inner
-            .buckets
-            .origin(name.bucket())
-            .await?
-            .create_upload(name.key(), request)
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        let name = name.clone();
+        let (sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            let made = origin.create_upload(name.key(), request).await;
+            if let Err(Ok(upload)) = sender.send(made)
+                && let Err(e) = origin.abort_upload(name.key(), &upload).await
+            {
+                tracing::warn!(object = %name, error = %e.describe(), "an upload that nobody \
+                    waits for could not be aborted");
+            }
+        });
+        receiver
             .await
+            .unwrap_or_else(|_| Err(Error::internal("the upload was not begun")))
     }
 
     pub async fn upload_part(
@@ -142,10 +260,13 @@ impl Engine {
         parts: Vec<UploadedPart>,
     ) -> Result<PutResponse> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
-        let result = origin.complete_upload(name.key(), upload, parts).await;
-        self.forget(name, None);
-        add(&self.stats().writes, u64::from(result.is_ok()));
-        result
+        let (engine, key, upload) = (self.clone(), name.key().to_owned(), upload.to_owned());
+        self.to_its_end(name, async move {
+            let response = origin.complete_upload(&key, &upload, parts).await?;
+            add(&engine.stats().writes, 1);
+            Ok(response)
+        })
+        .await
     }
 
     pub async fn abort_upload(&self, name: &ObjectName, upload: &str) -> Result<()> {

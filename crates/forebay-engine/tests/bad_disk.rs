@@ -9,11 +9,13 @@ use forebay_store::{
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
+use futures::{FutureExt, future::join_all};
 use std::{
+    future::Future,
     sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
-use support::{Bench, MemoryOrigin, NOW, noise};
+use support::{Bench, MemoryOrigin, NOW, name, noise};
 
 const MIB: usize = 1 << 20;
 
@@ -112,4 +114,87 @@ async fn an_object_that_changes_while_the_disk_is_full_is_read_anew() {
         b.get_range("big", tail).await.unwrap().0,
         noise(3 * MIB, 3)[2 * MIB..]
     );
+}
+
+/// Runs `work` beside a task that only wants to run every few milliseconds, on a runtime with one
+/// thread: how long that task had to wait at most.
+fn longest_stall(work: impl Future<Output = ()>) -> Duration {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let longest = Arc::new(std::sync::Mutex::new(Duration::ZERO));
+        let seen = longest.clone();
+        let ticking = tokio::spawn(async move {
+            loop {
+                let began = std::time::Instant::now();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let mut longest = seen.lock().unwrap();
+                *longest = longest.max(began.elapsed());
+            }
+        });
+        tokio::task::yield_now().await;
+        work.await;
+        ticking.abort();
+        let longest = *longest.lock().unwrap();
+        longest
+    })
+}
+
+/// A disk that takes its time for each write makes who writes wait, and nobody else.
+#[test]
+fn a_slow_disk_holds_up_no_thread_of_the_runtime() {
+    const SLOW: Duration = Duration::from_millis(400);
+    let (b, faults) = bench();
+    let mut keys: Vec<String> = (0..12).map(|i| format!("o{i}")).collect();
+    // One that is cold and one that is warm, whose generations are counted together.
+    let stripe = |key: &str| name(key).hash128() as usize % 1024;
+    let cold = (0..)
+        .map(|i| format!("cold{i}"))
+        .find(|k| stripe(k) == stripe("warm"))
+        .unwrap();
+    keys.extend(["warm".to_owned(), cold.clone()]);
+    for key in &keys {
+        b.origin.set(key, noise(10_000, 1));
+    }
+    let warm_up = async {
+        for key in keys.iter().filter(|k| **k != cold) {
+            b.get(key).await.unwrap();
+        }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(warm_up);
+    faults.add(Rule::new(Op::Write, Fault::Delay(SLOW)).on("seg-"));
+
+    // Removed here after they were removed at the origin.
+    let stall = longest_stall(async {
+        let names: Vec<_> = keys[..6].iter().map(|k| name(k)).collect();
+        for done in join_all(names.iter().map(|n| b.engine.delete(n))).await {
+            done.unwrap();
+        }
+    });
+    assert!(stall < SLOW / 2, "removals: {stall:?}");
+
+    // Gone or changed at the origin, found out by revalidations.
+    b.clock.advance(Duration::from_secs(61));
+    b.origin.objects.lock().remove(&keys[6]);
+    let stall = longest_stall(async {
+        assert!(b.get(&keys[6]).await.is_err());
+        assert_eq!(b.get("warm").await.unwrap().1, "REVALIDATED");
+    });
+    assert!(stall < SLOW / 2, "revalidations: {stall:?}");
+
+    // A cold one is kept while a warm one of the same stripe is read.
+    let stall = longest_stall(async {
+        let cold = b.get(&cold).boxed();
+        let warm = async {
+            for _ in 0..20 {
+                assert_eq!(b.get("warm").await.unwrap().1, "HIT");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let (cold, ()) = futures::join!(cold, warm);
+        assert_eq!(cold.unwrap().1, "MISS");
+    });
+    assert!(stall < SLOW / 2, "fills: {stall:?}");
 }

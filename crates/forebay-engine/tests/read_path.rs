@@ -578,3 +578,156 @@ async fn an_origin_that_is_down_fails_what_is_stale_and_serves_what_is_fresh() {
     b.origin.down.store(false, SeqCst);
     assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
 }
+
+/// The client goes when its last byte is out: the origin has done the write, and nobody waits for
+/// its answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_whose_client_left_is_forgotten_all_the_same() {
+    let b = Bench::new(Freshness::Immutable);
+    let body = |d: &'static str| stream::iter([Ok(bytes::Bytes::from(d))]).boxed();
+    for key in ["put", "copied", "completed", "deleted", "from"] {
+        b.origin.set(key, "old");
+        assert_eq!(b.get(key).await.unwrap().0, b"old");
+    }
+    b.origin.set("from", "new");
+    let upload = b
+        .engine
+        .create_upload(&name("completed"), PutRequest::default())
+        .await
+        .unwrap();
+    let part = b
+        .engine
+        .upload_part(&name("completed"), &upload, 1, 3, body("new"))
+        .await
+        .unwrap();
+    *b.origin.acknowledges_after.lock() = Duration::from_millis(200);
+    let leaves = Duration::from_millis(50);
+    let e = &b.engine;
+    let request = PutRequest::default;
+    let to = name("put");
+    let put = e.put(&to, request(), Some(3), body("new"));
+    assert!(tokio::time::timeout(leaves, put).await.is_err());
+    let (from, to) = (name("from"), name("copied"));
+    let copy = e.copy(&from, None, &to, request());
+    assert!(tokio::time::timeout(leaves, copy).await.is_err());
+    let to = name("completed");
+    let complete = e.complete_upload(&to, &upload, vec![part]);
+    assert!(tokio::time::timeout(leaves, complete).await.is_err());
+    let to = name("deleted");
+    let delete = e.delete(&to);
+    assert!(tokio::time::timeout(leaves, delete).await.is_err());
+    // Closing waits for what nobody waits for.
+    b.engine.close(Duration::from_secs(10)).await.unwrap();
+    for key in ["put", "copied", "completed"] {
+        assert_eq!(b.get(key).await.unwrap().0, b"new", "{key}");
+    }
+    let gone = b.get("deleted").await.unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    settled(&b.engine).await;
+}
+
+/// A write that does not end in time is forgotten before the store is closed: it may happen yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_still_being_written_at_the_end_is_forgotten() {
+    let b = Bench::new(Freshness::Immutable);
+    b.origin.set("a", "old");
+    b.get("a").await.unwrap();
+    *b.origin.acknowledges_after.lock() = Duration::from_secs(600);
+    let a = name("a");
+    let delete = b.engine.delete(&a);
+    let leaves = Duration::from_millis(20);
+    assert!(tokio::time::timeout(leaves, delete).await.is_err());
+    b.engine.close(Duration::from_millis(20)).await.unwrap();
+    assert!(b.get("a").await.is_err(), "it is not here");
+    let refused = b.engine.delete(&name("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ShuttingDown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_client_left_before_it_had_the_id_is_aborted() {
+    let b = Bench::new(MINUTE);
+    *b.origin.acknowledges_after.lock() = Duration::from_millis(100);
+    let upload = name("a");
+    let begun = b.engine.create_upload(&upload, PutRequest::default());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(20), begun)
+            .await
+            .is_err()
+    );
+    assert_eq!(b.origin.uploads.lock().len(), 1);
+    for _ in 0..200 {
+        if b.origin.uploads.lock().is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the upload is still there");
+}
+
+/// What comes from the cache takes as much memory as what comes from an origin: readers that take
+/// nothing hold what they were given, and it is counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn warm_reads_take_their_memory_from_the_budget() {
+    let b = Bench::with(MINUTE, Some(256 << 20), 8 << 20);
+    b.origin.set("big", noise(16 * MIB, 1));
+    b.origin.set("small", noise(MIB / 2, 2));
+    b.get("big").await.unwrap();
+    b.get("small").await.unwrap();
+    settled(&b.engine).await;
+    let used = || b.engine.budget().used_bytes() as usize;
+    let open = |key: &'static str| {
+        let engine = b.engine.clone();
+        async move {
+            engine
+                .read(&name(key), None, &ReadOptions::default())
+                .await
+                .unwrap()
+        }
+    };
+    let mut idle = Vec::new();
+    for _ in 0..6 {
+        idle.push(open("big").await);
+    }
+    assert!(used() >= 6 * MIB, "{}", used());
+    idle.push(open("small").await);
+    assert!(used() >= 6 * MIB + MIB / 2, "{}", used());
+    assert_eq!(b.engine.stats().snapshot().reads_hit, 7);
+    // Those that find no memory wait for it.
+    let waiting = tokio::time::timeout(
+        Duration::from_millis(100),
+        join_all((0..3).map(|_| open("big"))),
+    );
+    assert!(waiting.await.is_err());
+    assert!(used() <= 8 * MIB);
+    drop(idle);
+    let all = join_all((0..40).map(|_| b.get("big")));
+    for read in tokio::time::timeout(Duration::from_secs(60), all)
+        .await
+        .expect("no deadlock")
+    {
+        assert_eq!(read.unwrap(), (noise(16 * MIB, 1), "HIT"));
+    }
+    settled(&b.engine).await;
+}
+
+/// A stale small object holds memory while it is asked about; its successor must not wait for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn revalidations_under_a_small_budget_do_not_wait_for_each_other() {
+    let b = Bench::with(Freshness::Always, Some(64 << 20), 2 << 20);
+    for i in 0..16 {
+        b.origin.set(&format!("o{i}"), noise(MIB, i));
+        b.get(&format!("o{i}")).await.unwrap();
+        b.origin.set(&format!("o{i}"), noise(MIB, 100 + i));
+    }
+    let all = join_all((0..16).map(|i| {
+        let b = &b;
+        async move { b.get(&format!("o{i}")).await }
+    }));
+    let all = tokio::time::timeout(Duration::from_secs(30), all)
+        .await
+        .expect("no deadlock");
+    for (i, read) in all.into_iter().enumerate() {
+        assert_eq!(read.unwrap().0, noise(MIB, 100 + i as u64));
+    }
+    settled(&b.engine).await;
+}

@@ -36,9 +36,11 @@ pub struct MemoryOrigin {
     pub stall_bodies_after: Mutex<Option<usize>>,
     asked: tokio::sync::watch::Sender<usize>,
     pub latency: Mutex<Duration>,
+    /// What is written is there this long before the writer hears of it.
+    pub acknowledges_after: Mutex<Duration>,
     pub down: AtomicBool,
     pub without_etags: AtomicBool,
-    uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
+    pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
 }
 
 impl MemoryOrigin {
@@ -67,6 +69,13 @@ impl MemoryOrigin {
         match self.down.load(SeqCst) {
             true => Err(Error::origin_unavailable("the origin is down")),
             false => Ok(()),
+        }
+    }
+
+    async fn acknowledge(&self) {
+        let late = *self.acknowledges_after.lock();
+        if !late.is_zero() {
+            tokio::time::sleep(late).await;
         }
     }
 
@@ -175,6 +184,7 @@ impl Origin for MemoryOrigin {
         let data: Vec<Bytes> = body.try_collect().await?;
         self.answer().await?;
         self.set(key, data.concat());
+        self.acknowledge().await;
         Ok(PutResponse {
             etag: self.find(key)?.1.etag,
         })
@@ -182,6 +192,7 @@ impl Origin for MemoryOrigin {
 
     async fn delete(&self, key: &str) -> Result<()> {
         self.objects.lock().remove(key);
+        self.acknowledge().await;
         Ok(())
     }
 
@@ -197,6 +208,7 @@ impl Origin for MemoryOrigin {
             return Err(Error::new(ErrorKind::PreconditionFailed, from.to_owned()));
         }
         self.set(to, data);
+        self.acknowledge().await;
         Ok(PutResponse {
             etag: self.find(to)?.1.etag,
         })
@@ -204,6 +216,7 @@ impl Origin for MemoryOrigin {
 
     async fn create_upload(&self, key: &str, _: PutRequest) -> Result<String> {
         self.uploads.lock().insert(key.into(), BTreeMap::new());
+        self.acknowledge().await;
         Ok(key.into())
     }
 
@@ -241,6 +254,7 @@ impl Origin for MemoryOrigin {
             .ok_or_else(|| Error::not_found("upload"))?;
         let data: Vec<Bytes> = parts.iter().map(|p| stored[&p.number].clone()).collect();
         self.set(key, data.concat());
+        self.acknowledge().await;
         Ok(PutResponse {
             etag: self.find(key)?.1.etag,
         })
