@@ -36,8 +36,6 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// What is fed to a parser in place: that is done in well under a millisecond.
-const FED_INLINE_MAX_BYTES: usize = 128 << 10;
 /// How often a file that changes while it is indexed is begun anew.
 const FRESH_STARTS: u32 = 3;
 /// The least that is read of a file's end.
@@ -160,7 +158,7 @@ pub(crate) async fn index(
     let mut files = shared.order.files;
     let mut skipped = Vec::new();
     if !changed.is_empty() || !damaged.is_empty() {
-        debug_assert!(damaged.is_empty() || on_damaged == OnDamaged::Skip);
+        assert!(damaged.is_empty() || on_damaged == OnDamaged::Skip);
         let mut kept = FileTableBuilder::default();
         for i in 0..files.len() {
             match (damaged.remove(&(i as u32)), changed.remove(&(i as u32))) {
@@ -416,21 +414,10 @@ async fn index_one(
             } else {
                 source.on(range.clone()).await?
             };
-            indexer = fed(indexer, range.start, read).await?;
+            indexer.feed(range.start, read)?;
         }
     }
     Ok((indexer.finish()?, source.bytes))
-}
-
-/// Feeds a parser; what takes its time on a thread that may be busy.
-async fn fed(mut indexer: FileIndexer, at: u64, bytes: Bytes) -> Result<FileIndexer> {
-    if bytes.len() <= FED_INLINE_MAX_BYTES {
-        indexer.feed(at, bytes)?;
-        return Ok(indexer);
-    }
-    let fed = tokio::task::spawn_blocking(move || indexer.feed(at, bytes).map(|()| indexer));
-    fed.await
-        .map_err(|e| Error::internal("a thread that indexes a file failed").source(e))?
 }
 
 /// Bytes of one version for a parser.
@@ -464,7 +451,7 @@ impl Source<'_> {
     async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
         let length = range.end - range.start;
         let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
-        let follows = range.start <= self.read_until && range.end > self.read_until;
+        let follows = range.start == self.read_until;
         self.read_until = range.end;
         if far && length <= HEADER_MAX_BYTES {
             return self.alone(range).await;

@@ -50,7 +50,7 @@ pub mod frame;
 pub mod index;
 mod indexer;
 mod ipc;
-pub mod jsonl;
+mod jsonl;
 mod kind;
 pub mod labels;
 mod member_decoder;

@@ -73,7 +73,7 @@ impl DatasetSource {
     ) -> Result<Self> {
         let schemas = datasets
             .iter()
-            .map(|d| d.projected(&columns))
+            .map(|d| columns.schema(d.schema()))
             .collect::<Result<Vec<_>>>()?;
         if let Some(i) = schemas
             .windows(2)

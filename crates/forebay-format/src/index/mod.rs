@@ -292,7 +292,13 @@ impl Columns {
                     .hint("split it into several archives"),
             );
         };
-        debug_assert_eq!(extent.offset % self.offset_unit(), 0);
+        if !extent.offset.is_multiple_of(self.offset_unit()) {
+            return Err(Error::internal(format!(
+                "a member at offset {}, between blocks of {}",
+                extent.offset,
+                self.offset_unit()
+            )));
+        }
         self.names.push_str(name);
         self.name_ends.push(name_end);
         self.storages.push(extent.storage);

@@ -220,7 +220,9 @@ impl Read {
             MemberDecoder::new(&extent)?.decode_all(&data, column.data())?;
             column.end_value()
         } else {
-            debug_assert_eq!(extent.storage, Storage::Stored);
+            if extent.storage != Storage::Stored {
+                return Err(Error::internal("a compressed member of a tar"));
+            }
             column.push(&data)
         }
     }

@@ -19,8 +19,6 @@ pub struct IndexOptions {
     pub schemas: Arc<Schemas>,
     /// TFRecord: the features of `tf.train.Example` as columns, not the bytes of the record.
     pub example: Option<ExampleSpec>,
-    /// JSONL: the columns, as the caller has named them; `None` to find out by the lines.
-    pub columns: Option<SchemaRef>,
     /// Where blocks of TFRecord, JSONL and tar end.
     pub block_bytes: u64,
     pub block_rows: u32,
@@ -33,7 +31,6 @@ impl Default for IndexOptions {
         Self {
             schemas: Arc::default(),
             example: None,
-            columns: None,
             block_bytes: limits::BLOCK_TARGET_BYTES,
             block_rows: limits::BLOCK_TARGET_ROWS,
             piece_bytes: limits::PIECE_TARGET_BYTES,
@@ -205,7 +202,7 @@ enum Inner {
     ArrowFile(ipc::FileIndexer),
     ArrowStream(ipc::StreamIndexer),
     TfRecord(Box<tfrecord::Indexer>),
-    Jsonl(Box<jsonl::Indexer>),
+    Jsonl(jsonl::Indexer),
 }
 
 macro_rules! each {
@@ -232,7 +229,7 @@ impl FileIndexer {
             Format::ArrowFile => Inner::ArrowFile(ipc::FileIndexer::new(size, options)),
             Format::ArrowStream => Inner::ArrowStream(ipc::StreamIndexer::new(size, options)),
             Format::TfRecord => Inner::TfRecord(Box::new(tfrecord::Indexer::new(size, options))),
-            Format::Jsonl => Inner::Jsonl(Box::new(jsonl::Indexer::new(size, options))),
+            Format::Jsonl => Inner::Jsonl(jsonl::Indexer::new(size, options)),
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
                     Error::invalid(format!("{format} is not indexed as a file of rows")).hint(

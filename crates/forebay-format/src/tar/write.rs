@@ -53,7 +53,7 @@ pub fn tar_header_with_pax(
             let len = record_len(keyword, value);
             records.extend_from_slice(format!("{len} {keyword}={value}\n").as_bytes());
         });
-        debug_assert_eq!(records.len() as u64, plan.records_len);
+        assert_eq!(records.len() as u64, plan.records_len);
         out.put_slice(&records);
         tar_padding_into(out, plan.records_len);
     }
@@ -248,7 +248,7 @@ fn block(name: &[u8], prefix: &[u8], size: u64, mtime: u64, type_flag: u8) -> [u
 }
 
 fn octal_11(field: &mut [u8], value: u64) {
-    debug_assert!(value <= OCTAL_11_MAX);
+    assert!(value <= OCTAL_11_MAX, "{value} has a PAX record");
     octal(field, value);
 }
 
