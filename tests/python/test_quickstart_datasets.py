@@ -66,7 +66,7 @@ def far(tmp_path_factory):
 
 
 def test_there_are_three_examples():
-    assert len(EXAMPLES) == 4 and sum(map(len, EXAMPLES.values())) == 6
+    assert len(EXAMPLES) == 4 and sum(map(len, EXAMPLES.values())) == 5
 
 
 @pytest.mark.parametrize("title", EXAMPLES)

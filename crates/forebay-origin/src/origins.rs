@@ -8,7 +8,7 @@
 use crate::{
     Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin, Origin,
     OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy,
-    aws::Environment,
+    aws::{AwsSettings, Environment},
     azure::AzureOrigin,
     local,
     s3::{Address, S3Endpoint, S3Origin},
@@ -99,6 +99,42 @@ pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
 /// As [`open`].
 pub fn open_in(config: &OriginConfig, env: &Environment) -> Result<Arc<dyn Origin>> {
     Ok(open_shared(config, env)?.0)
+}
+
+/// What tells one origin from another: its kind, address, bucket and prefix, as far as they can be
+/// known without asking the network. Not credentials, limits or the region: with others it is the
+/// same origin still.
+///
+/// # Errors
+/// A configuration that makes no sense.
+fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
+    let address = |text: &str| {
+        let url = url::Url::parse(text).map_or_else(|_| text.to_owned(), |u| u.to_string());
+        url.trim_end_matches('/').to_owned()
+    };
+    let set = |endpoint: Option<&str>, default: &str| endpoint.map_or(default.to_owned(), address);
+    Ok(match config.check()? {
+        OriginUrl::S3 { bucket, prefix } => {
+            let settings = AwsSettings::find(config, env)?;
+            let endpoint = set(settings.endpoint.as_deref(), "aws");
+            format!("s3 {endpoint} {} {prefix}", bucket.unwrap_or_default())
+        }
+        OriginUrl::Gcs { bucket, prefix } => {
+            let endpoint = set(config.endpoint.as_deref(), "google");
+            format!("gs {endpoint} {bucket} {prefix}")
+        }
+        OriginUrl::Azure { container, prefix } => {
+            let account = config.account.clone();
+            let account = account.or_else(|| std::env::var("AZURE_STORAGE_ACCOUNT_NAME").ok());
+            let endpoint = set(config.endpoint.as_deref(), &account.unwrap_or_default());
+            format!("az {endpoint} {container} {prefix}")
+        }
+        OriginUrl::Web { base } => format!("web {base}"),
+        OriginUrl::Directory { path, each } => {
+            let path = path.canonicalize().unwrap_or(path);
+            format!("file {}{}", path.display(), if each { "/*" } else { "" })
+        }
+    })
 }
 
 fn open_shared(config: &OriginConfig, env: &Environment) -> Result<(Arc<dyn Origin>, Shared)> {
@@ -301,6 +337,9 @@ impl Wildcard {
 pub struct Origins {
     named: BTreeMap<String, (Arc<dyn Origin>, Option<Shared>)>,
     wildcards: Vec<Wildcard>,
+    /// What identifies those that were configured ([`identity_of`]).
+    identities: BTreeMap<String, String>,
+    wildcard_identities: Vec<String>,
 }
 
 impl Origins {
@@ -325,12 +364,23 @@ impl Origins {
 
     /// Maps `bucket` to the configured origin; a name that begins with `*` adds a wildcard.
     pub fn add_config(&mut self, bucket: &str, config: &OriginConfig) -> Result<()> {
+        let env = Environment::of_process();
+        let identity = identity_of(config, &env)?;
         if bucket.starts_with(WILDCARD) {
             self.wildcards.push(Wildcard::new(config)?);
+            self.wildcard_identities.push(identity);
             return Ok(());
         }
-        let (origin, shared) = open_shared(config, &Environment::of_process())?;
-        self.insert(bucket, origin, Some(shared))
+        let (origin, shared) = open_shared(config, &env)?;
+        self.insert(bucket, origin, Some(shared))?;
+        self.identities.insert(bucket.to_owned(), identity);
+        Ok(())
+    }
+
+    /// What identifies the origin of each mapped bucket, and of all other names together: a cache
+    /// keeps apart what came from different origins.
+    pub fn identities(&self) -> (&BTreeMap<String, String>, String) {
+        (&self.identities, self.wildcard_identities.join("\n"))
     }
 
     /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the
@@ -620,6 +670,62 @@ mod tests {
             (OPEN_BUCKETS_MAX, OPEN_BUCKETS_MAX)
         );
         assert!(!open.by_name.contains_key("bucket-0") && open.by_name.contains_key("bucket-1033"));
+    }
+
+    #[test]
+    fn an_origin_is_known_by_where_it_is() {
+        let of = |config: &OriginConfig| identity_of(config, &Environment::of_process()).unwrap();
+        let base = OriginConfig {
+            endpoint: Some("http://127.0.0.1:9000".into()),
+            ..config("s3://bucket/prefix".into())
+        };
+        let same = [
+            OriginConfig {
+                access_key_id: Some("id".into()),
+                secret_access_key: Some(crate::Secret::new("secret")),
+                anonymous: false,
+                requests_in_flight: 3,
+                bytes_per_second: Some(9),
+                ..base.clone()
+            },
+            OriginConfig {
+                endpoint: Some("http://127.0.0.1:9000/".into()),
+                ..base.clone()
+            },
+            OriginConfig {
+                url: "s3://bucket/prefix/".into(),
+                ..base.clone()
+            },
+        ];
+        for config in same {
+            assert_eq!(of(&config), of(&base));
+        }
+        let endpoint = OriginConfig {
+            endpoint: Some("http://127.0.0.1:9001".into()),
+            ..base.clone()
+        };
+        let mut all = vec![of(&base), of(&endpoint)];
+        for url in [
+            "s3://bucket/other",
+            "s3://bucket",
+            "s3://other/prefix",
+            "s3://",
+            "gs://bucket/prefix",
+            "file:///tmp",
+            "file:///tmp/*",
+            "file:///usr",
+        ] {
+            all.push(of(&OriginConfig {
+                url: url.into(),
+                ..base.clone()
+            }));
+        }
+        all.push(of(&config("https://example.com/a/".into())));
+        all.push(of(&config("https://example.com/b/".into())));
+        let n = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), n, "{all:?}");
     }
 
     #[test]

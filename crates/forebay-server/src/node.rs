@@ -26,7 +26,7 @@ use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
 use forebay_origin::{Origins, WILDCARD};
-use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -75,7 +75,7 @@ impl Node {
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let origins = Arc::new(open_origins(&config)?);
-        let store = open_store(&config, clock.clone()).await?;
+        let store = open_store(&config, &origins, clock.clone()).await?;
         // After the store, whose lock says that this socket is ours.
         let unix_path = config.unix_path();
         let unix = match &unix_path {
@@ -251,10 +251,7 @@ impl Node {
         if let Some(path) = &self.app.unix_path {
             socket::remove(path);
         }
-        if let Some(store) = self.app.engine.store().cloned() {
-            let closed = tokio::task::spawn_blocking(move || store.close()).await;
-            closed.map_err(|e| Error::internal(format!("closing the store: {e}")))??;
-        }
+        self.app.engine.close(ABORT_GRACE).await?;
         if in_time {
             tracing::info!("the node has stopped");
             return Ok(());
@@ -319,7 +316,11 @@ fn open_origins(config: &Config) -> Result<Origins> {
     Ok(origins)
 }
 
-async fn open_store(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc<Store>>> {
+async fn open_store(
+    config: &Config,
+    origins: &Origins,
+    clock: Arc<dyn Clock>,
+) -> Result<Option<Arc<Store>>> {
     if config.cache.dirs.is_empty() {
         return Ok(None);
     }
@@ -332,8 +333,12 @@ async fn open_store(config: &Config, clock: Arc<dyn Clock>) -> Result<Option<Arc
             capacity_bytes: d.size.0,
         })
         .collect();
+    let (named, others) = origins.identities();
     let store_config = StoreConfig {
         dirs,
+        keep_free_bytes: config.cache.keep_free.map(|b| b.0),
+        sources: Sources::new(named.clone(), &others),
+        discard_incompatible: config.cache.discard_incompatible,
         ..StoreConfig::default()
     };
     let opened = tokio::task::spawn_blocking(move || Store::open(store_config, clock)).await;

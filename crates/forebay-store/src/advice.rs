@@ -26,9 +26,10 @@
 use crate::{
     dir::Directory,
     index::{Entry, VISITED},
-    key::Part,
+    key::{Part, part_key},
     record::{Kind, split_name},
     segment::Segment,
+    sources::Salts,
     sync::{Mutex, atomic::Ordering::Relaxed},
 };
 use forebay_core::VersionId;
@@ -133,25 +134,31 @@ impl Choice {
     }
 }
 
-/// What a record is to an advisor. `None`: nothing that it could know.
-pub fn cached_of(kind: Kind, key: u128, version: u64, name: &[u8], meta: &[u8]) -> Option<Cached> {
+/// What a record is to an advisor. `None`: nothing that it could know, as records of an origin
+/// that its bucket had before.
+pub fn cached_of(
+    salts: &Salts,
+    kind: Kind,
+    key: u128,
+    version: u64,
+    name: &[u8],
+    meta: &[u8],
+) -> Option<Cached> {
     let version = VersionId(version);
-    match kind {
-        Kind::Head => Some(Cached {
-            name: key,
-            version,
-            part: None,
-        }),
-        Kind::Part => {
-            let (bucket, object_key) = split_name(name)?;
-            Some(Cached {
-                name: forebay_core::name::hash_name(bucket, object_key),
-                version,
-                part: Some(Part::decode(meta)?),
-            })
-        }
-        Kind::Tombstone | Kind::Pin => None,
-    }
+    let part = match kind {
+        Kind::Head => None,
+        Kind::Part => Some(Part::decode(meta)?),
+        Kind::Tombstone | Kind::Pin => return None,
+    };
+    let (bucket, object_key) = split_name(name)?;
+    let name = forebay_core::name::hash_name(bucket, object_key);
+    let head = salts.head_key(bucket, name);
+    let current = part.map_or(head, |part| part_key(head, version, part));
+    (current == key).then_some(Cached {
+        name,
+        version,
+        part,
+    })
 }
 
 /// The segment that is to go, of `sealed` (oldest first; none of them has a write under way), and
@@ -263,7 +270,7 @@ fn ask(advisor: &dyn Advisor, generation: u64, dir: &Directory, sealed: &[Arc<Se
         if entries.is_empty() {
             // From before the restart, or before there was an advisor: its first entries stand for
             // all.
-            entries = first_entries(segment);
+            entries = first_entries(&dir.salts, segment);
         }
         let of: Vec<_> = entries
             .iter()
@@ -278,11 +285,11 @@ fn ask(advisor: &dyn Advisor, generation: u64, dir: &Directory, sealed: &[Arc<Se
     }
 }
 
-fn first_entries(segment: &Segment) -> Vec<(Cached, u32)> {
+fn first_entries(salts: &Salts, segment: &Segment) -> Vec<(Cached, u32)> {
     let mut entries = Vec::new();
     let walk = segment.scan(0, true, &mut |_, header, name, meta| {
         entries.extend(
-            cached_of(header.kind, header.key, header.version, name, meta)
+            cached_of(salts, header.kind, header.key, header.version, name, meta)
                 .map(|c| (c, header.len() as u32)),
         );
         if entries.len() < SAMPLES {

@@ -47,7 +47,12 @@ impl Inner {
         let _guard = self.checkpointing.lock();
         let mut result = Ok(());
         for dir in &self.dirs {
-            if let Err(e) = self.checkpoint_dir(dir) {
+            let seen = dir.seen();
+            let written = match self.checkpoint_dir(dir) {
+                Err(_) if self.relieve(dir, seen) => self.checkpoint_dir(dir),
+                done => done,
+            };
+            if let Err(e) = written {
                 result = Err(e);
             }
         }

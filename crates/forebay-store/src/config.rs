@@ -1,6 +1,9 @@
 //! What a store is made of: directories with a size each.
 
-use crate::record::{self, OVERHEAD_MAX_BYTES};
+use crate::{
+    record::{self, OVERHEAD_MAX_BYTES},
+    sources::Sources,
+};
 use forebay_core::{Error, Result, limits::CHUNK_BYTES, units::format_bytes};
 use std::{path::PathBuf, time::Duration};
 
@@ -8,7 +11,8 @@ use std::{path::PathBuf, time::Duration};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirConfig {
     pub path: PathBuf,
-    /// The sizes of all files of the store in this directory never add up to more.
+    /// The sizes of all files of the store in this directory never add up to more; to less where
+    /// the file system has less room.
     pub capacity_bytes: u64,
 }
 
@@ -24,6 +28,14 @@ pub struct StoreConfig {
     /// as the last checkpoint: they bound what a restart after a crash reads again, and what
     /// checkpoints cost.
     pub checkpoint_records: u64,
+    /// What the store leaves free of each file system: where others fill it, the oldest is given
+    /// up. `None`: a twentieth of the file system, at most [`KEEP_FREE_DEFAULT_MAX_BYTES`].
+    pub keep_free_bytes: Option<u64>,
+    /// Where the objects of each bucket come from.
+    pub sources: Sources,
+    /// Whether a directory that cannot be read, because another version wrote it or its identity
+    /// is damaged, is emptied. Otherwise the store does not open.
+    pub discard_incompatible: bool,
     /// How long a directory that refused a write is left alone.
     pub retry_after: Duration,
     /// Whether a thread of the store writes checkpoints and makes room ahead of need.
@@ -37,20 +49,34 @@ impl Default for StoreConfig {
             segment_bytes: None,
             checkpoint_interval: Duration::from_secs(300),
             checkpoint_records: 500_000,
+            keep_free_bytes: None,
+            sources: Sources::default(),
+            discard_incompatible: false,
             retry_after: Duration::from_secs(30),
             background: true,
         }
     }
 }
 
+/// The most that is kept free of a file system where nothing else is configured.
+pub const KEEP_FREE_DEFAULT_MAX_BYTES: u64 = 4 << 30;
+/// The part of a file system that is kept free where nothing else is configured.
+const KEEP_FREE_SHARE: u64 = 20;
+
+/// What is to stay free of a file system of this size.
+pub fn keep_free_of(configured_bytes: Option<u64>, total_bytes: u64) -> u64 {
+    configured_bytes
+        .unwrap_or_else(|| (total_bytes / KEEP_FREE_SHARE).min(KEEP_FREE_DEFAULT_MAX_BYTES))
+}
+
 pub(crate) const SEGMENT_MIN_BYTES: u64 = 4 << 10;
 const SEGMENT_DERIVED_MIN_BYTES: u64 =
     record::ALIGN_BYTES * ((CHUNK_BYTES + OVERHEAD_MAX_BYTES) / record::ALIGN_BYTES + 1);
 const SEGMENT_MAX_BYTES: u64 = 1 << 30;
-/// What is kept free for the identity file and its successor.
-pub(crate) const IDENTITY_RESERVE_BYTES: u64 = 16 << 10;
+/// What is kept free for the identity file, its successor and its copy.
+pub(crate) const IDENTITY_RESERVE_BYTES: u64 = 20 << 10;
 /// A directory holds at least this many segments.
-const SEGMENTS_MIN: u64 = 4;
+pub(crate) const SEGMENTS_MIN: u64 = 4;
 
 impl DirConfig {
     /// The size of this directory's segments.

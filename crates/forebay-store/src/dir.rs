@@ -4,12 +4,17 @@
 //! is never less than the sum of the sizes of all files of the store in the directory, but for what
 //! is prepared of the active segment, and never more than the capacity less the room that is kept
 //! free for that.
+//!
+//! How much may be used at this moment, the *effective* capacity, is less than the configured one
+//! where the file system has less room ([`Directory::measure`]), or says that it has none
+//! ([`Directory::squeeze`]).
 
 use crate::{
-    config::IDENTITY_RESERVE_BYTES,
+    config::{IDENTITY_RESERVE_BYTES, SEGMENTS_MIN, keep_free_of},
     disk::{Disk, OpenMode, PREPARED_BYTES},
     identity::{self, Identity},
     segment::{Segment, Segments},
+    sources::Salts,
     stats::DirState,
     sync::{
         Mutex,
@@ -20,6 +25,10 @@ use forebay_core::{Error, Result, units::format_bytes};
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 const PAGE_BYTES: u64 = 4 << 10;
+/// Where a write finds no room, this part of what is used is given up.
+const SQUEEZE_SHARE: u64 = 16;
+/// How long a directory does not grow after that.
+const SQUEEZED_SECS: u32 = 30;
 
 /// What space is asked for; later classes may go further into the reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +55,20 @@ pub struct Directory {
     pub index: usize,
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
+    /// As it was configured.
     pub capacity: u64,
+    /// What of it there is room for at this moment.
+    effective: AtomicU64,
+    /// What must stay free of the file system; `None`: the default.
+    keep_free: Option<u64>,
+    /// What others may still write to the file system, as it said last.
+    available: AtomicU64,
+    /// The same when a write found no room.
+    available_when_full: AtomicU64,
+    /// The effective capacity does not grow before this time.
+    squeezed_until: AtomicU32,
+    /// Times that room was made because a write found none.
+    pub squeezes: AtomicU64,
     pub segment_bytes: u64,
     /// Kept free for the evictor's copies: a segment's worth.
     pub reserve: u64,
@@ -56,6 +78,7 @@ pub struct Directory {
     pub id: u64,
     pub secret: u64,
     pub identity: Mutex<Identity>,
+    pub salts: Arc<Salts>,
     pub state: Mutex<State>,
     /// Held by whoever evicts.
     pub evict: Mutex<()>,
@@ -101,6 +124,13 @@ impl State {
     }
 }
 
+/// What a directory had been through when a write began.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    pub write_failures: u64,
+    pub squeezes: u64,
+}
+
 /// A place for a record in the log.
 pub struct Placed {
     pub segment: Arc<Segment>,
@@ -113,8 +143,10 @@ pub struct Opening {
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
     pub capacity: u64,
+    pub keep_free: Option<u64>,
     pub segment_bytes: u64,
     pub identity: Identity,
+    pub salts: Arc<Salts>,
     pub lock: identity::Lock,
 }
 
@@ -132,12 +164,19 @@ impl Directory {
             path: o.path,
             disk: o.disk,
             capacity: o.capacity,
+            effective: AtomicU64::new(o.capacity),
+            keep_free: o.keep_free,
+            available: AtomicU64::new(0),
+            available_when_full: AtomicU64::new(0),
+            squeezed_until: AtomicU32::new(0),
+            squeezes: AtomicU64::new(0),
             segment_bytes: o.segment_bytes,
             reserve: segment,
             ahead: ahead_of(o.segment_bytes),
             id: o.identity.id,
             secret: o.identity.secret,
             identity: Mutex::new(o.identity),
+            salts: o.salts,
             state: Mutex::new(state),
             evict: Mutex::new(()),
             roll: Mutex::new(()),
@@ -154,12 +193,82 @@ impl Directory {
 
     /// How far `used` may grow.
     pub fn limit(&self, class: Class) -> u64 {
-        let all = self.capacity - IDENTITY_RESERVE_BYTES - self.ahead;
-        match class {
-            Class::Relocation => all,
-            Class::Tombstone => all - self.reserve,
-            Class::Normal => all - self.reserve - self.reserve / 16,
+        let kept = match class {
+            Class::Relocation => 0,
+            Class::Tombstone => self.reserve,
+            Class::Normal => self.reserve + self.reserve / 16,
+        };
+        self.effective()
+            .saturating_sub(IDENTITY_RESERVE_BYTES + self.ahead + kept)
+    }
+
+    /// What of the capacity there is room for at this moment.
+    pub fn effective(&self) -> u64 {
+        self.effective.load(Relaxed)
+    }
+
+    /// What others may still write to the file system, as it said last.
+    pub fn available(&self) -> u64 {
+        self.available.load(Relaxed)
+    }
+
+    /// The least that a directory can work with, however little room there is.
+    fn least(&self) -> u64 {
+        let least = self.segment_bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
+        least.min(self.capacity)
+    }
+
+    /// Asks the file system how much room there is, and makes that the effective capacity, within
+    /// what was configured and what is needed at the least. One that does not say has enough.
+    pub fn measure(&self, now: u32) {
+        let Ok(space) = self.disk.space(&self.path) else {
+            return;
+        };
+        self.available.store(space.available_bytes, Relaxed);
+        let kept = keep_free_of(self.keep_free, space.total_bytes);
+        let room = (self.state.lock().used + space.available_bytes).saturating_sub(kept);
+        let mut effective = room.clamp(self.least(), self.capacity);
+        let before = self.effective();
+        let until = self.squeezed_until.load(Relaxed);
+        // (A clock that was set back waits no longer than it would have.)
+        if now < until && until - now <= SQUEEZED_SECS {
+            effective = effective.min(before);
         }
+        self.effective.store(effective, Relaxed);
+        if effective < self.capacity && before == self.capacity {
+            tracing::warn!(
+                dir = %self.path.display(),
+                size = %format_bytes(self.capacity),
+                room = %format_bytes(effective),
+                kept_free = %format_bytes(kept),
+                "the file system has no room for the cache's whole size: it keeps to what there is"
+            );
+        } else if effective == self.capacity && before < self.capacity {
+            tracing::info!(dir = %self.path.display(), "there is room for the cache's whole size \
+                again");
+        }
+        let full = self.available_when_full.load(Relaxed);
+        if self.health() == DirState::Full
+            && space.available_bytes >= full.saturating_add(2 * self.segment_bytes)
+        {
+            // Somebody made room.
+            self.retry_now();
+        }
+    }
+
+    /// A write found no room, whatever the file system says (quotas, reserves): gives up a part of
+    /// what is used, and grows again after a while at the earliest.
+    pub fn squeeze(&self, now: u32) {
+        self.measure(now);
+        self.available_when_full.store(self.available(), Relaxed);
+        let used = self.state.lock().used;
+        let step = (used / SQUEEZE_SHARE).max(self.segment_bytes);
+        // `limit` leaves something out of it; that is to be used still.
+        let besides = self.effective().saturating_sub(self.limit(Class::Normal));
+        let most = used.saturating_sub(step) + besides;
+        self.effective.fetch_min(most.max(self.least()), Relaxed);
+        self.squeezed_until
+            .store(now.saturating_add(SQUEEZED_SECS), Relaxed);
     }
 
     /// Charges `bytes`, if they fit.
@@ -373,6 +482,12 @@ impl Directory {
         .source(e)
     }
 
+    /// There was nothing to give up: what may be used is what it was.
+    pub fn unsqueeze(&self, effective: u64) {
+        self.squeezed_until.store(0, Relaxed);
+        self.effective.store(effective, Relaxed);
+    }
+
     pub fn write_succeeded(&self) {
         if self.health.load(Relaxed) != DirState::Ok as u8 {
             self.health.store(DirState::Ok as u8, Relaxed);
@@ -387,6 +502,18 @@ impl Directory {
             let failed_at = self.retry_at.load(Relaxed);
             now < failed_at || now - failed_at >= retry_after
         }
+    }
+
+    pub fn seen(&self) -> Seen {
+        Seen {
+            write_failures: self.counters.write_failures.load(Relaxed),
+            squeezes: self.squeezes.load(Relaxed),
+        }
+    }
+
+    /// The next write is tried, whatever the last one met.
+    pub fn retry_now(&self) {
+        self.retry_at.store(0, Relaxed);
     }
 
     pub fn health(&self) -> DirState {
@@ -415,7 +542,7 @@ impl Directory {
             "cache directory {}: no room for {} within its {}",
             self.path.display(),
             format_bytes(bytes),
-            format_bytes(self.capacity)
+            format_bytes(self.effective())
         ))
         .hint("unpin objects, or give the cache more space")
     }

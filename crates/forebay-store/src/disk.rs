@@ -22,8 +22,46 @@ pub enum OpenMode {
     Create,
 }
 
+/// How much a file system holds, and how much more a process without privileges may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+}
+
+/// The space of the file system that `path` is on, or would be on: of its nearest ancestor that
+/// exists.
+///
+/// # Errors
+/// Of the system.
+pub fn space_of(path: &Path) -> io::Result<Space> {
+    let absolute = std::path::absolute(path)?;
+    let existing = absolute
+        .ancestors()
+        .find(|p| p.exists())
+        .unwrap_or(Path::new("/"));
+    let path = std::ffi::CString::new(existing.as_os_str().as_encoded_bytes())?;
+    let mut said = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: a path that ends with a zero, and memory for the answer.
+    if unsafe { libc::statvfs(path.as_ptr(), said.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it has filled the answer.
+    let said = unsafe { said.assume_init() };
+    let unit = said.f_frsize;
+    Ok(Space {
+        total_bytes: said.f_blocks.saturating_mul(unit),
+        available_bytes: said.f_bavail.saturating_mul(unit),
+    })
+}
+
 /// A file system, as far as the store needs one.
 pub trait Disk: Send + Sync + 'static {
+    /// As [`space_of`].
+    ///
+    /// # Errors
+    /// Of the system.
+    fn space(&self, dir: &Path) -> io::Result<Space>;
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>>;
     /// Plain files of a directory with their sizes.
@@ -101,6 +139,10 @@ impl RealFile {
 }
 
 impl Disk for RealDisk {
+    fn space(&self, dir: &Path) -> io::Result<Space> {
+        space_of(dir)
+    }
+
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }

@@ -6,6 +6,8 @@
 //! - Otherwise the oldest goes, CLOCK style: records that were read since they were written, and
 //!   pinned ones, move to the end of the log; the rest is dropped. At most half of a segment moves
 //!   for having been read, so each pass makes progress.
+//! - Where the file system has no room for moving anything, the oldest segment without pinned
+//!   records goes, and all that is in it.
 //! - While an advisor knows what is coming, any segment may go in place of the oldest, and its word
 //!   counts more than whether a record was read ([`advice`](crate::advice)).
 //!
@@ -18,11 +20,12 @@
 
 use crate::{
     advice::{self, Advisor, Choice, NextUse},
-    dir::{Class, Directory},
+    dir::{Class, Directory, Seen},
     index::{PIN, PINNED, SUPERSEDED, VISITED},
     inner::Inner,
     record::{FLAG_DERIVED, Header, Kind, padded, split_name},
     segment::Segment,
+    stats::DirState,
     sync::{atomic::Ordering::Relaxed, sleep},
 };
 use forebay_core::{Error, ErrorKind, Result};
@@ -40,6 +43,15 @@ enum Mode {
     Compact,
     Clock,
     Advised(Choice),
+    /// Nothing is moved.
+    Drop,
+}
+
+impl Mode {
+    /// The segment is the oldest one: nothing older is left of what is dropped.
+    fn is_of_oldest(self) -> bool {
+        self == Mode::Clock
+    }
 }
 
 /// A segment that is being emptied.
@@ -64,6 +76,7 @@ impl Inner {
             return Err(dir.full_error(bytes));
         }
         let _guard = dir.evict.lock();
+        dir.measure(self.now());
         // Pinned data only move: a full round of the log without enough room means that there is
         // none.
         let passes = 2 * dir.state.lock().segments.len() + 4;
@@ -88,6 +101,10 @@ impl Inner {
             return Ok(());
         }
         let low_water = dir.limit(Class::Normal).saturating_sub(dir.segment_bytes);
+        if dir.effective() < dir.capacity && dir.state.lock().used > dir.limit(Class::Normal) {
+            // There is less room than there was.
+            return self.shrink(dir);
+        }
         for _ in 0..RECLAIM_AHEAD_PASSES {
             if dir.state.lock().used <= low_water {
                 break;
@@ -96,6 +113,81 @@ impl Inner {
             self.reclaim(dir)?;
         }
         Ok(())
+    }
+
+    /// If a write of `dir` failed for want of room on the file system: gives up the oldest. Whether
+    /// there may be room now. `seen` is from before the write: others may have made room already.
+    pub fn relieve(&self, dir: &Directory, seen: Seen) -> bool {
+        let failures = dir.counters.write_failures.load(Relaxed);
+        if dir.health() != DirState::Full || failures == seen.write_failures {
+            return false;
+        }
+        let _guard = dir.evict.lock();
+        if dir.squeezes.load(Relaxed) != seen.squeezes {
+            return true;
+        }
+        let effective = dir.effective();
+        dir.squeeze(self.now());
+        let before = dir.state.lock().used;
+        let passes = dir.state.lock().segments.len();
+        for _ in 0..passes {
+            if dir.state.lock().used <= dir.limit(Class::Normal) {
+                break;
+            }
+            match self.drop_oldest(dir) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    tracing::warn!(dir = %dir.path.display(), error = %e.describe(), "no room \
+                        could be made on a full file system");
+                    break;
+                }
+            }
+        }
+        let freed = before.saturating_sub(dir.state.lock().used);
+        if freed > 0 {
+            dir.squeezes.fetch_add(1, Relaxed);
+        } else {
+            dir.unsqueeze(effective);
+        }
+        freed > 0
+    }
+
+    /// Drops the oldest segment that holds nothing pinned, moving nothing. `false`: there is none;
+    /// the youngest stays. The caller holds `dir.evict`.
+    fn drop_oldest(&self, dir: &Directory) -> Result<bool> {
+        let mut segments: Vec<_> = dir.state.lock().sealed().cloned().collect();
+        if dir.state.lock().active.is_none() {
+            segments.pop();
+        }
+        for (i, segment) in segments.iter().enumerate() {
+            if segment.pending.load(Relaxed) > 0 || self.holds_pinned(dir, segment) {
+                continue;
+            }
+            let mode = if i == 0 { Mode::Clock } else { Mode::Drop };
+            return self.free(dir, segment, mode, None, false).map(|()| true);
+        }
+        Ok(false)
+    }
+
+    fn holds_pinned(&self, dir: &Directory, segment: &Segment) -> bool {
+        let mut holds = false;
+        let pinned = !self.pins.is_empty()
+            && segment
+                .scan(0, true, &mut |offset, header, name, _| {
+                    let entry = self.index.peek(header.key);
+                    holds = entry.is_some_and(|e| {
+                        e.is_at(segment.slot, offset)
+                            && (e.has(PIN) || e.has(PINNED) || self.is_held(dir, header, name))
+                    });
+                    if holds {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                })
+                .is_ok();
+        pinned && holds
     }
 
     /// Brings a directory whose limit was lowered under it.
@@ -120,13 +212,20 @@ impl Inner {
         let Some((victim, mode)) = Self::choose(dir, advisor.as_deref()) else {
             return Ok(false);
         };
-        match self.free(dir, &victim, mode, advisor.clone()) {
+        match self.free(dir, &victim, mode, advisor.clone(), true) {
             // Moves that a failing disk broke off have used up the room for moving: what can be
             // dropped makes room again.
             Err(e) if mode != Mode::Clock && e.kind() == ErrorKind::Busy => match Self::oldest(dir)
             {
-                Some(oldest) => self.free(dir, &oldest, Mode::Clock, advisor).map(|()| true),
+                Some(oldest) => self
+                    .free(dir, &oldest, Mode::Clock, advisor, true)
+                    .map(|()| true),
                 None => Err(e),
+            },
+            // There is no room to move anything.
+            Err(e) if dir.health() == DirState::Full => match self.drop_oldest(dir) {
+                Ok(true) => Ok(true),
+                _ => Err(e),
             },
             freed => freed.map(|()| true),
         }
@@ -180,6 +279,7 @@ impl Inner {
         victim: &Arc<Segment>,
         mode: Mode,
         advisor: Option<Arc<dyn Advisor>>,
+        moves: bool,
     ) -> Result<()> {
         let mut waited = Duration::ZERO;
         while victim.pending.load(Relaxed) > 0 {
@@ -198,7 +298,11 @@ impl Inner {
             dir.ghosts.fetch_add(1, Relaxed);
         }
         if victim.live_records.load(Relaxed) > 0 || victim.tombstone_bytes.load(Relaxed) > 0 {
-            let second_round = victim.end.load(Relaxed) / 2;
+            let second_round = if moves {
+                victim.end.load(Relaxed) / 2
+            } else {
+                0
+            };
             let nothing_older = Self::nothing_older(dir, victim);
             self.empty(
                 dir,
@@ -304,7 +408,7 @@ impl Inner {
             return Ok(());
         };
         let mut waited = Duration::ZERO;
-        while mode != Mode::Clock && entry.has(SUPERSEDED) {
+        while !mode.is_of_oldest() && entry.has(SUPERSEDED) {
             // Its successor is being written. To drop this one before that has succeeded could
             // bring back an older one after a crash.
             if waited >= PENDING_WAIT {
@@ -325,8 +429,14 @@ impl Inner {
         let again = victim.second_round >= len
             && match (mode, &victim.advisor) {
                 (Mode::Advised(choice), Some(advisor)) => {
-                    let cached =
-                        advice::cached_of(header.kind, header.key, header.version, name, meta);
+                    let cached = advice::cached_of(
+                        &dir.salts,
+                        header.kind,
+                        header.key,
+                        header.version,
+                        name,
+                        meta,
+                    );
                     choice.keeps(
                         cached.map_or(NextUse::Unknown, |c| advisor.next_use(&c)),
                         &entry,
@@ -354,7 +464,7 @@ impl Inner {
         {
             dir.counters.evicted_records.fetch_add(1, Relaxed);
             dir.counters.evicted_bytes.fetch_add(len, Relaxed);
-            if mode != Mode::Clock
+            if !mode.is_of_oldest()
                 && Self::is_named(&entry)
                 && !victim.nothing_older
                 // Its own number: should the file outlive this, the record is current still.
@@ -385,7 +495,7 @@ impl Inner {
         // What an attempt that broke off has moved is not moved again: else each attempt would cost
         // its room, until none is left.
         let moved = offset < victim.segment.tombstones_moved_to.load(Relaxed);
-        let needed = victim.mode != Mode::Clock && !victim.nothing_older && !moved && {
+        let needed = !victim.mode.is_of_oldest() && !victim.nothing_older && !moved && {
             // A newer record of the key in the same log does the tombstone's work.
             let newer = self
                 .index
@@ -395,7 +505,13 @@ impl Inner {
             newer.is_none_or(|s| s.dir != dir.index)
         };
         if needed {
-            self.relocate(dir, victim.segment, offset, header, false, (&[], &[]))?;
+            match self.relocate(dir, victim.segment, offset, header, false, (&[], &[])) {
+                // It cannot be kept, and the segment must go.
+                Err(e) if victim.mode == Mode::Drop => self.distrust(dir, &e),
+                moved => {
+                    moved?;
+                }
+            }
             victim
                 .segment
                 .tombstones_moved_to
@@ -460,7 +576,7 @@ impl Inner {
             Some(Some(placed))
         })?;
         let Some(placed) = placed else {
-            debug_assert!(!current);
+            assert!(!current, "a place is refused to what is not current");
             dir.unclaim(len);
             return Ok(false);
         };
@@ -492,9 +608,15 @@ impl Inner {
                     placed.segment.outdated.fetch_add(1, Relaxed);
                 }
                 drop(shard);
-                if let Some(cached) =
-                    advice::cached_of(header.kind, header.key, header.version, name, meta)
-                        .filter(|_| !name.is_empty())
+                if let Some(cached) = advice::cached_of(
+                    &dir.salts,
+                    header.kind,
+                    header.key,
+                    header.version,
+                    name,
+                    meta,
+                )
+                .filter(|_| !name.is_empty())
                 {
                     placed.segment.samples.lock().note(
                         cached,
@@ -518,7 +640,7 @@ impl Inner {
                     victim.sub_live(e.padded());
                     dir.counters.evicted_records.fetch_add(1, Relaxed);
                     dir.counters.evicted_bytes.fetch_add(e.padded(), Relaxed);
-                    if mode != Mode::Clock && Self::is_named(e) {
+                    if !mode.is_of_oldest() && Self::is_named(e) {
                         named.push(e.key());
                     }
                 }

@@ -11,7 +11,7 @@
 //! # let _ = disk;
 //! ```
 
-use crate::disk::{Disk, DiskFile, OpenMode};
+use crate::disk::{Disk, DiskFile, OpenMode, Space};
 use forebay_core::sync::Mutex;
 use std::{io, ops::Range, path::Path, sync::Arc, time::Duration};
 
@@ -202,6 +202,10 @@ struct FaultyFile {
 }
 
 impl Disk for FaultyDisk {
+    fn space(&self, dir: &Path) -> io::Result<Space> {
+        self.disk.space(dir)
+    }
+
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.faults.check(Op::Create, path)?;
         self.disk.create_dir_all(path)

@@ -5,6 +5,9 @@
 //! in which the directory was last open, whether it was closed cleanly, and the *distrust mark*:
 //! entries with a lower sequence number must be revalidated at the origin before use, because a
 //! tombstone or a newer record of theirs may have been lost (see the crate's documentation).
+//!
+//! Without the key nothing of the cache can be read, so the two numbers that never change are in a
+//! second file, `identity.copy`, too. Where only that can be read, everything is distrusted.
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};
@@ -15,9 +18,13 @@ use std::{
     path::Path,
 };
 
-const FORMAT: u32 = 1;
-const FILE: &str = "identity.json";
-const TMP: &str = "identity.tmp";
+/// The format of the directory: of its records, too. Raised when a program that knows only the
+/// formats before could not read what is written, or would take it for something else.
+pub const FORMAT: u32 = 1;
+pub const FILE: &str = "identity.json";
+pub const TMP: &str = "identity.tmp";
+/// What never changes of the identity.
+pub const COPY: &str = "identity.copy";
 const LOCK: &str = "lock";
 /// The file is padded with spaces to this size, so that it can be overwritten on a full disk. 255
 /// peers fit.
@@ -43,6 +50,41 @@ pub struct Identity {
     /// Directories of the store that missed a tombstone while this one could be written.
     #[serde(default)]
     pub distrusted_peers: Vec<u64>,
+    /// Origins whose objects are here under plain keys, shortened ([`crate::sources`]). `None`:
+    /// written by a version that did not tell origins apart.
+    #[serde(default)]
+    pub plain_origins: Option<Vec<u32>>,
+}
+
+/// What is in [`COPY`].
+#[derive(Serialize, Deserialize)]
+struct Lasting {
+    format: u32,
+    id: u64,
+    secret: u64,
+    check: u64,
+}
+
+impl Lasting {
+    fn check(id: u64, secret: u64) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(&id.to_le_bytes(), secret)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.format == FORMAT && self.check == Self::check(self.id, self.secret)
+    }
+}
+
+/// What a directory says of itself.
+pub enum Known {
+    Nothing,
+    Identity(Box<Identity>),
+    /// The identity is gone or damaged, its copy is whole.
+    Recovered(Box<Identity>),
+    /// Neither can be read.
+    Damaged,
+    /// Another version of the program wrote it, in this format.
+    Foreign(u64),
 }
 
 impl Identity {
@@ -58,22 +100,56 @@ impl Identity {
             distrust_below: 0,
             missed_tombstone: false,
             distrusted_peers: Vec::new(),
+            plain_origins: Some(Vec::new()),
         })
     }
 
-    /// `Ok(None)`: there is none, or none that can be used.
-    pub fn load(disk: &dyn Disk, dir: &Path) -> io::Result<Option<Self>> {
-        let file = match disk.open(&dir.join(FILE), OpenMode::Read) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let size = file.size()?.min(FILE_BYTES as u64);
-        let mut bytes = Vec::new();
-        file.read_append(&mut bytes, size as usize, 0)?;
-        Ok(serde_json::from_slice::<Identity>(&bytes)
-            .ok()
-            .filter(|i| i.format == FORMAT))
+    pub fn load(disk: &dyn Disk, dir: &Path) -> io::Result<Known> {
+        let bytes = read(disk, &dir.join(FILE))?;
+        let value = bytes
+            .as_deref()
+            .and_then(|b| serde_json::from_slice::<serde_json::Value>(b).ok());
+        let format = value.as_ref().and_then(|v| v.get("format")?.as_u64());
+        if let Some(format) = format.filter(|f| *f != u64::from(FORMAT)) {
+            return Ok(Known::Foreign(format));
+        }
+        if let Some(identity) = value.and_then(|v| serde_json::from_value(v).ok()) {
+            return Ok(Known::Identity(Box::new(identity)));
+        }
+        let copy = read(disk, &dir.join(COPY))?;
+        let copy = copy.and_then(|b| serde_json::from_slice::<Lasting>(&b).ok());
+        Ok(match (copy.filter(Lasting::is_whole), bytes) {
+            (Some(copy), _) => Known::Recovered(Box::new(Self {
+                id: copy.id,
+                secret: copy.secret,
+                boot_id: String::new(),
+                clean: false,
+                missed_tombstone: true,
+                plain_origins: None,
+                ..Self::new().map_err(io::Error::other)?
+            })),
+            (None, Some(_)) => Known::Damaged,
+            (None, None) => Known::Nothing,
+        })
+    }
+
+    /// Writes the copy of what never changes, if it is not there.
+    pub fn save_copy(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
+        let (id, secret) = (self.id, self.secret);
+        let copy = serde_json::to_vec(&Lasting {
+            format: FORMAT,
+            id,
+            secret,
+            check: Lasting::check(id, secret),
+        })?;
+        let path = dir.join(COPY);
+        if read(disk, &path)?.is_some_and(|there| there == copy) {
+            return Ok(());
+        }
+        let file = disk.open(&path, OpenMode::Create)?;
+        file.write_all_at(&[&copy], 0)?;
+        file.sync()?;
+        disk.sync_dir(dir)
     }
 
     pub fn save(&self, disk: &dyn Disk, dir: &Path) -> io::Result<()> {
@@ -100,6 +176,19 @@ impl Identity {
             Err(e) => Err(e),
         }
     }
+}
+
+/// A file of at most [`FILE_BYTES`]; `None`: it is not there.
+fn read(disk: &dyn Disk, path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match disk.open(path, OpenMode::Read) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let size = file.size()?.min(FILE_BYTES as u64);
+    let mut bytes = Vec::new();
+    file.read_append(&mut bytes, size as usize, 0)?;
+    Ok(Some(bytes))
 }
 
 /// Changes with each start of the machine. Empty where the system does not tell: then no unclean

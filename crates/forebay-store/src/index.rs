@@ -58,7 +58,7 @@ impl Entry {
         validated_at: u32,
         flags: u32,
     ) -> Self {
-        debug_assert!(slot < SLOTS_MAX as u32 && offset.is_multiple_of(64));
+        assert!(slot < SLOTS_MAX as u32 && offset.is_multiple_of(64));
         Entry {
             key: split(key),
             seq,

@@ -19,12 +19,13 @@ use crate::{
     pins::Pins,
     record::{self, HEADER_BYTES, Header, Kind, NewRecord, padded},
     segment::Segments,
+    sources::Salts,
     sync::{
         Mutex, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
-use forebay_core::{Clock, Error, ErrorKind, Result};
+use forebay_core::{Clock, Error, ErrorKind, ObjectName, Result};
 use std::sync::Arc;
 
 pub struct Inner {
@@ -41,6 +42,7 @@ pub struct Inner {
     /// Held by whoever writes checkpoints.
     pub checkpointing: Mutex<()>,
     pub advisor: RwLock<Option<Arc<dyn Advisor>>>,
+    pub salts: Arc<Salts>,
 }
 
 /// What a removal found.
@@ -51,6 +53,11 @@ pub struct Removed {
 }
 
 impl Inner {
+    /// The key of the head of `name`.
+    pub fn head_key(&self, name: &ObjectName) -> u128 {
+        self.salts.head_key(name.bucket(), name.hash128())
+    }
+
     pub fn now(&self) -> u32 {
         self.clock.now_secs()
     }
@@ -109,8 +116,17 @@ impl Inner {
         .hint("it is tried again soon; see the log for the failure")
     }
 
-    /// Writes a record to `dir`, or fails.
+    /// Writes a record to `dir`, or fails. Where the file system has no room for it, room is made
+    /// once.
     pub fn append_to(&self, dir: &Directory, record: &NewRecord<'_>, flags: u32) -> Result<()> {
+        let seen = dir.seen();
+        match self.append_once(dir, record, flags) {
+            Err(_) if self.relieve(dir, seen) => self.append_once(dir, record, flags),
+            done => done,
+        }
+    }
+
+    fn append_once(&self, dir: &Directory, record: &NewRecord<'_>, flags: u32) -> Result<()> {
         let len = record.len();
         if padded(len) > dir.segment_bytes {
             return Err(too_large(len, dir.segment_bytes));
@@ -144,9 +160,14 @@ impl Inner {
                 if self.advisor().is_some() {
                     let name = &bytes[HEADER_BYTES
                         ..HEADER_BYTES + record.bucket.len() + 1 + record.object_key.len()];
-                    if let Some(cached) =
-                        cached_of(record.kind, record.key, record.version, name, record.meta)
-                    {
+                    if let Some(cached) = cached_of(
+                        &dir.salts,
+                        record.kind,
+                        record.key,
+                        record.version,
+                        name,
+                        record.meta,
+                    ) {
                         placed
                             .segment
                             .samples
@@ -344,7 +365,7 @@ impl Inner {
     }
 
     /// Appends a tombstone; `at_place` runs when it has its place, under the lock of the key's
-    /// shard.
+    /// shard. Where the file system has no room for it, room is made once, unless the evictor asks.
     pub fn write_tombstone(
         &self,
         dir: &Directory,
@@ -354,6 +375,28 @@ impl Inner {
         seq: Option<u64>,
         class: Class,
         mut at_place: impl FnMut(&mut Shard<'_>),
+    ) -> Result<()> {
+        let seen = dir.seen();
+        let mut write =
+            || self.write_tombstone_once(dir, key, bucket, object_key, seq, class, &mut at_place);
+        match write() {
+            Err(_) if class == Class::Tombstone && self.relieve(dir, seen) => {
+                dir.retry_now();
+                write()
+            }
+            done => done,
+        }
+    }
+
+    fn write_tombstone_once(
+        &self,
+        dir: &Directory,
+        key: u128,
+        bucket: &str,
+        object_key: &str,
+        seq: Option<u64>,
+        class: Class,
+        at_place: &mut impl FnMut(&mut Shard<'_>),
     ) -> Result<()> {
         let tombstone = NewRecord {
             kind: Kind::Tombstone,

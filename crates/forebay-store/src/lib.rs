@@ -12,10 +12,12 @@
 //!
 //! # What it promises
 //!
-//! - **Bytes are those that were put**, under that name and version, or absent. Each block is
+//! - **Bytes are those that were put**, under that name and version and of that origin, or absent. Each block is
 //!   verified when it leaves the disk; damage is a miss and a counter.
 //! - **Never over the limit**: the sizes of all files of a directory never add up to more than its
 //!   capacity; space is charged before it is written.
+//! - **Never more than there is room for**: where the file system is smaller than the capacity, or
+//!   others fill it, the oldest is given up, and the cache grows again when there is room.
 //! - **`kill -9` at any moment** loses at most what was not yet appended, and never brings back
 //!   what was removed or replaced.
 //! - **After an unclean restart of the machine** (the boot id differs from the stored one and there
@@ -52,15 +54,17 @@ mod recover;
 #[cfg(test)]
 mod schedules;
 mod segment;
+mod sources;
 mod stats;
 mod store;
 mod sync;
 mod worker;
 
 pub use advice::{Advisor, Cached, NextUse};
-pub use config::{DirConfig, StoreConfig};
+pub use config::{DirConfig, KEEP_FREE_DEFAULT_MAX_BYTES, StoreConfig, keep_free_of};
 pub use key::Part;
 pub use read::{Wait, WouldWait};
 pub use record::BLOCK_BYTES;
+pub use sources::Sources;
 pub use stats::{DirState, DirStats, StoreStats};
 pub use store::{Appended, Head, Peek, Store};

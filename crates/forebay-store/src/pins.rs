@@ -225,8 +225,9 @@ impl Store {
 
     fn release(&self, name: &ObjectName) -> bool {
         let was = self.inner.pins.remove(name);
-        let mut shard = self.inner.index.shard(name.hash128());
-        if let Some(entry) = shard.get(name.hash128()) {
+        let key = self.inner.head_key(name);
+        let mut shard = self.inner.index.shard(key);
+        if let Some(entry) = shard.get(key) {
             entry.clear(PINNED);
         }
         was
@@ -259,8 +260,8 @@ impl Inner {
     /// Lets the pin of `name` hold the cached head, if there is one: whether it does, and what the
     /// object costs.
     pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
-        let hash = name.hash128();
-        let (seq, version, cost) = self.with_record(hash, name, |entry: &Entry, record| {
+        let key = self.head_key(name);
+        let (seq, version, cost) = self.with_record(key, name, |entry: &Entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             Ok((
                 entry.seq,
@@ -268,8 +269,8 @@ impl Inner {
                 cost_of(name, &meta, record.meta().len()),
             ))
         })?;
-        let held = self.pins.arrived(hash, version, cost);
-        if held && let Some(entry) = self.index.shard(hash).get(hash).filter(|e| e.seq == seq) {
+        let held = self.pins.arrived(name.hash128(), version, cost);
+        if held && let Some(entry) = self.index.shard(key).get(key).filter(|e| e.seq == seq) {
             entry.set(PINNED);
         }
         Some((held, cost))

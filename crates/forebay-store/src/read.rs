@@ -11,7 +11,7 @@
 use crate::{
     index::Entry,
     inner::{Damage, Inner},
-    record::{BLOCK_BYTES, FLAG_INLINE, Header, Kind, name_is},
+    record::{FLAG_INLINE, Header, Kind, name_is},
     segment::Segment,
 };
 use forebay_core::ObjectName;
@@ -24,7 +24,7 @@ const SINGLE_READ_BYTES: usize = 64 << 10;
 const PREFIX_READ_BYTES: usize = 4 << 10;
 /// Blocks of large ones are read and verified in steps of this size: their checksums are computed
 /// while the bytes are in the core's cache.
-const STEP_BLOCKS: usize = (128 << 10) / BLOCK_BYTES;
+const STEP_BYTES: usize = 128 << 10;
 
 thread_local!(static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
 
@@ -120,8 +120,9 @@ impl<'a> Record<'a> {
         }
         let begin = out.len();
         out.reserve(span.len());
-        for first in blocks.clone().step_by(STEP_BLOCKS) {
-            let step = first..(first + STEP_BLOCKS).min(blocks.end);
+        let step_blocks = STEP_BYTES / self.header.block_bytes();
+        for first in blocks.clone().step_by(step_blocks) {
+            let step = first..(first + step_blocks).min(blocks.end);
             let bytes = self.header.bytes_of(&step);
             let at = out.len();
             let read = read_append(

@@ -17,6 +17,9 @@
 //!
 //! Each block of data has its own checksum, so a short range of a large record reads and verifies
 //! only the blocks that it touches.
+//!
+//! Records of earlier versions are read, and moved, as they are: of version 2 ("FBR2") with blocks
+//! of 16 KiB and of version 1 ("FBR1") with blocks of 64 KiB. In nothing else do they differ.
 
 use bytes::{Buf, BufMut};
 use forebay_core::crc32c;
@@ -26,14 +29,20 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Records begin on this grid; a scan that lost its way tries each point of it.
 pub const ALIGN_BYTES: u64 = 64;
 pub const HEADER_BYTES: usize = 64;
-/// Data are checksummed in blocks of this size.
-pub const BLOCK_BYTES: usize = 4 << 10;
+/// Data are checksummed in blocks of this size, in the records that are written now.
+pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
+const BLOCK_SHIFT: u8 = 12;
 /// Largest encoded meta. S3 allows 2 KiB of user metadata; other origins a few more.
 pub const META_MAX_BYTES: usize = 64 << 10;
 /// Largest record besides its data: header, name, meta, block table of a chunk.
 pub const OVERHEAD_MAX_BYTES: u64 = (HEADER_BYTES + 64 + 1024 + META_MAX_BYTES + 1024) as u64;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"FBR3");
+/// The magic of each version, and the binary logarithm of its blocks' size.
+const VERSIONS: [(u32, u8); 3] = [
+    (u32::from_le_bytes(*b"FBR3"), BLOCK_SHIFT),
+    (u32::from_le_bytes(*b"FBR2"), 14),
+    (u32::from_le_bytes(*b"FBR1"), 16),
+];
 /// The object's bytes are the data of this head.
 pub const FLAG_INLINE: u8 = 1;
 /// A part that is not bytes of the object.
@@ -62,6 +71,8 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
+    /// The binary logarithm of the size of its blocks, which tells its version.
+    pub block_shift: u8,
     pub flags: u8,
     pub name_len: u16,
     pub seq: u64,
@@ -77,29 +88,35 @@ pub fn padded(len: u64) -> u64 {
     len.next_multiple_of(ALIGN_BYTES)
 }
 
-pub fn blocks(data_len: usize) -> usize {
-    data_len.div_ceil(BLOCK_BYTES)
-}
-
-/// The exact length of a record, without padding.
+/// The exact length of a record that is written now, without padding.
 pub fn record_len(name_len: usize, meta_len: usize, data_len: usize) -> u64 {
-    (HEADER_BYTES + name_len + meta_len + 4 * blocks(data_len) + data_len) as u64
+    len_with(name_len, meta_len, data_len, BLOCK_SHIFT)
 }
 
-/// The data length of a part's record of `len` bytes.
-pub fn part_data_len(len: u64, name_len: usize) -> u64 {
-    let rest = len - (HEADER_BYTES + name_len + crate::key::PART_META_BYTES) as u64;
-    rest - 4 * rest.div_ceil(BLOCK_BYTES as u64 + 4)
+fn len_with(name_len: usize, meta_len: usize, data_len: usize, block_shift: u8) -> u64 {
+    let blocks = data_len.div_ceil(1 << block_shift);
+    (HEADER_BYTES + name_len + meta_len + 4 * blocks + data_len) as u64
 }
 
 impl Header {
     /// Bytes of the record, without padding.
     pub fn len(&self) -> u64 {
-        record_len(
+        len_with(
             self.name_len as usize,
             self.meta_len as usize,
             self.data_len as usize,
+            self.block_shift,
         )
+    }
+
+    /// How many blocks its data have.
+    pub fn blocks(&self) -> usize {
+        (self.data_len as usize).div_ceil(self.block_bytes())
+    }
+
+    /// The size of its blocks.
+    pub fn block_bytes(&self) -> usize {
+        1 << self.block_shift
     }
 
     /// Bytes before the data.
@@ -123,7 +140,10 @@ impl Header {
     pub fn encode(&self, place: Place) -> [u8; HEADER_BYTES] {
         let mut out = [0u8; HEADER_BYTES];
         let mut b = &mut out[..];
-        b.put_u32_le(MAGIC);
+        let version = VERSIONS
+            .iter()
+            .find(|(_, shift)| *shift == self.block_shift);
+        b.put_u32_le(version.expect("a version that is written").0);
         b.put_u8(self.kind as u8);
         b.put_u8(self.flags);
         b.put_u16_le(self.name_len);
@@ -143,9 +163,8 @@ impl Header {
     pub fn decode(bytes: &[u8], place: Place) -> Option<Header> {
         let bytes = bytes.get(..HEADER_BYTES)?;
         let mut b = bytes;
-        if b.get_u32_le() != MAGIC {
-            return None;
-        }
+        let magic = b.get_u32_le();
+        let (_, block_shift) = *VERSIONS.iter().find(|(of, _)| *of == magic)?;
         let kind = match b.get_u8() {
             1 => Kind::Head,
             2 => Kind::Part,
@@ -155,6 +174,7 @@ impl Header {
         };
         let header = Header {
             kind,
+            block_shift,
             flags: b.get_u8(),
             name_len: b.get_u16_le(),
             seq: b.get_u64_le(),
@@ -177,18 +197,20 @@ impl Header {
 
     /// The blocks that hold `range` of the data, which is not empty.
     pub fn blocks_of(&self, range: &Range<u64>) -> Range<usize> {
-        range.start as usize / BLOCK_BYTES..(range.end as usize).div_ceil(BLOCK_BYTES)
+        let bytes = self.block_bytes();
+        range.start as usize / bytes..(range.end as usize).div_ceil(bytes)
     }
 
     /// The bytes of the data that `blocks` cover.
     pub fn bytes_of(&self, blocks: &Range<usize>) -> Range<usize> {
-        blocks.start * BLOCK_BYTES..(blocks.end * BLOCK_BYTES).min(self.data_len as usize)
+        let bytes = self.block_bytes();
+        blocks.start * bytes..(blocks.end * bytes).min(self.data_len as usize)
     }
 
     /// Whether `data`, which are exactly the given blocks, match the table in `prefix`.
     pub fn blocks_are_whole(&self, prefix: &[u8], blocks: &Range<usize>, data: &[u8]) -> bool {
         let table = self.table_start();
-        data.chunks(BLOCK_BYTES)
+        data.chunks(self.block_bytes())
             .zip(blocks.clone())
             .all(|(block, i)| {
                 let at = table + 4 * i;
@@ -243,6 +265,7 @@ impl NewRecord<'_> {
         }
         let header = Header {
             kind: self.kind,
+            block_shift: BLOCK_SHIFT,
             flags: self.flags,
             name_len: self.name_len() as u16,
             seq: 0,

@@ -16,24 +16,25 @@ use crate::{
     config::StoreConfig,
     dir::{Directory, Opening, State},
     disk::{Disk, OpenMode},
-    identity::{self, Identity},
+    identity::{self, Identity, Known},
     index::{Entry, HEAD, INLINE, Index, PIN, PINNED, TOMBSTONE},
     inner::Inner,
     pins::Pins,
-    record::{FLAG_INLINE, HEADER_BYTES, Header, Kind, blocks, padded},
+    record::{FLAG_INLINE, HEADER_BYTES, Header, Kind, padded},
     segment::{Segment, Segments},
+    sources::{Salts, Sources},
     stats::DirState,
     sync::{
         Mutex, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
-use forebay_core::{Clock, Error, Result};
+use forebay_core::{Clock, Error, Result, units::format_bytes};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     ops::ControlFlow,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -49,6 +50,7 @@ pub struct Found {
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
     pub capacity: u64,
+    pub keep_free: Option<u64>,
     pub segment_bytes: u64,
     pub identity: Identity,
     pub segments: BTreeMap<u64, Arc<Segment>>,
@@ -84,14 +86,17 @@ impl Inner {
         let mut found = Vec::new();
         for (i, dir) in config.dirs.iter().enumerate() {
             let segment_bytes = dir.segment_bytes(config.segment_bytes)?;
-            found.push(find(
+            let mut dir = find(
                 &disk,
                 i,
                 dir.path.clone(),
                 dir.capacity_bytes,
                 segment_bytes,
                 &segments,
-            )?);
+                config.discard_incompatible,
+            )?;
+            dir.keep_free = config.keep_free_bytes;
+            found.push(dir);
         }
         let mut ids = BTreeSet::new();
         if let Some(twice) = found.iter().find(|f| !ids.insert(f.identity.id)) {
@@ -148,6 +153,8 @@ impl Inner {
             .map(|f| f.identity.session != last_session)
             .collect();
         let now = clock.now_secs();
+        let plain = plain_origins(&mut found, &config.sources);
+        let salts = Arc::new(Salts::new(&config.sources, &plain));
         let dirs = found
             .into_iter()
             .zip(&distrust)
@@ -159,6 +166,7 @@ impl Inner {
                     &boot,
                     next_seq.load(Relaxed),
                     now,
+                    salts.clone(),
                 )
             })
             .collect();
@@ -174,7 +182,11 @@ impl Inner {
             closed: RwLock::new(false),
             checkpointing: Mutex::new(()),
             advisor: RwLock::new(None),
+            salts,
         };
+        for dir in &inner.dirs {
+            dir.measure(now);
+        }
         inner.load_pins(&away);
         for dir in &inner.dirs {
             if let Err(e) = inner.shrink(dir) {
@@ -191,7 +203,14 @@ impl Inner {
         if std::mem::replace(&mut *closed, true) {
             return Ok(());
         }
-        let mut result = self.checkpoint();
+        let mut result = match self.checkpoint() {
+            Err(e) if self.dirs.iter().any(|d| d.health() == DirState::Full) => {
+                tracing::warn!(error = %e.describe(), "the index could not be written out on a \
+                    full file system; the next start reads the records");
+                Ok(())
+            }
+            written => written,
+        };
         for dir in &self.dirs {
             dir.close_active();
             let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
@@ -211,6 +230,54 @@ impl Inner {
     }
 }
 
+/// Who a directory is, and whether it begins anew: what the cache holds is not thrown away without
+/// being asked to.
+fn recognize(
+    known: Known,
+    path: &Path,
+    files: &[(String, u64)],
+    discard: bool,
+) -> Result<(Identity, bool)> {
+    let held = || {
+        let segments = files
+            .iter()
+            .filter(|(name, _)| Segment::parse_file_name(name).is_some());
+        segments.fold((0u64, 0u64), |(n, bytes), (_, size)| (n + 1, bytes + size))
+    };
+    let what = match known {
+        Known::Identity(identity) => return Ok((*identity, false)),
+        Known::Recovered(identity) => {
+            tracing::warn!(dir = %path.display(), "the identity of this cache directory is gone or \
+                damaged; with its copy all is there, and is revalidated before it is served");
+            return Ok((*identity, false));
+        }
+        Known::Nothing | Known::Damaged if held().0 == 0 => return Ok((Identity::new()?, true)),
+        Known::Nothing => format!("{} is not there", identity::FILE),
+        Known::Damaged => format!("{} is damaged", identity::FILE),
+        Known::Foreign(format) => format!(
+            "it is of format {format}, from another version of this program (this one reads \
+             format {})",
+            identity::FORMAT
+        ),
+    };
+    let (segments, bytes) = held();
+    let holds = format!("{} in {segments} segments", format_bytes(bytes));
+    if discard {
+        tracing::warn!(dir = %path.display(), why = %what, holds = %holds, "what this cache \
+            directory holds is discarded, as configured");
+        return Ok((Identity::new()?, true));
+    }
+    Err(Error::invalid(format!(
+        "cache directory {} cannot be read: {what}; it holds {holds}",
+        path.display()
+    ))
+    .hint(
+        "start the version that wrote it, or put the file back; or set \
+         cache.discard_incompatible = true (--set cache.discard_incompatible=true) to begin with \
+         an empty cache",
+    ))
+}
+
 /// Locks a directory and opens its files.
 fn find(
     disk: &Arc<dyn Disk>,
@@ -219,6 +286,7 @@ fn find(
     capacity: u64,
     segment_bytes: u64,
     segments: &Segments,
+    discard: bool,
 ) -> Result<Found> {
     if let Err(e) = disk.create_dir_all(&path) {
         // A read-only file system may hold it already; the lock tells.
@@ -228,17 +296,14 @@ fn find(
     }
     let lock = identity::lock(&path)?;
     let known = Identity::load(&**disk, &path).map_err(|e| unusable(&path, e))?;
-    let fresh = known.is_none();
-    let identity = match known {
-        Some(identity) => identity,
-        None => Identity::new()?,
-    };
     let files = disk.list(&path).map_err(|e| unusable(&path, e))?;
+    let (identity, fresh) = recognize(known, &path, &files, discard)?;
     let mut found = Found {
         index,
         path,
         disk: disk.clone(),
         capacity,
+        keep_free: None,
         segment_bytes,
         identity,
         segments: BTreeMap::new(),
@@ -250,8 +315,10 @@ fn find(
         let path = found.path.join(&name);
         let ordinal = Segment::parse_file_name(&name);
         let ours = ordinal.is_some() || name == checkpoint::FILE;
-        // Without an identity nothing can be checked: what lies here is of no use.
-        if name == checkpoint::TMP || name == "identity.tmp" || (ours && fresh) {
+        // Without an identity nothing can be checked: what lies here is of no use, and it was
+        // asked for that it goes.
+        let of_no_use = fresh && (ours || name == identity::COPY);
+        if name == checkpoint::TMP || name == identity::TMP || of_no_use {
             match disk.delete(&path) {
                 Err(e) if fresh => return Err(unusable(&path, e)),
                 Err(e) => found.trouble = Some((DirState::ReadOnly, e)),
@@ -439,7 +506,7 @@ fn is_whole(segment: &Segment, offset: u64, header: &Header) -> bool {
         || (header.body_is_whole(&bytes)
             && header.blocks_are_whole(
                 &bytes,
-                &(0..blocks(header.data_len as usize)),
+                &(0..header.blocks()),
                 &bytes[header.prefix_len()..],
             ))
 }
@@ -487,12 +554,14 @@ fn adopt(
     boot: &str,
     next_seq: u64,
     now: u32,
+    salts: Arc<Salts>,
 ) -> Directory {
     let Found {
         index,
         path,
         disk,
         capacity,
+        keep_free,
         segment_bytes,
         mut identity,
         segments,
@@ -522,8 +591,10 @@ fn adopt(
             path,
             disk,
             capacity,
+            keep_free,
             segment_bytes,
             identity,
+            salts,
             lock,
         },
         state,
@@ -534,6 +605,30 @@ fn adopt(
         dir.identity_unsaved.store(true, Relaxed);
     } else if let Err(e) = dir.save_identity() {
         dir.write_failed(e, now);
+    } else {
+        let saved = dir.identity.lock().save_copy(&*dir.disk, &dir.path);
+        if let Err(e) = saved {
+            tracing::info!(dir = %dir.path.display(), error = %e, "the copy of the identity file \
+                could not be written");
+        }
     }
     dir
+}
+
+/// The origins whose objects have plain keys, in all directories together. Those that are
+/// configured now, of a directory that an earlier version wrote.
+fn plain_origins(found: &mut [Found], sources: &Sources) -> BTreeSet<u32> {
+    let mut plain = BTreeSet::new();
+    for f in found.iter() {
+        match &f.identity.plain_origins {
+            Some(known) => plain.extend(known),
+            None => plain.extend(sources.adopted()),
+        }
+    }
+    if !sources.is_empty() {
+        for f in found {
+            f.identity.plain_origins = Some(plain.iter().copied().collect());
+        }
+    }
+    plain
 }

@@ -37,6 +37,10 @@ impl DirState {
 pub struct DirStats {
     pub path: PathBuf,
     pub capacity_bytes: u64,
+    /// What of the capacity there is room for on the file system at this moment.
+    pub effective_bytes: u64,
+    /// What may still be written to the file system, by anybody, as it said last.
+    pub free_bytes: u64,
     /// Charged for files: never less than their sizes, never more than the capacity.
     pub used_bytes: u64,
     /// Records that can be read.

@@ -94,19 +94,22 @@ impl Store {
 
     /// What is known of a name without reading.
     pub fn peek(&self, name: &ObjectName) -> Option<Peek> {
-        self.inner.index.peek(name.hash128()).map(|e| Peek {
-            validated_at_secs: e.validated_at,
-            pinned: e.has(PINNED),
-            inline: e.has(INLINE),
-            record_bytes: e.len as u64,
-        })
+        self.inner
+            .index
+            .peek(self.inner.head_key(name))
+            .map(|e| Peek {
+                validated_at_secs: e.validated_at,
+                pinned: e.has(PINNED),
+                inline: e.has(INLINE),
+                record_bytes: e.len as u64,
+            })
     }
 
     /// Whether a part is here, without reading.
     pub fn has_part(&self, name: &ObjectName, version: VersionId, part: Part) -> bool {
         self.inner
             .index
-            .peek(part_key(name.hash128(), version, part))
+            .peek(part_key(self.inner.head_key(name), version, part))
             .is_some()
     }
 
@@ -123,7 +126,7 @@ impl Store {
     /// The same, waiting for the disk or not.
     pub fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
         self.inner
-            .with_record_waiting(name.hash128(), name, wait, |entry, record| {
+            .with_record_waiting(self.inner.head_key(name), name, wait, |entry, record| {
                 let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
                 let data = if record.is_inline() {
                     let mut data = Vec::with_capacity(record.header.data_len as usize);
@@ -167,9 +170,11 @@ impl Store {
         wait: Wait,
     ) -> Result<Option<Appended>, WouldWait> {
         let begin = out.len();
-        let result = self
-            .inner
-            .with_record_waiting(name.hash128(), name, wait, |entry, record| {
+        let result = self.inner.with_record_waiting(
+            self.inner.head_key(name),
+            name,
+            wait,
+            |entry, record| {
                 if !record.is_inline() {
                     return Err(Miss::NotHere);
                 }
@@ -185,7 +190,8 @@ impl Store {
                     validated_at_secs: entry.validated_at,
                     range,
                 })
-            });
+            },
+        );
         if !matches!(result, Ok(Some(_))) {
             out.truncate(begin);
         }
@@ -243,7 +249,7 @@ impl Store {
         out: &mut Vec<u8>,
         wait: Wait,
     ) -> Result<bool, WouldWait> {
-        let key = part_key(name.hash128(), version, part);
+        let key = part_key(self.inner.head_key(name), version, part);
         let appended = self
             .inner
             .with_record_waiting(key, name, wait, |_, record| {
@@ -256,18 +262,6 @@ impl Store {
                 record.append(range, out)
             })?;
         Ok(appended.is_some())
-    }
-
-    /// Bytes of a part that is here, without reading.
-    pub fn part_len(&self, name: &ObjectName, version: VersionId, part: Part) -> Option<u64> {
-        let entry = self
-            .inner
-            .index
-            .peek(part_key(name.hash128(), version, part))?;
-        Some(crate::record::part_data_len(
-            entry.len as u64,
-            name.bucket().len() + 1 + name.key().len(),
-        ))
     }
 
     /// Stores a head, in place of any older one of the name; parts of other versions cannot be
@@ -292,9 +286,8 @@ impl Store {
         let _open = self.inner.open_for_writes()?;
         let encoded = codec::encode(meta);
         check_sizes(encoded.len(), inline.map_or(0, <[u8]>::len))?;
-        let hash = name.hash128();
         let held = self.inner.pins.arrived(
-            hash,
+            name.hash128(),
             meta.version().0,
             pins::cost_of(name, meta, encoded.len()),
         );
@@ -303,7 +296,7 @@ impl Store {
         let record = NewRecord {
             kind: Kind::Head,
             flags: if inline.is_some() { FLAG_INLINE } else { 0 },
-            key: hash,
+            key: self.inner.head_key(name),
             bucket: name.bucket(),
             object_key: name.key(),
             meta: &encoded,
@@ -332,7 +325,7 @@ impl Store {
             } else {
                 0
             },
-            key: part_key(name.hash128(), version, part),
+            key: part_key(self.inner.head_key(name), version, part),
             bucket: name.bucket(),
             object_key: name.key(),
             meta: &meta,
@@ -346,7 +339,7 @@ impl Store {
     /// The origin said that this version is current. In RAM at once, on disk with the next
     /// checkpoint. `false`: another version, or none, is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
-        let hash = name.hash128();
+        let hash = self.inner.head_key(name);
         let seq = self.inner.with_record(hash, name, |entry, record| {
             Ok((record.header.version == version.0).then_some(entry.seq))
         });
@@ -381,7 +374,7 @@ impl Store {
         let Ok(_open) = self.inner.open_for_writes() else {
             return Default::default();
         };
-        let hash = name.hash128();
+        let hash = self.inner.head_key(name);
         let before = self.inner.index.peek(hash);
         let chunked = self.inner.with_record(hash, name, |_, record| {
             if record.is_inline() {
@@ -415,7 +408,7 @@ impl Store {
 
     /// How many bytes of this version of the object are here.
     pub fn coverage(&self, name: &ObjectName, meta: &ObjectMeta) -> u64 {
-        let (hash, version) = (name.hash128(), meta.version());
+        let (hash, version) = (self.inner.head_key(name), meta.version());
         if meta.size <= CHUNK_BYTES {
             let whole = self.inner.with_record(hash, name, |_, r| {
                 Ok(r.is_inline() && r.header.version == version.0)
@@ -466,6 +459,8 @@ fn dir_stats(dir: &Directory) -> DirStats {
     DirStats {
         path: dir.path.clone(),
         capacity_bytes: dir.capacity,
+        effective_bytes: dir.effective(),
+        free_bytes: dir.available(),
         used_bytes: state.used,
         live_bytes: sum(|s| s.live_bytes.load(Relaxed)),
         records: sum(|s| s.live_records.load(Relaxed)),

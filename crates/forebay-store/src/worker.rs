@@ -59,6 +59,7 @@ fn run(inner: &Weak<Inner>, stop: &(Mutex<bool>, Condvar)) {
             return;
         };
         for dir in &inner.dirs {
+            dir.measure(inner.now());
             if let Err(e) = inner.reclaim_ahead(dir) {
                 tracing::debug!(dir = %dir.path.display(), error = %e, "no room could be made \
                     ahead of need");

@@ -1,9 +1,9 @@
 //! Whether the settings make sense together.
 
 use super::Config;
-use forebay_core::{Error, limits, name::validate_bucket};
+use forebay_core::{Error, limits, name::validate_bucket, units::format_bytes};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
 };
@@ -67,7 +67,8 @@ impl Config {
     }
 
     /// What is wrong with the files that the settings name: keys, certificate and its key. As the
-    /// node itself would read them, so a file can be tried before it is put in place.
+    /// node itself would read them, so a file can be tried before it is put in place. And whether
+    /// the file systems have room for the caches that are to lie on them.
     pub fn check_files(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
@@ -83,7 +84,45 @@ impl Config {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
         tried("tls", crate::tls::Tls::open(&self.tls).err());
+        self.check_room(&mut problems);
         problems.0
+    }
+
+    /// Directories whose sizes are more than their file system holds, less what must stay free.
+    fn check_room(&self, problems: &mut Problems) {
+        use std::os::unix::fs::MetadataExt;
+        let mut file_systems: BTreeMap<u64, Vec<&super::CacheDir>> = BTreeMap::new();
+        for dir in &self.cache.dirs {
+            let absolute = std::path::absolute(&dir.path).unwrap_or_else(|_| dir.path.clone());
+            let found = absolute.ancestors().find_map(|p| p.metadata().ok());
+            if let Some(found) = found {
+                file_systems.entry(found.dev()).or_default().push(dir);
+            }
+        }
+        for dirs in file_systems.values() {
+            let Ok(space) = forebay_store::disk::space_of(&dirs[0].path) else {
+                continue;
+            };
+            let configured = self.cache.keep_free.map(|b| b.0);
+            let kept = forebay_store::keep_free_of(configured, space.total_bytes);
+            let room = space.total_bytes.saturating_sub(kept);
+            let promised = dirs
+                .iter()
+                .fold(0u64, |sum, d| sum.saturating_add(d.size.0));
+            if promised > room {
+                let names: Vec<_> = dirs.iter().map(|d| d.path.display().to_string()).collect();
+                problems.warning(
+                    "cache.dirs",
+                    format!(
+                        "{} may take {}, and the file system has room for {}",
+                        names.join(", "),
+                        format_bytes(promised),
+                        format_bytes(room)
+                    ),
+                    "give it a smaller size: the cache keeps to the room that there is",
+                );
+            }
+        }
     }
 
     /// The first error of [`Config::check`], as an error.
@@ -544,6 +583,29 @@ mod tests {
                 && is_loopback("localhost:1")
                 && !is_loopback("example.com:80")
         );
+    }
+
+    #[test]
+    fn a_cache_larger_than_its_file_system_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let room = |dirs: &[String]| {
+            let mut config = sound();
+            config.cache.dirs = dirs.iter().map(|d| d.parse().unwrap()).collect();
+            let problems = config.check_files();
+            assert!(problems.iter().all(|p| p.severity == Severity::Warning));
+            problems.iter().map(|p| p.to_string()).collect::<String>()
+        };
+        let at = |name: &str, size: &str| format!("{}/{name}:{size}", dir.path().display());
+        assert_eq!(room(&[at("a", "16MiB"), at("b", "16MiB")]), "");
+        let said = room(&[at("not/there/yet", "900TiB")]);
+        assert!(said.contains("not/there/yet may take 900.0 TiB"), "{said}");
+        // Together they are too much.
+        let total = forebay_store::disk::space_of(dir.path())
+            .unwrap()
+            .total_bytes;
+        let half = (total / 5 * 3).to_string();
+        assert_eq!(room(&[at("a", &half)]), "");
+        assert!(room(&[at("a", &half), at("b", &half)]).contains("/a, "));
     }
 
     #[test]

@@ -75,6 +75,13 @@ section! {
         /// Directories and how much of each may be used, as `DIR:SIZE`; one for each disk. None:
         /// nothing is kept, every read goes to the origin.
         dirs: Vec<CacheDir> = Vec::new(),
+        /// What the cache leaves free of each file system that it lies on: where others fill it, the
+        /// cache gives up its oldest, and grows again when there is room. Not set: a twentieth of
+        /// the file system, at most 4 GiB.
+        keep_free: Option<Bytes> = None,
+        /// What becomes of a cache directory that this version cannot read, because another version
+        /// wrote it or its identity is damaged: `true` empties it, `false` refuses to start.
+        discard_incompatible: bool = false,
         /// When a cached version may be served without asking the origin: `immutable` (never ask),
         /// `always` (ask each time), or ask after a time.
         freshness: FreshnessRule = FreshnessRule(forebay_engine::Freshness::default()),

@@ -304,6 +304,8 @@ impl Page {
         )* } }
         per_dir! {
             "forebay_store_capacity_bytes" => capacity_bytes,
+            "forebay_store_effective_bytes" => effective_bytes,
+            "forebay_store_free_bytes" => free_bytes,
             "forebay_store_used_bytes" => used_bytes,
             "forebay_store_live_bytes" => live_bytes,
             "forebay_store_records" => records,

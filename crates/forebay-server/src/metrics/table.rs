@@ -249,6 +249,18 @@ pub const SECTIONS: &[(&str, &[Metric])] = &[
                 "What a cache directory may use.",
             ),
             metric(
+                "forebay_store_effective_bytes",
+                Gauge,
+                &["dir"],
+                "What of the capacity there is room for on the file system.",
+            ),
+            metric(
+                "forebay_store_free_bytes",
+                Gauge,
+                &["dir"],
+                "What may still be written to the file system, by anybody.",
+            ),
+            metric(
                 "forebay_store_used_bytes",
                 Gauge,
                 &["dir"],

@@ -2,8 +2,7 @@
 //!
 //! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open;
 //!   with `?progress=true` in JSON lines, one now and then while it goes on and one at the end;
-//! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open; `schema` has the columns, `besides`
-//!   those that are read only where they are asked for by name;
+//! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open;
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
@@ -13,12 +12,10 @@
 
 use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
-use arrow_schema::Field;
 use bytes::Bytes;
 use forebay_core::{Attributes, Error, Result, limits};
 use forebay_dataset::{Access, Dataset, DatasetSpec, Opened};
 use forebay_engine::PutRequest;
-use forebay_format::tabular::is_json;
 use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -159,20 +156,12 @@ fn line(value: &Value) -> Result<Bytes> {
 }
 
 fn describe(d: &Dataset) -> Value {
-    let field = |f: &Field| {
-        let ty = if is_json(f) {
-            "Json".to_owned()
-        } else {
-            f.data_type().to_string()
-        };
-        json!({"name": f.name(), "type": ty, "nullable": f.is_nullable()})
-    };
-    let schema: Vec<Value> = d.schema().fields().iter().map(|f| field(f)).collect();
-    let besides: Vec<Value> = d.besides().iter().map(field).collect();
+    let fields = d.schema().fields().iter();
+    let schema: Vec<Value> =
+        fields.map(|f| json!({"name": f.name(), "type": f.data_type().to_string(), "nullable": f.is_nullable()})).collect();
     json!({
         "id": d.id(), "format": d.format().name(), "rows": d.rows(), "blocks": d.shape().blocks(), "files": d.files().len(),
-        "bytes": d.files().total_bytes(), "schema": schema, "besides": besides,
-        "memory_bytes": d.memory_bytes(),
+        "bytes": d.files().total_bytes(), "schema": schema, "memory_bytes": d.memory_bytes(),
     })
 }
 

@@ -58,6 +58,7 @@ pub fn config(dirs: &[(&Path, u64)]) -> StoreConfig {
             })
             .collect(),
         background: false,
+        keep_free_bytes: Some(0),
         ..StoreConfig::default()
     }
 }

@@ -1,0 +1,96 @@
+//! Which origin an object comes from, as far as the cache must tell origins apart.
+//!
+//! A bucket's name may lead to another origin after a restart; what the former one said is no
+//! answer then. So the key of a record is the hash of the object's name, changed by the *salt* of
+//! its bucket, which is made of what identifies the origin (its kind, address, bucket and prefix;
+//! not credentials or limits). Records of an origin that is configured no more are found under no
+//! name, and go when they are the oldest; if it comes back before, they are there again.
+//!
+//! Caches from before this was so have plain keys. The origins that are configured when such a
+//! cache is first opened keep them: nothing of it is lost. Which these are is in the identity of
+//! each directory.
+
+use std::collections::{BTreeSet, HashMap};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Origins with plain keys that a directory's identity has room for.
+const PLAIN_ORIGINS_MAX: usize = 128;
+
+/// What identifies the origin of each bucket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    named: HashMap<String, u64>,
+    others: Option<u64>,
+}
+
+impl Sources {
+    /// `named`: buckets, and a text for the origin of each; `others`: a text for all that other
+    /// names lead to. Equal texts are the same origin.
+    pub fn new(named: impl IntoIterator<Item = (String, String)>, others: &str) -> Self {
+        let hash = |bucket: &str, origin: &str| xxh3_64(format!("{bucket}\0{origin}").as_bytes());
+        Self {
+            named: named
+                .into_iter()
+                .map(|(bucket, origin)| {
+                    let id = hash(&bucket, &origin);
+                    (bucket, id)
+                })
+                .collect(),
+            others: Some(hash("*", others)),
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = u64> {
+        self.named.values().copied().chain(self.others)
+    }
+
+    /// Those that a cache with plain keys is taken to be of.
+    pub(crate) fn adopted(&self) -> BTreeSet<u32> {
+        let ids: BTreeSet<u32> = self.ids().map(short).collect();
+        if ids.len() > PLAIN_ORIGINS_MAX {
+            tracing::warn!(
+                origins = ids.len(),
+                "of the objects that an earlier version cached only those of {PLAIN_ORIGINS_MAX} \
+                 origins are found again"
+            );
+        }
+        ids.into_iter().take(PLAIN_ORIGINS_MAX).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids().next().is_none()
+    }
+}
+
+fn short(id: u64) -> u32 {
+    id as u32
+}
+
+/// What the keys of each bucket's objects are changed by.
+#[derive(Debug, Default)]
+pub struct Salts {
+    named: HashMap<String, u128>,
+    others: u128,
+}
+
+impl Salts {
+    pub fn new(sources: &Sources, plain: &BTreeSet<u32>) -> Self {
+        let salt = |id: u64| match plain.contains(&short(id)) {
+            true => 0,
+            false => u128::from(id) << 64 | u128::from(id.rotate_left(32)),
+        };
+        Self {
+            named: sources
+                .named
+                .iter()
+                .map(|(bucket, id)| (bucket.clone(), salt(*id)))
+                .collect(),
+            others: sources.others.map_or(0, salt),
+        }
+    }
+
+    /// The key of a head; `name` is the hash of its name.
+    pub fn head_key(&self, bucket: &str, name: u128) -> u128 {
+        name ^ self.named.get(bucket).copied().unwrap_or(self.others)
+    }
+}
