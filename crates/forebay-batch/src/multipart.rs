@@ -12,6 +12,7 @@ use bytes::Bytes;
 use forebay_core::{Error, Result, name::hash_name};
 use forebay_engine::EntryHeader;
 use forebay_format::{ArchiveKind, tar_exact_size, tar_header_bytes};
+use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::sync::Arc;
@@ -101,9 +102,9 @@ fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64
                     + forebay_format::tar_padding(h.size) as u64
             }
             Err(e) => {
-                let name = format!("{}{name}", crate::output::MISSING_PREFIX);
+                let name = format!("{}{name}", PLACEHOLDER_PREFIX);
                 let text = e.describe();
-                let pax = [(crate::output::ERROR_KEYWORD, text.as_str())];
+                let pax = [(ERROR_KEYWORD, text.as_str())];
                 tar_header_bytes(
                     &name,
                     0,

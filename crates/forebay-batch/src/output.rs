@@ -7,11 +7,7 @@ use forebay_format::{
     ArchiveKind, ArchiveWriter, tar_header_into, tar_header_with_pax, tar_padding_into,
     tar_trailer_into,
 };
-
-/// The PAX keyword under which a placeholder tells its error to clients that asked for it.
-pub(crate) const ERROR_KEYWORD: &str = "FOREBAY.error";
-/// The folder of placeholders. AIStore's clients look for it.
-pub(crate) const MISSING_PREFIX: &str = "__404__/";
+use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 
 pub(crate) enum Output {
     Tar,
@@ -65,7 +61,7 @@ impl Output {
         error: Option<&str>,
         out: &mut Vec<u8>,
     ) -> Result<()> {
-        let name = format!("{MISSING_PREFIX}{name}");
+        let name = format!("{PLACEHOLDER_PREFIX}{name}");
         match (self, error) {
             (Output::Tar, Some(error)) => {
                 tar_header_with_pax(out, &name, 0, 0, &[(ERROR_KEYWORD, error)])

@@ -8,9 +8,10 @@
 use crate::node::NodeAddr;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_protocol::{ErrorDocument, INFO_PATH, node::NodeInfo};
 use forebay_tls::ClientTls;
 use futures::{Stream, StreamExt};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, Empty, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, client::conn::http1::SendRequest};
 use hyper_util::rt::TokioIo;
@@ -116,10 +117,7 @@ impl Client {
         if !matches!(&self.addr, NodeAddr::Tcp { .. }) || !self.addr.is_local() {
             return;
         }
-        let Ok(info) = self
-            .json::<NodeInfo>(Method::GET, "/v1/forebay/info", None)
-            .await
-        else {
+        let Ok(info) = self.json::<NodeInfo>(Method::GET, INFO_PATH, None).await else {
             return;
         };
         let Some(path) = info.unix_socket.clone() else {
@@ -127,10 +125,7 @@ impl Client {
         };
         let mut local = Client::new(NodeAddr::Unix(path.into()), self.token.clone());
         // The path may be another machine's, behind a tunnel: it must be the same node.
-        match local
-            .json::<NodeInfo>(Method::GET, "/v1/forebay/info", None)
-            .await
-        {
+        match local.json::<NodeInfo>(Method::GET, INFO_PATH, None).await {
             Ok(there) if there.node_id == info.node_id => *self = local,
             _ => {}
         }
@@ -256,19 +251,6 @@ pub async fn parse<T: DeserializeOwned>(body: Incoming, what: &str) -> Result<T>
                 status` tell",
             )
     })
-}
-
-/// What the commands need of `/v1/forebay/info`.
-#[derive(serde::Deserialize)]
-pub struct NodeInfo {
-    /// New at each start of the node.
-    #[serde(default)]
-    pub node_id: String,
-    #[serde(default)]
-    pub unix_socket: Option<String>,
-    /// The admin listener's URL.
-    #[serde(default)]
-    pub admin: Option<String>,
 }
 
 async fn connect(addr: &NodeAddr, tls: Option<&ClientTls>) -> Result<SendRequest<RequestBody>> {
@@ -434,59 +416,34 @@ pub async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>> {
 
 /// The error that a non-2xx answer stands for.
 pub async fn refusal(response: Response<Incoming>, what: &str) -> Error {
-    let status = response.status();
-    let request_id = ["x-request-id", "x-amz-request-id"].iter().find_map(|h| {
-        response
-            .headers()
-            .get(*h)
-            .and_then(|v| v.to_str().ok())
-            .map(str::to_owned)
-    });
-    let body = collect(response.into_body(), ERROR_BODY_MAX_BYTES)
+    let (head, body) = response.into_parts();
+    let body = collect(body, ERROR_BODY_MAX_BYTES)
         .await
         .unwrap_or_default();
-    let parsed: Option<Value> = serde_json::from_slice(&body).ok();
-    let field = |name: &str| {
-        parsed
-            .as_ref()
-            .and_then(|v| v.get(name))
-            .and_then(Value::as_str)
-            .filter(|s| !s.is_empty())
-    };
-    let kind = kind_of(status, field("tcode"));
-    let (said, in_words) = field("message").map_or_else(
-        || (placed(words(status), what), None),
-        |m| split_message(m, what),
-    );
-    let mut error = Error::new(kind, said).source(match request_id {
+    let header = |name: &'static str| head.headers.get(name).and_then(|v| v.to_str().ok());
+    refused(
+        &ErrorDocument::read(head.status.as_u16(), header, &body),
+        what,
+    )
+}
+
+/// The node's words, in our order: what happened, then to what.
+pub fn refused(said: &ErrorDocument, what: &str) -> Error {
+    let (kind, status) = (said.kind(), said.status);
+    let error = Error::new(kind, placed(said.what(), what)).source(match &said.request_id {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
-    let ours = advice(kind).map(str::to_owned);
+    let ours = advice(kind);
     // Where a token is set, only this end knows.
-    let hint = if kind == ErrorKind::Unauthenticated {
-        ours
-    } else {
-        field("hint").map(str::to_owned).or(in_words).or(ours)
+    let hint = match &said.hint {
+        Some(hint) if kind != ErrorKind::Unauthenticated => Some(hint.as_str()),
+        _ => ours,
     };
-    if let Some(hint) = hint {
-        error = error.hint(hint);
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
     }
-    error
-}
-
-/// The API's message is `ais://where: what (hint)`, for the clients that parse it; people get
-/// `what: where`, and the hint apart.
-fn split_message(message: &str, what: &str) -> (String, Option<String>) {
-    let said = match message.split_once(": ") {
-        Some((place, rest)) if place.starts_with("ais://") => rest,
-        _ => message,
-    };
-    let (said, hint) = match said.strip_suffix(')').and_then(|s| s.rsplit_once(" (")) {
-        Some((said, hint)) if hint.len() > 10 => (said, Some(hint.to_owned())),
-        _ => (said, None),
-    };
-    (placed(said, what), hint)
 }
 
 fn placed(said: &str, what: &str) -> String {
@@ -494,31 +451,6 @@ fn placed(said: &str, what: &str) -> String {
         said.to_owned()
     } else {
         format!("{said}: {what}")
-    }
-}
-
-/// For an answer without words, such as a proxy's.
-fn words(status: StatusCode) -> &'static str {
-    status.canonical_reason().unwrap_or("refused")
-}
-
-pub fn kind_of(status: StatusCode, tcode: Option<&str>) -> ErrorKind {
-    match (status.as_u16(), tcode) {
-        (404, Some("ErrBckNotFound")) => ErrorKind::BucketNotFound,
-        (404, _) => ErrorKind::NotFound,
-        (304, _) => ErrorKind::NotModified,
-        (401, _) => ErrorKind::Unauthenticated,
-        (403, _) => ErrorKind::PermissionDenied,
-        (409, _) => ErrorKind::Conflict,
-        (412, _) => ErrorKind::PreconditionFailed,
-        (413, _) => ErrorKind::TooLarge,
-        (416, _) | (400, Some("ErrRangeNotSatisfiable")) => ErrorKind::RangeNotSatisfiable,
-        (429, _) | (503, _) => ErrorKind::Busy,
-        (501, _) | (405, _) => ErrorKind::Unsupported,
-        (504, _) => ErrorKind::Timeout,
-        (502, _) => ErrorKind::OriginUnavailable,
-        (400..=499, _) => ErrorKind::Invalid,
-        _ => ErrorKind::Internal,
     }
 }
 
@@ -548,15 +480,26 @@ mod tests {
 
     #[test]
     fn the_words_of_the_node_are_put_in_our_order() {
-        let split = |m| split_message(m, "bk/key");
+        let said = |error: Error| {
+            let document = ErrorDocument::of(&error).at("ais://bk/key".into());
+            let error = refused(&document, "bk/key");
+            (
+                error.message().to_owned(),
+                error.hint_text().map(str::to_owned),
+            )
+        };
+        let advised = advice(ErrorKind::NotFound).map(str::to_owned);
         assert_eq!(
-            split("ais://bk/key: no such object"),
-            ("no such object: bk/key".into(), None)
+            said(Error::not_found("no such object")),
+            ("no such object: bk/key".into(), advised)
         );
         assert_eq!(
-            split("bk/key: too large (write it in parts)"),
+            said(Error::invalid("bk/key: too large").hint("write it in parts")),
             ("bk/key: too large".into(), Some("write it in parts".into()))
         );
-        assert_eq!(split("a limit (5)"), ("a limit (5): bk/key".into(), None));
+        assert_eq!(
+            said(Error::invalid("a limit (of 5 MiB and more)")),
+            ("a limit (of 5 MiB and more): bk/key".into(), None)
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 use crate::style::Style;
 use forebay_core::{Error, ErrorKind};
+use forebay_protocol::ErrorDocument;
 use std::{error::Error as _, io::Write};
 
 /// Exit codes, as `forebay --help` lists them.
@@ -122,12 +123,20 @@ fn as_text(e: &Error, verbose: bool, style: Style) -> String {
 }
 
 fn as_json(e: &Error) -> String {
-    let object = serde_json::json!({"error": {
-        "code": e.kind().code(),
-        "message": e.message(),
-        "hint": e.hint_text(),
-        "causes": causes(e),
-    }});
+    #[derive(serde::Serialize)]
+    struct Ended {
+        #[serde(flatten)]
+        document: ErrorDocument,
+        causes: Vec<String>,
+    }
+    let document = ErrorDocument {
+        // The causes stand apart, and the status says no more than the code.
+        message: e.message().to_owned(),
+        status: 0,
+        ..ErrorDocument::of(e)
+    };
+    let causes = causes(e);
+    let object = serde_json::json!({"error": Ended { document, causes }});
     format!("{object}\n")
 }
 

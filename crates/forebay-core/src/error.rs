@@ -9,125 +9,95 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The class of an error: what a caller can decide by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ErrorKind {
-    /// The request is malformed: a bad name, bad JSON, bad parameter. HTTP 400.
-    Invalid,
-    /// The object, or the archive member, does not exist. HTTP 404.
-    NotFound,
-    /// The bucket is not one that this node serves. HTTP 404.
-    BucketNotFound,
-    /// A bucket or object is there already. HTTP 409.
-    AlreadyExists,
-    /// A bucket that is to be removed still has objects, or an upload is in the wrong state. HTTP
-    /// 409.
-    Conflict,
-    /// The byte range lies outside the object or the member. HTTP 416.
-    RangeNotSatisfiable,
-    /// `If-Match` or `If-Unmodified-Since` did not hold. HTTP 412.
-    PreconditionFailed,
-    /// `If-None-Match` or `If-Modified-Since` did not hold. HTTP 304.
-    NotModified,
-    /// The object changed at the origin while it was being read: one version or none. HTTP 503
+/// The table of kinds: name, code, HTTP status, each once. Where several kinds have one status, the
+/// first of them is what that status means by itself ([`ErrorKind::from_http_status`]).
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident, $code:literal, $status:literal;)*) => {
+        /// The class of an error: what a caller can decide by.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum ErrorKind {
+            $($(#[$doc])* #[doc = concat!(" HTTP ", $status, ".")] $kind,)*
+        }
+
+        impl ErrorKind {
+            /// All kinds, in the order of the table.
+            pub const ALL: &[ErrorKind] = &[$(ErrorKind::$kind),*];
+
+            /// The HTTP status that each of our protocols answers with.
+            pub const fn http_status(self) -> u16 {
+                match self { $(ErrorKind::$kind => $status,)* }
+            }
+
+            /// A short stable code for logs, JSON errors and metric labels.
+            pub const fn code(self) -> &'static str {
+                match self { $(ErrorKind::$kind => $code,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// `If-None-Match` or `If-Modified-Since` did not hold.
+    NotModified, "not_modified", 304;
+    /// The request is malformed: a bad name, bad JSON, bad parameter.
+    Invalid, "invalid", 400;
+    /// The request names a format of archives that is not known here.
+    UnknownFormat, "unknown_format", 400;
+    /// No credentials, or wrong ones. (S3: 403.)
+    Unauthenticated, "unauthenticated", 401;
+    /// The credentials, or the origin's, do not allow it.
+    PermissionDenied, "permission_denied", 403;
+    /// The object, or the archive member, does not exist.
+    NotFound, "not_found", 404;
+    /// The bucket is not one that this node serves.
+    BucketNotFound, "bucket_not_found", 404;
+    /// A bucket that is to be removed still has objects, or an upload is in the wrong state.
+    Conflict, "conflict", 409;
+    /// A bucket or object is there already.
+    AlreadyExists, "already_exists", 409;
+    /// `If-Match` or `If-Unmodified-Since` did not hold.
+    PreconditionFailed, "precondition_failed", 412;
+    /// The request is larger than this node accepts.
+    TooLarge, "too_large", 413;
+    /// The byte range lies outside the object or the member.
+    RangeNotSatisfiable, "range_not_satisfiable", 416;
+    /// Over a limit of this node: try again later, as Retry-After says. (S3: 503.)
+    Busy, "busy", 429;
+    /// A defect of this program, or a local disk that failed.
+    Internal, "internal", 500;
+    /// Not offered here, or not by this origin.
+    Unsupported, "unsupported", 501;
+    /// The origin cannot be reached or answers with errors.
+    OriginUnavailable, "origin_unavailable", 502;
+    /// Bytes that fail their checksum, an archive that cannot be parsed.
+    Corrupt, "corrupt", 502;
+    /// The node is stopping.
+    ShuttingDown, "shutting_down", 503;
+    /// The object changed at the origin while it was being read: one version or none. An error
     /// before the first byte, a cut stream after.
-    VersionChanged,
-    /// No credentials, or wrong ones. HTTP 401 (S3: 403).
-    Unauthenticated,
-    /// The credentials, or the origin's, do not allow it. HTTP 403.
-    PermissionDenied,
-    /// Over a limit of this node: try again later. HTTP 429 or 503, with Retry-After.
-    Busy,
-    /// The request is larger than this node accepts. HTTP 413.
-    TooLarge,
-    /// The origin did not answer in time. HTTP 504.
-    Timeout,
-    /// The origin cannot be reached or answers with errors. HTTP 502.
-    OriginUnavailable,
-    /// Bytes that fail their checksum, an archive that cannot be parsed. HTTP 502.
-    Corrupt,
-    /// Not offered here, or not by this origin. HTTP 501.
-    Unsupported,
-    /// The node is stopping. HTTP 503.
-    ShuttingDown,
-    /// A defect of this program, or a local disk that failed. HTTP 500.
-    Internal,
+    VersionChanged, "version_changed", 503;
+    /// The origin did not answer in time.
+    Timeout, "timeout", 504;
 }
 
 impl ErrorKind {
-    /// The HTTP status that each of our protocols answers with.
-    pub fn http_status(self) -> u16 {
-        use ErrorKind::*;
-        match self {
-            NotModified => 304,
-            Invalid => 400,
-            Unauthenticated => 401,
-            PermissionDenied => 403,
-            NotFound | BucketNotFound => 404,
-            AlreadyExists | Conflict => 409,
-            PreconditionFailed => 412,
-            TooLarge => 413,
-            RangeNotSatisfiable => 416,
-            Busy => 429,
-            Internal => 500,
-            Unsupported => 501,
-            OriginUnavailable | Corrupt => 502,
-            VersionChanged | ShuttingDown => 503,
-            Timeout => 504,
-        }
-    }
-
-    /// A short stable code for logs, JSON errors and metric labels.
-    pub fn code(self) -> &'static str {
-        use ErrorKind::*;
-        match self {
-            Invalid => "invalid",
-            NotFound => "not_found",
-            BucketNotFound => "bucket_not_found",
-            AlreadyExists => "already_exists",
-            Conflict => "conflict",
-            RangeNotSatisfiable => "range_not_satisfiable",
-            PreconditionFailed => "precondition_failed",
-            NotModified => "not_modified",
-            VersionChanged => "version_changed",
-            Unauthenticated => "unauthenticated",
-            PermissionDenied => "permission_denied",
-            Busy => "busy",
-            TooLarge => "too_large",
-            Timeout => "timeout",
-            OriginUnavailable => "origin_unavailable",
-            Corrupt => "corrupt",
-            Unsupported => "unsupported",
-            ShuttingDown => "shutting_down",
-            Internal => "internal",
-        }
-    }
-
     /// The kind that [`code`](Self::code) gives this name.
     pub fn from_code(code: &str) -> Option<Self> {
-        use ErrorKind::*;
-        let all = [
-            Invalid,
-            NotFound,
-            BucketNotFound,
-            AlreadyExists,
-            Conflict,
-            RangeNotSatisfiable,
-            PreconditionFailed,
-            NotModified,
-            VersionChanged,
-            Unauthenticated,
-            PermissionDenied,
-            Busy,
-            TooLarge,
-            Timeout,
-            OriginUnavailable,
-            Corrupt,
-            Unsupported,
-            ShuttingDown,
-            Internal,
-        ];
-        all.into_iter().find(|kind| kind.code() == code)
+        Self::ALL.iter().copied().find(|kind| kind.code() == code)
+    }
+
+    /// What a status means where nothing else is known, as in the answer of a proxy. The node's own
+    /// answers say their [`code`](Self::code).
+    pub fn from_http_status(status: u16) -> Self {
+        let plain = Self::ALL
+            .iter()
+            .copied()
+            .find(|k| k.http_status() == status);
+        plain.unwrap_or(match status {
+            405 => ErrorKind::Unsupported,
+            400..=499 => ErrorKind::Invalid,
+            _ => ErrorKind::Internal,
+        })
     }
 
     /// Whether the same request may succeed if it is sent again unchanged.
@@ -239,6 +209,17 @@ impl Error {
 
     /// The message with its causes and hint, for people: `message: cause (hint)`.
     pub fn describe(&self) -> String {
+        let mut text = self.message_with_causes();
+        if let Some(hint) = &self.0.hint {
+            text.push_str(" (");
+            text.push_str(hint);
+            text.push(')');
+        }
+        text
+    }
+
+    /// `message: cause`, for those who are told the hint apart.
+    pub fn message_with_causes(&self) -> String {
         let mut text = self.0.message.clone();
         let mut cause = std::error::Error::source(self);
         while let Some(c) = cause {
@@ -248,11 +229,6 @@ impl Error {
                 text.push_str(&c_text);
             }
             cause = c.source();
-        }
-        if let Some(hint) = &self.0.hint {
-            text.push_str(" (");
-            text.push_str(hint);
-            text.push(')');
         }
         text
     }
@@ -319,6 +295,30 @@ mod tests {
             e.to_string(),
             "entry 3: the name is empty (give each entry an objname)"
         );
+    }
+
+    #[test]
+    fn each_kind_has_its_code_and_each_status_its_kind() {
+        let mut codes = std::collections::HashSet::new();
+        for &kind in ErrorKind::ALL {
+            assert!(codes.insert(kind.code()), "{kind:?}");
+            assert_eq!(ErrorKind::from_code(kind.code()), Some(kind));
+            let status = kind.http_status();
+            assert_eq!(ErrorKind::from_http_status(status).http_status(), status);
+        }
+        for (status, kind) in [
+            (404, ErrorKind::NotFound),
+            (409, ErrorKind::Conflict),
+            (412, ErrorKind::PreconditionFailed),
+            (502, ErrorKind::OriginUnavailable),
+            (503, ErrorKind::ShuttingDown),
+            (405, ErrorKind::Unsupported),
+            (418, ErrorKind::Invalid),
+            (599, ErrorKind::Internal),
+        ] {
+            assert_eq!(ErrorKind::from_http_status(status), kind, "{status}");
+        }
+        assert_eq!(ErrorKind::from_code("no such code"), None);
     }
 
     #[test]

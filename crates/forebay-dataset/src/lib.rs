@@ -32,7 +32,7 @@ pub use access::{Access, Everything};
 pub use dataset::{Dataset, Located};
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use manifest::ManifestLines;
-pub use progress::{Progress, ProgressNow};
+pub use progress::Progress;
 pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{
     Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,

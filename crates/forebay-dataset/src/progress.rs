@@ -1,5 +1,6 @@
 //! How far an opening is: shared by all who wait for it.
 
+use forebay_protocol::dataset::OpenProgress;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Live numbers of one opening.
@@ -12,24 +13,11 @@ pub struct Progress {
     bytes: AtomicU64,
 }
 
-/// Their values at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct ProgressNow {
-    /// Files found so far.
-    pub listed: u64,
-    /// Pages of listings that came.
-    pub pages: u64,
-    /// Files whose index has to be read; 0 while the listing goes on.
-    pub to_index: u64,
-    pub indexed: u64,
-    /// Bytes that were read for it.
-    pub bytes: u64,
-}
-
 impl Progress {
-    pub fn now(&self) -> ProgressNow {
+    /// Their values at this moment.
+    pub fn now(&self) -> OpenProgress {
         let of = |n: &AtomicU64| n.load(Relaxed);
-        ProgressNow {
+        OpenProgress {
             listed: of(&self.listed),
             pages: of(&self.pages),
             to_index: of(&self.to_index),

@@ -2,7 +2,7 @@
 //! requests use for them.
 
 use crate::decompress::Codec;
-use forebay_core::{Error, Result, name::shorten};
+use forebay_core::{Error, ErrorKind, Result, name::shorten};
 use serde::{Deserialize, Serialize};
 
 /// An archive format that members are read from and that batches are written in.
@@ -68,17 +68,18 @@ impl ArchiveKind {
     /// By the `mime` of a GetBatch request; absent and empty mean tar.
     ///
     /// # Errors
-    /// `Invalid` for any other text.
+    /// `UnknownFormat` for any other text.
     pub fn from_mime(mime: &str) -> Result<Self> {
         match mime {
             "" | "tar" | ".tar" => Ok(ArchiveKind::Tar),
             "tgz" | ".tgz" | ".tar.gz" | "application/gzip" => Ok(ArchiveKind::TarGz),
             "zip" | ".zip" | "application/zip" => Ok(ArchiveKind::Zip),
             ".tar.lz4" => Ok(ArchiveKind::TarLz4),
-            other => Err(
-                Error::invalid(format!("{:?} is not an archive format", shorten(other)))
-                    .hint("one of .tar, .tgz, .tar.lz4, .zip"),
-            ),
+            other => Err(Error::new(
+                ErrorKind::UnknownFormat,
+                format!("{:?} is not an archive format", shorten(other)),
+            )
+            .hint("one of .tar, .tgz, .tar.lz4, .zip")),
         }
     }
 

@@ -46,7 +46,6 @@
 mod compress;
 pub mod decompress;
 pub mod example;
-pub mod frame;
 pub mod index;
 mod indexer;
 mod ipc;

@@ -1,6 +1,7 @@
 //! Where the node is: what a URL says, and whether the node turns out to be on this machine.
 
 use crate::failure::{Failure, Result};
+use forebay_protocol::{DEFAULT_PORT, DEFAULT_TLS_PORT, node::NodeInfo};
 use std::path::{Path, PathBuf};
 
 /// A parsed client URL.
@@ -13,9 +14,6 @@ pub struct Address {
     /// The node's Unix socket, if the URL names it.
     pub unix: Option<PathBuf>,
 }
-
-const DEFAULT_PORT: u16 = 8080;
-const DEFAULT_TLS_PORT: u16 = 443;
 
 impl Address {
     /// `http://host[:port]`, `https://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
@@ -92,28 +90,10 @@ impl Address {
     }
 }
 
-/// The parts of the node's `GET /v1/forebay/info` that the client uses.
-#[derive(Debug, serde::Deserialize)]
-pub struct NodeInfo {
-    #[serde(default)]
-    pub node_id: String,
-    #[serde(default)]
-    pub host_id: String,
-    #[serde(default)]
-    pub unix_socket: Option<String>,
-}
-
-impl NodeInfo {
-    /// The node's socket, if the node says that it runs on this machine. (Whether the socket leads
-    /// to the same node is asked there: containers may share a kernel and not a file system.)
-    pub fn local_socket(&self) -> Option<&Path> {
-        let socket = self.unix_socket.as_deref().filter(|s| !s.is_empty())?;
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let hashed = format!(
-            "{:016x}",
-            (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64
-        );
-        let ours = hashed == self.host_id;
-        ours.then(|| Path::new(socket))
-    }
+/// The node's socket, if the node says that it runs on this machine. (Whether the socket leads to
+/// the same node is asked there: containers may share a kernel and not a file system.)
+pub fn local_socket(info: &NodeInfo) -> Option<&Path> {
+    let socket = info.unix_socket.as_deref().filter(|s| !s.is_empty())?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    (forebay_protocol::node::host_id(&boot) == info.host_id).then(|| Path::new(socket))
 }

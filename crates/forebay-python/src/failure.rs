@@ -1,11 +1,12 @@
 //! What can go wrong between this process and the node, as Rust values; turned into Python
 //! exceptions at the boundary.
 //!
-//! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. A status that
-//! the node answered with decides the class, and the node's JSON body gives message and hint, so
-//! that Python users see the same words as users of every other protocol.
+//! Each [`Failure`] names the exception class in `forebay.errors` that it becomes. The kind in the
+//! node's error document decides the class, and the document gives message and hint, so that Python
+//! users see the same words as users of every other protocol.
 
 use forebay_core::ErrorKind;
+use forebay_protocol::ErrorDocument;
 use pyo3::{
     prelude::*,
     sync::PyOnceLock,
@@ -56,20 +57,22 @@ impl Class {
         }
     }
 
-    fn from_status(status: u16) -> Class {
-        match status {
-            401 => Class::Unauthenticated,
-            403 => Class::PermissionDenied,
-            404 => Class::NotFound,
-            409 => Class::Conflict,
-            412 => Class::PreconditionFailed,
-            413 => Class::TooLarge,
-            416 => Class::RangeNotSatisfiable,
-            429 | 503 => Class::Busy,
-            501 => Class::Unsupported,
-            504 => Class::Timeout,
-            400..=499 => Class::InvalidRequest,
-            _ => Class::ServerError,
+    fn of(kind: ErrorKind) -> Class {
+        match kind {
+            ErrorKind::Invalid | ErrorKind::UnknownFormat => Class::InvalidRequest,
+            ErrorKind::Unauthenticated => Class::Unauthenticated,
+            ErrorKind::PermissionDenied => Class::PermissionDenied,
+            ErrorKind::NotFound | ErrorKind::BucketNotFound => Class::NotFound,
+            ErrorKind::AlreadyExists | ErrorKind::Conflict => Class::Conflict,
+            ErrorKind::PreconditionFailed | ErrorKind::NotModified => Class::PreconditionFailed,
+            ErrorKind::TooLarge => Class::TooLarge,
+            ErrorKind::RangeNotSatisfiable => Class::RangeNotSatisfiable,
+            ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged => Class::Busy,
+            ErrorKind::Unsupported => Class::Unsupported,
+            ErrorKind::Timeout => Class::Timeout,
+            ErrorKind::OriginUnavailable | ErrorKind::Corrupt | ErrorKind::Internal => {
+                Class::ServerError
+            }
         }
     }
 }
@@ -130,45 +133,17 @@ impl Failure {
         self
     }
 
-    /// The answer of a node that is not a success. `body` is JSON with `message` and perhaps
-    /// `hint`, or any text.
+    /// The answer of a node that is not a success.
     pub fn from_answer(status: u16, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let text = |name: &str| {
-            headers
-                .get(name)
-                .and_then(|v| v.to_str().ok())
-                .map(str::to_owned)
-        };
-        let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-        let field = |name: &str| {
-            json.as_ref()
-                .and_then(|j| j.get(name))
-                .and_then(|v| v.as_str())
-                .map(str::to_owned)
-        };
-        let message = field("message").unwrap_or_else(|| {
-            let text = String::from_utf8_lossy(&body[..body.len().min(500)])
-                .trim()
-                .to_owned();
-            let reason = http::StatusCode::from_u16(status)
-                .ok()
-                .and_then(|s| s.canonical_reason())
-                .unwrap_or("error");
-            if text.is_empty() {
-                format!("the node answered {status} {reason}")
-            } else {
-                text
-            }
-        });
+        let header = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
+        let document = ErrorDocument::read(status, header, body);
         Failure {
-            class: Class::from_status(status),
-            message,
-            hint: field("hint"),
+            class: Class::of(document.kind()),
+            retry_after: document.retry_after(),
+            message: document.message,
+            hint: document.hint,
             status: Some(status),
-            request_id: text("x-request-id"),
-            retry_after: text("retry-after")
-                .and_then(|s| s.trim().parse().ok())
-                .map(Duration::from_secs),
+            request_id: document.request_id,
         }
     }
 
@@ -180,12 +155,8 @@ impl Failure {
 
 impl From<forebay_core::Error> for Failure {
     fn from(e: forebay_core::Error) -> Self {
-        let class = match e.kind() {
-            ErrorKind::Timeout => Class::Timeout,
-            kind => Class::from_status(kind.http_status()),
-        };
         Failure {
-            class,
+            class: Class::of(e.kind()),
             message: e.message().to_owned(),
             hint: e.hint_text().map(str::to_owned),
             status: None,

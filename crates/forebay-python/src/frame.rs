@@ -17,7 +17,7 @@ use arrow_array::{Array, ArrayRef, StructArray, ffi::to_ffi};
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_schema::DataType;
 use forebay_core::Error;
-use forebay_format::frame::{
+use forebay_protocol::frame::{
     FRAME_ALIGNMENT, FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error, decode_rows,
 };
 use pyo3::{

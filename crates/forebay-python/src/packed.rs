@@ -17,6 +17,7 @@ use crate::{
     tar::{BLOCK, Extended, Header, bad, header_name, read_extended, read_header, why_absent},
     transport::Call,
 };
+use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
 use http::{HeaderName, Method};
 
 /// Receives the batch; `None` if its entries are larger than the room for them.
@@ -29,9 +30,10 @@ pub async fn receive(
         return Err(Failure::invalid("the batch is empty").hint("give at least one entry"));
     }
     let (path, json) = request.to_http(".tar");
-    let call = Call::new(Method::POST, path)
-        .json(json)
-        .header(HeaderName::from_static("x-forebay-entry-errors"), "pax");
+    let call = Call::new(Method::POST, path).json(json).header(
+        HeaderName::from_static(ENTRY_ERRORS_HEADER),
+        ENTRY_ERRORS_PAX,
+    );
     let mut answer = session.transport.call(&call).await?;
     let request_id = answer.header("x-request-id").map(str::to_owned);
     let mut unpacker = Unpacker::new(request, room);

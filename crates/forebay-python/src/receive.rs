@@ -16,6 +16,7 @@ use crate::{
     tar::{Slot, TarParser},
     transport::Call,
 };
+use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
 use http::{HeaderName, Method};
 use pyo3::prelude::*;
 use std::{
@@ -70,9 +71,10 @@ impl Receiving {
     async fn run(&self, session: &Session) -> Result<()> {
         self.share.start().await;
         let (path, json) = self.request.to_http(".tar");
-        let call = Call::new(Method::POST, path)
-            .json(json)
-            .header(HeaderName::from_static("x-forebay-entry-errors"), "pax");
+        let call = Call::new(Method::POST, path).json(json).header(
+            HeaderName::from_static(ENTRY_ERRORS_HEADER),
+            ENTRY_ERRORS_PAX,
+        );
         let mut answer = session.transport.call(&call).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
         let region = Region::new(&session.regions)?;

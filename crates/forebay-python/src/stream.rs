@@ -13,7 +13,7 @@ use crate::{
     transport::Transport,
 };
 use forebay_core::{Error, ErrorKind, Result, limits};
-use forebay_format::frame::decode_checked;
+use forebay_protocol::frame::decode_checked;
 use forebay_stream::{Dial, Io, Options, Received};
 use futures::future::BoxFuture;
 use pyo3::{prelude::*, types::PyDict};

@@ -13,11 +13,11 @@ use crate::{
     failure::{Failure, Result},
     region::Region,
 };
+use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 
 pub const BLOCK: usize = 512;
 /// Largest extended header.
 const EXTENDED_MAX_BYTES: usize = forebay_core::limits::TAR_EXTENDED_HEADER_MAX_BYTES as usize;
-const PLACEHOLDER_PREFIX: &str = "__404__/";
 
 /// One entry of the stream: where its bytes lie in the region.
 #[derive(Debug)]
@@ -198,7 +198,8 @@ pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool)
                 Some(name) => name.starts_with(PLACEHOLDER_PREFIX),
                 None => {
                     block.starts_with(PLACEHOLDER_PREFIX.as_bytes())
-                        || block[345..500].starts_with(b"__404__")
+                        || block[345..500]
+                            .starts_with(PLACEHOLDER_PREFIX.trim_end_matches('/').as_bytes())
                 }
             };
             let some = extended.name.is_some() || extended.error.is_some();
@@ -290,7 +291,7 @@ fn read_pax(mut data: &[u8], into: &mut Extended) -> Option<()> {
         match &record[..equals] {
             b"path" => into.name = Some(value.into_owned()),
             b"size" => into.size = Some(value.parse().ok()?),
-            b"FOREBAY.error" => into.error = Some(value.into_owned()),
+            key if key == ERROR_KEYWORD.as_bytes() => into.error = Some(value.into_owned()),
             _ => {}
         }
         data = &data[length..];

@@ -8,13 +8,14 @@
 //! come back later (429, 503).
 
 use crate::{
-    address::{Address, NodeInfo},
+    address::{Address, local_socket},
     embedded::Engine,
     failure::{Class, Failure, Result},
     sync::Mutex,
 };
 use bytes::Bytes;
 use forebay_core::ErrorKind;
+use forebay_protocol::node::NodeInfo;
 use forebay_stream::Io;
 use forebay_tls::ClientTls;
 use futures::stream::BoxStream;
@@ -390,7 +391,7 @@ impl Transport {
             let Some(info) = self.ask_info(&mut over_tcp).await else {
                 return Ok(None);
             };
-            if let Some(path) = info.local_socket()
+            if let Some(path) = local_socket(&info)
                 && let Ok(Ok(stream)) = timeout(DISCOVERY_TIMEOUT, UnixStream::connect(path)).await
                 && let Ok(mut over_unix) = handshake(stream).await
                 && self
@@ -412,7 +413,7 @@ impl Transport {
             .map_err(|never| match never {})
             .boxed();
         let request = self
-            .request(&Method::GET, "/v1/forebay/info", &[], empty)
+            .request(&Method::GET, forebay_protocol::INFO_PATH, &[], empty)
             .ok()?;
         let response = timeout(DISCOVERY_TIMEOUT, sender.send_request(request))
             .await

@@ -84,10 +84,7 @@ pub fn memory_total_bytes() -> u64 {
 /// its sockets.
 pub fn host_id() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!(
-        "{:016x}",
-        (forebay_core::name::hash_name("host", boot.trim()) >> 64) as u64
-    )
+    forebay_protocol::node::host_id(&boot)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+pub const HEADER: HeaderName = HeaderName::from_static(forebay_protocol::REQUEST_ID_HEADER);
 const MAX_BYTES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@
 //! an error.
 
 use crate::dial::Io;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, Result};
+use forebay_protocol::ErrorDocument;
 use std::{mem::MaybeUninit, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -133,7 +134,7 @@ impl Body {
                 .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1")),
             status => {
                 let text = body.rest(REFUSAL_MAX_BYTES).await.unwrap_or_default();
-                Err(refusal(status, head.get("retry-after"), &text))
+                Err(ErrorDocument::read(status, |name| head.get(name), &text).to_error())
             }
         }
     }
@@ -334,49 +335,5 @@ async fn receive(io: &mut Box<dyn Io>, silence: Duration, out: &mut ReadBuf<'_>)
             "nothing came for {} s in the middle of a stream",
             silence.as_secs_f32()
         ))),
-    }
-}
-
-/// What the node says in an answer that is no stream.
-fn refusal(status: u16, retry_after: Option<&str>, body: &[u8]) -> Error {
-    let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let field = |name: &str| {
-        json.as_ref()
-            .and_then(|j| j.get(name))
-            .and_then(|v| v.as_str())
-            .map(str::to_owned)
-    };
-    let message = field("message").unwrap_or_else(|| {
-        let text = String::from_utf8_lossy(&body[..body.len().min(500)])
-            .trim()
-            .to_owned();
-        if text.is_empty() {
-            format!("the node answered {status}")
-        } else {
-            text
-        }
-    });
-    let kind = match status {
-        401 => ErrorKind::Unauthenticated,
-        403 => ErrorKind::PermissionDenied,
-        404 => ErrorKind::NotFound,
-        409 => ErrorKind::Conflict,
-        413 => ErrorKind::TooLarge,
-        416 => ErrorKind::RangeNotSatisfiable,
-        429 => ErrorKind::Busy,
-        501 => ErrorKind::Unsupported,
-        502 => ErrorKind::OriginUnavailable,
-        503 => ErrorKind::ShuttingDown,
-        504 => ErrorKind::Timeout,
-        400..=499 => ErrorKind::Invalid,
-        _ => ErrorKind::Internal,
-    };
-    let mut error = Error::new(kind, message);
-    if let Some(hint) = field("hint") {
-        error = error.hint(hint);
-    }
-    match retry_after.and_then(|s| s.trim().parse().ok()) {
-        Some(seconds) => error.retry_after(Duration::from_secs(seconds)),
-        None => error,
     }
 }

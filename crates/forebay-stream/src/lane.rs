@@ -15,7 +15,7 @@ use crate::{
 };
 use arrow_buffer::Buffer;
 use forebay_core::{Error, ErrorKind, Result, crc32c_append};
-use forebay_format::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
+use forebay_protocol::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -135,10 +135,12 @@ impl Lane {
             .counters
             .rtt_us
             .fetch_min(began.elapsed().as_micros() as u64, Relaxed);
-        let path = format!(
-            "{}?connection={}&of={}&from_step={}",
-            shared.path, self.number, self.of, self.next
-        );
+        let lane = forebay_protocol::stream::Lane {
+            connection: self.number,
+            of: self.of,
+            from_step: self.next,
+        };
+        let path = format!("{}?{}", shared.path, lane.query());
         let request = Request {
             path: &path,
             headers: &node.headers(),

@@ -9,7 +9,7 @@
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
-use forebay_format::frame::FRAME_ALIGNMENT;
+use forebay_protocol::frame::FRAME_ALIGNMENT;
 use std::{
     alloc::{self, Layout},
     mem::{ManuallyDrop, MaybeUninit},

@@ -11,7 +11,7 @@
 
 use arrow_buffer::Buffer;
 use forebay_core::{Error, Result, sync::Mutex};
-use forebay_format::frame::FrameHeader;
+use forebay_protocol::frame::FrameHeader;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 #[derive(Clone, Debug)]
 pub struct Received {
     pub header: FrameHeader,
-    /// An Arrow IPC stream: see [`forebay_format::frame::decode_checked`].
+    /// An Arrow IPC stream: see [`forebay_protocol::frame::decode_checked`].
     pub payload: Buffer,
 }
 
@@ -228,7 +228,7 @@ impl Shelf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_format::frame::{FrameKind, FrameTag};
+    use forebay_protocol::frame::{FrameKind, FrameTag};
     use futures::FutureExt;
 
     fn received(step: u64, bytes: u64) -> Received {

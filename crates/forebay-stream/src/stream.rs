@@ -20,7 +20,6 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-const PATH: &str = "/v1/datasets/streams";
 /// Lanes that are opened without being asked for.
 const LANES_FIRST: u32 = 2;
 /// How often it is looked whether more lanes are worth it.
@@ -99,7 +98,7 @@ impl Stream {
             shelf: Shelf::starting_at(options.from_step, options.ahead_bytes),
             counters: Counters::default(),
             pool: Pool::new(),
-            path: PATH.to_owned(),
+            path: forebay_protocol::STREAMS_PATH.to_owned(),
             body: request,
             silence: options.silence,
             retry_for: options.retry_for,

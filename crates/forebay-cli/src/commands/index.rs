@@ -7,13 +7,18 @@
 use crate::{
     cli::Common,
     client::{self, Client, Lines},
-    fail::{Failure, Outcome, one_line},
+    fail::{Outcome, one_line},
     out::{Out, count, grouped, pairs},
     progress::Progress,
     target,
 };
 use forebay_core::{Error, units::format_bytes};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use forebay_protocol::{
+    DATASETS_PATH,
+    dataset::{OpenEvent, OpenedDataset},
+};
+use http::{HeaderMap, HeaderValue, Method, header};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Columns that are told one by one.
@@ -66,11 +71,14 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let mut client = super::client(common)?;
     let mut out = Out::new(common.json);
     let what = args.sources.join(" ");
-    let mut opened = open(&mut client, spec(&args), &what).await?;
+    let mut opened = Opened {
+        opened: open(&mut client, &spec(&args), &what).await?,
+        manifest: None,
+    };
     if let Some(name) = manifest {
-        let id = opened["id"].as_str().unwrap_or_default();
         let path = format!(
-            "/v1/datasets/{id}/manifest?to={}",
+            "{DATASETS_PATH}/{}/manifest?to={}",
+            client::encode(&opened.opened.dataset.id),
             client::encode(&name.to_string())
         );
         client
@@ -82,7 +90,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
                 &name.to_string(),
             )
             .await?;
-        opened["manifest"] = name.to_string().into();
+        opened.manifest = Some(name.to_string());
     }
     if out.json {
         out.object(&opened)?;
@@ -93,6 +101,15 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     out.flush()?;
     Ok(())
+}
+
+/// What the command prints with `--json`.
+#[derive(Debug, Default, Serialize)]
+struct Opened {
+    #[serde(flatten)]
+    opened: OpenedDataset,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manifest: Option<String>,
 }
 
 fn spec(args: &Args) -> Value {
@@ -121,7 +138,7 @@ fn spec(args: &Args) -> Value {
 }
 
 /// Follows the node's lines to the last one.
-async fn open(client: &mut Client, spec: Value, what: &str) -> Outcome<Value> {
+async fn open(client: &mut Client, spec: &Value, what: &str) -> Outcome<OpenedDataset> {
     let mut headers = HeaderMap::new();
     headers.insert(
         header::CONTENT_TYPE,
@@ -130,40 +147,25 @@ async fn open(client: &mut Client, spec: Value, what: &str) -> Outcome<Value> {
     let answer = client
         .ask(
             Method::POST,
-            "/v1/datasets?progress=true",
+            &format!("{DATASETS_PATH}?progress=true"),
             headers,
-            client::json_body(&spec),
+            client::json_body(spec),
             what,
         )
         .await?;
     let mut lines = Lines::of(answer.into_body());
     let mut progress = Progress::objects("index");
     while let Some(line) = lines.next().await? {
-        let event: Value = serde_json::from_slice(&line)
+        let event: OpenEvent = serde_json::from_slice(&line)
             .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
-        let n = |name: &str| event[name].as_u64().unwrap_or(0);
-        match event["event"].as_str() {
-            Some("opened") => return Ok(event),
-            Some("error") => {
-                let status = u16::try_from(n("status"))
-                    .ok()
-                    .and_then(|s| StatusCode::from_u16(s).ok());
-                let kind =
-                    client::kind_of(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), None);
-                let error = Error::new(
-                    kind,
-                    one_line(event["message"].as_str().unwrap_or("the opening failed")),
-                );
-                return Err(Failure::Failed(match event["hint"].as_str() {
-                    Some(hint) => error.hint(hint),
-                    None => error,
-                }));
+        match event {
+            OpenEvent::Opened(opened) => return Ok(*opened),
+            OpenEvent::Error(said) => return Err(client::refused(&said, what).into()),
+            OpenEvent::Progress(p) if p.to_index > 0 => {
+                progress.set(p.indexed, Some(p.to_index), format_bytes(p.bytes));
             }
-            Some("progress") if n("to_index") > 0 => {
-                progress.set(n("indexed"), Some(n("to_index")), format_bytes(n("bytes")));
-            }
-            Some("progress") => progress.set(n("listed"), None, "listed".into()),
-            _ => {}
+            OpenEvent::Progress(p) => progress.set(p.listed, None, "listed".into()),
+            OpenEvent::Other => {}
         }
     }
     Err(
@@ -173,79 +175,73 @@ async fn open(client: &mut Client, spec: Value, what: &str) -> Outcome<Value> {
     )
 }
 
-fn describe(opened: &Value) -> Vec<String> {
-    let n = |name: &str| opened[name].as_u64().unwrap_or(0);
-    let text = |name: &str| opened[name].as_str().unwrap_or_default().to_owned();
+fn describe(opened: &Opened) -> Vec<String> {
+    let (o, d) = (&opened.opened, &opened.opened.dataset);
     let mut rows = vec![
-        ("dataset", text("id")),
-        ("format", text("format")),
-        ("rows", grouped(n("rows"))),
-        ("blocks", grouped(n("blocks"))),
+        ("dataset", d.id.clone()),
+        ("format", d.format.clone()),
+        ("rows", grouped(d.rows)),
+        ("blocks", grouped(d.blocks)),
         (
             "files",
-            format!("{} ({})", grouped(n("files")), format_bytes(n("bytes"))),
+            format!("{} ({})", grouped(d.files), format_bytes(d.bytes)),
         ),
         (
             "index",
             format!(
                 "{} read ({}), {} known; {:.2} s; {} in memory",
-                count(n("indexed_files"), "file"),
-                format_bytes(n("indexed_bytes")),
-                grouped(n("reused_files")),
-                opened["opened_ms"].as_f64().unwrap_or(0.0) / 1000.0,
-                format_bytes(n("memory_bytes"))
+                count(o.indexed_files, "file"),
+                format_bytes(o.indexed_bytes),
+                grouped(o.reused_files),
+                o.opened_ms / 1000.0,
+                format_bytes(d.memory_bytes)
             ),
         ),
     ];
-    if let Some(previous) = opened["previous"].as_str() {
+    if let Some(previous) = &o.previous {
         rows.push((
             "changed",
             format!("the files are others than at the last opening, which was dataset {previous}"),
         ));
     }
-    if n("skipped_files") > 0 {
+    if o.skipped_files > 0 {
         rows.push((
             "left out",
-            format!("{} (damaged)", count(n("skipped_files"), "file")),
+            format!("{} (damaged)", count(o.skipped_files, "file")),
         ));
     }
-    if n("unreadable_names") > 0 {
+    if o.unreadable_names > 0 {
         rows.push((
             "left out",
             format!(
                 "{} that cannot be read through this node, as {:?}",
-                count(n("unreadable_names"), "name"),
-                text("unreadable_name")
+                count(o.unreadable_names, "name"),
+                o.unreadable_name.as_deref().unwrap_or_default()
             ),
         ));
     }
-    if let Some(name) = opened["manifest"].as_str() {
-        rows.push(("manifest", name.to_owned()));
+    if let Some(name) = &opened.manifest {
+        rows.push(("manifest", name.clone()));
     }
     let mut lines = pairs(&rows);
-    for skipped in opened["skipped"].as_array().into_iter().flatten() {
+    for skipped in &o.skipped {
         lines.push(format!(
             "  left out: {}: {}",
-            skipped["name"].as_str().unwrap_or_default(),
-            one_line(skipped["message"].as_str().unwrap_or_default())
+            one_line(&skipped.name),
+            one_line(&skipped.message)
         ));
     }
-    let columns = opened["schema"].as_array().cloned().unwrap_or_default();
-    lines.push(format!("columns ({})", columns.len()));
-    for c in columns.iter().take(COLUMNS_TOLD) {
-        let null = if c["nullable"] == true {
-            ""
-        } else {
-            " not null"
-        };
+    lines.push(format!("columns ({})", d.schema.len()));
+    for c in d.schema.iter().take(COLUMNS_TOLD) {
+        let null = if c.nullable { "" } else { " not null" };
         lines.push(format!(
             "  {}: {}{null}",
-            c["name"].as_str().unwrap_or_default(),
-            one_line(c["type"].as_str().unwrap_or_default())
+            one_line(&c.name),
+            one_line(&c.data_type)
         ));
     }
-    if columns.len() > COLUMNS_TOLD {
-        lines.push(format!("  and {} more", columns.len() - COLUMNS_TOLD));
+    if d.schema.len() > COLUMNS_TOLD {
+        lines.push(format!("  and {} more", d.schema.len() - COLUMNS_TOLD));
     }
     lines
 }

@@ -9,6 +9,7 @@ use crate::{
 };
 use clap::Subcommand;
 use forebay_core::Error;
+use forebay_protocol::{INFO_PATH, node::NodeInfo};
 use http::{HeaderMap, Method};
 use serde_json::json;
 
@@ -66,7 +67,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
         );
     }
     let mut node = super::client(common)?;
-    let info: client::NodeInfo = node.json(Method::GET, "/v1/forebay/info", None).await?;
+    let info: NodeInfo = node.json(Method::GET, INFO_PATH, None).await?;
     let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
         Error::unsupported(format!(
             "no admin listener to read metrics from: {}",

@@ -6,7 +6,7 @@
 //! that breaks is continued by another one, at this node or any other that has the datasets: all
 //! compute the same plan, and none has to be told what the others do.
 //!
-//! - `request.rs`: what a request says.
+//! - What a request says is `forebay_protocol::stream`.
 //! - `source.rs`: where rows come from: reading those of one step, from one dataset or a mix, and
 //!   making blocks ready.
 //! - `produce.rs`: one connection: reading, decoding, framing and sending overlap, within a window
@@ -21,14 +21,13 @@
 
 mod ahead;
 mod produce;
-mod request;
 mod source;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod window;
 
-pub use request::{Lane, StreamRequest};
+pub use forebay_protocol::stream::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
 use crate::{
@@ -37,6 +36,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
+use forebay_format::tabular::Projection;
 use forebay_plan::{Plan, PlanDocument, Shuffle, State, Steps};
 use futures::Stream;
 use produce::Task;
@@ -49,6 +49,11 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 use window::Windows;
+
+/// No list of columns means all of them.
+fn projection(columns: Option<Vec<String>>) -> Projection {
+    columns.map_or(Projection::All, Projection::Columns)
+}
 
 /// Plans that are kept made: all connections of a job, and those that come again, use one.
 const PLANS_KEPT: usize = 32;
@@ -155,7 +160,7 @@ impl Streams {
             inner.rows.clone(),
             following,
             datasets,
-            request.columns(),
+            projection(request.columns),
             by_blocks,
         )?;
         self.begin(

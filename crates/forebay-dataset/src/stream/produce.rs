@@ -5,15 +5,17 @@
 //! memory of rows is given back when the socket has taken their last byte.
 
 use super::{
-    request::Lane,
     source::Source,
     stats::Open,
     window::{Place, Window},
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use forebay_format::frame::{Frame, FrameTag};
 use forebay_plan::{Step, Steps};
+use forebay_protocol::{
+    frame::{Frame, FrameTag},
+    stream::Lane,
+};
 use futures::{StreamExt, stream::FuturesOrdered};
 use std::{
     future::Future,

@@ -13,11 +13,11 @@ use arrow_array::{
     ArrayRef, BinaryArray, RecordBatch, UInt32Array, UInt64Array, cast::AsArray, types::UInt64Type,
 };
 use arrow_buffer::Buffer;
-use forebay_format::frame::{
-    FRAME_HEADER_BYTES, FrameHeader, FrameKind, FrameTag, decode_error, decode_rows,
-};
 use forebay_plan::{
     Batching, Partition, PlanSpec, RowRef, Shape, Shuffle, Source as PlanSource, Uneven,
+};
+use forebay_protocol::frame::{
+    FRAME_HEADER_BYTES, FrameHeader, FrameKind, FrameTag, decode_error, decode_rows,
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use rand::{RngExt, SeedableRng, rngs::StdRng};

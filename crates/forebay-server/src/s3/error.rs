@@ -14,7 +14,7 @@ const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
     use ErrorKind::*;
     match kind {
-        Invalid => ("InvalidArgument", StatusCode::BAD_REQUEST),
+        Invalid | UnknownFormat => ("InvalidArgument", StatusCode::BAD_REQUEST),
         NotFound => ("NoSuchKey", StatusCode::NOT_FOUND),
         BucketNotFound => ("NoSuchBucket", StatusCode::NOT_FOUND),
         AlreadyExists => ("BucketAlreadyOwnedByYou", StatusCode::CONFLICT),

@@ -4,10 +4,8 @@ use super::{Call, not_offered};
 use crate::{body::AnswerBody, config::Action};
 use forebay_batch::{MayRead, RunOptions};
 use forebay_core::{Error, Result};
-use http::{HeaderName, HeaderValue, Method, Response, header};
-
-/// Asks for placeholders that say why, in a PAX record.
-const ENTRY_ERRORS: HeaderName = HeaderName::from_static("x-forebay-entry-errors");
+use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
+use http::{HeaderValue, Method, Response, header};
 
 pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     if !matches!(call.note.method, Method::GET | Method::POST) {
@@ -29,10 +27,10 @@ pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
             MayRead::new(move |name| policy.check(Action::Read, name.bucket(), name.key()))
         }),
         coloc: call.query("coloc").map(str::to_owned),
-        pax_errors: call
-            .headers
-            .get(ENTRY_ERRORS)
-            .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"pax")),
+        pax_errors: call.headers.get(ENTRY_ERRORS_HEADER).is_some_and(|v| {
+            v.as_bytes()
+                .eq_ignore_ascii_case(ENTRY_ERRORS_PAX.as_bytes())
+        }),
     };
     let default_bucket = Some(bucket).filter(|b| !b.is_empty());
     let answer = call.app.batcher.run(default_bucket, body, options).await?;

@@ -16,9 +16,15 @@ use bytes::Bytes;
 use forebay_core::{Attributes, Error, Result, limits};
 use forebay_dataset::{Access, Dataset, DatasetSpec, Opened};
 use forebay_engine::PutRequest;
+use forebay_protocol::{
+    ErrorDocument, LINES_CONTENT_TYPE,
+    dataset::{
+        Column, Datasets as Descriptions, Description, OpenEvent, OpenedDataset, SkippedFile,
+    },
+};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{HeaderValue, Method, Response, StatusCode, header};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -45,14 +51,9 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
     match (&call.note.method, id, rest.trim_end_matches('/')) {
         (&Method::POST, "", "") => open(call).await,
         (&Method::GET, "", "") => {
-            let all: Vec<Value> = call
-                .app
-                .datasets
-                .list(&allowed(call))
-                .iter()
-                .map(|d| describe(d))
-                .collect();
-            Ok(json_response(StatusCode::OK, &json!({ "datasets": all })))
+            let open = call.app.datasets.list(&allowed(call));
+            let datasets = open.iter().map(|d| describe(d)).collect();
+            Ok(json_response(StatusCode::OK, &Descriptions { datasets }))
         }
         (&Method::GET, id, "") => Ok(json_response(
             StatusCode::OK,
@@ -64,10 +65,7 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
         }
         (&Method::GET, id, "manifest") => {
             let lines = manifest(dataset(call, id).await?).map(Ok).boxed();
-            Ok(of_type(
-                AnswerBody::stream(lines, None),
-                "application/x-ndjson",
-            ))
+            Ok(of_type(AnswerBody::stream(lines, None), LINES_CONTENT_TYPE))
         }
         (&Method::POST, id, "manifest") => write_manifest(call, id).await,
         (&Method::POST, id, "rows") => super::rows::rows(call, id).await,
@@ -101,7 +99,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     {
         return Ok(of_type(
             AnswerBody::stream(events(call, spec).boxed(), None),
-            "application/x-ndjson",
+            LINES_CONTENT_TYPE,
         ));
     }
     let opened = call.app.datasets.open(&spec, &allowed(call)).await?;
@@ -126,8 +124,7 @@ fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> +
                     opened = &mut opening => return Some((line(&ended(opened)), None)),
                     _ = ticks.tick() => {
                         let Some(progress) = registry.progress(&of) else { continue };
-                        let mut event = json!(progress.now());
-                        event["event"] = "progress".into();
+                        let event = OpenEvent::Progress(progress.now());
                         return Some((line(&event), Some((opening, ticks))));
                     }
                 }
@@ -136,53 +133,60 @@ fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> +
     })
 }
 
-fn ended(opened: Result<Opened>) -> Value {
-    let (event, mut value) = match opened {
-        Ok(opened) => ("opened", describe_opened(&opened)),
-        // The head of the answer is out: the status is in the line.
-        Err(e) => (
-            "error",
-            json!({"status": e.kind().http_status(), "code": e.kind().code(), "message": e.message(), "hint": e.hint_text(), "described": e.describe()}),
-        ),
-    };
-    value["event"] = event.into();
-    value
+fn ended(opened: Result<Opened>) -> OpenEvent {
+    match opened {
+        Ok(opened) => OpenEvent::Opened(Box::new(describe_opened(&opened))),
+        Err(e) => OpenEvent::Error(ErrorDocument::of(&e)),
+    }
 }
 
-fn line(value: &Value) -> Result<Bytes> {
-    let mut text = value.to_string();
-    text.push('\n');
+fn line(event: &OpenEvent) -> Result<Bytes> {
+    let mut text = serde_json::to_vec(event)
+        .map_err(|e| Error::internal("an event that cannot be written").source(e))?;
+    text.push(b'\n');
     Ok(Bytes::from(text))
 }
 
-fn describe(d: &Dataset) -> Value {
-    let fields = d.schema().fields().iter();
-    let schema: Vec<Value> =
-        fields.map(|f| json!({"name": f.name(), "type": f.data_type().to_string(), "nullable": f.is_nullable()})).collect();
-    json!({
-        "id": d.id(), "format": d.format().name(), "rows": d.rows(), "blocks": d.shape().blocks(), "files": d.files().len(),
-        "bytes": d.files().total_bytes(), "schema": schema, "memory_bytes": d.memory_bytes(),
-    })
+fn describe(d: &Dataset) -> Description {
+    let columns = d.schema().fields().iter().map(|f| Column {
+        name: f.name().clone(),
+        data_type: f.data_type().to_string(),
+        nullable: f.is_nullable(),
+    });
+    Description {
+        id: d.id().to_owned(),
+        format: d.format().name().to_owned(),
+        rows: d.rows(),
+        blocks: d.shape().blocks(),
+        files: d.files().len() as u64,
+        bytes: d.files().total_bytes(),
+        schema: columns.collect(),
+        memory_bytes: d.memory_bytes(),
+    }
 }
 
-fn describe_opened(opened: &Opened) -> Value {
-    let mut value = describe(&opened.dataset);
-    let skipped: Vec<Value> = opened
-        .skipped
-        .iter()
-        .take(SKIPPED_TOLD)
-        .map(|(name, e)| json!({"name": name, "message": e.describe()}))
-        .collect();
-    value["opened_ms"] = json!(opened.took.as_secs_f64() * 1000.0);
-    value["indexed_files"] = opened.indexed_files.into();
-    value["reused_files"] = opened.reused_files.into();
-    value["indexed_bytes"] = opened.indexed_bytes.into();
-    value["previous"] = opened.previous.clone().into();
-    value["skipped_files"] = opened.skipped.len().into();
-    value["skipped"] = skipped.into();
-    value["unreadable_names"] = opened.unreadable.0.into();
-    value["unreadable_name"] = opened.unreadable.1.clone().into();
-    value
+fn describe_opened(opened: &Opened) -> OpenedDataset {
+    let skipped = |(name, e): &(String, Error)| SkippedFile {
+        name: name.clone(),
+        message: e.describe(),
+    };
+    OpenedDataset {
+        dataset: describe(&opened.dataset),
+        opened_ms: opened.took.as_secs_f64() * 1000.0,
+        indexed_files: opened.indexed_files,
+        indexed_bytes: opened.indexed_bytes,
+        reused_files: opened.reused_files,
+        previous: opened.previous.clone(),
+        skipped_files: opened.skipped.len() as u64,
+        skipped: opened
+            .skipped
+            .iter()
+            .take(SKIPPED_TOLD)
+            .map(skipped)
+            .collect(),
+        unreadable_names: opened.unreadable.0,
+        unreadable_name: opened.unreadable.1.clone(),
+    }
 }
 
 /// The lines of a manifest, some at a time.
@@ -209,7 +213,7 @@ async fn write_manifest(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     let dataset = dataset(call, id).await?;
     let files = dataset.files().len();
     let attributes = Attributes {
-        content_type: Some("application/x-ndjson".into()),
+        content_type: Some(LINES_CONTENT_TYPE.into()),
         ..Attributes::default()
     };
     let request = PutRequest {

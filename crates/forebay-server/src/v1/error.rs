@@ -1,10 +1,13 @@
-//! Errors under `/v1/`: the JSON that AIStore's clients read.
+//! Errors under `/v1/`: the document that our clients read ([`ErrorDocument`]), with what AIStore's
+//! read beside it.
 
 use crate::{body::AnswerBody, note::Note};
 use forebay_core::{Error, ErrorKind};
+use forebay_protocol::{AisFields, ErrorDocument};
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::json;
-use std::time::Duration;
+
+/// When to try again, where the error does not say.
+const RETRY_AFTER_DEFAULT_SECS: u64 = 1;
 
 /// What an error text needs of its request.
 pub struct Place<'a> {
@@ -24,57 +27,49 @@ fn tcode(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::BucketNotFound => "ErrBckNotFound",
         ErrorKind::RangeNotSatisfiable => "ErrRangeNotSatisfiable",
         ErrorKind::AlreadyExists => "ErrBckAlreadyExists",
+        ErrorKind::UnknownFormat => "errUnknownMime",
         _ => return None,
     })
 }
 
+/// The answer that says what went wrong.
 pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
     let kind = error.kind();
     let status =
         StatusCode::from_u16(kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut message = error.describe();
-    let full = match (kind, place.bucket, place.name) {
-        (_, "", _) => String::new(),
-        (ErrorKind::BucketNotFound | ErrorKind::AlreadyExists, bucket, _) | (_, bucket, "") => {
-            format!("{}://{bucket}", place.provider)
-        }
-        (_, bucket, name) => format!("{}://{bucket}/{name}", place.provider),
-    };
-    // The origin's URL, which the message may name, must not be taken for it.
-    if !full.is_empty() && !message.starts_with(&full) {
-        message = format!("{full}: {message}");
-    }
-    place.note.set_error(message.clone());
-    let mut body = json!({
-        "message": message,
-        "method": place.note.method.as_str(),
-        "url_path": place.path,
-        "remote_addr": place.note.peer.to_string(),
-        "caller": "",
-        "node": place.node,
-        "status": status.as_u16(),
-    });
-    // The published client's table has a code of its own for an archive format that nobody knows.
-    let tcode =
-        if kind == ErrorKind::Invalid && error.message().contains("is not an archive format") {
-            Some("errUnknownMime")
+    let mut document = ErrorDocument::of(error);
+    if !place.bucket.is_empty() {
+        let whole = matches!(kind, ErrorKind::BucketNotFound | ErrorKind::AlreadyExists);
+        document = document.at(if whole || place.name.is_empty() {
+            format!("{}://{}", place.provider, place.bucket)
         } else {
-            tcode(kind)
-        };
-    if let Some(tcode) = tcode {
-        body["tcode"] = tcode.into();
+            format!("{}://{}/{}", place.provider, place.bucket, place.name)
+        });
     }
-    let mut response = json_response(status, &body);
-    if matches!(
+    place.note.set_error(match &document.hint {
+        Some(hint) => format!("{} ({hint})", document.message),
+        None => document.message.clone(),
+    });
+    let later = matches!(
         kind,
         ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged
-    ) {
-        let seconds = error
-            .retry_after_hint()
-            .unwrap_or(Duration::from_secs(1))
-            .as_secs_f64()
-            .ceil()
-            .max(1.0) as u64;
+    );
+    document.retry_after_seconds = later.then(|| {
+        document
+            .retry_after_seconds
+            .map_or(RETRY_AFTER_DEFAULT_SECS, |seconds| seconds.max(1))
+    });
+    document.request_id = Some(place.note.id.to_string());
+    document.ais = Some(AisFields {
+        method: place.note.method.to_string(),
+        url_path: place.path.to_owned(),
+        remote_addr: place.note.peer.to_string(),
+        caller: String::new(),
+        node: place.node.to_owned(),
+        tcode: tcode(kind).map(str::to_owned),
+    });
+    let mut response = json_response(status, &document);
+    if let Some(seconds) = document.retry_after_seconds {
         response
             .headers_mut()
             .insert(header::RETRY_AFTER, HeaderValue::from(seconds));

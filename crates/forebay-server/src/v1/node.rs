@@ -4,6 +4,12 @@ use super::{Call, error::json_response, is_local, not_offered, warm};
 use crate::{auth, body::AnswerBody, config::Action, object, process};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
 use forebay_engine::{ListRequest, ReadOptions};
+use forebay_origin::{OperationStats, OriginStats};
+use forebay_protocol::node::{
+    Batches, CacheDir, CacheStatus, EngineStatus, Listen, Memory, NodeInfo, NodeState, Operation,
+    OriginConfigured, OriginStatus, Reads, Status,
+};
+use forebay_store::{DirStats, StoreStats};
 use http::{Method, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,7 +26,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
                 "the status of the node is for keys that have admin on every bucket".into(),
             ))
         }
-        (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call).await?)),
+        (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call))),
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
         (&Method::POST, "warm") => warm::warm(call).await,
@@ -29,98 +35,147 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
     }
 }
 
-fn info(call: &Call) -> Value {
+fn info(call: &Call) -> NodeInfo {
     let app = &call.app;
-    json!({
-        "version": crate::VERSION,
-        "node_id": app.node_id,
-        "unix_socket": app.unix_path.as_ref().map(|p| p.display().to_string()),
-        "host_id": process::host_id(),
-        "admin": app.admin_addr.map(|a| format!("{}://{a}", app.admin_scheme())),
-        "s3": app.s3_addr.map(|a| format!("{}://{a}", app.scheme())),
-        "local": is_local(call),
-    })
+    NodeInfo {
+        version: crate::VERSION.to_owned(),
+        node_id: app.node_id.clone(),
+        unix_socket: app.unix_path.as_ref().map(|p| p.display().to_string()),
+        host_id: process::host_id(),
+        admin: app
+            .admin_addr
+            .map(|a| format!("{}://{a}", app.admin_scheme())),
+        s3: app.s3_addr.map(|a| format!("{}://{a}", app.scheme())),
+        local: is_local(call),
+    }
 }
 
-async fn status(call: &Call) -> Result<Value> {
+fn status(call: &Call) -> Status {
     let app = &call.app;
-    let store = app.engine.store().map(|s| s.stats());
-    let dirs: Vec<Value> = store
-        .iter()
-        .flat_map(|s| &s.dirs)
-        .map(|d| {
-            json!({
-                "path": d.path, "state": d.state.as_str(), "capacity_bytes": d.capacity_bytes, "used_bytes": d.used_bytes,
-                "live_bytes": d.live_bytes, "records": d.records, "evicted_records": d.evicted_records, "evicted_bytes": d.evicted_bytes,
-                "checksum_failures": d.checksum_failures, "read_failures": d.read_failures, "write_failures": d.write_failures,
-            })
-        })
-        .collect();
-    let origins: Vec<Value> = app
-        .origins
-        .stats()
-        .into_iter()
-        .map(|(name, s)| {
-            let operations: serde_json::Map<String, Value> = s
-                .operations
-                .iter()
-                .filter(|o| o.requests > 0)
-                .map(|o| {
-                    (
-                        o.operation.as_str().to_owned(),
-                        json!({"requests": o.requests, "errors": o.errors, "latency_seconds": o.latency_seconds}),
-                    )
-                })
-                .collect();
-            let errors: serde_json::Map<String, Value> = s.errors.iter().map(|(k, n)| (k.code().to_owned(), json!(n))).collect();
-            json!({
-                "name": name, "operations": operations, "errors": errors, "bytes_in": s.bytes_in, "bytes_out": s.bytes_out,
-                "in_flight": s.in_flight, "waiting": s.waiting, "retries": s.retries, "continuations": s.continuations,
-            })
-        })
-        .collect();
-    let configured: Vec<Value> = app
-        .config
-        .origins
-        .iter()
-        .map(|o| json!({"bucket": o.bucket().ok().flatten().unwrap_or_else(|| "*".into()), "url": o.config.url, "endpoint": o.config.endpoint}))
-        .collect();
     let s = app.engine.stats().snapshot();
-    let reads = s.reads_hit + s.reads_miss + s.reads_revalidated + s.reads_bypass;
     let b = app.batcher.stats().snapshot();
-    Ok(json!({
-        "version": crate::VERSION,
-        "node_id": app.node_id,
-        "state": if app.ready.load(Relaxed) { "ready" } else { "stopping" },
-        "uptime_seconds": app.began.elapsed().as_secs(),
-        "listen": {"s3": app.s3_addr, "admin": app.admin_addr, "unix": app.unix_path},
-        "origins": configured,
-        "origin_stats": origins,
-        "cache": {
-            "dirs": dirs,
-            "entries": store.as_ref().map_or(0, |s| s.entries),
-            "index_bytes": store.as_ref().map_or(0, |s| s.index_bytes),
-            "pins": store.as_ref().map_or(0, |s| s.pins),
-            "pinned_bytes": store.as_ref().map_or(0, |s| s.pinned_bytes),
-            "pins_not_held": store.as_ref().map_or(0, |s| s.pins_not_held),
+    let budget = app.engine.budget();
+    let configured = app.config.origins.iter().map(|o| OriginConfigured {
+        bucket: o.bucket().ok().flatten().unwrap_or_else(|| "*".into()),
+        url: o.config.url.clone(),
+        endpoint: o.config.endpoint.clone(),
+    });
+    Status {
+        version: crate::VERSION.to_owned(),
+        node_id: app.node_id.clone(),
+        state: if app.ready.load(Relaxed) {
+            NodeState::Ready
+        } else {
+            NodeState::Stopping
         },
-        "reads": {
-            "total": reads, "hit": s.reads_hit, "miss": s.reads_miss, "revalidated": s.reads_revalidated, "bypass": s.reads_bypass, "failed": s.reads_failed,
-            "bytes_from_cache": s.bytes_from_cache, "bytes_from_origin": s.bytes_from_origin,
+        uptime_seconds: app.began.elapsed().as_secs(),
+        listen: Listen {
+            s3: app.s3_addr.map(|a| a.to_string()),
+            admin: app.admin_addr.map(|a| a.to_string()),
+            unix: app.unix_path.as_ref().map(|p| p.display().to_string()),
         },
-        "engine": {
-            "fills": s.fills, "fills_failed": s.fills_failed, "fills_joined": s.fills_joined, "fills_in_flight": app.engine.fills_in_flight(),
-            "revalidations": s.revalidations, "revalidations_changed": s.revalidations_changed, "version_changes": s.version_changes,
-            "store_writes_failed": s.store_writes_failed, "indexes_built": s.indexes_built, "indexes_built_in_passing": s.indexes_built_in_passing,
-            "indexes_loaded": s.indexes_loaded, "archives_unpacked": s.archives_unpacked, "writes": s.writes, "bytes_written": s.bytes_written, "deletes": s.deletes,
+        origins: configured.collect(),
+        origin_stats: app.origins.stats().into_iter().map(origin).collect(),
+        cache: app
+            .engine
+            .store()
+            .map(|store| cache(store.stats()))
+            .unwrap_or_default(),
+        reads: Reads {
+            total: s.reads_hit + s.reads_miss + s.reads_revalidated + s.reads_bypass,
+            hit: s.reads_hit,
+            miss: s.reads_miss,
+            revalidated: s.reads_revalidated,
+            bypass: s.reads_bypass,
+            failed: s.reads_failed,
+            bytes_from_cache: s.bytes_from_cache,
+            bytes_from_origin: s.bytes_from_origin,
         },
-        "batches": {
-            "completed": b.batches, "in_flight": b.in_flight, "objects": b.objects, "members": b.members, "errors_soft": b.errors_soft,
-            "errors_hard": b.errors_hard, "refused": b.refused, "cut": b.cut, "bytes_sent": b.bytes_sent,
+        engine: EngineStatus {
+            fills: s.fills,
+            fills_failed: s.fills_failed,
+            fills_joined: s.fills_joined,
+            fills_in_flight: app.engine.fills_in_flight() as u64,
+            revalidations: s.revalidations,
+            revalidations_changed: s.revalidations_changed,
+            version_changes: s.version_changes,
+            store_writes_failed: s.store_writes_failed,
+            indexes_built: s.indexes_built,
+            indexes_built_in_passing: s.indexes_built_in_passing,
+            indexes_loaded: s.indexes_loaded,
+            archives_unpacked: s.archives_unpacked,
+            writes: s.writes,
+            bytes_written: s.bytes_written,
+            deletes: s.deletes,
         },
-        "memory": {"budget_bytes": app.engine.budget().total_bytes(), "used_bytes": app.engine.budget().used_bytes(), "resident_bytes": process::resident_bytes()},
-        "requests_in_flight": app.metrics.in_flight.load(Relaxed),
-    }))
+        batches: Batches {
+            completed: b.batches,
+            in_flight: b.in_flight,
+            objects: b.objects,
+            members: b.members,
+            errors_soft: b.errors_soft,
+            errors_hard: b.errors_hard,
+            refused: b.refused,
+            cut: b.cut,
+            bytes_sent: b.bytes_sent,
+        },
+        memory: Memory {
+            budget_bytes: budget.total_bytes(),
+            used_bytes: budget.used_bytes(),
+            resident_bytes: process::resident_bytes(),
+        },
+        requests_in_flight: app.metrics.in_flight.load(Relaxed).max(0) as u64,
+    }
+}
+
+fn cache(store: StoreStats) -> CacheStatus {
+    let dir = |d: DirStats| CacheDir {
+        path: d.path.display().to_string(),
+        state: d.state.as_str().to_owned(),
+        capacity_bytes: d.capacity_bytes,
+        used_bytes: d.used_bytes,
+        live_bytes: d.live_bytes,
+        records: d.records,
+        evicted_records: d.evicted_records,
+        evicted_bytes: d.evicted_bytes,
+        checksum_failures: d.checksum_failures,
+        read_failures: d.read_failures,
+        write_failures: d.write_failures,
+    };
+    CacheStatus {
+        entries: store.entries,
+        index_bytes: store.index_bytes,
+        pins: store.pins,
+        pinned_bytes: store.pinned_bytes,
+        pins_not_held: store.pins_not_held,
+        dirs: store.dirs.into_iter().map(dir).collect(),
+    }
+}
+
+fn origin((name, s): (String, OriginStats)) -> OriginStatus {
+    let asked = s.operations.iter().filter(|o| o.requests > 0);
+    let operation = |o: &OperationStats| Operation {
+        requests: o.requests,
+        errors: o.errors,
+        latency_seconds: o.latency_seconds,
+    };
+    OriginStatus {
+        name,
+        operations: asked
+            .map(|o| (o.operation.as_str().to_owned(), operation(o)))
+            .collect(),
+        errors: s
+            .errors
+            .iter()
+            .map(|(kind, n)| (kind.code().to_owned(), *n))
+            .collect(),
+        bytes_in: s.bytes_in,
+        bytes_out: s.bytes_out,
+        in_flight: s.in_flight,
+        waiting: s.waiting,
+        retries: s.retries,
+        continuations: s.continuations,
+    }
 }
 
 /// The store, or why there is none.

@@ -1,6 +1,6 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
-use super::{Call, done, error::json_response, not_offered};
+use super::{Call, done, not_offered};
 use crate::{body::AnswerBody, config::Action, object, s3::StoredPart};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
 use forebay_engine::{ByteStream, Conditions, PutRequest, ReadOptions, UploadedPart};
@@ -406,10 +406,10 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
             call.app.uploads.end(name, id);
             Ok(done(StatusCode::OK))
         }
-        other => Ok(json_response(
-            StatusCode::NOT_IMPLEMENTED,
-            &serde_json::json!({ "message": format!("the action {other:?} is not offered here"), "status": 501 }),
-        )),
+        other => Err(Error::unsupported(format!(
+            "the action {:?} is not offered here",
+            forebay_core::name::shorten(other)
+        ))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /v1/datasets/<id>/rows[?columns=a,b | ?column=a&column=b]`: rows by their numbers.
 //!
 //! The body is the row numbers as little-endian `u64`, in the order that is wanted, duplicates
-//! included. The answer is one frame (`forebay_format::frame`): an Arrow record batch with a
+//! included. The answer is one frame (`forebay_protocol::frame`): an Arrow record batch with a
 //! checksum. Nothing is sent before all of it is there, so an error is always an answer of its own.
 
 use super::{Call, datasets::dataset};
@@ -9,9 +9,10 @@ use crate::body::AnswerBody;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits::ROWS_PER_REQUEST_MAX};
 use forebay_dataset::Shares;
-use forebay_format::{
+use forebay_format::tabular::Projection;
+use forebay_protocol::{
+    FRAME_CONTENT_TYPE,
     frame::{Frame, FrameTag},
-    tabular::Projection,
 };
 use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
@@ -63,7 +64,7 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
     ));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
-        HeaderValue::from_static("application/vnd.forebay.frame"),
+        HeaderValue::from_static(FRAME_CONTENT_TYPE),
     );
     response.headers_mut().insert(
         "server-timing",

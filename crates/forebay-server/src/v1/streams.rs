@@ -1,13 +1,16 @@
 //! `POST /v1/datasets/streams?connection=k&of=K&from_step=S`: one connection of a push stream.
 //!
 //! The body is JSON ([`StreamRequest`]). The answer is an endless body of frames
-//! ([`forebay_format::frame`]): steps, now and then a message that it is alive, and at last a
+//! ([`forebay_protocol::frame`]): steps, now and then a message that it is alive, and at last a
 //! proper end or an error.
 
 use super::{Call, datasets::allowed, not_offered};
 use crate::body::AnswerBody;
 use forebay_core::{Error, Result, limits};
-use forebay_dataset::stream::{Lane, StreamRequest};
+use forebay_protocol::{
+    FRAMES_CONTENT_TYPE,
+    stream::{Lane, StreamRequest},
+};
 use futures::StreamExt;
 use http::{HeaderValue, Method, Response, header};
 
@@ -25,7 +28,7 @@ pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let mut response = Response::new(AnswerBody::stream(body.boxed(), None));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
-        HeaderValue::from_static("application/vnd.forebay.frames"),
+        HeaderValue::from_static(FRAMES_CONTENT_TYPE),
     );
     Ok(response)
 }

@@ -2,6 +2,12 @@
 //! own, in tests/python.)
 
 use crate::common::{Client, start, tar};
+use forebay_core::ErrorKind;
+use forebay_protocol::{
+    ErrorDocument,
+    dataset::OpenEvent,
+    node::{NodeInfo, NodeState, Status},
+};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -107,6 +113,57 @@ async fn objects_and_members() {
             .status,
         StatusCode::NOT_FOUND
     );
+}
+
+#[tokio::test]
+async fn errors_say_their_kind_and_what_to_do() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let a = c.get("/v1/objects/nobucket/k").await;
+    let e: ErrorDocument = serde_json::from_str(&a.text()).unwrap();
+    assert_eq!((e.status, e.kind()), (404, ErrorKind::BucketNotFound));
+    assert_eq!(e.request_id.as_deref(), Some(a.header("x-request-id")));
+    assert_eq!(e.place.as_deref(), Some("ais://nobucket"));
+    let a = c
+        .send(Method::POST, "/v1/datasets", &[], r#"{"sources": []}"#)
+        .await;
+    let e: ErrorDocument = serde_json::from_str(&a.text()).unwrap();
+    let hint = e.hint.as_deref().expect("a hint");
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert!(!hint.is_empty() && !e.message.contains(hint), "{e:?}");
+    // Two kinds of one status are told apart, as is an archive format that nobody knows.
+    let batch = r#"{"in": [{"objname": "k"}], "mime": ".rar"}"#;
+    let a = c.send(Method::POST, "/v1/ml/moss/data", &[], batch).await;
+    assert_eq!(
+        (a.status.as_u16(), &a.json()["code"], &a.json()["tcode"]),
+        (400, &json!("unknown_format"), &json!("errUnknownMime"))
+    );
+    // What an event line says is the same document.
+    let spec = r#"{"sources": ["data/none.parquet"]}"#;
+    let a = c
+        .send(Method::POST, "/v1/datasets?progress=true", &[], spec)
+        .await;
+    let last = a.text().lines().last().unwrap().to_owned();
+    match serde_json::from_str(&last).unwrap() {
+        OpenEvent::Error(e) => assert_eq!((e.status, e.kind()), (404, ErrorKind::NotFound)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_node_says_what_its_types_say() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    // Reading and writing again leaves nothing out: there is no field beside those of the types.
+    let info = c.get("/v1/forebay/info").await.json();
+    let read: NodeInfo = serde_json::from_value(info.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), info);
+    assert!(!read.node_id.is_empty() && read.s3.is_some());
+    let status = c.get("/v1/forebay/status").await.json();
+    let read: Status = serde_json::from_value(status.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), status);
+    assert_eq!(read.state, NodeState::Ready);
+    assert!(read.memory.budget_bytes > 0 && !read.origins.is_empty());
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, UInt64Array};
 use forebay_core::{Error, Result};
-use forebay_format::frame::{Frame, FrameTag};
+use forebay_protocol::frame::{Frame, FrameTag};
 use forebay_stream::{Dial, Io, Received};
 use futures::future::BoxFuture;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -316,6 +316,6 @@ impl Dial for Tcp {
 pub fn assert_step(received: &Received, step: u64, most_bytes: u64) {
     assert_eq!(received.header.tag.step, step);
     assert_eq!(received.payload.as_ptr() as usize % 64, 0, "not aligned");
-    let got = forebay_format::frame::decode_checked(&received.header, &received.payload).unwrap();
+    let got = forebay_protocol::frame::decode_checked(&received.header, &received.payload).unwrap();
     assert_eq!(got, batch(step, most_bytes), "step {step}");
 }

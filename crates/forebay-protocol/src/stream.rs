@@ -1,7 +1,6 @@
 //! What a receiver says when it opens a connection of a stream.
 
 use forebay_core::{Error, Result, limits};
-use forebay_format::tabular::Projection;
 use forebay_plan::{Partition, PlanDocument, State};
 use serde::{Deserialize, Serialize};
 
@@ -43,15 +42,9 @@ impl StreamRequest {
             _ => Ok(request),
         }
     }
-
-    pub(super) fn columns(&self) -> Projection {
-        self.columns
-            .clone()
-            .map_or(Projection::All, Projection::Columns)
-    }
 }
 
-/// Which steps one connection gets.
+/// Which steps one connection gets: the query of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     pub connection: u32,
@@ -88,7 +81,17 @@ impl Lane {
         lane.check().map(|()| lane)
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    /// The query that says so.
+    pub fn query(&self) -> String {
+        format!(
+            "connection={}&of={}&from_step={}",
+            self.connection, self.of, self.from_step
+        )
+    }
+
+    /// # Errors
+    /// `Invalid` for no connection of so many, or steps that no plan has.
+    pub fn check(&self) -> Result<()> {
         if self.of == 0 || self.of > limits::STREAM_CONNECTIONS_MAX || self.connection >= self.of {
             return Err(
                 Error::invalid(format!("connection {} of {}", self.connection, self.of)).hint(
@@ -109,7 +112,7 @@ impl Lane {
     }
 
     /// The first step that is sent.
-    pub(super) fn first(&self) -> u64 {
+    pub fn first(&self) -> u64 {
         let (connection, of) = (u64::from(self.connection), u64::from(self.of));
         self.from_step + (connection + of - self.from_step % of) % of
     }
@@ -125,8 +128,8 @@ mod tests {
             "partition": {"world": 8, "rank": 3, "batch": {"rows": 32}}, "columns": ["text"], "window_bytes": 1000000}"#;
         let request = StreamRequest::parse(json).unwrap();
         assert_eq!(
-            (request.partition.rank, request.columns()),
-            (3, Projection::Columns(vec!["text".into()]))
+            (request.partition.rank, request.columns.as_deref()),
+            (3, Some(&["text".to_owned()][..]))
         );
         assert_eq!(
             StreamRequest::parse(&serde_json::to_vec(&request).unwrap()).unwrap(),
@@ -149,6 +152,21 @@ mod tests {
             1u64 << 40
         );
         assert!(StreamRequest::parse(huge.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_lane_is_read_as_it_is_written() {
+        let lane = Lane {
+            connection: 3,
+            of: 16,
+            from_step: 1 << 40,
+        };
+        let query = lane.query();
+        let value = |name: &str| {
+            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(n, _)| *n == name).map(|(_, value)| value)
+        };
+        assert_eq!(Lane::parse(value).unwrap(), lane);
     }
 
     #[test]

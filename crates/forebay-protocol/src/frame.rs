@@ -18,6 +18,7 @@
 //! payload, or an error of kind `Corrupt`. No length that is read is believed before it is compared
 //! with what is there.
 
+use crate::ErrorDocument;
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_ipc::{
@@ -46,7 +47,7 @@ const MESSAGE_PREFIX_BYTES: usize = 8;
 pub enum FrameKind {
     /// An Arrow IPC stream of one batch.
     Rows,
-    /// UTF-8 JSON: `kind`, `message`, `hint`. The last frame.
+    /// An [`ErrorDocument`]. The last frame.
     Error,
     /// Nothing follows, and nothing is missing. The payload may be JSON that tells how it went.
     End,
@@ -233,8 +234,9 @@ impl Frame {
     }
 
     pub fn error(tag: FrameTag, error: &Error) -> Frame {
-        let json = serde_json::json!({ "kind": error.kind().code(), "message": error.message(), "hint": error.hint_text() });
-        Self::short(FrameKind::Error, tag, json.to_string().into_bytes())
+        // A document of text and numbers can always be written.
+        let json = serde_json::to_vec(&ErrorDocument::of(error)).unwrap_or_default();
+        Self::short(FrameKind::Error, tag, json)
     }
 
     /// `json` tells how it went; it may be empty.
@@ -382,17 +384,9 @@ pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     if let Err(e) = header.check_payload(payload) {
         return e;
     }
-    let Ok(json) = serde_json::from_slice::<serde_json::Value>(payload) else {
-        return corrupt("an error frame that is no JSON");
-    };
-    let text = |key: &str| json.get(key).and_then(|v| v.as_str());
-    let kind = text("kind")
-        .and_then(ErrorKind::from_code)
-        .unwrap_or(ErrorKind::Internal);
-    let error = Error::new(kind, text("message").unwrap_or("the node said no more"));
-    match text("hint") {
-        Some(hint) => error.hint(hint),
-        None => error,
+    match serde_json::from_slice::<ErrorDocument>(payload) {
+        Ok(document) => document.to_error(),
+        Err(_) => corrupt("an error frame that is no error document"),
     }
 }
 

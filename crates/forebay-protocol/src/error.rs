@@ -1,0 +1,208 @@
+//! The error document: the JSON that says what went wrong.
+//!
+//! It is the body of every answer under `/v1/` that is not a success, the last line of an opening
+//! that fails, the payload of a frame of kind `Error`, and what the command line prints with
+//! `--json`. `code` says the kind, so no client has to guess it from a status that several kinds
+//! share. The fields that AIStore's clients read ([`AisFields`]) stand beside ours.
+//!
+//! Invariant: [`ErrorDocument::of`] and [`ErrorDocument::to_error`] keep kind, message, hint and
+//! the time to wait.
+
+use forebay_core::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What is shown of an answer that is no document, such as a proxy's page.
+const FOREIGN_TEXT_MAX_CHARS: usize = 500;
+
+/// What went wrong, where, and what to do about it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ErrorDocument {
+    /// The HTTP status, also where it comes too late to be one; 0: not said.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub status: u16,
+    /// [`ErrorKind::code`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub code: String,
+    /// What happened, with its causes. Where `where` is given it begins with that: AIStore's
+    /// clients look for it there.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// The bucket or object that it is about, `provider://bucket/name`.
+    #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+    /// The id under which the node logged the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// When to try again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_seconds: Option<u64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub ais: Option<AisFields>,
+}
+
+/// What AIStore's clients read beside `status` and `message`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AisFields {
+    pub method: String,
+    pub url_path: String,
+    pub remote_addr: String,
+    pub caller: String,
+    pub node: String,
+    /// Their class of it, where they have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcode: Option<String>,
+}
+
+fn is_zero(n: &u16) -> bool {
+    *n == 0
+}
+
+impl ErrorDocument {
+    /// The document of an error, without what only its place in an answer says.
+    pub fn of(error: &Error) -> Self {
+        ErrorDocument {
+            status: error.kind().http_status(),
+            code: error.kind().code().to_owned(),
+            message: error.message_with_causes(),
+            hint: error.hint_text().map(str::to_owned),
+            retry_after_seconds: error
+                .retry_after_hint()
+                .map(|after| after.as_secs_f64().ceil() as u64),
+            ..Self::default()
+        }
+    }
+
+    /// Says of which bucket or object it is.
+    pub fn at(mut self, place: String) -> Self {
+        // The origin's URL, which the message may name, must not be taken for it.
+        if !self.message.starts_with(&place) {
+            self.message = format!("{place}: {}", self.message);
+        }
+        self.place = Some(place);
+        self
+    }
+
+    /// Reads an answer with this status, whoever gave it: a body that is no document of ours is
+    /// shown as it is, shortened. `header` looks up a header of the answer.
+    pub fn read<'a>(
+        status: u16,
+        header: impl Fn(&'static str) -> Option<&'a str>,
+        body: &[u8],
+    ) -> Self {
+        let mut read: ErrorDocument = serde_json::from_slice(body).unwrap_or_default();
+        read.status = status;
+        if read.message.is_empty() {
+            let text = String::from_utf8_lossy(body);
+            read.message = text.trim().chars().take(FOREIGN_TEXT_MAX_CHARS).collect();
+        }
+        if read.message.is_empty() {
+            let kind = read.kind().code().replace('_', " ");
+            read.message = format!("the node answered {status} ({kind})");
+        }
+        let id = || header(crate::REQUEST_ID_HEADER).or_else(|| header("x-amz-request-id"));
+        read.request_id = read.request_id.or_else(|| id().map(str::to_owned));
+        read.retry_after_seconds = header("retry-after")
+            .and_then(|s| s.trim().parse().ok())
+            .or(read.retry_after_seconds);
+        read
+    }
+
+    /// By its code; by its status where it has none, or one of a later release.
+    pub fn kind(&self) -> ErrorKind {
+        ErrorKind::from_code(&self.code).unwrap_or_else(|| ErrorKind::from_http_status(self.status))
+    }
+
+    /// The message without the place that it begins with.
+    pub fn what(&self) -> &str {
+        self.place
+            .as_deref()
+            .and_then(|place| self.message.strip_prefix(place)?.strip_prefix(": "))
+            .unwrap_or(&self.message)
+    }
+
+    /// When to try again, if it says so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after_seconds.map(Duration::from_secs)
+    }
+
+    /// The error that the document is of.
+    pub fn to_error(&self) -> Error {
+        let mut error = Error::new(self.kind(), self.message.clone());
+        if let Some(hint) = &self.hint {
+            error = error.hint(hint.clone());
+        }
+        match self.retry_after() {
+            Some(after) => error.retry_after(after),
+            None => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none(_: &'static str) -> Option<&'static str> {
+        None
+    }
+
+    #[test]
+    fn an_error_arrives_as_it_was_sent() {
+        for &kind in ErrorKind::ALL {
+            let error = Error::new(kind, "what")
+                .hint("do this")
+                .retry_after(Duration::from_millis(1500));
+            let json = serde_json::to_vec(&ErrorDocument::of(&error)).unwrap();
+            let read = ErrorDocument::read(kind.http_status(), none, &json).to_error();
+            assert_eq!(
+                (read.kind(), read.message(), read.hint_text()),
+                (kind, "what", Some("do this"))
+            );
+            assert_eq!(read.retry_after_hint(), Some(Duration::from_secs(2)));
+        }
+    }
+
+    #[test]
+    fn the_place_is_in_front_and_can_be_taken_off() {
+        let error = Error::not_found("no such object").hint("look");
+        let document = ErrorDocument::of(&error).at("ais://b/k".into());
+        assert_eq!(document.message, "ais://b/k: no such object");
+        assert_eq!(document.what(), "no such object");
+        let json = serde_json::to_value(&document).unwrap();
+        assert_eq!(json["where"], "ais://b/k");
+        assert!(json.get("method").is_none());
+        let ais = ErrorDocument {
+            ais: Some(AisFields::default()),
+            ..document
+        };
+        let json = serde_json::to_value(&ais).unwrap();
+        assert_eq!((&json["caller"], json.get("tcode")), (&"".into(), None));
+        assert_eq!(serde_json::from_value::<ErrorDocument>(json).unwrap(), ais);
+    }
+
+    #[test]
+    fn answers_of_others_are_errors_too() {
+        let read = |status, body: &str| ErrorDocument::read(status, none, body.as_bytes());
+        let error = read(503, "<html>gone</html>").to_error();
+        assert_eq!(error.kind(), ErrorKind::ShuttingDown);
+        assert_eq!(error.message(), "<html>gone</html>");
+        assert_eq!(read(404, "").message, "the node answered 404 (not found)");
+        assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
+        assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);
+        // A kind of a later release is what its status says.
+        let later = r#"{"code": "of_tomorrow", "message": "m", "status": 429}"#;
+        assert_eq!(read(429, later).kind(), ErrorKind::Busy);
+        let header = |name: &'static str| match name {
+            "retry-after" => Some("7"),
+            "x-amz-request-id" => Some("id-1"),
+            _ => None,
+        };
+        let read = ErrorDocument::read(429, header, b"");
+        assert_eq!(read.retry_after(), Some(Duration::from_secs(7)));
+        assert_eq!(read.request_id.as_deref(), Some("id-1"));
+    }
+}

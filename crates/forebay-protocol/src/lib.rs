@@ -1,0 +1,48 @@
+//! What nodes and clients say to each other under `/v1/`, once: both ends use these types, so
+//! neither can misspell a field that the other one reads.
+//!
+//! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
+//! - `frame`: how rows travel, in one answer or in an endless stream.
+//! - `node`: what a node says of itself; `dataset`: openings and descriptions; `stream`: the
+//!   request for a push stream; `batch`: the names that a batch's archive uses.
+//! - here: paths, headers and content types.
+//!
+//! No I/O. Types that are read take what is missing as a default and pass over what they do not
+//! know, so that ends of neighbouring releases understand each other.
+
+pub mod batch;
+pub mod dataset;
+pub mod error;
+pub mod frame;
+pub mod node;
+pub mod stream;
+
+pub use error::{AisFields, ErrorDocument};
+
+/// What a node says of itself: [`node::NodeInfo`].
+pub const INFO_PATH: &str = "/v1/forebay/info";
+/// What a node serves and how it does: [`node::Status`].
+pub const STATUS_PATH: &str = "/v1/forebay/status";
+/// Batches; a bucket may follow.
+pub const BATCH_PATH: &str = "/v1/ml/moss";
+/// Openings and descriptions of datasets; an id may follow.
+pub const DATASETS_PATH: &str = "/v1/datasets";
+/// Plans that the cache follows; a lease may follow.
+pub const PLANS_PATH: &str = "/v1/datasets/plans";
+/// Push streams: [`stream::StreamRequest`].
+pub const STREAMS_PATH: &str = "/v1/datasets/streams";
+
+/// The port of a node's `http://` address that names none, and the one that `forebay serve`
+/// listens on by itself. `https://` has 443: a node that speaks TLS stands where others reach it.
+pub const DEFAULT_PORT: u16 = 8080;
+/// The port of an `https://` address that names none.
+pub const DEFAULT_TLS_PORT: u16 = 443;
+
+/// The header that carries the id under which the node logs a request.
+pub const REQUEST_ID_HEADER: &str = "x-request-id";
+/// The content type of one [`frame`].
+pub const FRAME_CONTENT_TYPE: &str = "application/vnd.forebay.frame";
+/// The content type of a push stream.
+pub const FRAMES_CONTENT_TYPE: &str = "application/vnd.forebay.frames";
+/// The content type of JSON lines.
+pub const LINES_CONTENT_TYPE: &str = "application/x-ndjson";
