@@ -22,8 +22,8 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from ._forebay import (
     Batch,
@@ -57,7 +57,11 @@ from .errors import (
     Unsupported,
 )
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from . import dali as dali
+    from . import fsspec as fsspec
+    from . import jax as jax
+    from . import torch as torch
     from ._mix import Mix, mix
     from .dataset import Dataset, open
     from .loader import Loader
@@ -80,21 +84,27 @@ _DATASETS = {
 }
 
 
-def __getattr__(name: str) -> Any:
+#: Modules for frameworks. Loaded at their first use too: each needs its framework.
+_MODULES = ("dali", "fsspec", "jax", "torch")
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in _MODULES:
+        return _importlib.import_module(f".{name}", __name__)
     if name not in _DATASETS:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     try:
-        found = getattr(importlib.import_module(_DATASETS[name], __name__), name)
+        found = getattr(_importlib.import_module(_DATASETS[name], __name__), name)
     except ModuleNotFoundError as e:
         if e.name == "numpy":
-            raise ImportError(f"forebay.{name} needs NumPy: pip install 'forebay[datasets]'") from e
+            raise ImportError(f"forebay.{name} needs NumPy: pip install numpy") from e
         raise
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_DATASETS})
+    return sorted({*__all__, *_MODULES, "errors", *(n for n in globals() if n.startswith("__"))})
 
 
 __all__ = [
@@ -139,7 +149,7 @@ __all__ = [
 ]
 
 
-def open_local(origin: str | list[str], cache: str, **options: Any) -> Client:
+def open_local(origin: str | list[str], cache: str, **options: _typing.Any) -> Client:
     """A client whose engine runs on this machine, in the first process that opens the cache directory.
 
     Args:

@@ -9,7 +9,10 @@ Invariant: no address is read but those that the producer gave, within the lengt
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import zoneinfo
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -80,11 +83,23 @@ def _fixed(form: str) -> np.dtype | None:
         return None if form == "tdD" else np.dtype(_FIXED[form])
     if form[:2] in ("ts", "tD") and form[2:3] in _UNITS:
         return np.dtype(f"{'M8' if form[1] == 's' else 'm8'}[{_UNITS[form[2]]}]")
-    if form in ("tts", "ttm"):
-        return np.dtype("i4")
     if form in ("ttu", "ttn"):
-        return np.dtype("i8")
+        return np.dtype(f"m8[{_UNITS[form[2]]}]")
     return None
+
+
+def _tz(name: str) -> tzinfo | None:
+    """The zone of a timestamp's type: a name or an offset like ``+01:00``; UTC where this machine does not know it, which is the same instant."""
+    if not name:
+        return None
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    try:
+        return datetime.strptime(name, "%z").tzinfo or UTC
+    except ValueError:
+        return UTC
 
 
 class Column:
@@ -143,7 +158,7 @@ class Column:
 
     def _bytes(self) -> Iterator[memoryview]:
         offsets = self._offsets().tolist()
-        data = memoryview(self._buffer(2, np.uint8, offsets[-1] - offsets[0], offsets[0]))
+        data = self._buffer(2, np.uint8, offsets[-1] - offsets[0], offsets[0]).data
         base = offsets[0]
         for begin, end in zip(offsets, offsets[1:], strict=False):
             yield data[begin - base : end - base]
@@ -151,8 +166,9 @@ class Column:
     def numpy(self) -> np.ndarray:
         """The values as an array of ``len(self)`` rows.
 
-        Numbers and times are views of the batch's memory; with missing values among them a ``numpy.ma.MaskedArray``. Lists of a fixed size have
-        shape ``(rows, size)``. Texts, bytes (``memoryview``) and lists of any size (arrays) are arrays of objects, None where missing.
+        Numbers and times are views of the batch's memory; with missing values among them a ``numpy.ma.MaskedArray``. Timestamps of a time zone are in
+        UTC, times of day are ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``. Texts, bytes (``memoryview``), decimals,
+        maps (lists of pairs), structs (dicts) and lists of any size (arrays) are arrays of objects, None where missing.
 
         Raises:
             TypeError: There is no such array for this type.
@@ -163,6 +179,10 @@ class Column:
             return self._of_dictionary(nulls)
         if (dtype := _fixed(form)) is not None:
             return _masked(self._buffer(1, dtype, n, self._at), nulls)
+        if form in ("tts", "ttm"):
+            # These have 32 bits, and timedelta64 has 64.
+            of_day = self._buffer(1, np.int32, n, self._at).astype(f"m8[{_UNITS[form[2]]}]")
+            return _masked(of_day, nulls)
         if form == "tdD":
             return _masked(self._buffer(1, np.int32, n, self._at).astype("M8[D]"), nulls)
         if form == "b":
@@ -188,11 +208,32 @@ class Column:
         if form.startswith("w:"):
             size = int(form[2:])
             raw = self._buffer(1, np.uint8, n * size, self._at * size).reshape(n, size)
-            return _objects((memoryview(row) for row in raw), n, nulls)
+            return _objects((row.data for row in raw), n, nulls)
         if form in ("z", "Z"):
             return _objects(self._bytes(), n, nulls)
         if form in ("u", "U"):
             return _objects((str(b, "utf-8") for b in self._bytes()), n, nulls)
+        if form in ("vz", "vu"):
+            made = self._views()
+            return _objects(made if form == "vz" else (str(b, "utf-8") for b in made), n, nulls)
+        if form in ("+vl", "+vL"):
+            wide = np.int64 if form == "+vL" else np.int32
+            begins = self._buffer(1, wide, n, self._at).tolist()
+            sizes = self._buffer(2, wide, n, self._at).tolist()
+            inner = self._child(0, 0, self._array.children[0].contents.length).numpy()
+            views = (inner[b : b + s] for b, s in zip(begins, sizes, strict=True))
+            return _objects(views, n, nulls)
+        if form.startswith("d:"):
+            return _objects(self._decimals(), n, nulls)
+        if form == "+m":
+            offsets = self._offsets()
+            entries = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0]))
+            keys, values = (entries._child(i, entries._at, len(entries)).values() for i in range(2))
+            pairs = list(zip(keys, values, strict=True))
+            starts = (offsets - offsets[0]).tolist()
+            return _objects(
+                (pairs[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls
+            )
         if form in ("+l", "+L"):
             offsets = self._offsets()
             inner = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
@@ -202,7 +243,7 @@ class Column:
             )
         if form == "+s":
             fields = [self._child(i, self._at, n) for i in range(self._schema.n_children)]
-            names, values = [f.name for f in fields], [f.numpy().tolist() for f in fields]
+            names, values = [f.name for f in fields], [f.values() for f in fields]
             rows = zip(*values, strict=True) if values else iter([()] * n)
             return _objects((dict(zip(names, row, strict=True)) for row in rows), n, nulls)
         raise TypeError(
@@ -210,13 +251,81 @@ class Column:
         )
 
     def values(self) -> list[Any]:
-        """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None where missing.
+        """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None where missing. Timestamps, durations and times of day are
+        ``datetime`` (with its zone, where the type has one), ``timedelta`` and ``time``; NumPy's scalars where these cannot hold a value: nanoseconds
+        that are no whole microseconds, years before 1 and after 9999.
 
         Raises:
             TypeError: As :meth:`numpy`.
         """
         array = self.numpy()
-        return array.tolist() if array.ndim == 1 else list(array)
+        if array.dtype.kind in "mM" and array.ndim == 1:
+            return self._times(array)
+        if array.ndim == 1:
+            return array.tolist()
+        nulls = self.nulls()
+        rows: list[Any] = list(array)
+        return (
+            rows if nulls is None else [None if n else r for n, r in zip(nulls, rows, strict=True)]
+        )
+
+    def _times(self, array: np.ndarray) -> list[Any]:
+        form = (
+            self._schema.dictionary.contents.format.decode()
+            if self._schema.dictionary
+            else self.format
+        )
+        data = np.ma.getdata(array)
+        # Microseconds are what Python's types hold.
+        exact: list[Any] = data.tolist()
+        if np.datetime_data(data.dtype)[0] == "ns":
+            exact = data.astype(data.dtype.str.replace("ns", "us")).tolist()
+            nanoseconds = (data.view(np.int64) % 1000 != 0).tolist()
+            exact = [None if odd else value for odd, value in zip(nanoseconds, exact, strict=True)]
+        convert: Callable[[Any], Any] = lambda value: value
+        if form.startswith("ts") and (zone := _tz(form.partition(":")[2])) is not None:
+            convert = lambda value: value.replace(tzinfo=UTC).astimezone(zone)
+        elif form.startswith("tt"):
+            convert = _time_of_day
+        missing = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
+        out: list[Any] = []
+        for i, value in enumerate(exact):
+            if missing is not None and missing[i]:
+                out.append(None)
+            elif value is None or isinstance(value, int):
+                out.append(data[i])
+            else:
+                try:
+                    out.append(convert(value))
+                except (OverflowError, ValueError):
+                    out.append(data[i])
+        return out
+
+    def _views(self) -> Iterator[memoryview]:
+        """The values of a column of views: 16 bytes each, of which the first four are the length; the value itself where it fits, else where it is."""
+        views = self._buffer(1, np.uint8, 16 * self._length, 16 * self._at).reshape(-1, 16)
+        words = views.view(np.int32)
+        # The last buffer has the sizes of those between.
+        data = self._array.n_buffers - 3
+        sizes = (
+            self._buffer(self._array.n_buffers - 1, np.int64, data, 0).tolist() if data > 0 else []
+        )
+        pieces = [self._buffer(2 + i, np.uint8, size, 0).data for i, size in enumerate(sizes)]
+        for view, (length, _, piece, begin) in zip(views, words.tolist(), strict=True):
+            if length <= 12:
+                yield view[4 : 4 + max(0, length)].data
+            else:
+                yield pieces[piece][begin : begin + length]
+
+    def _decimals(self) -> Iterator[Decimal]:
+        """``d:precision,scale`` or ``d:precision,scale,bits``."""
+        precision, scale, *bits = (int(n) for n in self.format[2:].split(","))
+        width = (bits[0] if bits else 128) // 8
+        raw = self._buffer(1, np.uint8, width * self._length, width * self._at).tobytes()
+        context = Context(prec=max(precision, 1))
+        for at in range(0, len(raw), width):
+            unscaled = int.from_bytes(raw[at : at + width], "little", signed=True)
+            yield Decimal(unscaled).scaleb(-scale, context)
 
     def _of_dictionary(self, nulls: np.ndarray | None) -> np.ndarray:
         codes = self._buffer(1, _FIXED[self.format], self._length, self._at)
@@ -234,6 +343,10 @@ class Column:
             return _masked(out, nulls)
         out[nulls] = None
         return out
+
+
+def _time_of_day(since_midnight: timedelta) -> time:
+    return (datetime.min + since_midnight).time()
 
 
 def _masked(values: np.ndarray, nulls: np.ndarray | None) -> np.ndarray:

@@ -41,6 +41,8 @@ def stack(samples: Sequence[Any]) -> Any:
             raise ValueError(
                 f"samples of different shapes ({', '.join(map(str, sorted(shapes)))}) are no batch: make them equal, or give collate="
             )
+        if any(isinstance(s, np.ma.MaskedArray) for s in samples):
+            return np.ma.stack(samples)
         return np.stack(samples)
     if isinstance(first, (bool, int, float, np.generic)):
         return np.array(samples)
@@ -58,7 +60,12 @@ def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[
     if output == "torch":
         from torch.utils.data import default_collate
 
-        return default_collate
+        def tensors(samples: list[Any]) -> Any:
+            for sample in samples:
+                _refuse_missing(sample)
+            return default_collate(samples)
+
+        return tensors
     return lambda samples: samples
 
 
@@ -89,6 +96,20 @@ def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
         return [{**row, **mark(i)} for i, row in enumerate(rows)]
     columns = convert(rows, output, real)
     return [{name: values[i] for name, values in columns.items()} for i in range(len(rows))]
+
+
+def _refuse_missing(value: Any, name: str = "") -> None:
+    """Raises where PyTorch would take what lies under a mask for data."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name or 'a sample'} has missing items, and a tensor cannot: fill them in decode= (.filled(0)), or give collate="
+        )
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_missing(inner, f"{key!r} of a sample")
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            _refuse_missing(inner, name)
 
 
 def to_jax(value: Any) -> Any:

@@ -6,12 +6,13 @@ step finds it finished. What fails names its row and file, and fails that batch 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from . import _collate
 from .errors import SampleFailed
@@ -19,6 +20,9 @@ from .rows import Rows
 from .stats import Meter
 
 Decode = Callable[[Any], Any]
+#: What becomes of a sample that fails.
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[SampleFailed], Any]
+log = logging.getLogger("forebay")
 
 
 @dataclass
@@ -30,10 +34,11 @@ class Recipe:
         name: Says where a row is: ``(source, row) -> (file, row in the file)``.
         output, collate, pin: What a batch is made into.
         pads: Whether rows may be padding, which is then marked.
+        max_skipped: Samples that may be skipped before a failure is raised all the same.
     """
 
     decodes: Sequence[Decode | None]
-    on_error: str | Callable[[SampleFailed], Any]
+    on_error: OnError
     name: Callable[[int, int], tuple[str, int] | None]
     output: _collate.Output = "rows"
     collate: Callable[[Any], Any] | None = None
@@ -41,6 +46,9 @@ class Recipe:
     pin: bool = False
     #: Batches stay lists of samples: somebody else puts them together.
     apart: bool = False
+    max_skipped: int = 0
+    _skipped: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _collator: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     @property
@@ -57,6 +65,9 @@ class Recipe:
                 sample = row if decode is None else decode(row)
             except Exception as e:
                 failure = self.failure(source, int(rows.ids[i]), e)
+                if self.on_error == "skip":
+                    self._skip(failure, e)
+                    continue
                 if not callable(self.on_error):
                     raise failure from e
                 failure.__cause__ = e
@@ -65,6 +76,17 @@ class Recipe:
                 sample = {**sample, _collate.REAL: i < real}
             out.append(sample)
         return out
+
+    def _skip(self, failure: SampleFailed, cause: Exception) -> None:
+        with self._lock:
+            self._skipped += 1
+            number = self._skipped
+        if number > self.max_skipped:
+            failure.message += (
+                f" (and {self.max_skipped} samples were skipped before: max_skipped=)"
+            )
+            raise failure from cause
+        log.warning("skipped: %s", failure.message)
 
     def failure(self, source: int, row: int, cause: Exception) -> SampleFailed:
         try:
@@ -111,6 +133,8 @@ class Job:
         self._recipe, self._rows, self._real, self._meter = recipe, rows, real, meter
         self._done: Future[Any] = Future()
         self._lock = threading.Lock()
+        # Of several failures the first row's is told, whichever thread came first.
+        self._failed: tuple[int, BaseException] | None = None
 
     def now(self) -> Any:
         """Makes the batch in this thread."""
@@ -121,9 +145,19 @@ class Job:
                 if self._recipe.decodes_rows
                 else None
             )
-            return self._recipe.finish(self._rows, samples, self._real)
+            return self._finished(samples)
         finally:
             self._meter.add(decode_s=time.perf_counter() - began)
+
+    def _finished(self, samples: list[Any] | None) -> Any:
+        if samples is not None and (skipped := len(self._rows) - len(samples)):
+            if not samples:
+                raise SampleFailed(
+                    f"none of the {skipped} samples of a batch could be made",
+                    hint='the log names them; on_error="raise" stops at the first',
+                )
+            self._meter.add(skipped=skipped)
+        return self._recipe.finish(self._rows, samples, self._real)
 
     def start(self, pool: ThreadPoolExecutor, threads: int) -> Job:
         """Lets the pool make it."""
@@ -148,15 +182,14 @@ class Job:
         with self._lock:
             self._left -= 1
             last = self._left == 0
-            # Of several failures the first row's is told, whichever thread came first.
-            if failure is not None and (not hasattr(self, "_failed") or n < self._failed[0]):
+            if failure is not None and (self._failed is None or n < self._failed[0]):
                 self._failed = (n, failure)
         if last:
             self._end()
         self._meter.add(decode_s=time.perf_counter() - began)
 
     def _end(self) -> None:
-        if hasattr(self, "_failed"):
+        if self._failed is not None:
             self._done.set_exception(self._failed[1])
             return
         try:
@@ -165,9 +198,17 @@ class Job:
                 if self._recipe.decodes_rows
                 else None
             )
-            self._done.set_result(self._recipe.finish(self._rows, samples, self._real))
+            self._done.set_result(self._finished(samples))
         except BaseException as e:
             self._done.set_exception(e)
+
+    def done(self) -> bool:
+        """Whether :meth:`result` need not wait."""
+        return self._done.done()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Has a function called when it is, in whichever thread that is."""
+        self._done.add_done_callback(lambda _: call())
 
     def result(self) -> Any:
         return self._done.result()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ._plan import State, Step, Steps
+from .errors import Busy, ConnectionFailed, Truncated
 from .rows import Rows
 from .stats import Meter
 
 if TYPE_CHECKING:
+    from ._lease import Lease
     from .dataset import Dataset
 
 
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 TELL_SECONDS = 100.0
 #: What the node tells of each answer, and :class:`forebay.Stats` shows.
 NODE_TIMES = ("origin", "disk", "prepare")
+#: Pauses between the attempts at the rows of a step: the first, and the longest.
+RETRY_FIRST_SECONDS = 0.1
+RETRY_MAX_SECONDS = 2.0
+#: What another attempt may help against: a node that is away, that broke off, or that is too busy.
+PASSING = (ConnectionFailed, Truncated, Busy)
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,11 @@ class Fetched:
 class Fetcher(Protocol):
     """Gives the rows of steps, in order."""
 
-    def next(self) -> Fetched | None:
-        """The next step's rows, waited for; None after the last."""
+    def at(self, index: int) -> Fetched | None:
+        """The rows of the step that is the ``index``-th here, from 0, waited for; None after the last, and once it is closed.
+
+        Asked again for the same index it gives the same, so that a wait that Ctrl-C ends loses nothing; earlier ones are gone.
+        """
 
     def close(self) -> None:
         """Stops, without waiting for what is under way."""
@@ -46,7 +57,8 @@ class Fetcher(Protocol):
 class Pull:
     """Asks for the rows of each step, up to ``prefetch`` steps ahead of the one that is waited for.
 
-    A step's request is made when an earlier one is taken, so no more than ``prefetch + 1`` batches are in memory here.
+    A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches are in memory here. A request that fails because the
+    node is away or busy is made again for ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing comes twice.
     """
 
     def __init__(
@@ -57,57 +69,102 @@ class Pull:
         stride: int,
         prefetch: int,
         meter: Meter,
-        tell: Callable[[State], None] | None = None,
-        state: State | None = None,
+        retry_for: float,
+        lease: Lease | None,
+        state: State,
     ) -> None:
         self._datasets, self._steps, self._meter = datasets, steps, meter
-        self._number, self._stride = first, stride
-        self._ahead = prefetch
+        self._first, self._stride = first, stride
+        self._ahead, self._retry_for = prefetch, retry_for
         # One thread more, for telling the node where this is, which no batch waits for.
         self._pool = ThreadPoolExecutor(prefetch + 2, thread_name_prefix="forebay-fetch")
-        self._tell, self._told = tell, time.monotonic()
-        if tell is not None and state is not None:
+        self._lease, self._told = lease, time.monotonic()
+        if lease is not None:
             before = steps.step(first - 1) if first else None
-            self._pool.submit(tell, before.next if before else state)
-        self._waiting: deque[Future[Fetched]] = deque()
-        self._ended = False
+            self._pool.submit(lease.tell, before.next if before else state)
+        self._waiting: dict[int, Future[Fetched]] = {}
+        self._asked = 0
+        self._end: int | None = None
+        self._stop = threading.Event()
+        # Done when this is closed: what waits for a batch waits for either.
+        self._closed: Future[None] = Future()
 
-    def _top_up(self) -> None:
-        while not self._ended and len(self._waiting) <= self._ahead:
-            step = self._steps.step(self._number)
+    def _top_up(self, index: int) -> None:
+        while self._end is None and self._asked <= index + self._ahead and not self._stop.is_set():
+            step = self._steps.step(self._first + self._asked * self._stride)
             if step is None:
-                self._ended = True
+                self._end = self._asked
                 return
-            self._number += self._stride
-            self._waiting.append(self._pool.submit(self._fetch, step))
+            try:
+                self._waiting[self._asked] = self._pool.submit(self._fetch, step)
+            except RuntimeError:  # closed by another thread meanwhile
+                return
+            self._asked += 1
 
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
-        rows = read(self._datasets, None, step.rows, step.sources)
+        rows = self._read(step)
         node = rows.node_seconds
         waited = max(0.0, time.perf_counter() - began - sum(node.values()))
         told = {f"{name}_s": seconds for name, seconds in node.items() if name in NODE_TIMES}
         self._meter.add(network_s=waited, bytes=rows.nbytes, **told)
         return Fetched(step, rows)
 
-    def next(self) -> Fetched | None:
-        self._top_up()
-        if not self._waiting:
+    def _read(self, step: Step) -> Rows:
+        until: float | None = None
+        pause = RETRY_FIRST_SECONDS
+        while True:
+            try:
+                rows = read(self._datasets, None, step.rows, step.sources)
+            except PASSING as e:
+                now = time.monotonic()
+                until = now + self._retry_for if until is None else until
+                if now + pause > until or self._stop.wait(pause) or _is_exiting():
+                    if self._retry_for:
+                        e.message += f" (asked again for {self._retry_for:g} s: retry_for=)"
+                    raise
+                pause = min(2 * pause, RETRY_MAX_SECONDS)
+            else:
+                if until is not None:
+                    self._meter.add(reconnects=1)
+                return rows
+
+    def at(self, index: int) -> Fetched | None:
+        for gone in [i for i in self._waiting if i < index]:
+            del self._waiting[gone]
+        self._top_up(index)
+        future = self._waiting.get(index)
+        if future is None or self._stop.is_set():
             return None
-        # It stays in its place until it is there: a wait that Ctrl-C ends loses nothing.
-        fetched = self._waiting[0].result()
-        self._waiting.popleft()
-        if self._tell is not None and time.monotonic() - self._told > TELL_SECONDS:
+        if not future.done():
+            either: tuple[Future[Any], ...] = (future, self._closed)
+            wait(either, return_when=FIRST_COMPLETED)
+        try:
+            if not future.done():
+                return None
+            fetched = future.result()
+        except CancelledError:
+            return None
+        if self._lease is not None and time.monotonic() - self._told > TELL_SECONDS:
             # The node may have forgotten it: it was started anew, or was not asked for anything for
             # long.
             self._told = time.monotonic()
-            self._pool.submit(self._tell, fetched.step.next)
-        self._top_up()
+            self._pool.submit(self._lease.tell, fetched.step.next)
+        self._top_up(index + 1)
         return fetched
 
     def close(self) -> None:
-        self._ended = True
+        self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._lease is not None:
+            self._lease.release()
+
+
+def _is_exiting() -> bool:
+    """Whether the interpreter waits for its threads, and for nothing else."""
+    return bool(getattr(concurrent.futures.thread, "_shutdown", False))
 
 
 def read(

@@ -1,15 +1,19 @@
 """Types of the compiled half of the package. The docstrings are in the classes themselves (``help(forebay.Client)``)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, BinaryIO, Self, TypeAlias, TypedDict, final, overload
 
 from typing_extensions import Buffer as BytesLike
+from typing_extensions import disjoint_base
 
 __version__: str
 
 def cli_main(arguments: list[str]) -> int:
     """Runs the command line (the program's name first); returns its exit status."""
+
+def _stop_nodes() -> None:
+    """Stops the engines inside this process, in order; it is registered to run when the interpreter exits."""
 
 class _EntryDict(TypedDict, total=False):
     """An entry with the names of the wire format. ``opaque`` as a str is base64."""
@@ -39,6 +43,7 @@ class Entry:
         length: int | None = None,
         opaque: bytes | str | None = None,
     ) -> Self: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
     @property
     def objname(self) -> str: ...
     @property
@@ -99,8 +104,8 @@ class RecordBatch:
 
 @final
 class Stream:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         clients: Client | Iterable[Client],
         request: str,
         *,
@@ -108,8 +113,8 @@ class Stream:
         ahead_bytes: int = ...,
         retry_for: float | None = None,
         from_step: int = 0,
-    ) -> None: ...
-    def next(self) -> StreamStep | None: ...
+    ) -> Self: ...
+    def next(self, step: int | None = None) -> StreamStep | None: ...
     def __iter__(self) -> Stream: ...
     def __next__(self) -> StreamStep: ...
     def stats(self) -> dict[str, Any]: ...
@@ -117,6 +122,7 @@ class Stream:
     def __enter__(self) -> Stream: ...
     def __exit__(self, *_exception: object) -> None: ...
 
+@final
 class StreamStep:
     step: int
     epoch: int
@@ -124,6 +130,7 @@ class StreamStep:
     padding: int
     batch: RecordBatch
 
+@final
 class Item:
     @property
     def index(self) -> int: ...
@@ -194,7 +201,7 @@ class Buffer:
 class Ring:
     slots: int
     slot_bytes: int
-    def __init__(self, slots: int, slot_bytes: int) -> None: ...
+    def __new__(cls, slots: int, slot_bytes: int) -> Self: ...
     @staticmethod
     def open(descriptor: int) -> Ring: ...
     def fileno(self) -> int: ...
@@ -212,10 +219,11 @@ class Slot:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class Numbers(BytesLike):
+class Numbers:
     """Unsigned integers of 64 (rows) or 32 bits (sources): ``numpy.asarray`` takes them without a copy."""
 
     def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def encode_shape(runs: Sequence[tuple[int, int]]) -> bytes:
     """The shape of runs ``(blocks, rows per block)``, as a node sends it."""
@@ -257,7 +265,7 @@ class Plan:
         partition: str,
         state: str,
         until: int | None = None,
-        lengths: Sequence[BytesLike] | None = None,
+        lengths: Sequence[Any] | None = None,
         worker: int = 0,
         workers: int = 1,
     ) -> Steps: ...
@@ -310,7 +318,9 @@ class Listing:
 
 # Inside the class `list` is a method.
 _Names: TypeAlias = list[str]
+_Sizes: TypeAlias = list[int]
 
+@disjoint_base
 class Client:
     def __new__(
         cls,
@@ -318,8 +328,8 @@ class Client:
         *,
         token: str | None = None,
         ca: str | PathLike[str] | None = None,
-        timeout: float = 60.0,
-        max_inflight_bytes: int = 1 << 30,
+        timeout: float = ...,
+        max_inflight_bytes: int = ...,
         origin: str | Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Self: ...
@@ -338,7 +348,7 @@ class Client:
         self, name: _Name, data: BytesLike | PathLike[str] | BinaryIO, *, bucket: str | None = None
     ) -> str | None: ...
     def delete(self, name: _Name, *, bucket: str | None = None) -> None: ...
-    def list(self, prefix: str, *, page_size: int = 1000) -> Listing: ...
+    def list(self, prefix: str, *, page_size: int = ..., recursive: bool = True) -> Listing: ...
     def buckets(self) -> _Names: ...
     def batch(
         self,
@@ -358,7 +368,7 @@ class Client:
     ) -> Batch: ...
     def batch_into(
         self, entries: _Entries, slot: Slot, *, bucket: str | None = None
-    ) -> list[int] | None: ...
+    ) -> _Sizes | None: ...
     def batches(
         self,
         lists: Iterable[_Entries],
@@ -368,11 +378,14 @@ class Client:
         continue_on_error: bool = False,
         only_names: bool = False,
     ) -> Batches: ...
-    def open_dataset(self, spec: str) -> Buffer: ...
+    def open_dataset(
+        self, spec: str, progress: Callable[[bytes], None] | None = None
+    ) -> Buffer: ...
     def dataset(self, dataset: str) -> Buffer: ...
     def dataset_shape(self, dataset: str) -> Buffer: ...
     def dataset_manifest(self, dataset: str) -> Buffer: ...
     def follow(self, registration: str) -> Buffer: ...
+    def unfollow(self, lease: str, wait: float) -> None: ...
     def take(
         self, dataset: str, rows: BytesLike | Iterable[int], columns: Sequence[str] | None = None
     ) -> RecordBatch: ...
@@ -387,6 +400,8 @@ class Client:
     ) -> Buffer: ...
     @property
     def url(self) -> str | None: ...
+    @property
+    def timeout(self) -> float: ...
     @property
     def route(self) -> str: ...
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _collate
-from .errors import SampleFailed
+from ._decode import OnError
 from .loader import Loader, Options, Uneven
 from .shuffle import Shuffle
 
@@ -36,7 +37,8 @@ class Loadable(ABC):
         decode: Callable[[dict[str, Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         collate: Callable[[Any], Any] | None = None,
-        on_error: str | Callable[[SampleFailed], Any] = "raise",
+        on_error: OnError = "raise",
+        max_skipped: int | None = None,
         output: _collate.Output = "rows",
         pin_memory: bool = False,
         threads: int | None = None,
@@ -50,7 +52,9 @@ class Loadable(ABC):
         window_bytes: int | None = None,
         nodes: Sequence[Any] | None = None,
         follow: bool = True,
+        retry_for: float | None = None,
         progress: bool | None = False,
+        **unknown: Any,
     ) -> Loader:
         """Batches in the order of a plan.
 
@@ -60,8 +64,10 @@ class Loadable(ABC):
             seed: Of the order. Together with the shuffle and the dataset's version it determines every epoch.
             epochs: None: a ``for`` loop goes to the end of the epoch that the loader is in. A number: to the end of that many epochs, counted from
                 the first one of the job, also after a resume. ``math.inf``: it does not end.
-            rank, world_size: This process among the training processes. Default: ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE``, else alone. Step
-                ``s`` of all ranks takes the next ``world_size * batch_size`` rows of the order, rank ``r`` the ``r``-th ``batch_size`` of them: the order does
+            rank, world_size: This process among the training processes. Default: found out at the first batch. ``torch.distributed`` or
+                ``jax.distributed`` say it, where the process has initialized one of them; else the environment of torchrun, Slurm or MPI
+                (:func:`forebay.torch.rank_and_world` lists the variables); else the process is alone. Half an answer, such as ``WORLD_SIZE`` without
+                ``RANK``, is an error. What is given here comes before all of these. Step ``s`` of all ranks takes the next ``world_size * batch_size`` rows of the order, rank ``r`` the ``r``-th ``batch_size`` of them: the order does
                 not depend on the number of ranks, and all ranks have equally many steps.
             uneven: What becomes of the last rows of an epoch that fill no step of all ranks. ``"drop"``: they are left out. ``"pad"``: what lacks is filled
                 up with rows from the beginning, marked as padding (``loader.last.real``; in dicts the column ``__real__``). ``"repeat"``: filled up, and they count.
@@ -70,7 +76,9 @@ class Loadable(ABC):
             transform: Applied to what ``decode`` returned.
             collate: Makes a batch of the list of samples; without ``decode`` and ``transform`` it is applied to what ``output`` says. Default: see ``output``.
             on_error: ``"raise"``: a sample that fails ends the loop with a :class:`SampleFailed` that names its file and row. A function: called with that
-                error, and what it returns is the sample.
+                error, and what it returns is the sample. ``"skip"``: the sample is left out, its batch is shorter, and the log names it; ``stats().skipped``
+                counts them.
+            max_skipped: How many samples one loop skips (in each DataLoader worker) before a failure is raised all the same. Default: 100.
             output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``, ``"torch"`` or ``"jax"`` (a dict of columns of shape ``(batch_size, …)``), ``"arrow"`` (a
                 ``pyarrow.RecordBatch``). With it: a list of samples, or for ``"numpy"``, ``"torch"`` and ``"jax"`` what stacking them gives.
             pin_memory: Tensors in page-locked memory (``output="torch"``).
@@ -85,14 +93,19 @@ class Loadable(ABC):
                 nodes that are far away. Not within DataLoader workers.
             connections: Default: chosen by distance and rate.
             window_bytes: What may be on its way or waiting here, in bytes.
-            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it. (Of a stream it knows it.)
+            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it, until the loop ends, is closed or dropped. (Of a stream
+                it knows it.)
+            retry_for: Seconds for which the rows of a batch are asked for again while the node cannot be reached, breaks off, or is too busy (429,
+                503). The loop goes on where it was. Default: the client's ``timeout``, which is 60.
             nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each sends its part of the steps.
             progress: Draw a line on the terminal. None: on terminals, after a second.
 
         Raises:
             ValueError, TypeError: Arguments that make no sense.
-            InvalidRequest: An epoch has fewer rows than one step of all ranks takes, with ``uneven="drop"``.
+            InvalidRequest (by the loop): The environment says half of what the rank is; or an epoch has fewer rows than one step of all ranks takes, with ``uneven="drop"``.
         """
+        if unknown:
+            raise TypeError(_unknown(unknown))
         options = Options(
             batch_size=batch_size,
             shuffle=shuffle,
@@ -106,6 +119,7 @@ class Loadable(ABC):
             transform=transform,
             collate=collate,
             on_error=on_error,
+            max_skipped=max_skipped,
             output=output,
             pin_memory=pin_memory,
             threads=threads,
@@ -119,7 +133,37 @@ class Loadable(ABC):
             window_bytes=window_bytes,
             nodes=nodes,
             follow=follow,
+            retry_for=retry_for,
             progress=progress,
         )
         datasets, weights, epoch_rows = self._sources()
         return Loader(datasets, weights, epoch_rows, options)
+
+
+#: Arguments of other libraries' loaders, and what says the same here.
+ELSEWHERE = {
+    "drop_last": 'the last rows of an epoch are dropped by default: uneven="drop", "pad" or "repeat"',
+    "num_workers": "threads= decode here; for processes: DataLoader(ds.loader(...).torch(), batch_size=None, num_workers=4)",
+    "sampler": "the order is a plan: shuffle=forebay.Block(16) or forebay.Full(), and rank=, world_size=",
+    "batch_sampler": "batch_size=, or max_total= with length=, and shuffle=",
+    "collate_fn": "collate=",
+    "prefetch_factor": "prefetch=, in batches",
+    "generator": "seed=",
+    "timeout": "retry_for=, or Client(timeout=...)",
+    "worker_init_fn": "there are no workers: threads=",
+    "persistent_workers": "there are no workers: threads=",
+    "world": "world_size=",
+    "num_replicas": "world_size=",
+    "max_rows": "batch_size=",
+    "map": "decode= makes a sample of a row, transform= goes on with it",
+}
+
+
+def _unknown(names: Any) -> str:
+    """What to say of arguments that a loader does not have."""
+    first = next(iter(names))
+    text = f"a loader has no argument {first!r}"
+    if first in ELSEWHERE:
+        return f"{text}: {ELSEWHERE[first]}"
+    near = difflib.get_close_matches(first, Options.__dataclass_fields__, 1)
+    return f"{text}; did you mean {near[0]!r}?" if near else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,14 @@ from . import _forebay
 from ._forebay import Client
 
 
-def open_dataset(client: Client, spec: dict[str, Any]) -> dict[str, Any]:
-    """Opens (or finds) a dataset; what the node says of it."""
-    return json.loads(bytes(client.open_dataset(json.dumps(spec))))
+def open_dataset(
+    client: Client,
+    spec: dict[str, Any],
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Opens (or finds) a dataset; what the node says of it. ``progress`` is called now and then with how far it is: files ``listed``, ``to_index``, ``indexed``."""
+    said = None if progress is None else lambda line: progress(json.loads(line))
+    return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
 
 
 def shape(client: Client, dataset: str) -> bytes:
@@ -48,6 +53,11 @@ def follow(client: Client, registration: dict[str, Any]) -> dict[str, Any]:
     return json.loads(bytes(client.follow(json.dumps(registration))))
 
 
+def unfollow(client: Client, lease: str, wait: float) -> None:
+    """Ends a lease; waits for the answer for so many seconds at most."""
+    client.unfollow(lease, wait)
+
+
 def stream(
     clients: Sequence[Client],
     request: str,
@@ -55,9 +65,15 @@ def stream(
     connections: int | None,
     window_bytes: int | None,
     from_step: int,
+    retry_for: float | None,
 ) -> Any:
     """A stream of the steps of a plan, from one node or several."""
     bounds = {} if window_bytes is None else {"ahead_bytes": window_bytes}
     return _forebay.Stream(
-        list(clients), request, connections=connections, from_step=from_step, **bounds
+        list(clients),
+        request,
+        connections=connections,
+        from_step=from_step,
+        retry_for=retry_for,
+        **bounds,
     )

@@ -6,7 +6,7 @@ before the loop; so memory is bounded by the batches on their way (``prefetch``)
 
 from __future__ import annotations
 
-import queue
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -18,33 +18,30 @@ from ._plan import Step
 from .rows import Rows
 from .stats import Meter
 
-#: How often a thread that waits for room looks whether it is still wanted.
-LOOK_SECONDS = 0.1
-
 
 class Pipeline:
-    """Batches of steps, in order. Closed when it is dropped."""
+    """Batches of steps, in order. Closed when it is dropped, and when the process ends; a forked child leaves it alone."""
 
     def __init__(
         self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
     ) -> None:
         self._fetcher, self._recipe, self._meter = fetcher, recipe, meter
         self._belt: _Belt | None = None
-        self._held: Fetched | None = None
         if threads and (recipe.decodes_rows or recipe.pin or recipe.collate is not None):
             self._belt = _Belt(fetcher, recipe, threads, ahead, meter)
-        self._close = weakref.finalize(self, _close, self._belt, fetcher)
+        self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
 
-    def next(self) -> tuple[Step, Rows, Any] | None:
-        """The next step, its rows, and the batch that was made of them; None after the last."""
+    def at(self, index: int) -> tuple[Step, Rows, Any] | None:
+        """The step that is the ``index``-th here, from 0, its rows, and the batch that was made of them; None after the last, and once it is closed.
+
+        Asked again for the same index it gives the same, so that Ctrl-C in the middle loses no step. Any thread may close it meanwhile.
+        """
         if self._belt is not None:
-            return self._belt.next()
-        # Held until its batch is made: Ctrl-C in the middle of a decode loses no step.
-        self._held = fetched = self._held or self._fetcher.next()
+            return self._belt.at(index)
+        fetched = self._fetcher.at(index)
         if fetched is None:
             return None
         batch = Job(self._recipe, fetched.rows, fetched.step.real, self._meter).now()
-        self._held = None
         return fetched.step, fetched.rows, batch
 
     def close(self) -> None:
@@ -52,9 +49,11 @@ class Pipeline:
         self._close()
 
 
-def _close(belt: _Belt | None, fetcher: Fetcher) -> None:
+def _close(pid: int, belt: _Belt | None, fetcher: Fetcher) -> None:
+    if pid != os.getpid():
+        return
     if belt is not None:
-        belt.closed.set()
+        belt.close()
     fetcher.close()
 
 
@@ -64,55 +63,69 @@ class _Belt:
     def __init__(
         self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
     ) -> None:
-        self.closed = threading.Event()
         self._fetcher, self._recipe, self._threads, self._meter = fetcher, recipe, threads, meter
-        self._queue: queue.Queue[tuple[Fetched, Job] | BaseException | None] = queue.Queue(
-            max(1, ahead)
-        )
-        self._held: tuple[Fetched, Job] | BaseException | None = None
-        self._ended = False
+        self._ahead = max(1, ahead)
+        # What was made, by index, and which of it is wanted. Guarded by the condition, whose lock is
+        # reentrant: a garbage collection may close this in a thread that is in here.
+        self._changed = threading.Condition(threading.RLock())
+        self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
+        self._wanted = 0
+        self._closed = False
         threading.Thread(target=self._run, name="forebay-belt", daemon=True).start()
 
     def _run(self) -> None:
+        index = 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="forebay-decode") as pool:
-            while not self.closed.is_set():
+            while not self._closed:
                 entry: tuple[Fetched, Job] | BaseException | None
                 try:
-                    fetched = self._fetcher.next()
+                    fetched = self._fetcher.at(index)
                     entry = None
                     if fetched is not None:
-                        entry = (
-                            fetched,
-                            Job(self._recipe, fetched.rows, fetched.step.real, self._meter).start(
-                                pool, self._threads
-                            ),
-                        )
+                        job = Job(self._recipe, fetched.rows, fetched.step.real, self._meter)
+                        entry = fetched, job.start(pool, self._threads)
+                        job.when_done(self._notify)
                 except BaseException as e:
                     entry = e
-                if not self._put(entry) or not isinstance(entry, tuple):
+                with self._changed:
+                    while not self._closed and index - self._wanted >= self._ahead:
+                        self._changed.wait()
+                    self._made[index] = entry
+                    self._changed.notify_all()
+                if not isinstance(entry, tuple):
                     break
-            pool.shutdown(wait=False, cancel_futures=self.closed.is_set())
+                index += 1
+            pool.shutdown(wait=False, cancel_futures=self._closed)
 
-    def _put(self, entry: tuple[Fetched, Job] | BaseException | None) -> bool:
-        while not self.closed.is_set():
-            try:
-                self._queue.put(entry, timeout=LOOK_SECONDS)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-    def next(self) -> tuple[Step, Rows, Any] | None:
-        if self._ended or self.closed.is_set():
-            return None
-        if self._held is None:
-            self._held = self._queue.get()
-        if not isinstance(self._held, tuple):
-            self._ended = True
-            if self._held is None:
+    def at(self, index: int) -> tuple[Step, Rows, Any] | None:
+        with self._changed:
+            for gone in [i for i in self._made if i < index]:
+                # The end, and what ended it, stay.
+                if isinstance(self._made[gone], tuple):
+                    del self._made[gone]
+                else:
+                    index = gone
+            self._wanted = index
+            self._changed.notify_all()
+            while not (self._closed or self._is_made(index)):
+                self._changed.wait()
+            entry = None if self._closed else self._made[index]
+        if not isinstance(entry, tuple):
+            if entry is None:
                 return None
-            raise self._held
-        fetched, job = self._held
-        batch = job.result()
-        self._held = None
-        return fetched.step, fetched.rows, batch
+            raise entry
+        fetched, job = entry
+        return fetched.step, fetched.rows, job.result()
+
+    def _is_made(self, index: int) -> bool:
+        entry = self._made.get(index, ...)
+        return entry is not ... and (not isinstance(entry, tuple) or entry[1].done())
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

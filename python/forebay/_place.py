@@ -4,32 +4,141 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import InvalidRequest
+
+__all__ = ["Place", "rank_and_world"]
+
+#: Variables that launchers set: who set them, the rank, and the number of ranks.
+LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI", "PMI_RANK", "PMI_SIZE"),
+)
+ADVICE = (
+    "start the processes with torchrun, srun or mpirun, or initialize torch.distributed before the"
+    " first batch; or say rank= and world_size="
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the training processes.
+
+    Attributes:
+        rank: Which one, from 0.
+        world_size: How many there are.
+        source: Who said so, for people; None where nobody did, and the process is taken to be alone.
+    """
+
+    rank: int
+    world_size: int
+    source: str | None
+
+    def __str__(self) -> str:
+        by = f" (by {self.source})" if self.source else ""
+        return f"rank {self.rank} of {self.world_size}{by}"
 
 
 def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """The rank of this process and the number of ranks.
 
-    What is given counts; else ``torch.distributed``, if this process has initialized it; else ``RANK`` and ``WORLD_SIZE`` of the environment;
-    else ``(0, 1)``.
+    What is given counts. Else it is what the first of these says: ``torch.distributed`` or ``jax.distributed``, if this process has initialized it; the
+    environment of torchrun (``RANK``, ``WORLD_SIZE``), of Slurm (``SLURM_PROCID``, ``SLURM_NTASKS``), of Open MPI (``OMPI_COMM_WORLD_RANK``,
+    ``OMPI_COMM_WORLD_SIZE``), of other MPIs (``PMI_RANK``, ``PMI_SIZE``). Where none of them is there, it is ``(0, 1)``.
 
     Raises:
         ValueError: One is given without the other, or the rank is not one of the world.
+        InvalidRequest: The environment says half of it, or something that cannot be.
     """
+    place = find(rank, world_size)
+    return place.rank, place.world_size
+
+
+def find(
+    rank: int | None = None, world_size: int | None = None, inherited: Place | None = None
+) -> Place:
+    """As :func:`rank_and_world`. ``inherited``: the place of the process that this one has its loader from, by pickle; it comes before the environment."""
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
-    if rank is None or world_size is None:
-        rank, world_size = _found()
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"rank {rank} is not one of a world of {world_size}: ranks are 0 to world_size - 1"
-        )
-    return rank, world_size
+    if rank is not None and world_size is not None:
+        place = Place(rank, world_size, "rank= and world_size=")
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"rank {rank} is not one of a world of {world_size}: ranks are 0 to world_size - 1"
+            )
+        return place
+    return of_runtime() or inherited or _of_environment(os.environ) or Place(0, 1, None)
 
 
-def _found() -> tuple[int, int]:
-    # A process that has not imported torch has no process group, and need not wait for the import.
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
+def of_runtime() -> Place | None:
+    """What a runtime that this process has initialized says."""
+    # A process that has not imported these has no process group, and need not wait for the import.
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return Place(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    jax = sys.modules.get("jax")
+    # Asked before it is initialized, JAX would decide on its devices.
+    initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is not None and initialized is not None and initialized():
+        return Place(jax.process_index(), jax.process_count(), "jax.distributed")
+    return None
+
+
+def _of_environment(env: Mapping[str, str]) -> Place | None:
+    for launcher, rank_name, world_name in LAUNCHERS:
+        rank, world = _number(env, rank_name), _number(env, world_name)
+        if rank is None and world in (None, 1):
+            if world is None:
+                continue
+            rank = 0
+        if rank is None or world is None:
+            there, missing = (world_name, rank_name) if rank is None else (rank_name, world_name)
+            raise InvalidRequest(
+                f"the environment has {there}={env[there]} and no {missing}: which of the training processes this is cannot be known",
+                hint=ADVICE,
+            )
+        if world < 1 or not 0 <= rank < world:
+            raise InvalidRequest(
+                f"the environment has {rank_name}={rank} and {world_name}={world}: ranks are 0 to {world_name} - 1",
+                hint=ADVICE,
+            )
+        if launcher == "Slurm" and world > 1 and rank == 0 and "SLURM_STEP_ID" not in env:
+            # A batch script is process 0 of the job, and runs once.
+            raise InvalidRequest(
+                f"Slurm gave this job {world} tasks, and this process was not started by srun (there is no SLURM_STEP_ID): it would train on"
+                f" 1/{world} of the rows",
+                hint="srun python train.py; or rank=0, world_size=1 for all rows in this process",
+            )
+        return Place(rank, world, f"{rank_name} and {world_name}")
+    if (_number(env, "LOCAL_RANK") or 0) > 0:
+        raise InvalidRequest(
+            f"the environment has LOCAL_RANK={env['LOCAL_RANK']}, and neither RANK nor WORLD_SIZE: which of the training processes this is cannot"
+            " be known",
+            hint=ADVICE,
+        )
+    return None
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"the environment has {name}={text!r}, which is not a number", hint=ADVICE
+        ) from None
+
+
+def to_inherit(inherited: Place | None) -> Place | None:
+    """What a process that gets this one's loader by pickle is to go by, where its own runtime does not say: a worker of a DataLoader, that is."""
+    try:
+        place = find(inherited=inherited)
+    except InvalidRequest:
+        return None
+    return place if place.source else None

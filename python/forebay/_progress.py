@@ -54,6 +54,11 @@ class Bar:
         if self._show and time.monotonic() >= self._next:
             self._draw()
 
+    def to(self, done: int, total: int | None) -> None:
+        """Sets both counts."""
+        self.total = total
+        self.advance(done - self.done)
+
     def line(self) -> str:
         """What is drawn now."""
         seconds = max(time.monotonic() - self._began, 1e-9)

@@ -67,7 +67,7 @@ class Push:
         columns = _columns(datasets)
         if columns is not None:
             request["columns"] = columns
-        self._steps, self._number, self._meter = steps, first, meter
+        self._steps, self._first, self._meter = steps, first, meter
         self._several = loader.order.mixed
         self._stream = _node.stream(
             clients,
@@ -75,15 +75,17 @@ class Push:
             connections=options.connections,
             window_bytes=options.window_bytes,
             from_step=first,
+            retry_for=options.retry_for,
         )
         self._reconnects = 0
 
-    def next(self) -> Fetched | None:
-        step = self._steps.step(self._number)
+    def at(self, index: int) -> Fetched | None:
+        step = self._steps.step(self._first + index)
         if step is None:
             return None
         began = time.perf_counter()
-        received = self._stream.next()
+        # By its number: one that Ctrl-C took from us after it had come is given again.
+        received = self._stream.next(step.step)
         waited = time.perf_counter() - began
         if received is None:
             raise ServerError(
@@ -100,7 +102,6 @@ class Push:
                 f" {step.epoch} with {len(step.rows)} was to come",
                 hint="is the node of the same release?",
             )
-        self._number += 1
         rows = Rows([received.batch], step.rows, sources=step.sources)
         self._account(waited, rows.nbytes)
         return Fetched(step, rows)

@@ -70,7 +70,7 @@ class BatchRing:
         self._warned = False
         _rings[key] = self
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         context.assert_spawning(self)
         return _reopen, (self.key, DupFd(self.core.fileno()))
 
@@ -134,7 +134,7 @@ def _reopen(key: str, descriptor: Any) -> BatchRing:
     return ring
 
 
-class Filled(list):
+class Filled(list[Any]):
     """The samples of a batch that lies in a slot already: tensors that are views of it, or pairs of them and labels."""
 
     def __init__(self, slot: Slot, sizes: list[int], labels: list[Any] | None) -> None:
@@ -148,7 +148,7 @@ class Filled(list):
         equal = len(set(sizes)) == 1
         #: The batch as one tensor, if its samples are of one size.
         self.matrix = flat.view(len(sizes), sizes[0]) if equal else None
-        rows = self.matrix.unbind(0) if equal else flat.split(sizes)
+        rows = flat.split(sizes) if self.matrix is None else self.matrix.unbind(0)
         super().__init__(rows if labels is None else zip(rows, labels, strict=True))
 
 
@@ -160,20 +160,20 @@ class Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         ordinary = self.function or torch.utils.data.default_collate
-        filled = isinstance(samples, Filled)
+        filled = samples if isinstance(samples, Filled) else None
         if torch.utils.data.get_worker_info() is None:
             return ordinary(samples)
-        slot = samples.slot if filled else self.ring.core.take()
+        slot = self.ring.core.take() if filled is None else filled.slot
         if slot is None:
             self.ring.core.note_none_free()
             return ordinary(samples)
-        place = _Place(self.ring, slot, samples.used if filled else 0)
+        place = _Place(self.ring, slot, 0 if filled is None else filled.used)
         if self.function is not None:
             return place.all(self.function(samples))
-        if filled and samples.matrix is not None:
-            if samples.labels is None:
-                return place.all(samples.matrix)
-            return place.all([samples.matrix, place.collate(samples.labels)])
+        if filled is not None and filled.matrix is not None:
+            if filled.labels is None:
+                return place.all(filled.matrix)
+            return place.all([filled.matrix, place.collate(filled.labels)])
         return place.all(place.collate(samples))
 
 
@@ -287,7 +287,7 @@ class _Outgoing:
     def __init__(self, key: str, slot: Slot) -> None:
         self.key, self.slot = key, slot
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return _receive, (self.key, *self.slot.send())
 
 
@@ -299,7 +299,7 @@ class _InSlot:
     ) -> None:
         self.parts = (outgoing, at, dtype, shape)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return _tensor, self.parts
 
 

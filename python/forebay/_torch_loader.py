@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,27 @@ STATE_BYTES = 4096
 WORKER_STATE = frozenset(("start", "step", "sample", "worker", "workers"))
 
 
+#: Classes of Hugging Face's libraries through which a dataset is iterated over by one process for all, or dealt out among them.
+DEALERS = frozenset(("DataLoaderDispatcher", "IterableDatasetShard"))
+SHARD = "DataLoaderShard"
+
+
+def _dealer() -> str | None:
+    """Which of these (or of accelerate's plain loaders) is at work in the frames of this thread, if any."""
+    if "accelerate" not in sys.modules and "transformers" not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(("accelerate.", "transformers.")):
+            owner = frame.f_code.co_qualname.partition(".")[0]
+            if owner in DEALERS:
+                return owner
+            found = owner if owner == SHARD else found
+        frame = frame.f_back
+    return found
+
+
 class LoaderDataset(torch.utils.data.IterableDataset):
     """The batches of a loader as an ``IterableDataset``. Made by :meth:`forebay.Loader.torch`.
 
@@ -35,8 +58,11 @@ class LoaderDataset(torch.utils.data.IterableDataset):
 
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory (``memoryview``, in rows that nobody decodes) do not.
 
+    It is this rank's share already. Hugging Face accelerate (``accelerator.prepare``, and so ``transformers.Trainer``) would deal out the share of rank 0
+    once more, which loses the others' rows: that is refused here, with what to do. Lightning takes it as it is.
+
     To resume exactly, use :class:`Resumable` around a plain DataLoader, or ``torchdata.StatefulDataLoader`` and, to load its state into another number of
-    workers or ranks, :func:`state_of`. Without either, call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    workers or ranks, :func:`state_of` (torchdata itself refuses a state of ``num_workers=2`` with ``num_workers=0`` by an ``AssertionError``). Without either, call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
     """
 
     def __init__(self, loader: Loader, *, samples: bool = False) -> None:
@@ -45,12 +71,18 @@ class LoaderDataset(torch.utils.data.IterableDataset):
                 "batches bounded by length are made here, not by DataLoader",
                 hint="samples=False, DataLoader(batch_size=None)",
             )
+        if samples and loader.options.on_error == "skip":
+            raise InvalidRequest(
+                'with on_error="skip" a step may have fewer samples, and DataLoader would fill its batches up with those of the next',
+                hint="samples=False, DataLoader(batch_size=None); or a function as on_error=",
+            )
         self.loader = loader
         self.samples = samples
         self.tagged = False
+        self._loaded = False
         # In shared memory: workers that live on from epoch to epoch see the change.
         self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
-        self.load_state_dict(loader.state_dict())
+        self._go_to(loader.state_dict())
 
     def load_state_dict(self, state: State) -> None:
         """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of :class:`Resumable` or of :func:`state_of`.
@@ -58,6 +90,10 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         Raises:
             InvalidRequest: It is of another dataset, seed, shuffle, mix or release.
         """
+        self._go_to(state)
+        self._loaded = True
+
+    def _go_to(self, state: State) -> None:
         text = json.dumps(self.loader.order.checked(state)).encode()
         if len(text) >= STATE_BYTES:
             raise InvalidRequest(
@@ -73,8 +109,29 @@ class LoaderDataset(torch.utils.data.IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration begins with this epoch; where it is to begin within that epoch already (a state was loaded), it still does."""
-        if epoch != self.begin["epoch"]:
-            self.load_state_dict(self.loader.order.at(epoch, 0))
+        dealer = self._refuse_to_be_shared()
+        begins = self.begin["epoch"]
+        if dealer and self._loaded and epoch < begins:
+            raise InvalidRequest(
+                f"accelerate counts its epochs anew and asks for epoch {epoch}, and a state of epoch {begins} was loaded",
+                hint="iterate over forebay.torch.Resumable(DataLoader(data, batch_size=None)) in place of what prepare() returned",
+            )
+        if epoch != begins:
+            self._go_to(self.loader.order.at(epoch, 0))
+
+    def _refuse_to_be_shared(self) -> bool:
+        """Whether a DataLoader of accelerate is at work here; raises if it is about to deal out what is one rank's share."""
+        dealer = _dealer()
+        if dealer is None:
+            return False
+        place = self.loader.place
+        if dealer in DEALERS and place.world_size > 1:
+            raise InvalidRequest(
+                f"accelerate would deal out what is the share of {place} already, and rows would be lost",
+                hint="leave the loader out of accelerator.prepare() and iterate over it; for transformers.Trainer override get_train_dataloader; or"
+                " make it with rank=0, world_size=1, and accelerate deals out all rows",
+            )
+        return True
 
     def __len__(self) -> int:
         """Batches (or samples) of the next iteration, of all workers together."""
@@ -83,7 +140,12 @@ class LoaderDataset(torch.utils.data.IterableDataset):
             raise TypeError("this iteration has no end that is known")
         return total * (self.loader.options.batch_size or 1) if self.samples else total
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_to_be_shared()  # by workers that are about to be spawned
+        return self.__dict__
+
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_to_be_shared()
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None and self.loader.options.stream:
@@ -103,12 +165,15 @@ class WorkerIteration:
         self._pipeline: Pipeline | None = None
         self._samples: list[Any] | None = None
         self._after: State = start
+        # Where the pipeline begins: its steps are counted from there.
+        self._first = worker
 
     def __iter__(self) -> WorkerIteration:
         return self
 
     def _next_step(self) -> Any:
         if self._pipeline is None:
+            self._first = self._number
             loader = self._data.loader
             self._pipeline = loader.pipeline(
                 self._start,
@@ -120,7 +185,7 @@ class WorkerIteration:
                 # Each worker is a process of its own already.
                 threads=0 if torch.utils.data.get_worker_info() is not None else None,
             )
-        made = self._pipeline.next()
+        made = self._pipeline.at((self._number - self._first) // self._workers)
         if made is None:
             self._pipeline.close()
             raise StopIteration
@@ -220,7 +285,7 @@ class Resumable:
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
-        self.data.load_state_dict(state)
+        self.data._go_to(state)
         until = self.data.loader.until(state)
         for batch, after in self.dataloader:
             if after is None:

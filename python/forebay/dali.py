@@ -17,12 +17,14 @@ A column of bytes is a list of one-dimensional ``uint8`` arrays, without a copy;
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ._lease import Lease
 from ._plan import State
 from .errors import InvalidRequest
 from .loader import Loader
@@ -58,6 +60,10 @@ def _column(name: str, values: Any) -> Any:
             value = value.encode()
         if isinstance(value, (bytes, bytearray, memoryview)):
             value = np.frombuffer(value, np.uint8)
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                f"column {name!r} has lists with missing items, and a tensor cannot: leave it out, or give the loader a decode="
+            )
         if not isinstance(value, np.ndarray) or value.dtype == object:
             raise TypeError(
                 f"column {name!r} has a value of {type(value).__name__}: DALI takes arrays; leave it out, or give the loader a decode="
@@ -136,16 +142,28 @@ class ByNumber:
             )
         self.loader, self.columns = loader, list(columns)
         self._begin = loader.state_dict()
+        self._lease: Lease | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lease": None}
 
     def __call__(self, info: Any) -> tuple[Any, ...]:
         order, loader = self.loader.order, self.loader
         epoch = self._begin["epoch"] + info.epoch_idx
         start = self._begin if info.epoch_idx == 0 else order.at(epoch, 0)
         pipeline = loader.pipeline(
-            start, epoch + 1, Meter(), first=info.iteration, stride=1 << 40, threads=0
+            start, epoch + 1, Meter(), first=info.iteration, stride=1 << 40, threads=0, follow=False
         )
+        if info.iteration == 0:
+            # Whichever process makes the first batch of an epoch tells the node, until it ends.
+            if self._lease is None:
+                self._lease = loader.lease(start)
+                if self._lease is not None:
+                    weakref.finalize(self, self._lease.release)
+            if self._lease is not None:
+                self._lease.tell(start)
         try:
-            made = pipeline.next()
+            made = pipeline.at(0)
         finally:
             pipeline.close()
         if made is None:

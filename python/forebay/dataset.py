@@ -95,7 +95,8 @@ def open(
         block_rows: Rows of a block, for formats without blocks of their own.
         on_damaged: ``"error"``: a file whose footer, headers or directory cannot be read fails the opening; ``"skip"``: it is left out
             (``ds.info["skipped"]`` names it).
-        progress: Draw a line on the terminal while it takes long. None: on terminals.
+        progress: Draw a line on the terminal while it takes long: files listed, then files whose footers, headers or directories were read. None: on
+            terminals. However long it takes, the client's ``timeout`` is for a node that says nothing.
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
@@ -125,22 +126,14 @@ def open(
         spec["block_rows"] = block_rows
     if on_damaged != "error":
         spec["on_damaged"] = on_damaged
-    with Bar(f"opening {_shown(sources)}", unit="s", show=progress) as bar:
-        info = _waiting(lambda: _node.open_dataset(client, spec), bar)
+    with Bar(f"opening {_shown(sources)}", unit="files", show=progress) as bar:
+
+        def said(now: dict[str, Any]) -> None:
+            to_index = now.get("to_index", 0)
+            bar.to(now["indexed"] if to_index else now["listed"], to_index or None)
+
+        info = _node.open_dataset(client, spec, said)
     return Dataset(client, spec, info, columns=columns, decode=decode)
-
-
-def _waiting(call: Callable[[], Any], bar: Bar) -> Any:
-    """Makes a call in another thread, and has the bar count seconds meanwhile."""
-    with ThreadPoolExecutor(1, thread_name_prefix="forebay-open") as pool:
-        answer = pool.submit(call)
-        while True:
-            try:
-                return answer.result(1.0)
-            except TimeoutError:
-                if answer.done():
-                    raise
-                bar.advance()
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ The node is the one of ``url``, or of the environment variable ``FOREBAY_NODE``.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -23,12 +24,14 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ._forebay import Client, ObjectInfo
-from .errors import NotFound
+from .errors import Changed, Error, NotFound
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
 
 #: A file being written is held in memory up to this many bytes, then in a temporary file.
 SPOOL_MAX_BYTES = 64 << 20
+#: Requests at a time for entries that a batch did not bring.
+SINGLE_REQUESTS = 8
 
 
 class ForebayFileSystem(AbstractFileSystem):
@@ -91,11 +94,11 @@ class ForebayFileSystem(AbstractFileSystem):
         prefix = f"{key}/" if key else ""
         files: list[dict[str, Any]] = []
         directories: dict[str, None] = {}
-        for info in self.client.list(f"{bucket}/{prefix}" if prefix else bucket):
+        for info in self.client.list(f"{bucket}/{prefix}" if prefix else bucket, recursive=False):
             head, slash, _ = info.key[len(prefix) :].partition("/")
             if slash:
                 directories.setdefault(f"{bucket}/{prefix}{head}")
-            elif head:
+            elif head and not _is_marker(info):
                 files.append(_file(info))
         return sorted([*files, *map(_directory, directories)], key=lambda entry: entry["name"])
 
@@ -106,7 +109,7 @@ class ForebayFileSystem(AbstractFileSystem):
         withdirs: bool = False,
         detail: bool = False,
         **kwargs: Any,
-    ):
+    ) -> Any:
         """All objects under a path, by one listing."""
         path = self._strip_protocol(path)
         if not path or maxdepth is not None or withdirs:
@@ -117,7 +120,8 @@ class ForebayFileSystem(AbstractFileSystem):
             found = {
                 info.name: _file(info)
                 for info in self.client.list(path)
-                if not key or info.key == key or info.key.startswith(f"{key.rstrip('/')}/")
+                if (not key or info.key == key or info.key.startswith(f"{key.rstrip('/')}/"))
+                and not _is_marker(info)
             }
         except NotFound:
             pass
@@ -173,19 +177,47 @@ class ForebayFileSystem(AbstractFileSystem):
 
     def cat(
         self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any
-    ):
+    ) -> Any:
         """The bytes of one object, or of several as ``{path: bytes}``: several are one GetBatch."""
         paths = self.expand_path(path, recursive=recursive, **kwargs)
         if len(paths) < 2 or kwargs:
             return super().cat(path, recursive=recursive, on_error=on_error, **kwargs)
-        batch = self.client.batch(paths, continue_on_error=on_error != "raise")
-        out: dict[str, Any] = {}
-        for name, item in zip(paths, batch, strict=True):
-            if item.error is None:
-                out[name] = bytes(item)
-            elif on_error == "return":
-                out[name] = FileNotFoundError(item.error)
-        return out
+        found = self._batch(paths, on_error, lambda i: self.cat_file(paths[i]))
+        return {
+            name: value
+            for name, value in zip(paths, found, strict=True)
+            if on_error == "return" or not isinstance(value, Exception)
+        }
+
+    def _batch(
+        self, wanted: Sequence[Any], on_error: str, one: Callable[[int], bytes]
+    ) -> list[bytes | Exception]:
+        """The bytes of entries, by one GetBatch. What it does not bring is asked for by itself (``one``, with its index): that tells what is not there from
+        what could not be read, and a batch with more failures than a node accepts is no failure of the others."""
+        found: list[bytes | Exception | None] = [None] * len(wanted)
+        try:
+            batch = self.client.batch(wanted, continue_on_error=on_error != "raise")
+            for i, item in enumerate(batch):
+                if item.error is None:
+                    found[i] = bytes(item)
+        except Error:
+            if on_error == "raise":
+                raise
+        missing = [i for i, value in enumerate(found) if value is None]
+
+        def again(index: int) -> bytes | Exception:
+            try:
+                return one(index)
+            except Exception as e:
+                if on_error == "raise":
+                    raise
+                return e
+
+        if missing:
+            with ThreadPoolExecutor(SINGLE_REQUESTS, thread_name_prefix="forebay-cat") as pool:
+                for i, value in zip(missing, pool.map(again, missing), strict=True):
+                    found[i] = value
+        return [value for value in found if value is not None]
 
     def cat_ranges(
         self,
@@ -197,26 +229,21 @@ class ForebayFileSystem(AbstractFileSystem):
         **kwargs: Any,
     ) -> list[Any]:
         """Byte ranges of objects, in one GetBatch."""
-        starts = starts if isinstance(starts, Iterable) else [starts] * len(paths)
-        ends = ends if isinstance(ends, Iterable) else [ends] * len(paths)
-        wanted = [
-            {
-                "objname": self._strip_protocol(p),
-                "start": s or 0,
-                "length": -1 if e is None else e - (s or 0),
-            }
-            for p, s, e in zip(paths, starts, ends, strict=True)
-        ]
-        if not wanted or any(
-            w["start"] < 0 or w["length"] == 0 or w["length"] < -1 for w in wanted
+        first = starts if isinstance(starts, Iterable) else [starts] * len(paths)
+        last = ends if isinstance(ends, Iterable) else [ends] * len(paths)
+        ranges = list(zip(map(self._strip_protocol, paths), first, last, strict=True))
+        # From the end, or empty: the node's ranges are neither.
+        if not ranges or any(
+            (s or 0) < 0 or e is not None and (e < 0 or e <= (s or 0)) for _, s, e in ranges
         ):
             return super().cat_ranges(
-                paths, list(starts), list(ends), max_gap=max_gap, on_error=on_error, **kwargs
+                paths, list(first), list(last), max_gap=max_gap, on_error=on_error, **kwargs
             )
-        batch = self.client.batch(wanted, continue_on_error=on_error == "return")
-        return [
-            bytes(item) if item.error is None else FileNotFoundError(item.error) for item in batch
+        wanted = [
+            {"objname": p, "start": s or 0, "length": -1 if e is None else e - (s or 0)}
+            for p, s, e in ranges
         ]
+        return self._batch(wanted, on_error, lambda i: self.cat_file(*ranges[i]))
 
     # Writing
 
@@ -273,7 +300,21 @@ class ForebayFile(AbstractBufferedFile):
     """An object opened for reading (by ranges, read ahead) or for writing (kept aside, and written whole when it is closed)."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.cat_file(self.path, start, end)
+        """Bytes of the version that was opened.
+
+        Raises:
+            Changed: The object is another one now.
+        """
+        if end <= start:
+            return b""
+        got = self.fs.client.get(self.path, start=start, length=end - start)
+        opened = self.details.get("ETag")
+        if opened and got.etag and got.etag != opened:
+            raise Changed(
+                f"{self.path} was overwritten while it was open: version {opened} was opened, and the node has {got.etag} now",
+                hint="open it again",
+            )
+        return bytes(got)
 
     def _initiate_upload(self) -> None:
         self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_MAX_BYTES)
@@ -292,7 +333,14 @@ class ForebayFile(AbstractBufferedFile):
 
     def discard(self) -> None:
         """Forgets what was written."""
-        self._spool.close()
+        # There is none before as much as a block was written.
+        if (spool := getattr(self, "_spool", None)) is not None:
+            spool.close()
+
+
+def _is_marker(info: ObjectInfo) -> bool:
+    """Whether an object only stands for a directory."""
+    return info.key.endswith("/") and info.size == 0
 
 
 def _file(info: ObjectInfo) -> dict[str, Any]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import os
-import uuid
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import _collate, _node, _place
-from ._decode import Decode, Recipe
+from . import _collate, _place
+from ._decode import Decode, OnError, Recipe
 from ._fetch import Fetcher, Pull
+from ._lease import Lease
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._progress import Bar
-from .errors import Error, InvalidRequest, SampleFailed
+from .errors import Error, InvalidRequest
 from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
@@ -34,9 +35,8 @@ BOUNDED_ROWS = 1024
 #: Batches that the look-ahead is for, and the rows that they are taken to have where nobody knows.
 LOOKAHEAD_BATCHES = 100
 LOOKAHEAD_BATCH_ROWS = 64
-
-#: How long a node follows a job's order without being asked for rows of it.
-LEASE_SECONDS = 300
+#: Samples that one loop may skip, where the user does not say.
+MAX_SKIPPED = 100
 
 Uneven = Literal["drop", "pad", "repeat"]
 log = logging.getLogger("forebay")
@@ -61,7 +61,8 @@ class Options:
     decode: Decode | None = None
     transform: Callable[[Any], Any] | None = None
     collate: Callable[[Any], Any] | None = None
-    on_error: str | Callable[[SampleFailed], Any] = "raise"
+    on_error: OnError = "raise"
+    max_skipped: int | None = None
     output: _collate.Output = "rows"
     pin_memory: bool = False
     threads: int | None = None
@@ -71,6 +72,7 @@ class Options:
     window_bytes: int | None = None
     nodes: Sequence[Any] | None = None
     follow: bool = True
+    retry_for: float | None = None
     progress: bool | None = False
 
     def checked(self) -> Options:
@@ -91,6 +93,7 @@ class Options:
             ("prefetch", 0),
             ("connections", 1),
             ("window_bytes", 1),
+            ("max_skipped", 0),
         ):
             whole(name, least)
         if (
@@ -117,8 +120,16 @@ class Options:
             )
         if self.output not in _collate.OUTPUTS:
             raise ValueError(f"output is one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}")
-        if self.on_error != "raise" and not callable(self.on_error):
-            raise ValueError('on_error is "raise" or a function of a SampleFailed')
+        if self.on_error not in ("raise", "skip") and not callable(self.on_error):
+            raise ValueError('on_error is "raise", "skip" or a function of a SampleFailed')
+        if self.max_skipped is not None and self.on_error != "skip":
+            raise ValueError('max_skipped= bounds on_error="skip"')
+        if self.retry_for is not None and not (
+            isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < math.inf
+        ):
+            raise ValueError(
+                f"retry_for is a number of seconds of at least 0, not {self.retry_for!r}"
+            )
         if self.pin_memory and self.output != "torch" and self.collate is None:
             raise ValueError('pin_memory is for tensors: output="torch"')
         if not self.stream and (self.connections or self.window_bytes or self.nodes):
@@ -149,7 +160,10 @@ class Loader:
     Attributes:
         last: The step that was yielded last (its ``epoch``, ``rows``, ``sources``, and how many of them are ``real``), or None.
 
-    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before.
+    Which rank it is, and of how many, is found out when it is first asked for a batch or for its length (:attr:`place`), and stays so.
+
+    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before. Several threads may take batches from one
+    iteration: each batch goes to one of them.
     """
 
     def __init__(
@@ -159,8 +173,12 @@ class Loader:
         epoch_rows: int | None,
         options: Options,
     ) -> None:
-        rank, world = _place.rank_and_world(options.rank, options.world_size)
-        self.options = replace(options.checked(), rank=rank, world_size=world)
+        self.options = options.checked()
+        if options.rank is not None or options.world_size is not None:
+            _place.find(options.rank, options.world_size)
+        # The place of the process that this was pickled in, and the one that this has counted by.
+        self._inherited: _place.Place | None = None
+        self._settled: _place.Place | None = None
         for dataset in datasets:
             dataset.shape  # noqa: B018 - asked for once, before it travels to workers
         self.datasets = [
@@ -169,8 +187,6 @@ class Loader:
         self._order = Order(self.datasets, weights, epoch_rows, options.seed, options.shuffle)
         self._made_of = (list(datasets), weights, epoch_rows)
         self._lengths: list[np.ndarray] | None = None
-        # One lease for all epochs and workers: copies of a loader have the same name.
-        self._job = uuid.uuid4().hex
         self._state: State = self._order.start()
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what
@@ -219,8 +235,29 @@ class Loader:
             raise TypeError("how many batches of bounded length an epoch has is known at its end")
         return count
 
+    @property
+    def place(self) -> _place.Place:
+        """This process among the training processes (``rank``, ``world_size``), as :meth:`forebay.Dataset.loader` says under ``rank``.
+
+        Raises:
+            InvalidRequest: The environment says half of it; or it is another one than this loader has counted by before.
+        """
+        found = _place.find(self.options.rank, self.options.world_size, self._inherited)
+        known = self._settled
+        if known and (known.rank, known.world_size) != (found.rank, found.world_size):
+            raise InvalidRequest(
+                f"this loader was iterated over, or asked for its length, as {known}, and now this process is {found}",
+                hint="initialize torch.distributed before that, or give the loader rank= and world_size=",
+            )
+        self._settled = found
+        return found
+
     def partition(self) -> dict[str, Any]:
         """How the order is dealt out, as the compiled plan and the node know it."""
+        place = self.place
+        return self._dealt(place.rank, place.world_size)
+
+    def _dealt(self, rank: int, world_size: int) -> dict[str, Any]:
         o = self.options
         batch: dict[str, Any] = {"rows": o.batch_size}
         if o.max_total is not None:
@@ -234,7 +271,7 @@ class Loader:
                     "padded": o.padded,
                 }
             }
-        return {"world": o.world_size, "rank": o.rank, "batch": batch, "uneven": o.uneven}
+        return {"world": world_size, "rank": rank, "batch": batch, "uneven": o.uneven}
 
     def steps(self, state: State, until: int | None) -> Steps:
         """The steps of this rank, from a state to the beginning of the epoch ``until``."""
@@ -272,6 +309,7 @@ class Loader:
         stride: int = 1,
         samples: bool = False,
         threads: int | None = None,
+        follow: bool = True,
     ) -> Pipeline:
         """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
         o = self.options
@@ -287,6 +325,7 @@ class Loader:
             o.uneven == "pad",
             pin,
             samples,
+            MAX_SKIPPED if o.max_skipped is None else o.max_skipped,
         )
         given = o.threads if o.threads is not None else threads
         threads = default_threads() if given is None else given
@@ -296,36 +335,31 @@ class Loader:
 
             fetcher = Push(self, steps, state, until, meter, first, stride)
         else:
-            # One of the workers tells it.
-            tell = self._tell_order if o.follow and first % stride == 0 else None
-            fetcher = Pull(self.datasets, steps, first, stride, o.prefetch, meter, tell, state)
+            retry = self.datasets[0].client.timeout if o.retry_for is None else o.retry_for
+            # One of the workers tells the node.
+            lease = self.lease(state) if follow and first % stride == 0 else None
+            fetcher = Pull(
+                self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state
+            )
         return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
 
-    def _tell_order(self, state: State) -> None:
-        """Tells the node the order, and where the job is in it; from then on it sees that by the rows that it is asked for. What goes wrong is no reason not
-        to train."""
+    def lease(self, state: State) -> Lease | None:
+        """What tells the node the order, so that its cache follows it from a state on; None where it is not to."""
         o, client = self.options, self.datasets[0].client
-        told: dict[str, Any] = {
-            "plan": self._order.document,
-            "job": self._job,
-            "epoch": state["epoch"],
-            "position": state["position"],
-        }
-        told["lease_seconds"] = LEASE_SECONDS
+        if not o.follow:
+            return None
+        if any(repr(d.client) != repr(client) for d in self.datasets):
+            log.info("datasets of a mix are at several nodes, which do not follow its order")
+            return None
+        told: dict[str, Any] = {"plan": self._order.document}
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
             told["until_epoch"] = o.epochs
-        elsewhere = o.world_size not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
-        if elsewhere or any(d.chosen is not None for d in self.datasets):
+        here = (1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
+        if self.place.world_size not in here or any(d.chosen is not None for d in self.datasets):
             # What is fetched ahead are all columns of all ranks' rows: it is not to be what nobody
             # reads here.
             told["ahead_bytes"] = 0
-        if any(repr(d.client) != repr(client) for d in self.datasets):
-            log.info("datasets of a mix are at several nodes, which do not follow its order")
-            return
-        try:
-            _node.follow(client, told)
-        except Error as e:
-            log.warning("the node does not follow the order of this job: %s", e)
+        return Lease(client, told)
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
         place = self.datasets[source].locate(row)
@@ -351,10 +385,14 @@ class Loader:
         World size, rank, batch size, number of workers and ``stream=`` may be others than they were.
 
         Raises:
-            InvalidRequest: The state is of another dataset (or of another version of it), seed, shuffle, mix or release.
+            InvalidRequest: The state is of another dataset (or of another version of it), seed, shuffle, mix or release; or between batches of
+                bounded length, of other bounds.
         """
-        self._state = self._order.checked(state)
-        self.last = None
+        checked = self._order.checked(state)
+        if "within" in checked:
+            # Between batches of bounded length: those of this loader must have the same bounds.
+            self._order.steps(checked, None, self._dealt(0, 1))
+        self._state, self.last, self._settled = checked, None, None
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
@@ -365,7 +403,7 @@ class Loader:
 
     def close(self) -> None:
         """Ends the iteration that is under way, if one is. The loader keeps its place."""
-        current = self._current and self._current()
+        current = None if self._current is None else self._current()
         if current is not None:
             current.close()
         self._current = None
@@ -418,12 +456,13 @@ class Loader:
             "options": self.options,
             "state": self._state,
             "lengths": self._lengths,
-            "job": self._job,
+            "inherited": _place.to_inherit(self._inherited),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["made_of"], state["options"])  # type: ignore[misc]
-        self._state, self._lengths, self._job = state["state"], state["lengths"], state["job"]
+        self._state, self._lengths = state["state"], state["lengths"]
+        self._inherited = state["inherited"]
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
@@ -434,18 +473,27 @@ class Loader:
         )
         of = " + ".join(d.name for d in self.datasets)
         return (
-            f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed {o.seed}, rank {o.rank} of {o.world_size},"
+            f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed {o.seed}, {self._shown_place()},"
             f" at row {s['position']:,} of {self.rows_per_epoch:,} of epoch {s['epoch']}>"
         )
 
+    def _shown_place(self) -> str:
+        try:
+            o = self.options
+            return str(self._settled or _place.find(o.rank, o.world_size, self._inherited))
+        except Error:
+            return "rank not known yet"
+
 
 class Iteration:
-    """One ``for`` loop over a loader."""
+    """One ``for`` loop over a loader. Threads take batches in turn; any of them may close it."""
 
     def __init__(self, loader: Loader, state: State, meter: Meter) -> None:
         self._loader, self._meter = loader, meter
         self._until = loader.until(state)
         self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
+        self._ranks = loader.place.world_size
+        self._lock = threading.Lock()
         self._number = 0
         total = (
             None
@@ -463,35 +511,46 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._pipeline is None:
-            raise StopIteration
-        began = self._meter.began()
-        try:
-            made = self._pipeline.next()
-        except Exception:
-            # The state is still that before this step: a new loop over the loader begins with it.
-            self.close()
-            raise
-        finally:
-            self._meter.ended(began)
-        if made is None:
-            self.close()
-            self._loader._finished(self._until)
-            raise StopIteration
-        step, rows, batch = made
-        assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
-        self._number += 1
-        self._meter.add(samples=step.real, batches=1)
-        self._loader._yielded(step)
-        if self._bar is not None:
-            self._bar.advance(step.real * (self._loader.options.world_size or 1))
-        return batch
+        with self._lock:
+            pipeline = self._pipeline
+            if pipeline is None:
+                raise StopIteration
+            began = self._meter.began()
+            try:
+                # The same again if a signal ended the last call before it counted.
+                made = pipeline.at(self._number)
+            except Exception:
+                if self._pipeline is None:  # closed meanwhile: whatever broke off is of no concern
+                    raise StopIteration from None
+                # The state is still that before this step: a new loop over the loader begins with
+                # it.
+                self.close()
+                raise
+            finally:
+                self._meter.ended(began)
+            if made is None:
+                if self._pipeline is not None:
+                    self.close()
+                    self._loader._finished(self._until)
+                raise StopIteration
+            step, _, batch = made
+            if self._pipeline is None:
+                raise StopIteration
+            assert step.step == self._number, (
+                f"step {step.step} came where {self._number} was to come"
+            )
+            self._loader._yielded(step)
+            self._number += 1
+            self._meter.add(samples=step.real, batches=1)
+            if self._bar is not None:
+                self._bar.advance(step.real * self._ranks)
+            return batch
 
     def close(self) -> None:
-        """Ends it; what was fetched ahead is given up."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
+        """Ends it; what was fetched ahead is given up. A thread that waits for a batch finds the end."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
         if self._bar is not None:
             self._bar.close()
 

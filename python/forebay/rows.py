@@ -20,7 +20,8 @@ class Rows(Sequence[dict[str, Any]]):
     """Rows in the order in which they were asked for.
 
     ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview`` (columns of bytes: a view of the received memory, no
-    copy), ``datetime``, NumPy arrays (lists), dicts (structs), None where missing. ``rows[2:5]`` are :class:`Rows` again, of the same memory.
+    copy), ``datetime`` (with its zone, where the column has one), ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked where items are
+    missing), dicts (structs), lists of pairs (maps), None where missing. ``rows[2:5]`` are :class:`Rows` again, of the same memory.
 
     It is an Arrow record batch by the PyCapsule interface (``pyarrow.record_batch(rows)``, ``polars.DataFrame(rows)``), without a copy.
 
@@ -220,6 +221,10 @@ def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
     import torch
 
     def one(value: Any) -> Any:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                f"column {name!r} has lists with missing items, and a tensor cannot: use .numpy(), which gives masked arrays, or a decode="
+            )
         if isinstance(value, memoryview):
             return (
                 torch.frombuffer(value, dtype=torch.uint8)

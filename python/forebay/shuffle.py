@@ -62,7 +62,7 @@ class Full:
 Shuffle: TypeAlias = Window | Block | Full | str | None
 
 
-def to_wire(shuffle: Shuffle) -> dict[str, Any]:
+def to_wire(shuffle: object) -> dict[str, Any]:
     """A shuffle as the node and the compiled plan know it.
 
     Raises:

@@ -28,6 +28,7 @@ class Stats:
         decode_s: In ``decode``, ``transform`` and ``collate``.
         origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk, decoding and framing.
         reconnects: Connections that were lost and continued.
+        skipped: Samples that could not be made and were left out (``on_error="skip"``). They are not among ``samples``.
     """
 
     samples: int = 0
@@ -42,6 +43,7 @@ class Stats:
     disk_s: float | None = None
     prepare_s: float | None = None
     reconnects: int = 0
+    skipped: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -79,6 +81,8 @@ class Stats:
                 "  at the node: "
                 + ", ".join(f"{name} {s:.2f} s" for name, s in node if s is not None)
             )
+        if self.skipped:
+            lines.append(f"  {self.skipped:,} samples could not be made and were skipped")
         return "\n".join(lines)
 
 
@@ -129,6 +133,7 @@ class Meter:
             for key, value in self._node.items():
                 name = key.split(".", 1)[1]
                 sums[name] = sums.get(name, 0) + value
-        for whole in ("samples", "batches", "bytes", "reconnects"):
+        for whole in ("samples", "batches", "bytes", "reconnects", "skipped"):
             sums[whole] = int(sums.get(whole, 0))
+        sums["samples"] -= sums["skipped"]
         return Stats(**sums, seconds=seconds, step_s=max(0.0, seconds - sums.get("waited_s", 0.0)))

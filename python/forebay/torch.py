@@ -32,10 +32,12 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from . import _place
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
 from ._torch_loader import LoaderDataset, Resumable, state_of
+from .errors import Error, NotFound, SampleFailed
 
 __all__ = [
     "BatchRing",
@@ -110,11 +112,35 @@ class _Samples:
 
     def of_batch(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:
         for item, index in zip(batch, indices, strict=True):
-            yield self.sample(item, index)
+            try:
+                sample = self.sample(item, index)
+            except Error:
+                raise
+            except Exception as e:
+                raise self.failed(item, index, e) from e
+            yield sample
+
+    @staticmethod
+    def failed(item: Item, index: int, cause: Exception) -> SampleFailed:
+        """What ``decode`` or ``transform`` could not do, with the name of the entry."""
+        file = f"{item.bucket}/{item.objname}" if item.bucket else item.objname
+        member = f", member {item.archpath}" if item.archpath else ""
+        error = SampleFailed(f"{file}{member} (row {index}): {type(cause).__name__}: {cause}")
+        error.row, error.file = index, file
+        return error
+
+    def __str__(self) -> str:
+        with_labels = "" if self.labels is None else " with labels"
+        return f"{len(self.samples):,} entries{with_labels} of {self.client!r}"
 
 
 def _names_under(client: Client, prefix: str) -> tuple[str, list[str]]:
     names = [info.key for info in client.list(prefix)]
+    if not names:
+        raise NotFound(
+            f"nothing is under {prefix}",
+            hint="client.list shows what there is; a prefix is bucket/prefix, or s3://bucket/prefix",
+        )
     bucket = prefix.split("://", 1)[-1].split("/", 1)[0]
     return bucket, names
 
@@ -136,7 +162,8 @@ class MapDataset(torch.utils.data.Dataset):
             DataLoader's ``collate_fn`` is one of the ring's. :class:`DataLoader` does all this by itself.
 
     Raises:
-        forebay.Error: From ``__getitem__`` and ``__getitems__``.
+        forebay.Error: From ``__getitem__`` and ``__getitems__``; a :class:`forebay.SampleFailed` that names the object where ``decode`` or ``transform``
+            failed.
     """
 
     def __init__(
@@ -170,12 +197,15 @@ class MapDataset(torch.utils.data.Dataset):
 
     @classmethod
     def from_prefix(cls, client: Client, prefix: str, **options: Any) -> MapDataset:
-        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names."""
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names. Raises ``NotFound`` for none."""
         bucket, names = _names_under(client, prefix)
         return cls(client, names, bucket=bucket, **options)
 
     def __len__(self) -> int:
         return len(self._rows.samples)
+
+    def __repr__(self) -> str:
+        return f"<forebay.torch.MapDataset: {self._rows}>"
 
     def __getitem__(self, index: int) -> Any:
         index = index + len(self) if index < 0 else index
@@ -205,8 +235,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         prefetch: Requests on their way beyond the one being consumed. Bounded in bytes by the client's ``max_inflight_bytes``.
         shuffle: Whether to permute all rows anew in each epoch (same permutation on all ranks).
         seed: Seed of the permutation.
-        rank, world_size: This process among the training processes. Default: ``torch.distributed`` if it is initialized, else the environment
-            (``RANK``, ``WORLD_SIZE``), else alone.
+        rank, world_size: This process among the training processes. Default: what :func:`rank_and_world` says when the iteration begins.
         drop_uneven: Leave out the last rows so that all ranks yield equally many.
 
     Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
@@ -230,10 +259,8 @@ class IterableDataset(torch.utils.data.IterableDataset):
         world_size: int | None = None,
         drop_uneven: bool = False,
     ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ValueError("give both rank and world_size, or neither")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size}")
+        if rank is not None or world_size is not None:
+            _place.find(rank, world_size)
         if request_size < 1 or prefetch < 0:
             raise ValueError("request_size is at least 1 and prefetch at least 0")
         self._rows = _Samples(
@@ -252,11 +279,12 @@ class IterableDataset(torch.utils.data.IterableDataset):
         # In shared memory: workers that live on from epoch to epoch see the change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.drop_uneven = drop_uneven
-        self._place = None if rank is None else (rank, world_size)
+        self._given = rank, world_size
+        self._inherited: _place.Place | None = None
 
     @classmethod
     def from_prefix(cls, client: Client, prefix: str, **options: Any) -> IterableDataset:
-        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names."""
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names. Raises ``NotFound`` for none."""
         bucket, names = _names_under(client, prefix)
         return cls(client, names, bucket=bucket, **options)
 
@@ -272,15 +300,23 @@ class IterableDataset(torch.utils.data.IterableDataset):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker knows nothing of torch.distributed: it takes the place of the process
         # that spawned it.
-        return {**self.__dict__, "_place": self._place or rank_and_world()}
+        return {**self.__dict__, "_inherited": _place.to_inherit(self._inherited)}
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        place = _place.find(*self._given, self._inherited)
+        return place.rank, place.world_size
+
+    def __repr__(self) -> str:
+        return f"<forebay.torch.IterableDataset: {self._rows}, epoch {self.epoch}>"
 
     def _own_rows(self) -> torch.Tensor:
         """The row numbers of this rank, in order."""
-        rank, world = self._place or rank_and_world()
+        rank, world = self._rank_and_world()
         total = len(self._rows.samples)
         if self.shuffle:
             generator = torch.Generator()
-            generator.manual_seed(self.seed * 1_000_003 + self.epoch)
+            # Any whole number is a seed, torch.initial_seed() too; a generator takes 64 bits of it.
+            generator.manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 64))
             order = torch.randperm(total, generator=generator)
         else:
             order = torch.arange(total)
@@ -290,7 +326,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
 
     def __len__(self) -> int:
         """Rows of this rank, all its workers together."""
-        rank, world = self._place or rank_and_world()
+        rank, world = self._rank_and_world()
         total = len(self._rows.samples)
         if self.drop_uneven:
             total -= total % world

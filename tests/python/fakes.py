@@ -15,7 +15,9 @@ class Client:
         self.tables, self.block_rows = tables, block_rows
         self.requests = 0
 
-    def open_dataset(self, spec):
+    timeout = 60.0
+
+    def open_dataset(self, spec, progress=None):
         name = json.loads(spec)["sources"][0]
         table = self.tables[name]
         fields = [{"name": f.name, "type": str(f.type)} for f in table.schema]

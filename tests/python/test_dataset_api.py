@@ -137,7 +137,7 @@ class Forgetful(fakes.Client):
     known = True
     version = "v1"
 
-    def open_dataset(self, spec):
+    def open_dataset(self, spec, progress=None):
         self.known = True
         return super().open_dataset(spec).replace(b"a-v1", b"a-" + self.version.encode())
 
@@ -168,7 +168,7 @@ def test_what_open_asks_for(node):
     asked = []
 
     class Asked(fakes.Client):
-        def open_dataset(self, spec):
+        def open_dataset(self, spec, progress=None):
             import json
 
             asked.append(json.loads(spec))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import tarfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import requests
+from forebay import Client, InvalidRequest, NotFound
+from forebay import open as open_dataset
 from servers import Node, forebay_program
 from test_policies import keys_toml, replace
 
@@ -337,3 +342,29 @@ def test_the_index_command(node, put, scratch):
     )
     assert forebay(node, "index", f"scratch/{scratch}/none/").returncode == 1
     assert forebay(node, "index").returncode == 2
+
+
+def test_an_opening_takes_longer_than_the_timeout(origin, origin_s3, tmp_path, capsys):
+    for i in range(20):
+        body = b'{"id": %d}\n' % i
+        origin_s3.put_object(Bucket="scratch", Key=f"slow-opening/{i:02}.jsonl", Body=body)
+    node = Node(origin.url, ["scratch"], tmp_path)
+    try:
+        client = Client(node.url, timeout=1)
+        assert client.buckets() == ["scratch"] and client.timeout == 1
+        # The origin says nothing for longer than the client waits for a node that says nothing.
+        origin.process.send_signal(signal.SIGSTOP)
+        threading.Timer(3, lambda: origin.process.send_signal(signal.SIGCONT)).start()
+        began = time.monotonic()
+        ds = open_dataset("scratch/slow-opening/*.jsonl", client=client, progress=True)
+        assert len(ds) == 20 and time.monotonic() - began > 2
+        drawn = capsys.readouterr().err
+        assert "opening scratch/slow-opening/*.jsonl" in drawn and "files" in drawn
+        with pytest.raises(NotFound) as e:
+            open_dataset("scratch/nothing-there/*.jsonl", client=client)
+        assert e.value.status == 404 and "nothing-there" in str(e.value)
+        with pytest.raises(InvalidRequest):
+            open_dataset("scratch/slow-opening/*.jsonl", client=client, format="nonsense")
+    finally:
+        origin.process.send_signal(signal.SIGCONT)
+        node.stop()

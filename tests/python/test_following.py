@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 import urllib.request
 
 import forebay
 import pytest
 import tables
+from servers import Node
 from torch.utils.data import DataLoader
 
 ROWS = tables.A_ROWS
@@ -57,6 +63,91 @@ def test_the_cache_follows_the_order_of_a_job(ds, tables):
     for _ in range(2):
         list(DataLoader(told.torch(), batch_size=None, num_workers=2))
     assert [lease["leases"] for lease in leases(tables) if lease["plan"] == told.plan] == [1]
+
+
+def held(node, plan: str) -> int:
+    return sum(lease["leases"] for lease in leases(node) if lease["plan"] == plan)
+
+
+def wait_until(true):
+    until = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("end", ["exhausted", "closed", "dropped", "left", "fork", "workers"])
+def test_a_lease_ends_with_its_loop(ds, tables, end):
+    loader = ds.loader(4, shuffle="full", seed=random.randrange(1 << 40))
+    plan = loader.plan
+    iteration = iter(loader)
+    next(iteration)
+    wait_until(lambda: held(tables, plan) == 1)
+    if end == "exhausted":
+        list(iteration)
+    elif end == "closed":
+        loader.close()
+    elif end == "dropped":
+        del iteration, loader
+        gc.collect()
+    elif end == "left":
+        del iteration
+        for _ in loader:
+            break
+        gc.collect()
+    elif end == "fork":
+        # A child that is given the loop has no say in it.
+        child = os.fork()
+        if child == 0:
+            del iteration
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert held(tables, plan) == 1
+        loader.close()
+    else:
+        loader.close()
+        wait_until(lambda: held(tables, plan) == 0)
+        for take in (1000, 2):
+            batches = iter(DataLoader(loader.torch(), batch_size=None, num_workers=2))
+            for _, _ in zip(range(take), batches, strict=False):
+                pass
+            del batches
+            gc.collect()
+    wait_until(lambda: held(tables, plan) == 0)
+
+
+def test_a_lease_ends_with_its_process(tables):
+    program = f"""
+import forebay
+loader = forebay.open("tables/a/*.parquet", url={tables.url!r}).loader(4, shuffle="full", seed={random.randrange(1 << 40)})
+batches = iter(loader)
+for _ in range(3):
+    next(batches)
+print(loader.plan)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert held(tables, done.stdout.strip()) == 0
+
+
+def test_a_node_that_says_nothing_holds_the_end_of_a_loop_up_for_a_moment(tables, tmp_path):
+    node = Node(
+        "", [], tmp_path, options=["--origin", f"file://{tables.directory.parent / 'tables'}"]
+    )
+    try:
+        loader = forebay.open("tables/a/*.parquet", url=node.url).loader(4)
+        next(iter(iteration := iter(loader)))
+        wait_until(lambda: held(node, loader.plan) == 1)
+        node.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        iteration.close()
+        assert time.monotonic() - began < 10
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+        node.stop(signal.SIGKILL)
 
 
 def test_the_cache_follows_a_stream_while_it_is_open(ds, tables):

@@ -136,3 +136,60 @@ def test_parquet_through_it(fs, scratch):
 
 def test_it_survives_pickling(fs):
     assert pickle.loads(pickle.dumps(fs)).cat_file("train/one") == b"1"
+
+
+def test_ranges_from_the_end_and_empty_ones(fs, objects):
+    big = objects["big/8MiB"][:100]
+    fs.pipe("scratch/ranges", big)
+    asked = [(0, -1), (10, 9), (10, -80), (-5, None), (None, None), (3, 3), (90, 200)]
+    starts, ends = zip(*asked, strict=True)
+    got = fs.cat_ranges(["scratch/ranges"] * len(asked), list(starts), list(ends))
+    assert got == [big[s:e] for s, e in asked]
+
+
+def test_what_is_not_there_is_told_from_what_cannot_be_read(fs):
+    names = ["scratch/cat/there", *(f"scratch/cat/no-{i}" for i in range(30))]
+    fs.pipe(names[0], b"1")
+    for on_error in ("return", "omit"):
+        got = fs.cat(names, on_error=on_error)
+        assert got.pop(names[0]) == b"1" and len(got) == (30 if on_error == "return" else 0)
+        assert all(isinstance(e, FileNotFoundError) for e in got.values())
+    got = fs.cat_ranges(names, 0, 1, on_error="return")
+    assert got[0] == b"1" and all(isinstance(e, FileNotFoundError) for e in got[1:])
+    # A name that the node refuses is not a missing file, which zarr would take for a chunk of fill values.
+    got = fs.cat_ranges([names[0], "scratch/" + "x" * 2000], 0, 1, on_error="return")
+    assert got[0] == b"1" and isinstance(got[1], forebay.InvalidRequest)
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(names[:3], 0, 1, on_error="raise")
+
+
+def test_an_open_file_is_of_one_version(fs):
+    fs.pipe("scratch/pinned", b"a" * 3_000_000)
+    with fs.open("scratch/pinned", block_size=1 << 20) as file:
+        assert file.read(10) == b"a" * 10
+        fs.pipe("scratch/pinned", b"b" * 3_000_000)
+        file.seek(2_500_000)
+        with pytest.raises(forebay.Changed, match="scratch/pinned"):
+            file.read(10)
+
+
+def test_a_directory_is_listed_without_what_lies_deeper(fs, client):
+    fs.pipe(
+        {f"scratch/wide/{d}/{i}": b"" for d in "ab" for i in range(3)} | {"scratch/wide/c": b"1"}
+    )
+    found = client.list("scratch/wide/", recursive=False)
+    assert "Listing of scratch/wide/" in repr(found)
+    assert [info.key for info in found] == ["wide/a/", "wide/b/", "wide/c"]
+    kinds = {e["name"]: e["type"] for e in fs.ls("scratch/wide")}
+    assert kinds == {
+        "scratch/wide/a": "directory",
+        "scratch/wide/b": "directory",
+        "scratch/wide/c": "file",
+    }
+
+
+def test_a_file_that_is_given_up_before_anything_was_written(fs):
+    file = fs.open("scratch/given-up", "wb", autocommit=False)
+    file.discard()
+    file.closed = True
+    assert not fs.exists("scratch/given-up")

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import threading
 import time
 
 import forebay
@@ -204,8 +205,8 @@ def test_the_rank_is_that_of_the_environment(ds, monkeypatch):
     loader = ds.loader(batch_size=10)
     assert ids([next(iter(loader))]) == list(range(20, 30)) and "rank 2 of 3" in repr(loader)
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(ValueError, match="rank 3"):
-        ds.loader(batch_size=10)
+    with pytest.raises(ValueError, match="RANK=3"):
+        next(iter(ds.loader(batch_size=10)))
 
 
 def test_mixes(pair):
@@ -241,7 +242,6 @@ def test_mixes(pair):
 @pytest.mark.parametrize("how", ["pull", "decode", "threads"])
 def test_a_loader_is_left_without_a_trace(ds, how):
     import gc
-    import threading
 
     before = threading.active_count()
     options = {
@@ -274,7 +274,9 @@ def test_wrong_arguments(ds):
         {"batch_size": 10, "output": "tensor"},
         {"batch_size": 10, "threads": -1},
         {"batch_size": 10, "prefetch": -1},
-        {"batch_size": 10, "on_error": "skip"},
+        {"batch_size": 10, "on_error": "ignore"},
+        {"batch_size": 10, "max_skipped": 5},
+        {"batch_size": 10, "retry_for": -1},
         {"batch_size": 10, "max_total": 5},
         {"batch_size": 10, "connections": 3},
         {"batch_size": 10, "pin_memory": True},
@@ -367,7 +369,8 @@ def test_bounded_batches_are_resumed_exactly(ds):
     next(iter(middle))
     with pytest.raises(forebay.InvalidRequest):
         resumed.load_state_dict(middle.state_dict())
-        list(resumed)
+    with pytest.raises(forebay.InvalidRequest, match="bounds"):
+        ds.loader(10, shuffle="full", seed=3).load_state_dict(middle.state_dict())
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -465,6 +468,121 @@ def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
     seen += ids(b for _, b in zip(range(30), rest, strict=False))
     truth = ids(b for _, b in zip(range(len(seen) // 4), ds.loader(**options), strict=False))
     assert len(seen) >= 340 and seen == truth
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": lambda row: row, "threads": 2}])
+def test_a_restart_of_the_node_costs_a_pull_loader_only_time(tables, tmp_path, options):
+    def node():
+        origin = f"file://{tables.directory.parent / 'tables'}"
+        return Node("", [], tmp_path, options=["--origin", origin], socket=tmp_path / "s")
+
+    first = node()
+    try:
+        ds = forebay.open("tables/a/*.parquet", url=f"unix:{tmp_path / 's'}")
+        loader = ds.loader(batch_size=4, shuffle="full", epochs=4, **options)
+        truth = [list(loader.steps(loader.state_dict(), 4).step(i).rows) for i in range(100)]
+        seen, starting = [], []
+        for _ in loader:
+            seen.append(list(loader.last.rows))
+            if len(seen) == 30:
+                first.stop(signal.SIGKILL)
+                starting.append(threading.Timer(0.7, lambda: starting.append(node())))
+                starting[0].start()
+        assert seen == truth and loader.stats().reconnects >= 1
+    finally:
+        first.stop(signal.SIGKILL)
+        for other in starting[1:]:
+            other.stop()
+    # Nobody is there any more: as long as was said, and no longer.
+    began = time.monotonic()
+    with pytest.raises(forebay.ConnectionFailed, match="retry_for"):
+        list(ds.loader(batch_size=4, retry_for=0.5, **options))
+    assert 0.3 < time.monotonic() - began < 20
+    with pytest.raises(forebay.ConnectionFailed):
+        list(ds.loader(batch_size=4, retry_for=0, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": dict, "threads": 2}, {"stream": True}])
+def test_threads_share_an_iteration(ds, options):
+    loader = ds.loader(batch_size=3, shuffle="full", **options)
+    batches, seen = iter(loader), []
+
+    def take():
+        for batch in batches:
+            rows = batch.ids if isinstance(batch, forebay.Rows) else [r["id"] for r in batch]
+            seen.extend(int(i) for i in rows)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert len(seen) == len(set(seen)) == 102 and loader.epoch == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"decode": dict, "threads": 2}, {"stream": True}])
+def test_a_thread_that_waits_finds_the_end_when_another_closes(tables, tmp_path, options):
+    origin = f"file://{tables.directory.parent / 'tables'}"
+    node = Node("", [], tmp_path, options=["--origin", origin])
+    try:
+        ds = forebay.open("tables/a/*.parquet", url=node.url)
+        loader = ds.loader(batch_size=3, epochs=math.inf, **options)
+        batches, ended = iter(loader), threading.Event()
+        first = next(batches)
+
+        def wait():
+            for _ in batches:
+                pass
+            ended.set()
+
+        node.process.send_signal(signal.SIGSTOP)
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        time.sleep(0.5)
+        assert first and not ended.is_set()
+        loader.close()
+        assert ended.wait(20), "it waits for a node that says nothing"
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+        node.stop(signal.SIGKILL)
+
+
+def picky(row):
+    if row["id"] % 10 == 3:
+        raise ValueError(f"no {row['id']}")
+    return {"id": row["id"]}
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_samples_that_fail_are_skipped_if_so_wanted(ds, threads, caplog):
+    options = {"batch_size": 20, "decode": picky, "threads": threads, "output": "numpy"}
+    loader = ds.loader(on_error="skip", **options)
+    batches = list(loader)
+    assert [len(b["id"]) for b in batches] == [18] * 5
+    assert ids(batches) == [i for i in range(100) if i % 10 != 3]
+    stats = loader.stats()
+    assert (stats.samples, stats.skipped) == (90, 10) and "10 samples could not" in str(stats)
+    assert "tables/a/0.parquet" in caplog.text and "no 13" in caplog.text
+    limited = ds.loader(on_error="skip", max_skipped=4, **options)
+    with pytest.raises(forebay.SampleFailed, match="max_skipped"):
+        list(limited)
+    assert limited.state_dict()["position"] == 40
+    with pytest.raises(forebay.SampleFailed, match="none of the 1 samples"):
+        list(ds.loader(1, decode=picky, on_error="skip", threads=threads))
+    with pytest.raises(forebay.InvalidRequest, match="on_error"):
+        ds.loader(10, decode=picky, on_error="skip").torch(samples=True)
+
+
+def test_arguments_of_other_loaders_are_explained(ds):
+    for name, said in {
+        "drop_last": "uneven=",
+        "num_workers": "threads=",
+        "collate_fn": "collate=",
+        "shufle": "did you mean 'shuffle'",
+        "nonsense": "no argument 'nonsense'",
+    }.items():
+        with pytest.raises(TypeError, match=said):
+            ds.loader(10, **{name: 1})
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on

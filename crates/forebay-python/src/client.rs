@@ -19,6 +19,7 @@ use crate::{
     upload,
 };
 use forebay_core::ByteRange;
+use futures::future::Either;
 use http::Method;
 use pyo3::{
     exceptions::PyTypeError,
@@ -305,11 +306,13 @@ impl Client {
     /// Args:
     ///     prefix: ``"bucket"`` or ``"bucket/prefix"``.
     ///     page_size: Objects per request, 1 to 1000.
+    ///     recursive: False: what lies deeper than the prefix is folded into names that end in
+    ///     ``/``, of size 0.
     ///
     /// Returns:
     ///     An iterator of :class:`ObjectInfo`; it fetches a page when it needs one.
-    #[pyo3(signature = (prefix, *, page_size=LIST_PAGE_KEYS))]
-    fn list(&self, prefix: &str, page_size: usize) -> PyResult<Listing> {
+    #[pyo3(signature = (prefix, *, page_size=LIST_PAGE_KEYS, recursive=true))]
+    fn list(&self, prefix: &str, page_size: usize, recursive: bool) -> PyResult<Listing> {
         if page_size == 0 || page_size > LIST_PAGE_KEYS {
             return Err(Failure::invalid(format!(
                 "page_size is 1 to {LIST_PAGE_KEYS}, not {page_size}"
@@ -317,7 +320,8 @@ impl Client {
             .into());
         }
         let (bucket, prefix) = split_prefix(prefix)?;
-        Ok(Listing::new(self.session()?, bucket, prefix, page_size))
+        let session = self.session()?;
+        Ok(Listing::new(session, bucket, prefix, page_size, recursive))
     }
 
     /// The names of the buckets that the node serves.
@@ -502,10 +506,38 @@ impl Client {
 
     /// Opens a dataset at the node; ``spec`` is the JSON of ``POST /v1/datasets``. Returns the JSON
     /// of its answer.
-    fn open_dataset(&self, py: Python<'_>, spec: String) -> PyResult<Buffer> {
+    ///
+    /// Args:
+    ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
+    ///     it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised here.
+    #[pyo3(signature = (spec, progress=None))]
+    fn open_dataset(
+        &self,
+        py: Python<'_>,
+        spec: String,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Buffer> {
         let session = self.session()?;
-        let answer = process::wait(py, rows::open(&session.transport, spec))?;
-        Ok(Buffer::new(answer.into(), None))
+        // The last line alone: who draws slowly misses some.
+        let (lines, mut said) = tokio::sync::watch::channel(Vec::new());
+        let mut opening = std::pin::pin!(rows::open(&session.transport, spec, move |line| {
+            lines.send_replace(line.to_vec());
+        }));
+        loop {
+            let next = process::wait(py, async {
+                tokio::select! {
+                    Ok(()) = said.changed() => Ok(Either::Left(said.borrow_and_update().clone())),
+                    opened = opening.as_mut() => opened.map(Either::Right),
+                }
+            })?;
+            match (next, &progress) {
+                (Either::Left(line), Some(progress)) => {
+                    progress.call1(py, (pyo3::types::PyBytes::new(py, &line),))?;
+                }
+                (Either::Left(_), None) => {}
+                (Either::Right(opened), _) => return Ok(Buffer::new(opened.into(), None)),
+            }
+        }
     }
 
     /// What the node knows of a dataset, as JSON. Raises ``NotFound``.
@@ -543,6 +575,20 @@ impl Client {
             process::wait(py, rows::follow(&session.transport, registration))?.into(),
             None,
         ))
+    }
+
+    /// Ends a lease that :meth:`follow` gave, and waits for that for so many seconds at most; it
+    /// goes on without us. For finalizers: signals wait until it returns.
+    fn unfollow(&self, py: Python<'_>, lease: String, wait: f64) -> PyResult<()> {
+        let session = self.session()?;
+        let runtime = process::runtime()?;
+        let task = runtime.spawn(async move { rows::unfollow(&session.transport, &lease).await });
+        let patience = patience(wait)?;
+        match py.detach(|| runtime.block_on(async { tokio::time::timeout(patience, task).await })) {
+            Ok(Ok(done)) => Ok(done.map(|_| ())?),
+            Ok(Err(e)) => Err(Failure::new(Class::Error, format!("it was given up: {e}")).into()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Rows of a dataset by their numbers, in this order; duplicates are allowed.
@@ -587,6 +633,12 @@ impl Client {
     #[getter]
     fn url(&self) -> Option<&str> {
         self.sessions.config.url.as_deref()
+    }
+
+    /// Seconds without any progress after which a call fails.
+    #[getter]
+    fn timeout(&self) -> f64 {
+        self.sessions.config.timeout.as_secs_f64()
     }
 
     /// How the node is reached: `unix:/path`, `http://host:port` or `https://host:port`. Connects

@@ -140,7 +140,11 @@ impl Failure {
         Failure {
             class: Class::of(document.kind()),
             retry_after: document.retry_after(),
-            message: document.message,
+            // Some APIs put where it happened in front, in the words of the clients that parse it.
+            message: match document.message.strip_prefix("ais://") {
+                Some(rest) => rest.to_owned(),
+                None => document.message,
+            },
             hint: document.hint,
             status: Some(status),
             request_id: document.request_id,

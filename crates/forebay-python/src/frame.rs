@@ -314,6 +314,7 @@ impl Column {
         PyList::new(py, values(py, &self.name, &self.array)?)
     }
 
+    #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_array__<'py>(
         &self,
         py: Python<'py>,

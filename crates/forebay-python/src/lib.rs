@@ -89,6 +89,7 @@ fn _forebay(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Steps>()?;
     module.add_class::<plan::Step>()?;
     module.add_class::<plan::Permutation>()?;
+    module.add_class::<plan::Numbers>()?;
     module.add_function(wrap_pyfunction!(plan::encode_shape, module)?)?;
     module.add_class::<listing::Listing>()?;
     module.add_class::<listing::ObjectInfo>()?;

@@ -62,12 +62,15 @@ impl ObjectInfo {
     }
 }
 
+/// The objects under a prefix: an iterator of :class:`ObjectInfo` that fetches a page when it needs
+/// one. Made by :meth:`Client.list`.
 #[pyclass(frozen, module = "forebay")]
 pub struct Listing {
     session: Arc<Session>,
     bucket: String,
     prefix: String,
     page_size: usize,
+    recursive: bool,
     state: Mutex<State>,
 }
 
@@ -78,7 +81,13 @@ struct State {
 }
 
 impl Listing {
-    pub fn new(session: Arc<Session>, bucket: &str, prefix: &str, page_size: usize) -> Self {
+    pub fn new(
+        session: Arc<Session>,
+        bucket: &str,
+        prefix: &str,
+        page_size: usize,
+        recursive: bool,
+    ) -> Self {
         let state = State {
             ready: VecDeque::new(),
             token: Some(String::new()),
@@ -88,6 +97,7 @@ impl Listing {
             bucket: bucket.to_owned(),
             prefix: prefix.to_owned(),
             page_size,
+            recursive,
             state: Mutex::new(state),
         }
     }
@@ -97,6 +107,20 @@ impl Listing {
 impl Listing {
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
+    }
+
+    fn __repr__(&self) -> String {
+        let state = self.state.lock();
+        let more = match state.token {
+            Some(_) => "more to be asked for",
+            None => "nothing more to be asked for",
+        };
+        format!(
+            "<forebay.Listing of {}/{}: {} objects at hand, {more}>",
+            self.bucket,
+            self.prefix,
+            state.ready.len()
+        )
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<ObjectInfo>> {
@@ -121,6 +145,7 @@ impl Listing {
                     &self.prefix,
                     &token,
                     self.page_size,
+                    self.recursive,
                 ),
             );
             let mut state = self.state.lock();

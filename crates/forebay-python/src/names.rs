@@ -46,10 +46,16 @@ impl Name {
                 bucket: bucket.to_owned(),
                 key: text.into_owned(),
             },
-            None => split_name(&text).map(|(bucket, key)| Name {
-                bucket: bucket.to_owned(),
-                key: key.to_owned(),
-            })?,
+            None => {
+                let (bucket, key) = split_name(&text)?;
+                if is_cut_url(bucket) {
+                    return Err(cut_url(&text).into());
+                }
+                Name {
+                    bucket: bucket.to_owned(),
+                    key: key.to_owned(),
+                }
+            }
         };
         Ok(name.checked()?)
     }
@@ -77,6 +83,26 @@ impl std::fmt::Display for Name {
     }
 }
 
+/// A URL whose bucket is missing (`gs:`, `s3:/bucket`): what is before its first slash looks like a
+/// bucket, and is none.
+fn is_cut_url(bucket: &str) -> bool {
+    bucket.split_once(':').is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric())
+    })
+}
+
+/// What is wrong with such a name.
+fn cut_url(text: &str) -> Failure {
+    let scheme = text.split(':').next().unwrap_or_default();
+    Failure::invalid(format!(
+        "{:?} names no bucket",
+        forebay_core::name::shorten(text)
+    ))
+    .hint(format!(
+        "{scheme}://bucket/key, with two slashes; or bucket/key"
+    ))
+}
+
 /// `bucket`, `bucket/prefix` or `s3://bucket/prefix`, for listings.
 pub fn split_prefix(text: &str) -> Result<(&str, &str)> {
     let rest = match text.split_once("://") {
@@ -84,6 +110,9 @@ pub fn split_prefix(text: &str) -> Result<(&str, &str)> {
         _ => text,
     };
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if is_cut_url(bucket) {
+        return Err(cut_url(text));
+    }
     forebay_core::name::validate_bucket(bucket).map_err(Failure::from)?;
     Ok((bucket, prefix))
 }

@@ -162,17 +162,22 @@ struct WireEntry {
     last_modified: Option<String>,
 }
 
+/// Of the flags of a listing: what lies deeper is folded into names that end in `/`.
+const NO_RECURSION: u64 = 1 << 11;
+
 pub async fn list(
     transport: &Arc<Transport>,
     bucket: &str,
     prefix: &str,
     token: &str,
     page_size: usize,
+    recursive: bool,
 ) -> Result<Page> {
+    let flags = if recursive { 0 } else { NO_RECURSION };
     let body = serde_json::json!({
         "action": "list",
         "name": "",
-        "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size" },
+        "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size", "flags": flags.to_string() },
     });
     let call = Call::new(
         Method::GET,

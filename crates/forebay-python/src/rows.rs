@@ -2,24 +2,92 @@
 //! reading of row numbers.
 
 use crate::{
-    failure::{Failure, Result},
+    failure::{Class, Failure, Result},
     frame::receive_rows,
     names::escape_segment,
-    transport::{Call, Transport},
+    transport::{Answer, Call, Transport},
 };
 use bytes::Bytes;
 use forebay_core::limits::ROWS_PER_REQUEST_MAX;
 use http::{Method, header};
 use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
-use std::sync::Arc;
+use serde::Deserialize;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
 
-/// Opens a dataset; `spec` and the answer are JSON.
-pub async fn open(transport: &Arc<Transport>, spec: String) -> Result<Bytes> {
-    transport
-        .call(&Call::new(Method::POST, "/v1/datasets".into()).json(spec))
-        .await?
-        .collect()
-        .await
+/// Longest line about an opening: the last one describes the dataset, with its columns.
+const EVENT_MAX_BYTES: usize = 16 << 20;
+/// Pauses before a node is asked again that was too busy to open a dataset.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
+const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// A line of the answer to an opening. The head of that answer is out long before its end is known.
+#[derive(Deserialize)]
+struct Event {
+    event: String,
+    #[serde(default)]
+    status: u16,
+}
+
+/// Opens a dataset; `spec` and the result are JSON. The node sends a line now and then while it
+/// works, so that an opening may take longer than the client's `timeout`; `progress` is called with
+/// each (JSON: files `listed`, `to_index` and `indexed`, `bytes`). A node that is too busy is asked
+/// again for `timeout`, as for every call.
+pub async fn open(
+    transport: &Arc<Transport>,
+    spec: String,
+    mut progress: impl FnMut(&[u8]),
+) -> Result<Bytes> {
+    let call = Call::new(Method::POST, "/v1/datasets?progress=true".into()).json(spec);
+    let deadline = Instant::now() + transport.timeout();
+    let mut pause = REFUSED_PAUSE;
+    loop {
+        let mut answer = transport.call(&call).await?;
+        let failure = match last_line(&mut answer, &mut progress).await? {
+            (event, line) if event.event == "opened" => return Ok(line),
+            (event, line) => Failure::from_answer(event.status, &answer.headers, &line),
+        };
+        if !failure.is_refusal() || Instant::now() + pause > deadline {
+            return Err(failure);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(REFUSED_PAUSE_MAX);
+    }
+}
+
+/// The line that ends the answer to an opening. Those before it go to `progress`.
+async fn last_line(
+    answer: &mut Answer,
+    progress: &mut impl FnMut(&[u8]),
+) -> Result<(Event, Bytes)> {
+    let mut rest = Vec::new();
+    let mut last = None;
+    while let Some(piece) = answer.piece().await? {
+        rest.extend_from_slice(&piece);
+        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let event: Event = serde_json::from_slice(&line).map_err(|e| {
+                Failure::new(
+                    Class::ServerError,
+                    format!("the node said of an opening what is no event: {e}"),
+                )
+            })?;
+            match event.event.as_str() {
+                "progress" => progress(&line),
+                _ => last = Some((event, line.into())),
+            }
+        }
+        if rest.len() > EVENT_MAX_BYTES {
+            return Err(Failure::new(
+                Class::ServerError,
+                format!("a line of more than {EVENT_MAX_BYTES} bytes about an opening"),
+            ));
+        }
+    }
+    last.ok_or_else(|| {
+        Failure::truncated("the node stopped in the middle of opening the dataset")
+            .hint("open it again; what was read of the files is kept")
+    })
 }
 
 /// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer,
@@ -27,6 +95,16 @@ pub async fn open(transport: &Arc<Transport>, spec: String) -> Result<Bytes> {
 pub async fn follow(transport: &Arc<Transport>, registration: String) -> Result<Bytes> {
     transport
         .call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration))
+        .await?
+        .collect()
+        .await
+}
+
+/// Ends a lease that [`follow`] gave.
+pub async fn unfollow(transport: &Arc<Transport>, lease: &str) -> Result<Bytes> {
+    let path = format!("/v1/datasets/plans/{}", escape_segment(lease));
+    transport
+        .call(&Call::new(Method::DELETE, path))
         .await?
         .collect()
         .await

@@ -10,6 +10,7 @@ use crate::{
     failure::{Class, Failure},
     frame::RecordBatch,
     process,
+    sync::Mutex,
     transport::Transport,
 };
 use forebay_core::{Error, ErrorKind, Result, limits};
@@ -91,6 +92,8 @@ fn failure(error: Error) -> Failure {
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Stream {
     pid: u32,
+    /// The step that was handed out last, by its number.
+    last: Mutex<Option<(u64, Py<StreamStep>)>>,
     inner: ManuallyDrop<forebay_stream::Stream>,
 }
 
@@ -165,13 +168,27 @@ impl Stream {
         .map_err(failure)?;
         Ok(Stream {
             pid: process::pid(),
+            last: Mutex::default(),
             inner: ManuallyDrop::new(inner),
         })
     }
 
     /// The next step; None after the last one.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<StreamStep>> {
+    ///
+    /// Args:
+    ///     step: The number of the step that is wanted. If that is the one that was handed out
+    ///     last, it is handed out again: a caller whom a signal took it from loses nothing.
+    #[pyo3(signature = (step=None))]
+    fn next(&self, py: Python<'_>, step: Option<u64>) -> PyResult<Option<Py<StreamStep>>> {
         let stream = self.here()?;
+        if let (Some(wanted), Some((number, last))) = (step, &*self.last.lock())
+            && wanted == *number
+        {
+            return Ok(Some(last.clone_ref(py)));
+        }
+        // Its memory is not kept while the next one is waited for.
+        let before = self.last.lock().take();
+        drop(before);
         let received = match stream.try_next() {
             Some(next) => next.map_err(failure)?,
             None => process::wait(py, async { stream.next().await.map_err(failure) })?,
@@ -188,21 +205,26 @@ impl Stream {
         } else {
             (header.tag.epoch, header.tag.next)
         };
-        Ok(Some(StreamStep {
+        let found = StreamStep {
             step: header.tag.step,
             epoch: header.tag.epoch,
             next,
             padding: header.tag.padding,
             batch,
-        }))
+        };
+        let found = Py::new(py, found)?;
+        if step.is_some() {
+            *self.last.lock() = Some((header.tag.step, found.clone_ref(py)));
+        }
+        Ok(Some(found))
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<StreamStep>> {
-        self.next(py)
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<StreamStep>>> {
+        self.next(py, None)
     }
 
     /// Where the time went, so far: seconds, bytes, connections, what the reader waited, and

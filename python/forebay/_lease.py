@@ -1,0 +1,80 @@
+"""A node follows the order of a job, for as long as the job holds a lease on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from . import _node
+from .errors import Error
+
+if TYPE_CHECKING:
+    from ._forebay import Client
+    from ._plan import State
+
+#: How long a node follows a job's order without being asked for rows of it.
+LEASE_SECONDS = 300
+#: How long the end of a loop waits for the node to hear of it. The request goes on without it.
+RELEASE_SECONDS = 1.0
+log = logging.getLogger("forebay")
+
+
+class Lease:
+    """One lease: taken by the first :meth:`tell`, renewed by the next ones, and ended by :meth:`release`, whichever thread comes first.
+
+    It belongs to the process that made it: in a forked child nothing here does anything. What goes wrong is no reason not to train, and is only logged.
+    """
+
+    def __init__(self, client: Client, registration: dict[str, Any]) -> None:
+        self._client = client
+        self._registration = {
+            **registration,
+            "job": uuid.uuid4().hex,
+            "lease_seconds": LEASE_SECONDS,
+        }
+        self._pid = os.getpid()
+        # Reentrant: a garbage collection may release it in a thread that is in here.
+        self._lock = threading.RLock()
+        self._number: str | None = None
+        self._released = False
+
+    def tell(self, state: State) -> None:
+        """Says where the job is. From then on the node sees that by the rows that it is asked for."""
+        if self._is_over() or self._pid != os.getpid():
+            return
+        place = {"epoch": state["epoch"], "position": state["position"]}
+        try:
+            answer = _node.follow(self._client, {**self._registration, **place})
+        except Error as e:
+            log.warning("the node does not follow the order of this job: %s", e)
+            return
+        with self._lock:
+            self._number = answer["lease"]
+        if self._is_over():
+            self._end()
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            return self._released
+
+    def release(self) -> None:
+        """Ends it. Waits for the node for :data:`RELEASE_SECONDS` at most; a lease that the node does not hear of ends by itself."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            ended, self._released = self._released, True
+        if not ended:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            number, self._number = self._number, None
+        if number is None:
+            return
+        try:
+            _node.unfollow(self._client, number, RELEASE_SECONDS)
+        except Error as e:
+            log.debug("the lease on the order of this job was not released: %s", e)

@@ -1,0 +1,130 @@
+"""What the values of columns are in Python, of every type that files have: as PyArrow says, or an error."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import forebay
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from servers import Node
+
+HOUR = dt.timezone(dt.timedelta(hours=1))
+NS = 1_700_000_000_123_456_000
+TYPES = {
+    "ts_s": pa.array([1, None, 3], pa.timestamp("s")),
+    "ts_us": pa.array([NS // 1000, None, 0], pa.timestamp("us")),
+    "ts_ns": pa.array([NS, None, 0], pa.timestamp("ns")),
+    "ts_tz": pa.array([NS // 1000, None, 0], pa.timestamp("us", "Europe/Berlin")),
+    "ts_ns_offset": pa.array([NS, None, 0], pa.timestamp("ns", "+01:00")),
+    "duration_ns": pa.array([1_500_000, None, 0], pa.duration("ns")),
+    "duration_ms": pa.array([1500, None, 0], pa.duration("ms")),
+    "time32_s": pa.array([3661, None, 0], pa.time32("s")),
+    "time32_ms": pa.array([3_661_500, None, 0], pa.time32("ms")),
+    "time64_us": pa.array([3_661_000_001, None, 0], pa.time64("us")),
+    "time64_ns": pa.array([3_661_000_001_000, None, 0], pa.time64("ns")),
+    "date32": pa.array([dt.date(2024, 2, 29), None, dt.date(1970, 1, 1)]),
+    "decimal": pa.array([Decimal("-12.345"), None, Decimal("0.001")], pa.decimal128(10, 3)),
+    "decimal256": pa.array([Decimal(10) ** 60, None, Decimal(-1)], pa.decimal256(70, 2)),
+    "map": pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())),
+    "view": pa.array(["short", None, "longer than twelve bytes"], pa.string_view()),
+    "bytes_view": pa.array([b"", None, b"longer than twelve bytes"], pa.binary_view()),
+    "fixed_list": pa.array([[1, 2, 3], None, [4, 5, 6]], pa.list_(pa.int32(), 3)),
+    "list_of_times": pa.array([[NS], None, []], pa.list_(pa.timestamp("ns"))),
+    "struct": pa.array(
+        [{"t": NS, "m": 1}, None, {"t": None, "m": 2}],
+        pa.struct([("t", pa.timestamp("ns")), ("m", pa.int8())]),
+    ),
+}
+
+
+def plain(value):
+    """A value of either side, so that they can be compared."""
+    if isinstance(value, np.ma.MaskedArray | np.ndarray):
+        return (
+            [plain(v) for v in value.tolist()]
+            if value.dtype.kind not in "mM"
+            else [plain(v) for v in value.astype(f"{value.dtype.kind}8[us]").tolist()]
+        )
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if type(value).__module__.startswith("pandas"):
+        return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value.to_pytimedelta()
+    return value
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    root = tmp_path_factory.mktemp("values")
+    (root / "values").mkdir()
+    table = pa.table(TYPES)
+    with pa.ipc.new_file(root / "values" / "all.arrow", table.schema) as file:
+        file.write_table(table)
+    lists = pa.table(
+        {
+            "id": [0, 1],
+            "x": pa.array([[1, None, 3], [4, 5, 6]], pa.list_(pa.int64())),
+            "y": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64())),
+        }
+    )
+    pq.write_table(lists, root / "values" / "lists.parquet")
+    odd = pa.table(
+        {
+            "t": pa.array([NS + 1, NS], pa.timestamp("ns")),
+            "far": pa.array([10**13, 0], pa.timestamp("s")),
+        }
+    )
+    with pa.ipc.new_file(root / "values" / "odd.arrow", odd.schema) as file:
+        file.write_table(odd)
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'values'}"])
+    yield node
+    node.stop()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_values_are_those_of_pyarrow(files, name):
+    ds = forebay.open("values/all.arrow", url=files.url, columns=[name])
+    truth = [plain(v) for v in TYPES[name].to_pylist()]
+    assert [plain(ds[i][name]) for i in range(3)] == truth
+    rows = ds.take([2, 0, 2, 1])
+    assert [plain(r[name]) for r in rows] == [truth[i] for i in (2, 0, 2, 1)]
+    assert len(rows.numpy()[name]) == 4
+    if name == "ts_tz":
+        assert str(ds[0][name].tzinfo) == "Europe/Berlin"
+    if name == "ts_ns_offset":
+        assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
+
+
+def test_what_python_cannot_hold_is_numpys(files):
+    rows = forebay.open("values/odd.arrow", url=files.url)[:]
+    assert rows[0]["t"] == np.datetime64(NS + 1, "ns") and rows[0]["far"] == np.datetime64(
+        10**13, "s"
+    )
+    assert isinstance(rows[1]["t"], dt.datetime) and rows[1]["far"] == dt.datetime(1970, 1, 1)
+
+
+def test_missing_items_of_lists_are_no_data(files):
+    ds = forebay.open("values/lists.parquet", url=files.url)
+    assert ds[0]["x"].tolist() == [1, None, 3]
+    with pytest.raises(TypeError, match="'x'.*missing items"):
+        ds[:].torch()
+    with pytest.raises(TypeError, match="'x'.*missing items"):
+        next(iter(ds.loader(2, output="torch")))
+    for threads in (0, 2):
+        with pytest.raises(TypeError, match="'x' of a sample has missing items"):
+            next(iter(ds.loader(2, output="torch", decode=dict, threads=threads)))
+    batch = next(iter(ds.loader(2, output="numpy", decode=dict)))
+    assert batch["x"].tolist() == [[1, None, 3], [4, 5, 6]]
+    fine = next(iter(ds.loader(2, output="torch", decode=dict, columns=["id", "y"])))
+    assert torch.equal(fine["y"], torch.tensor([[1, 2], [3, 4]]))
+    dali = pytest.importorskip("forebay.dali")
+    with pytest.raises(TypeError, match="'x'.*missing items"):
+        dali.batch_of(ds[:], ["x"])
