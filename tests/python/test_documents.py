@@ -1,0 +1,145 @@
+"""Every code block of every document runs as printed, by itself, against a node over a directory.
+
+A block is Python (```` ```python ````) or shell (```` ```sh ````). A comment in the line before it may say more of it:
+
+    <!-- block: says REGEX -->          what it prints matches that
+    <!-- block: shown, WHY -->          it is not run, and why not
+
+Only the address is another one: each block runs with ``FOREBAY_NODE``, and ``http://127.0.0.1:8080`` in it is the node's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from servers import Node, forebay_program
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "python" / "README.md"]
+    if "```" in path.read_text()
+]
+IMAGES, TEXTS = 96, 1000
+
+
+@dataclass
+class Block:
+    document: str
+    line: int
+    language: str
+    about: str
+    code: str
+
+    @property
+    def says(self) -> str | None:
+        return self.about.removeprefix("says ") if self.about.startswith("says ") else None
+
+    @property
+    def id(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    found = []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        pattern = r"(?:^<!-- block: (?P<about>.+?) -->\n)?^```(?P<language>\S*)\n(?P<code>.*?)^```$"
+        for m in re.finditer(pattern, text, re.S | re.M):
+            line = text.count("\n", 0, m.start("code")) + 1
+            name = str(path.relative_to(ROOT))
+            found.append(Block(name, line, m["language"], m["about"] or "", m["code"]))
+    return found
+
+
+BLOCKS = blocks()
+RUN = [b for b in BLOCKS if b.language in ("python", "sh") and not b.about.startswith("shown")]
+
+
+def jpeg(i: int) -> bytes:
+    out = io.BytesIO()
+    pixels = np.random.default_rng(i).integers(0, 255, (40 + i % 30, 50, 3), np.uint8)
+    Image.fromarray(pixels).save(out, "jpeg")
+    return out.getvalue()
+
+
+def tar(path: Path, members: list[tuple[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    """A node over `my-bucket`, which has whatever the documents speak of."""
+    root = tmp_path_factory.mktemp("documents")
+    bucket = root / "my-bucket"
+    for shard in range(4):
+        members = []
+        for i in range(shard, IMAGES, 4):
+            members += [(f"{i:06}.jpg", jpeg(i)), (f"{i:06}.cls", b"%d" % (i % 10))]
+        tar(bucket / "images" / f"{shard:03}.tar", members)
+    tar(bucket / "shards" / "000000.tar", [(f"{i:06}.jpg", jpeg(i)) for i in range(100, 130)])
+    (bucket / "train").mkdir()
+    (bucket / "val").mkdir()
+    for i in range(1, 129):
+        (bucket / "train" / f"{i:04}.jpg").write_bytes(jpeg(i))
+    (bucket / "val" / "0001.jpg").write_bytes(jpeg(1))
+    for part in range(2):
+        rows = range(part, TEXTS, 2)
+        table = pa.table(
+            {"id": list(rows), "text": [f"text number {i} " + "word " * (i % 50) for i in rows]}
+        )
+        path = bucket / "corpus" / "en" / f"{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, row_group_size=50)
+    node = Node("", [], root / "node", options=["--origin", f"file://{bucket}"])
+    yield node
+    node.stop()
+
+
+def test_each_block_is_run_or_says_why_not():
+    assert len(DOCUMENTS) >= 5 and sum(b.language == "python" for b in RUN) >= 18
+    for block in BLOCKS:
+        assert block.language, f"{block.id}: say the language, or text"
+        if block.about:
+            assert re.fullmatch(r"says .+|shown, .{10,}", block.about), (
+                f"{block.id}: {block.about!r}"
+            )
+            assert block.about.startswith("says") or block.language == "sh", (
+                f"{block.id}: only shell may be shown without being run"
+            )
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda b: b.id)
+def test_a_block_runs_as_printed(far, tmp_path, block):
+    code = block.code.replace("http://127.0.0.1:8080", far.url)
+    env = {**os.environ, "FOREBAY_NODE": far.url, "AWS_EC2_METADATA_DISABLED": "true"}
+    if block.language == "sh":
+        programs = f"{Path(forebay_program()).parent}:{Path(sys.executable).parent}"
+        env["PATH"] = f"{programs}:{env['PATH']}"
+        command = ["sh", "-euc", code]
+    else:
+        (tmp_path / "block.py").write_text(code)
+        command = [sys.executable, "block.py"]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{block.id}\n{code}\n{done.stdout}\n{done.stderr}"
+    if block.says:
+        assert re.search(block.says, done.stdout), f"{block.id}\n{done.stdout}"
