@@ -74,7 +74,9 @@ async fn last_line(
             })?;
             match event.event.as_str() {
                 "progress" => progress(&line),
-                _ => last = Some((event, line.into())),
+                "opened" | "error" => last = Some((event, line.into())),
+                // Of a later release.
+                _ => {}
             }
         }
         if rest.len() > EVENT_MAX_BYTES {
