@@ -22,7 +22,8 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
-    /// The node to talk to: a URL, or unix:PATH
+    /// The node to talk to: a URL (its port, where none is given: 8080, of https:// 443), or
+    /// unix:PATH
     #[arg(long, global = true, display_order = 900, value_name = "ADDR", env = "FOREBAY_NODE", default_value = DEFAULT_NODE, hide_env_values = true)]
     pub node: String,
     /// Authorities that the certificate of an https:// node may be from: a PEM file [default: the

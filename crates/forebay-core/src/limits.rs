@@ -1,5 +1,10 @@
-//! Every fixed limit of the program, with its unit in its name. What an operator may change is in
-//! the configuration; its default is here too.
+//! What users, operators and their data can run into: the largest request, file, name or answer,
+//! and the defaults of what the configuration may change. Each has its unit in its name.
+//!
+//! The rule: a bound that somebody outside of the program can meet, or that several crates must
+//! agree on, stands here; a bound that only one module's own way of working needs (the size of a
+//! buffer, a pause before another attempt) is a constant beside that code, with its unit in its
+//! name too. No bound stands twice.
 
 /// Longest object key. S3's limit.
 pub const OBJECT_KEY_MAX_BYTES: usize = 1024;
@@ -13,8 +18,6 @@ pub const MEMBER_NAME_MAX_BYTES: usize = 4096;
 pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Longest run of missing chunks that one origin request fetches.
 pub const FILL_RUN_MAX_BYTES: u64 = 8 << 20;
-/// How far a sequential read is filled ahead of its reader.
-pub const READ_AHEAD_BYTES: u64 = 16 << 20;
 
 /// Default memory budget for buffers of fills, batches and uploads, if the machine has at least
 /// four times as much.
@@ -81,10 +84,9 @@ pub const DATASET_OPEN_FILES: usize = 256;
 pub const DATASET_OPEN_ARCHIVES: usize = 16;
 /// Pages of listings that are asked for at the same time.
 pub const DATASET_LIST_PAGES: usize = 32;
-/// What a block of rows should take, for formats without blocks of their own.
-pub const DATASET_BLOCK_BYTES: u64 = 4 << 20;
-/// Most rows in such a block.
-pub const DATASET_BLOCK_ROWS_MAX: u32 = 4096;
+/// Whole objects and members in one block of a dataset of them, which also ends at
+/// [`BLOCK_TARGET_BYTES`]. Fewer than [`BLOCK_TARGET_ROWS`]: each is read by itself.
+pub const BLOCK_OBJECTS_MAX: u32 = 4096;
 /// Memory for datasets that nobody uses at the moment.
 pub const DATASETS_MEMORY_DEFAULT_BYTES: u64 = 256 << 20;
 /// Disk for the indexes of datasets.
@@ -168,10 +170,10 @@ pub const PARQUET_CHUNKS_MAX: u64 = 1_000_000;
 pub const FILE_PIECES_MAX: usize = 16_000_000;
 /// What one block may hold once it is decoded.
 pub const BLOCK_DECODED_MAX_BYTES: u64 = 4 << 30;
-/// Blocks of formats that have none of their own (TFRecord, JSONL, tar) end at the row that reaches
-/// this.
+/// Blocks of formats that have none of their own (objects, TFRecord, JSONL, tar) end at the row that
+/// reaches this.
 pub const BLOCK_TARGET_BYTES: u64 = 4 << 20;
-/// Rows in such a block.
+/// Rows of one file in such a block.
 pub const BLOCK_TARGET_ROWS: u32 = 16_384;
 /// Blocks are indexed by pieces of at least this, so that a single row costs about one of them.
 pub const PIECE_TARGET_BYTES: u64 = 64 << 10;

@@ -342,12 +342,12 @@ impl std::fmt::Debug for Dataset {
     }
 }
 
-/// Rows that take about [`DATASET_BLOCK_BYTES`](forebay_core::limits::DATASET_BLOCK_BYTES), as a
+/// Rows that take about [`BLOCK_TARGET_BYTES`](forebay_core::limits::BLOCK_TARGET_BYTES), as a
 /// power of two, so that small changes of the average do not change the blocks.
 pub(crate) fn block_rows_for(bytes: u64, rows: u64) -> u32 {
-    use forebay_core::limits::{DATASET_BLOCK_BYTES, DATASET_BLOCK_ROWS_MAX};
-    let fit = DATASET_BLOCK_BYTES / (bytes / rows.max(1)).max(1);
-    let fit = fit.clamp(1, u64::from(DATASET_BLOCK_ROWS_MAX)) as u32;
+    use forebay_core::limits::{BLOCK_OBJECTS_MAX, BLOCK_TARGET_BYTES};
+    let fit = BLOCK_TARGET_BYTES / (bytes / rows.max(1)).max(1);
+    let fit = fit.clamp(1, u64::from(BLOCK_OBJECTS_MAX)) as u32;
     1 << fit.ilog2()
 }
 

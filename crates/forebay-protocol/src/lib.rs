@@ -5,11 +5,13 @@
 //! - `frame`: how rows travel, in one answer or in an endless stream.
 //! - `node`: what a node says of itself; `dataset`: openings and descriptions; `stream`: the
 //!   request for a push stream; `batch`: the names that a batch's archive uses.
+//! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
 //!
 //! No I/O. Types that are read take what is missing as a default and pass over what they do not
 //! know, so that ends of neighbouring releases understand each other.
 
+mod address;
 pub mod batch;
 pub mod dataset;
 pub mod error;
@@ -17,6 +19,7 @@ pub mod frame;
 pub mod node;
 pub mod stream;
 
+pub use address::Address;
 pub use error::{AisFields, ErrorDocument};
 
 /// What a node says of itself: [`node::NodeInfo`].

@@ -1,7 +1,7 @@
 //! Where the node is: what a URL says, and whether the node turns out to be on this machine.
 
-use crate::failure::{Failure, Result};
-use forebay_protocol::{DEFAULT_PORT, DEFAULT_TLS_PORT, node::NodeInfo};
+use crate::failure::Result;
+use forebay_protocol::node::NodeInfo;
 use std::path::{Path, PathBuf};
 
 /// A parsed client URL.
@@ -16,58 +16,21 @@ pub struct Address {
 }
 
 impl Address {
-    /// `http://host[:port]`, `https://host[:port]`, `host:port`, `unix:/path`, `unix:///path`.
+    /// See [`forebay_protocol::Address::parse`].
     pub fn parse(url: &str) -> Result<Address> {
-        if let Some(path) = url.strip_prefix("unix:") {
-            let path = path.strip_prefix("//").unwrap_or(path);
-            if !path.starts_with('/') {
-                return Err(Failure::invalid("a unix: URL needs an absolute path")
-                    .hint("unix:/run/forebay/forebay.sock"));
-            }
-            return Ok(Address {
+        let address = forebay_protocol::Address::parse(url)?;
+        let tcp = Some(address.authority());
+        Ok(match address {
+            forebay_protocol::Address::Tcp { tls, .. } => Address {
+                tcp,
+                tls,
+                unix: None,
+            },
+            forebay_protocol::Address::Unix(path) => Address {
                 tcp: None,
                 tls: false,
-                unix: Some(PathBuf::from(path)),
-            });
-        }
-        let (tls, rest) = match url.split_once("://") {
-            Some(("http", rest)) => (false, rest),
-            Some(("https", rest)) => (true, rest),
-            Some((scheme, _)) => {
-                return Err(
-                    Failure::invalid(format!("{scheme}:// is not a node's URL")).hint(
-                        "http://host:port or unix:/path; a bucket goes into origin=, as in \
-                        Client(origin=\"s3://bucket\", cache=\"/nvme/forebay:100GiB\")",
-                    ),
-                );
-            }
-            None => (false, url),
-        };
-        let authority = rest.trim_end_matches('/');
-        if authority.contains('@') {
-            return Err(
-                Failure::invalid("the URL holds a user or password").hint("pass token= instead")
-            );
-        }
-        if authority.is_empty() || authority.contains(['/', '?', '#', ' ']) {
-            return Err(Failure::invalid("the URL is not http://host:port")
-                .hint("for example http://127.0.0.1:8080"));
-        }
-        let port_follows = authority
-            .rsplit_once(':')
-            .is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
-        let tcp = if port_follows {
-            authority.to_owned()
-        } else {
-            format!(
-                "{authority}:{}",
-                if tls { DEFAULT_TLS_PORT } else { DEFAULT_PORT }
-            )
-        };
-        Ok(Address {
-            tcp: Some(tcp),
-            tls,
-            unix: None,
+                unix: Some(path),
+            },
         })
     }
 

@@ -37,7 +37,8 @@ const LIST_PAGE_KEYS: usize = forebay_core::limits::LIST_PAGE_MAX_KEYS;
 /// Args:
 ///     url: The node: ``"http://host:port"``, ``"https://host:port"`` or ``"unix:/path"``. Beside
 ///     the node on one machine, a TCP URL leads to its Unix socket by
-///         itself. Default: the environment variable ``FOREBAY_NODE``.
+///         itself. Without a port it is 8080, of ``https://`` 443. Default: the environment
+///         variable ``FOREBAY_NODE``.
 ///     token: The token that the node wants, where it wants one. Default: the environment variable
 ///     ``FOREBAY_TOKEN``. It is never shown and
 ///         does not travel in pickles.

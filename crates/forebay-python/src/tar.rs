@@ -5,6 +5,10 @@
 //! that the node sends for an entry that it could not give comes as the PAX record `FOREBAY.error`
 //! in front of a placeholder of size 0 whose name begins with `__404__/`.
 //!
+//! (The parser of `forebay-format` finds members of any tar that people make, keeps an index of them,
+//! and brings the other formats' parsers along; this one knows what a node writes, and runs once for
+//! each received piece.)
+//!
 //! Invariant: an entry is reported once all its bytes are there, in the order of the stream, and
 //! [`TarParser::ended`] is true only after the end-of-archive mark: a stream that stops anywhere
 //! else is cut.
