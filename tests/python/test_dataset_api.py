@@ -275,7 +275,7 @@ def test_tensors():
     for name in ("n", "t"):
         with pytest.raises(TypeError, match=f"'{name}'"):
             forebay.Rows([every_type().select([name])], np.arange(4, dtype=np.uint64)).torch()
-    odd = pa.record_batch({"v": pa.array([b"a"], pa.binary_view())})
+    odd = pa.record_batch({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
     with pytest.raises(TypeError, match="'v'"):
         forebay.Rows([odd], np.arange(1, dtype=np.uint64)).numpy()
     with pytest.raises(TypeError):
@@ -305,7 +305,7 @@ def test_the_client_alone_needs_no_numpy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "forebay[datasets]" in done.stdout
+    assert "pip install numpy" in done.stdout
     with pytest.raises(AttributeError):
         forebay.nothing
 
