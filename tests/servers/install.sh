@@ -98,7 +98,23 @@ install_openssl() {
     apt_install openssl
 }
 
-[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl
+# Prometheus' own tool, out of its package: the package itself would start a service.
+install_promtool() {
+    if [ -x "$bin/promtool" ] || command -v promtool >/dev/null; then
+        say "promtool is there"
+        return
+    fi
+    need apt-get "put promtool of Prometheus into $bin"
+    say "promtool: apt-get download"
+    local dir
+    dir=$(mktemp -d)
+    (cd "$dir" && apt-get download -q prometheus >"$cache/apt.log" 2>&1 && dpkg -x prometheus_*.deb .) ||
+        { rm -rf "$dir"; fail "apt-get download prometheus failed (apt-get update first?): see $cache/apt.log"; }
+    install -m 0755 "$dir/usr/bin/promtool" "$bin/promtool"
+    rm -rf "$dir"
+}
+
+[ $# -gt 0 ] || set -- versitygw fake-gcs-server azurite nginx openssl promtool
 for server in "$@"; do
     case $server in
     versitygw) install_versitygw ;;
@@ -106,7 +122,8 @@ for server in "$@"; do
     azurite) install_azurite ;;
     nginx) install_nginx ;;
     openssl) install_openssl ;;
-    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl" ;;
+    promtool) install_promtool ;;
+    *) fail "$server is not known: versitygw fake-gcs-server azurite nginx openssl promtool" ;;
     esac
 done
 say "ready in $cache"

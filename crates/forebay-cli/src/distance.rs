@@ -15,6 +15,7 @@ mod link;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod timer;
 
 use forebay_core::{Error, ErrorKind, Result, units};
 use http_body_util::Full;

@@ -6,7 +6,9 @@ use crate::{
     Origin, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
+use forebay_core::{
+    Error, ErrorKind, Histogram, HistogramSnapshot, ObjectMeta, Result, sync::Mutex,
+};
 use futures::StreamExt;
 use std::{
     collections::HashMap,
@@ -91,13 +93,29 @@ pub struct OriginStats {
     pub hedges_won: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OperationStats {
     pub operation: Operation,
     pub requests: u64,
     pub errors: u64,
-    /// Seconds from the request to its answer (for `get`: to the first byte's header), summed.
-    pub latency_seconds: f64,
+    /// From the request to its answer (for `get`: to the head of it).
+    pub latency: HistogramSnapshot,
+}
+
+/// Whether an error says that something is wrong with an origin, its credentials or the way to it.
+/// The others are answers, or what a client should not have asked for.
+pub fn is_failure(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Unauthenticated
+            | ErrorKind::PermissionDenied
+            | ErrorKind::Busy
+            | ErrorKind::Timeout
+            | ErrorKind::OriginUnavailable
+            | ErrorKind::Corrupt
+            | ErrorKind::ShuttingDown
+            | ErrorKind::Internal
+    )
 }
 
 impl OriginStats {
@@ -117,7 +135,7 @@ impl OriginStats {
 struct PerOperation {
     requests: AtomicU64,
     errors: AtomicU64,
-    latency_us: AtomicU64,
+    latency: Histogram,
 }
 
 /// Shared by the wrappers of one origin.
@@ -145,7 +163,7 @@ impl Counters {
                 operation,
                 requests: o.requests.load(Relaxed),
                 errors: o.errors.load(Relaxed),
-                latency_seconds: o.latency_us.load(Relaxed) as f64 / 1e6,
+                latency: o.latency.snapshot(),
             })
             .collect();
         let mut errors: Vec<_> = self.errors.lock().iter().map(|(k, n)| (*k, *n)).collect();
@@ -210,8 +228,7 @@ impl Counted {
         per.requests.fetch_add(1, Relaxed);
         let begun = Instant::now();
         let result = request.await;
-        per.latency_us
-            .fetch_add(begun.elapsed().as_micros() as u64, Relaxed);
+        per.latency.observe(begun.elapsed());
         match result {
             Ok(answer) => Ok((answer, in_flight)),
             Err(e) => {

@@ -43,7 +43,7 @@ mod web;
 
 pub use azure::AzureOrigin;
 pub use config::{OriginConfig, OriginUrl, Secret};
-pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats};
+pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats, is_failure};
 pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
 pub use hedged::{Hedged, Hedging};
 pub use limited::{Limited, Limiter};

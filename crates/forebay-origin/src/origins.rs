@@ -183,6 +183,7 @@ enum Source {
 
 /// Many buckets behind one configured origin.
 struct Wildcard {
+    config: OriginConfig,
     source: Source,
     shared: Shared,
     open: Mutex<OpenBuckets>,
@@ -219,6 +220,7 @@ impl Wildcard {
             }
         };
         Ok(Self {
+            config: config.clone(),
             source,
             shared: Shared::new(config),
             open: Mutex::default(),
@@ -332,11 +334,19 @@ impl Wildcard {
     }
 }
 
+/// An origin under a name.
+#[derive(Clone)]
+struct Named {
+    origin: Arc<dyn Origin>,
+    /// `None` for one that was handed over as it is.
+    configured: Option<(OriginConfig, Shared)>,
+}
+
 /// Bucket names, as clients see them, and the origins behind them.
 #[derive(Default)]
 pub struct Origins {
-    named: BTreeMap<String, (Arc<dyn Origin>, Option<Shared>)>,
-    wildcards: Vec<Wildcard>,
+    named: BTreeMap<String, Named>,
+    wildcards: Vec<Arc<Wildcard>>,
     /// What identifies those that were configured ([`identity_of`]).
     identities: BTreeMap<String, String>,
     wildcard_identities: Vec<String>,
@@ -367,12 +377,12 @@ impl Origins {
         let env = Environment::of_process();
         let identity = identity_of(config, &env)?;
         if bucket.starts_with(WILDCARD) {
-            self.wildcards.push(Wildcard::new(config)?);
+            self.wildcards.push(Arc::new(Wildcard::new(config)?));
             self.wildcard_identities.push(identity);
             return Ok(());
         }
         let (origin, shared) = open_shared(config, &env)?;
-        self.insert(bucket, origin, Some(shared))?;
+        self.insert(bucket, origin, Some((config.clone(), shared)))?;
         self.identities.insert(bucket.to_owned(), identity);
         Ok(())
     }
@@ -381,6 +391,39 @@ impl Origins {
     /// keeps apart what came from different origins.
     pub fn identities(&self) -> (&BTreeMap<String, String>, String) {
         (&self.identities, self.wildcard_identities.join("\n"))
+    }
+
+    /// [`Origins::add_config`]; what `before` has under this name with this very configuration is
+    /// taken from there, with its connections, limits and counters.
+    ///
+    /// # Errors
+    /// As [`Origins::add_config`].
+    pub fn add_config_as_in(
+        &mut self,
+        before: &Origins,
+        bucket: &str,
+        config: &OriginConfig,
+    ) -> Result<()> {
+        if bucket.starts_with(WILDCARD) {
+            if let Some(same) = before.wildcards.iter().find(|w| w.config == *config) {
+                self.wildcards.push(same.clone());
+                let identity = identity_of(config, &Environment::of_process())?;
+                self.wildcard_identities.push(identity);
+                return Ok(());
+            }
+        } else if let Some(Named {
+            origin,
+            configured: Some((was, shared)),
+        }) = before.named.get(bucket)
+            && was == config
+        {
+            self.insert(bucket, origin.clone(), Some((was.clone(), shared.clone())))?;
+            if let Some(identity) = before.identities.get(bucket) {
+                self.identities.insert(bucket.to_owned(), identity.clone());
+            }
+            return Ok(());
+        }
+        self.add_config(bucket, config)
     }
 
     /// The name that a URL has by itself, for `--origin URL` without a name: the bucket's, the
@@ -408,14 +451,11 @@ impl Origins {
         &mut self,
         bucket: &str,
         origin: Arc<dyn Origin>,
-        shared: Option<Shared>,
+        configured: Option<(OriginConfig, Shared)>,
     ) -> Result<()> {
         name::validate_bucket(bucket)?;
-        if self
-            .named
-            .insert(bucket.to_owned(), (origin, shared))
-            .is_some()
-        {
+        let named = Named { origin, configured };
+        if self.named.insert(bucket.to_owned(), named).is_some() {
             return Err(
                 Error::invalid(format!("the bucket {bucket:?} is mapped twice"))
                     .hint("each name leads to one origin"),
@@ -427,8 +467,8 @@ impl Origins {
     /// The origin behind a bucket name. No network: that a bucket of an S3 wildcard does not exist
     /// shows at the first request.
     pub fn get(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
-        if let Some((origin, _)) = self.named.get(bucket) {
-            return Ok(origin.clone());
+        if let Some(named) = self.named.get(bucket) {
+            return Ok(named.origin.clone());
         }
         for wildcard in &self.wildcards {
             match wildcard.get(bucket) {
@@ -506,7 +546,7 @@ impl Origins {
         }
     }
 
-    fn directories(&self, what: &str) -> Result<(&Wildcard, PathBuf)> {
+    fn directories(&self, what: &str) -> Result<(&Arc<Wildcard>, PathBuf)> {
         let found = self.wildcards.iter().find_map(|w| match &w.source {
             Source::Directories(root) => Some((w, root.clone())),
             Source::Endpoint(_) => None,
@@ -558,15 +598,20 @@ impl Origins {
         removed.map_err(|e| Error::internal(format!("file work ended: {e}")))?
     }
 
-    /// Counters and gauges by the name of the mapping: a bucket, or the description of a wildcard.
+    /// Counters and gauges by the name of the mapping: a bucket, or `*` for a wildcard; further
+    /// wildcards are `*2`, `*3` and so on.
     pub fn stats(&self) -> Vec<(String, OriginStats)> {
-        let named = self.named.iter().filter_map(|(name, (_, shared))| {
-            Some((name.clone(), shared.as_ref()?.counters.stats()))
+        let named = self.named.iter().filter_map(|(name, named)| {
+            let (_, shared) = named.configured.as_ref()?;
+            Some((name.clone(), shared.counters.stats()))
         });
-        let wild = self
-            .wildcards
-            .iter()
-            .map(|w| (w.describe(), w.shared.counters.stats()));
+        let wild = self.wildcards.iter().enumerate().map(|(i, w)| {
+            let name = match i {
+                0 => WILDCARD.to_owned(),
+                more => format!("{WILDCARD}{}", more + 1),
+            };
+            (name, w.shared.counters.stats())
+        });
         named.chain(wild).collect()
     }
 }
@@ -652,6 +697,32 @@ mod tests {
         let stats = origins.stats();
         assert_eq!(stats.len(), 2);
         assert_eq!(stats[1].1.requests(crate::Operation::Put), 1);
+    }
+
+    #[test]
+    fn what_is_configured_as_before_stays_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let same = config(format!("file://{}", dir.path().display()));
+        let wild = config(format!("file://{}/*", dir.path().display()));
+        let mut before = Origins::new();
+        before.add_config("a", &same).unwrap();
+        before.add_config("b", &same).unwrap();
+        before.add_config("*", &wild).unwrap();
+        let mut after = Origins::new();
+        let changed = OriginConfig {
+            attempts: 9,
+            ..same.clone()
+        };
+        after.add_config_as_in(&before, "a", &same).unwrap();
+        after.add_config_as_in(&before, "b", &changed).unwrap();
+        after.add_config_as_in(&before, "c", &same).unwrap();
+        after.add_config_as_in(&before, "*", &wild).unwrap();
+        let is_same =
+            |name: &str| Arc::ptr_eq(&before.get(name).unwrap(), &after.get(name).unwrap());
+        assert!(is_same("a") && !is_same("b") && after.get("c").is_ok());
+        assert!(Arc::ptr_eq(&before.wildcards[0], &after.wildcards[0]));
+        let names: Vec<_> = after.stats().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "b", "c", "*"]);
     }
 
     #[test]

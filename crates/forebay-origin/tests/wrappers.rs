@@ -536,7 +536,8 @@ async fn everything_is_counted() {
             .iter()
             .find(|o| o.operation == Operation::Put)
             .unwrap()
-            .latency_seconds
-            > 0.0
+            .latency
+            .count()
+            > 0
     );
 }

@@ -3,8 +3,10 @@
 
 use crate::{
     app::App,
-    listener::Stop,
-    metrics::{Metric, SECTIONS},
+    io::Watched,
+    listener::{Failures, Stop, accept_failed},
+    metrics::{self, Format},
+    service::date,
     wire::Wire,
 };
 use bytes::Bytes;
@@ -13,17 +15,30 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
-use std::{convert::Infallible, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    convert::Infallible,
+    fs::File,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 use tokio::{net::TcpListener, sync::Semaphore};
 
 /// Open connections; monitoring needs few.
 const CONNECTIONS_MAX: usize = 256;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A client that takes nothing of its answer for so long is cut off.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// So is one that takes less than this per second over that time.
+const SLOWEST_CLIENT_BYTES_PER_SECOND: u64 = 1 << 10;
+/// Files that are held open to be closed when no more can be opened: room for a connection of the
+/// monitoring, and for what its answer reads.
+const SPARE_FILES: usize = 4;
 
 /// Serves until `stop.abort`: health and metrics answer while the node is draining.
 pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut failures = Failures::default();
+    let mut spare = spare();
     loop {
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
@@ -32,14 +47,28 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
             accepted = listener.accept() => accepted,
             () = stop.abort.cancelled() => return,
         };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
+        let stream = match accepted {
+            Ok((stream, _)) => {
+                if spare.len() < SPARE_FILES {
+                    spare = self::spare();
+                }
+                stream
+            }
+            // Too many files are open: whoever asks how the node is gets those kept for it.
+            Err(_) if !spare.is_empty() => {
+                spare.clear();
+                continue;
+            }
+            Err(e) => {
+                accept_failed(&e, &mut failures).await;
+                spare = self::spare();
+                continue;
+            }
         };
         let (app, abort) = (app.clone(), stop.abort.clone());
         let stream = Wire::new(
             stream,
-            app.tls.clone().filter(|_| app.config.tls.admin),
+            app.tls.clone().filter(|_| app.admin_tls),
             &app.metrics,
         );
         tokio::spawn(async move {
@@ -52,11 +81,19 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, stop: Stop) {
     }
 }
 
+/// As many files as can be had, up to [`SPARE_FILES`].
+fn spare() -> Vec<File> {
+    let open = || File::open("/dev/null").ok();
+    std::iter::from_fn(open).take(SPARE_FILES).collect()
+}
+
 async fn converse(app: Arc<App>, stream: Wire) {
     let service = service_fn(move |request| {
-        let answer = answer(&app, &request);
+        let mut answer = answer(&app, &request);
+        answer.headers_mut().insert(header::DATE, date(&*app.clock));
         async move { Ok::<_, Infallible>(answer) }
     });
+    let stream = Watched::new(stream, WRITE_TIMEOUT, SLOWEST_CLIENT_BYTES_PER_SECOND);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_TIMEOUT)
@@ -76,14 +113,16 @@ fn answer(app: &Arc<App>, request: &Request<Incoming>) -> Response<Full<Bytes>> 
     }
     match request.uri().path() {
         "/" => text(StatusCode::OK, "text/html; charset=utf-8", index(app)),
-        "/metrics" => match app.scrape.page() {
-            Ok(page) => text(StatusCode::OK, OPENMETRICS, page),
-            Err(e) => text(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "text/plain",
-                format!("the metrics could not be written: {e}\n"),
-            ),
-        },
+        "/metrics" => {
+            let accept = request.headers().get_all(header::ACCEPT).iter();
+            let accept: Vec<_> = accept.filter_map(|v| v.to_str().ok()).collect();
+            let format = Format::of_accept(&accept.join(","));
+            text(
+                StatusCode::OK,
+                format.content_type(),
+                metrics::page(app).text(format),
+            )
+        }
         // The process answers, so it lives.
         "/healthz" => text(StatusCode::OK, "text/plain", "ok\n".into()),
         "/readyz" => ready(app),
@@ -116,10 +155,7 @@ fn ready(app: &App) -> Response<Full<Bytes>> {
 }
 
 fn index(app: &App) -> String {
-    let metrics: usize = SECTIONS
-        .iter()
-        .map(|(_, m): &(&str, &[Metric])| m.len())
-        .sum();
+    let metrics = metrics::page(app).len();
     format!(
         "<!doctype html><title>Forebay</title><h1>Forebay {}</h1><p>Node {}.</p><ul>\
          <li><a href=\"/metrics\">/metrics</a>: {metrics} metrics, for Prometheus\

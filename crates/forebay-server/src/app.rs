@@ -1,27 +1,34 @@
 //! What every request can reach.
 
 use crate::{
-    auth::Access,
+    auth::{Access, watch::Reload},
+    buckets::OriginBuckets,
     config::Config,
-    metrics::{Metrics, Scrape},
+    metrics::Metrics,
+    places::Places,
+    reload::ConfigReload,
     s3::{Front, Uploads},
     tls::Tls,
 };
 use forebay_batch::Batcher;
+use forebay_core::{Clock, sync::RwLock};
 use forebay_dataset::{Datasets, Rows, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
-use forebay_origin::Origins;
 use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     time::Instant,
 };
-use tokio::sync::Semaphore;
 
 pub struct App {
-    pub config: Arc<Config>,
+    /// What is in force; replaced when it is read again.
+    pub(crate) config: RwLock<Arc<Config>>,
+    pub reload: Arc<ConfigReload>,
+    pub clock: Arc<dyn Clock>,
     pub access: Arc<Access>,
+    /// Whether the admin port speaks TLS too.
+    pub admin_tls: bool,
     /// What the TCP listeners speak; `None`: plain HTTP.
     pub tls: Option<Arc<Tls>>,
     pub engine: Engine,
@@ -30,13 +37,16 @@ pub struct App {
     pub rows: Rows,
     pub plans: Plans,
     pub streams: Streams,
-    pub origins: Arc<Origins>,
+    pub origins: Arc<OriginBuckets>,
     pub uploads: Arc<Uploads>,
     pub s3: Front,
     pub metrics: Arc<Metrics>,
-    pub scrape: Arc<Scrape>,
-    /// One permit for each request in flight, its body included.
-    pub in_flight: Arc<Semaphore>,
+    /// One for each request in flight, its body included.
+    pub in_flight: Arc<Places>,
+    /// One for each open connection of a client.
+    pub connections: Arc<Places>,
+    /// What is read again while the node runs.
+    pub reloads: Vec<Arc<dyn Reload>>,
     /// `false` once the node is stopping.
     pub ready: Arc<AtomicBool>,
     /// New at each start.
@@ -49,6 +59,15 @@ pub struct App {
 }
 
 impl App {
+    /// What is in force at this moment.
+    pub fn config(&self) -> Arc<Config> {
+        self.config.read().clone()
+    }
+
+    pub fn set_config(&self, config: Config) {
+        *self.config.write() = Arc::new(config);
+    }
+
     /// What URLs of the data port begin with.
     pub fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
@@ -56,7 +75,7 @@ impl App {
 
     /// The same for the admin port.
     pub fn admin_scheme(&self) -> &'static str {
-        if self.tls.is_some() && self.config.tls.admin {
+        if self.tls.is_some() && self.admin_tls {
             "https"
         } else {
             "http"

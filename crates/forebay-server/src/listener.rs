@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
     io,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -31,6 +31,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const HEADERS_ON_THE_STACK: usize = 100;
 /// A pause after an error that accepting gives again at once, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often such errors are told in the log; those in between are counted.
+const ACCEPT_ERRORS_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// How a listener and its connections are told to stop, and waited for.
 #[derive(Clone, Default)]
@@ -46,12 +48,12 @@ pub struct Stop {
 #[derive(Clone)]
 pub struct Gate {
     app: Arc<App>,
-    places: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
     stop: Stop,
 }
 
 pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
+    let mut failures = Failures::default();
     loop {
         let Some(seat) = gate.seat().await else {
             return;
@@ -69,12 +71,13 @@ pub async fn serve_tcp(listener: TcpListener, gate: Gate) {
                 let stream = Wire::new(stream, gate.app.tls.clone(), &gate.app.metrics);
                 gate.spawn(stream, Peer::Tcp(peer), seat);
             }
-            Err(e) => accept_failed(&e).await,
+            Err(e) => accept_failed(&e, &mut failures).await,
         }
     }
 }
 
 pub async fn serve_unix(listener: UnixListener, gate: Gate) {
+    let mut failures = Failures::default();
     loop {
         let Some(seat) = gate.seat().await else {
             return;
@@ -85,12 +88,35 @@ pub async fn serve_unix(listener: UnixListener, gate: Gate) {
         };
         match accepted {
             Ok((stream, _)) => gate.spawn(stream, Peer::Unix, seat),
-            Err(e) => accept_failed(&e).await,
+            Err(e) => accept_failed(&e, &mut failures).await,
         }
     }
 }
 
-async fn accept_failed(e: &io::Error) {
+/// Tells of connections that could not be accepted, now and then.
+#[derive(Default)]
+pub struct Failures {
+    told: Option<Instant>,
+    untold: u64,
+}
+
+impl Failures {
+    /// Whether to tell of one more failure, and of how many before it nothing was said.
+    fn tell(&mut self, now: Instant) -> Option<u64> {
+        let is_time = self
+            .told
+            .is_none_or(|told| now.duration_since(told) >= ACCEPT_ERRORS_TOLD_EVERY);
+        if !is_time {
+            self.untold += 1;
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
+/// Tells of an error and pauses, so that the next attempt may fare better.
+pub async fn accept_failed(e: &io::Error, failures: &mut Failures) {
     // A client that left before it was accepted is nobody's trouble.
     if matches!(
         e.kind(),
@@ -100,17 +126,17 @@ async fn accept_failed(e: &io::Error) {
     ) {
         return;
     }
-    tracing::error!(error = %e, "a connection could not be accepted; if too many files are open, \
-        raise the limit (ulimit -n)");
+    if let Some(untold) = failures.tell(Instant::now()) {
+        tracing::error!(error = %e, untold, "a connection could not be accepted; if too many \
+            files are open, raise the limit (ulimit -n)");
+    }
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
 impl Gate {
     pub fn new(app: Arc<App>, stop: Stop) -> Self {
-        let places = Arc::new(Semaphore::new(app.config.limits.connections));
         Gate {
             app,
-            places,
             refusals: Arc::new(Semaphore::new(refuse::REFUSALS_MAX)),
             stop,
         }
@@ -131,12 +157,12 @@ impl Gate {
         seat: OwnedSemaphorePermit,
     ) {
         let gate = self.clone();
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
+        let Some(place) = self.app.connections.try_take() else {
             self.app.metrics.refused_connections.fetch_add(1, Relaxed);
-            tracing::debug!(%peer, "a connection was refused: limits.connections are open");
+            tracing::debug!(%peer, "a connection was refused: as many are open as may be");
             self.stop.tasks.spawn(async move {
                 let _seat = seat;
-                refuse(stream, gate.app.config.limits.connections).await;
+                refuse(stream, gate.app.connections.most()).await;
             });
             return;
         };
@@ -152,7 +178,8 @@ impl Gate {
         stream: S,
         peer: Peer,
     ) {
-        let limits = &self.app.config.limits;
+        let config = self.app.config();
+        let limits = &config.limits;
         let io = TokioIo::new(Watched::new(
             stream,
             limits.write_timeout.0,
@@ -223,5 +250,19 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.connections().open.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_come_ten_times_a_second_are_told_once_in_a_while() {
+        let (mut failures, began) = (Failures::default(), Instant::now());
+        let told: Vec<u64> = (0..1300)
+            .filter_map(|i| failures.tell(began + i * Duration::from_millis(100)))
+            .collect();
+        assert_eq!(told, [0, 599, 599]);
     }
 }

@@ -2,7 +2,13 @@
 
 use crate::config::{Log, LogFormat};
 use forebay_core::{Error, Result};
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use std::sync::OnceLock;
+use tracing_subscriber::{
+    EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
+
+/// The filter in force, once [`init`] has set it.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 /// The S3 library logs each error answer on its own, with less than our line says.
 const QUIET: &str = "s3s=off,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn";
@@ -24,7 +30,8 @@ pub fn filter(log: &Log) -> Result<EnvFilter> {
 /// # Errors
 /// `Invalid` for a level that cannot be read.
 pub fn init(log: &Log) -> Result<()> {
-    let registry = tracing_subscriber::registry().with(filter(log)?);
+    let (filter, handle) = reload::Layer::new(filter(log)?);
+    let registry = tracing_subscriber::registry().with(filter);
     let installed = match log.format {
         LogFormat::Json => registry
             .with(
@@ -50,6 +57,23 @@ pub fn init(log: &Log) -> Result<()> {
     };
     if installed.is_err() {
         tracing::debug!("logs go where this process set them up before");
+    } else {
+        let _ = FILTER.set(handle);
     }
     Ok(())
+}
+
+/// Puts another level in force, where [`init`] has set the first; a process that set up its logs
+/// itself keeps them as they are.
+///
+/// # Errors
+/// `Invalid` for a level that cannot be read.
+pub fn set_level(log: &Log) -> Result<()> {
+    let filter = filter(log)?;
+    match FILTER.get() {
+        Some(handle) => handle
+            .reload(filter)
+            .map_err(|e| Error::internal(format!("log.level: {e}"))),
+        None => Ok(()),
+    }
 }

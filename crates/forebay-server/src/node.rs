@@ -15,17 +15,18 @@ use crate::{
     config::Config,
     listener::{self, Gate, Stop},
     logging,
-    metrics::{Metrics, Scrape},
+    metrics::Metrics,
+    places::Places,
+    reload::{self, ConfigReload},
     request_id::RequestId,
     s3::{Front, Uploads},
     socket,
     tls::Tls,
 };
 use forebay_batch::Batcher;
-use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
+use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock, sync::RwLock};
 use forebay_dataset::{Datasets, Rows, RowsConfig, follow::Plans, stream::Streams};
 use forebay_engine::Engine;
-use forebay_origin::{Origins, WILDCARD};
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use std::{
     net::SocketAddr,
@@ -36,11 +37,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, Semaphore},
-    time::timeout,
-};
+use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
 /// How long connections may take to end once they were told that the time is up.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
@@ -50,7 +47,6 @@ pub struct Node {
     app: Arc<App>,
     stop: Stop,
     reload: Arc<Notify>,
-    reloads_files: bool,
     /// A fork of this process must not take the parent's socket away.
     pid: u32,
 }
@@ -74,8 +70,8 @@ impl Node {
         let tls = Tls::open(&config.tls)?.map(Arc::new);
         let s3 = bind("listen.s3", &config.listen.s3).await?;
         let admin = bind("listen.admin", &config.listen.admin).await?;
-        let origins = Arc::new(open_origins(&config)?);
-        let store = open_store(&config, &origins, clock.clone()).await?;
+        let origins = Arc::new(OriginBuckets::open(&config.origins)?);
+        let store = open_store(&config, origins.sources(), clock.clone()).await?;
         // After the store, whose lock says that this socket is ours.
         let unix_path = config.unix_path();
         let unix = match &unix_path {
@@ -83,10 +79,14 @@ impl Node {
             None => None,
         };
 
-        let config = Arc::new(config);
         let budget = MemoryBudget::new(config.memory_budget_bytes());
-        let buckets = Arc::new(OriginBuckets::new(origins.clone()));
-        let engine = Engine::new(config.engine(), buckets, store, clock.clone(), budget);
+        let engine = Engine::new(
+            config.engine(),
+            origins.clone(),
+            store,
+            clock.clone(),
+            budget,
+        );
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let plans = Plans::new(&datasets);
@@ -94,37 +94,22 @@ impl Node {
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
         let metrics = Arc::new(Metrics::default());
+        metrics.set_buckets(config.bucket_names());
         let ready = Arc::new(AtomicBool::new(true));
         let node_id = RequestId::new().to_string();
         let started_secs = clock.now().as_secs();
-        let mut reloads: Vec<Arc<dyn Reload>> = Vec::new();
-        if config.auth.keys_file.is_some() {
-            reloads.push(access.clone());
-        }
+        let reload = Arc::new(ConfigReload::new(&config));
+        let mut reloads: Vec<Arc<dyn Reload>> = vec![reload.clone(), access.clone()];
         if let Some(tls) = &tls {
             reloads.push(tls.clone());
         }
-        let scrape = Arc::new(Scrape {
-            metrics: metrics.clone(),
-            engine: engine.clone(),
-            batcher: batcher.clone(),
-            datasets: datasets.clone(),
-            rows: rows.clone(),
-            plans: plans.clone(),
-            streams: streams.clone(),
-            origins: origins.clone(),
-            uploads: uploads.clone(),
-            ready: ready.clone(),
-            version: crate::VERSION,
-            node_id: node_id.clone(),
-            started_secs,
-            reloads: reloads.clone(),
-            access: access.clone(),
-            tls: tls.clone(),
-        });
         let app = Arc::new(App {
             s3: Front::new(&config, engine.clone(), uploads.clone(), access.clone()),
-            in_flight: Arc::new(Semaphore::new(config.limits.requests_in_flight)),
+            in_flight: Places::new(config.limits.requests_in_flight),
+            connections: Places::new(config.connections_most()),
+            reloads: reloads.clone(),
+            reload,
+            clock,
             engine,
             batcher,
             datasets,
@@ -134,7 +119,6 @@ impl Node {
             origins,
             uploads,
             metrics,
-            scrape,
             ready,
             node_id,
             began: Instant::now(),
@@ -143,8 +127,9 @@ impl Node {
             admin_addr: local_addr(admin.as_ref()),
             unix_path,
             access,
+            admin_tls: config.tls.admin,
             tls,
-            config,
+            config: RwLock::new(Arc::new(config)),
         });
         let stop = Stop::default();
         let gate = Gate::new(app.clone(), stop.clone());
@@ -159,10 +144,7 @@ impl Node {
             tokio::spawn(admin::serve(listener, app.clone(), stop.clone()));
         }
         let reload = Arc::new(Notify::new());
-        let reloads_files = !reloads.is_empty();
-        if reloads_files {
-            tokio::spawn(watch(reloads, reload.clone(), stop.abort.clone()));
-        }
+        tokio::spawn(watch(reloads, reload.clone(), stop.abort.clone()));
         tracing::info!(
             version = crate::VERSION,
             node_id = %app.node_id,
@@ -175,7 +157,6 @@ impl Node {
             app,
             stop,
             reload,
-            reloads_files,
             pid: std::process::id(),
         })
     }
@@ -216,17 +197,20 @@ impl Node {
         &self.app.engine
     }
 
-    pub fn config(&self) -> &Config {
-        &self.app.config
+    /// What is in force at this moment.
+    pub fn config(&self) -> Arc<Config> {
+        self.app.config()
     }
 
-    /// Whether there are files that are read again while the node runs: keys, a certificate.
-    pub fn reloads_files(&self) -> bool {
-        self.reloads_files
-    }
-
-    /// Reads those files again, soon, whether or not they changed.
-    pub fn reload(&self) {
+    /// Takes over another configuration, as far as a running node can, and reads the files of keys
+    /// and certificates again. The log says what was done, what failed and what needs a restart. A
+    /// configuration that could not be read, or cannot be used, changes nothing.
+    pub async fn reload(&self, loaded: Result<Config>) {
+        let app = self.app.clone();
+        let done = tokio::task::spawn_blocking(move || reload::reload(&app, loaded)).await;
+        if let Err(e) = done {
+            tracing::error!(error = %e, "the configuration could not be taken over");
+        }
         self.reload.notify_one();
     }
 
@@ -305,20 +289,9 @@ async fn bind(key: &str, address: &str) -> Result<Option<TcpListener>> {
     })
 }
 
-fn open_origins(config: &Config) -> Result<Origins> {
-    let mut origins = Origins::new();
-    for origin in &config.origins {
-        let name = origin.bucket()?.unwrap_or_else(|| WILDCARD.to_owned());
-        origins
-            .add_config(&name, &origin.config)
-            .map_err(|e| e.context(format!("origin {}", origin.config.url)))?;
-    }
-    Ok(origins)
-}
-
 async fn open_store(
     config: &Config,
-    origins: &Origins,
+    sources: Sources,
     clock: Arc<dyn Clock>,
 ) -> Result<Option<Arc<Store>>> {
     if config.cache.dirs.is_empty() {
@@ -333,11 +306,10 @@ async fn open_store(
             capacity_bytes: d.size.0,
         })
         .collect();
-    let (named, others) = origins.identities();
     let store_config = StoreConfig {
         dirs,
         keep_free_bytes: config.cache.keep_free.map(|b| b.0),
-        sources: Sources::new(named.clone(), &others),
+        sources,
         discard_incompatible: config.cache.discard_incompatible,
         ..StoreConfig::default()
     };

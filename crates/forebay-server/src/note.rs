@@ -5,10 +5,13 @@ use forebay_core::{
     CacheStatus,
     sync::{Mutex, MutexGuard},
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
+
+/// What of a `User-Agent` is in the log.
+const USER_AGENT_MAX_BYTES: usize = 256;
 
 /// Who sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +71,10 @@ pub struct Learned {
     pub key: String,
     pub cache: Option<CacheStatus>,
     pub error: String,
+    /// The name of the key or token; empty until it is known.
+    pub caller: Arc<str>,
+    /// What the client's program calls itself.
+    pub user_agent: String,
 }
 
 impl Note {
@@ -90,6 +97,25 @@ impl Note {
         let mut learned = self.learned.lock();
         learned.bucket = printable(bucket);
         learned.key = printable(key);
+    }
+
+    pub fn set_caller(&self, name: &Arc<str>) {
+        self.learned.lock().caller = name.clone();
+    }
+
+    pub fn set_user_agent(&self, headers: &HeaderMap) {
+        let Some(value) = headers.get(header::USER_AGENT) else {
+            return;
+        };
+        let bytes = value.as_bytes();
+        let bytes = &bytes[..bytes.len().min(USER_AGENT_MAX_BYTES)];
+        self.learned.lock().user_agent = printable(&String::from_utf8_lossy(bytes));
+    }
+
+    /// The bucket that is asked for and the name of the caller, for metrics.
+    pub fn who(&self) -> (String, Arc<str>) {
+        let learned = self.learned.lock();
+        (learned.bucket.clone(), learned.caller.clone())
     }
 
     pub fn set_error(&self, error: impl Into<String>) {

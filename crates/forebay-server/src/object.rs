@@ -3,13 +3,16 @@
 
 use crate::{body::AnswerBody, note::Note};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use chrono::{DateTime, Datelike, Timelike, Utc};
+use chrono::DateTime;
 use forebay_core::{
     Attributes, ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result,
 };
 use forebay_engine::{Conditions, Engine, ReadOptions};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use std::ops::Range;
+use std::{
+    ops::Range,
+    time::{Duration, UNIX_EPOCH},
+};
 
 /// Asks for an answer past the cache, as `Cache-Control: no-cache` does.
 pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache");
@@ -301,27 +304,14 @@ pub fn streamed(
     response
 }
 
-const WEEKDAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-const MONTHS: [&str; 12] = [
-    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-];
+/// The last moment that an HTTP date can say: the end of the year 9999.
+const DATE_MAX_MS: i64 = 253_402_300_799_000;
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// `Sun, 06 Nov 1994 08:49:37 GMT`. Times that cannot be said so, before 1970 and after 9999, are the
+/// nearest that can.
 pub fn http_date(ms: i64) -> String {
-    let t = DateTime::<Utc>::from_timestamp_millis(ms).unwrap_or_default();
-    // By hand: each answer has one, and a format string is parsed anew each time.
-    let (day, month) = (
-        WEEKDAYS[t.weekday().num_days_from_monday() as usize],
-        MONTHS[t.month0() as usize],
-    );
-    format!(
-        "{day}, {:02} {month} {:04} {:02}:{:02}:{:02} GMT",
-        t.day(),
-        t.year(),
-        t.hour(),
-        t.minute(),
-        t.second()
-    )
+    let ms = ms.clamp(0, DATE_MAX_MS).unsigned_abs();
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(ms))
 }
 
 /// Milliseconds since the epoch.
@@ -353,7 +343,7 @@ mod tests {
         assert_eq!(http_date(784_111_777_999), text);
         assert_eq!(parse_http_date("yesterday"), None);
         for ms in (0..4_000_000_000_000).step_by(86_399_000_003) {
-            let slow = DateTime::<Utc>::from_timestamp_millis(ms)
+            let slow = DateTime::from_timestamp_millis(ms)
                 .unwrap()
                 .format("%a, %d %b %Y %H:%M:%S GMT")
                 .to_string();

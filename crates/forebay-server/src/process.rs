@@ -37,6 +37,19 @@ pub fn open_fds() -> u64 {
         .unwrap_or(0)
 }
 
+/// How many files this process may have open.
+pub fn open_files_limit() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a valid place for one `rlimit`.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return u64::MAX;
+    }
+    limit.rlim_cur
+}
+
 /// Raises this process's limit of open files as far as it may, and returns it. Systems begin with
 /// as few as 1,024, for programs of long ago.
 pub fn raise_open_files() -> u64 {

@@ -2,21 +2,23 @@
 //!
 //! Invariants: each request is counted and logged once, when its answer is out, cut or abandoned;
 //! its place among the requests in flight is held until then. Log lines hold no query strings,
-//! which may carry signatures, and no header values.
+//! which may carry signatures, and of the headers only `User-Agent`.
 
 use crate::{
     app::App,
     body::{AnswerBody, BoxError},
     linger::Lingering,
     note::{Api, Note, Peer},
+    object::http_date,
+    places::Place,
     request_id::{self, RequestId},
     s3,
     upload::UploadBody,
     v1,
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind};
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use forebay_core::{Clock, Error, ErrorKind};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use std::{
@@ -25,7 +27,6 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 const AMZ_REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
@@ -37,14 +38,16 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
         request.method().clone(),
         app.metrics.clone(),
     );
+    note.set_user_agent(request.headers());
     let path = request.uri().path().to_owned();
     let is_v1 = path == "/v1" || path.starts_with("/v1/");
     note.set_api(if is_v1 { v1::api_of(&path) } else { Api::S3 });
-    let limits = &app.config.limits;
+    let config = app.config();
+    let limits = &config.limits;
     let request = Lingering::of(request);
-    let (permit, refusal) = admit(&app);
+    let (place, refusal) = admit(&app);
     let refusal = refusal.or_else(|| check_host(&request).err());
-    let mut flight = Flight::begin(note.clone(), path.clone(), permit);
+    let mut flight = Flight::begin(note.clone(), path.clone(), place);
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
         None => {
@@ -60,6 +63,9 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     if note.method == Method::HEAD || response.status() == StatusCode::NOT_MODIFIED {
         *response.body_mut() = AnswerBody::Empty;
     }
+    response
+        .headers_mut()
+        .insert(header::DATE, date(&*app.clock));
     if let Ok(id) = HeaderValue::from_str(note.id.as_str()) {
         if !is_v1 {
             response.headers_mut().insert(AMZ_REQUEST_ID, id.clone());
@@ -74,8 +80,10 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
             learned.cache.filter(|_| note.method == Method::GET),
         )
     };
+    let status = response.status().as_u16();
+    let (bucket, caller) = note.who();
     app.metrics
-        .request(api, &note.method, response.status().as_u16());
+        .request(api, &note.method, status, &bucket, &caller);
     if response.status().is_success() && (cache.is_some() || api == Api::Batch) {
         app.metrics.first_byte(api, cache, note.began.elapsed());
     }
@@ -94,8 +102,14 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     })
 }
 
+/// The time of an answer, of the clock as it is now. (The HTTP library's own date is not set back
+/// when the clock is.)
+pub fn date(clock: &dyn Clock) -> HeaderValue {
+    HeaderValue::from_str(&http_date(clock.now_ms())).expect("letters, digits and colons")
+}
+
 /// A place among the requests in flight, or why there is none.
-fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
+fn admit(app: &App) -> (Option<Place>, Option<Error>) {
     if !app.ready.load(Relaxed) {
         app.metrics.refused_stopping.fetch_add(1, Relaxed);
         return (
@@ -106,13 +120,13 @@ fn admit(app: &App) -> (Option<OwnedSemaphorePermit>, Option<Error>) {
             ),
         );
     }
-    match app.in_flight.clone().try_acquire_owned() {
-        Ok(permit) => (Some(permit), None),
-        Err(_) => {
+    match app.in_flight.try_take() {
+        Some(place) => (Some(place), None),
+        None => {
             app.metrics.refused_overload.fetch_add(1, Relaxed);
             let e = Error::busy(format!(
                 "{} requests are in flight, the most that this node takes",
-                app.config.limits.requests_in_flight
+                app.in_flight.most()
             ))
             .hint("try again; limits.requests_in_flight is the limit")
             .retry_after(Duration::from_secs(1));
@@ -157,17 +171,17 @@ struct Flight {
     note: Arc<Note>,
     path: String,
     answered: bool,
-    _permit: Option<OwnedSemaphorePermit>,
+    _place: Option<Place>,
 }
 
 impl Flight {
-    fn begin(note: Arc<Note>, path: String, permit: Option<OwnedSemaphorePermit>) -> Self {
+    fn begin(note: Arc<Note>, path: String, place: Option<Place>) -> Self {
         note.metrics.in_flight.fetch_add(1, Relaxed);
         Flight {
             note,
             path,
             answered: false,
-            _permit: permit,
+            _place: place,
         }
     }
 }
@@ -185,6 +199,8 @@ impl Drop for Flight {
                 target: "forebay::request",
                 id = %note.id,
                 peer = %note.peer,
+                caller = %learned.caller,
+                user_agent = %learned.user_agent,
                 method = %note.method,
                 path = %self.path,
                 bucket = %learned.bucket,
@@ -252,7 +268,6 @@ impl Drop for Tracked {
     fn drop(&mut self) {
         let note = self.flight.note.clone();
         let metrics = &note.metrics;
-        metrics.sent_bytes.add(self.api, self.sent);
         let took = note.began.elapsed();
         // A body that was sent to its last announced byte is complete, whether or not its end was
         // asked for.
@@ -261,7 +276,8 @@ impl Drop for Tracked {
         {
             self.end = End::Complete;
         }
-        let learned = note.learned();
+        let learned = note.learned().clone();
+        metrics.sent(self.api, &learned.bucket, &learned.caller, self.sent);
         let (outcome, error) = match &self.end {
             End::Complete => {
                 if self.status.is_success() && (self.cache.is_some() || self.api == Api::Batch) {
@@ -284,6 +300,8 @@ impl Drop for Tracked {
                 target: "forebay::request",
                 id = %note.id,
                 peer = %note.peer,
+                caller = %learned.caller,
+                user_agent = %learned.user_agent,
                 api = self.api.as_str(),
                 method = %note.method,
                 path = %self.flight.path,

@@ -10,15 +10,27 @@ use forebay_tls::{Accept, Identity, ServerTls};
 use std::path::PathBuf;
 use tokio::net::TcpStream;
 
+/// Where the certificate comes from.
+struct Source {
+    certificate: PathBuf,
+    key: PathBuf,
+    /// What was taken over, or refused, last; `None` while the files cannot be read.
+    seen: Option<Files>,
+}
+
+/// A certificate that has been read and found to work, for [`Tls::install`].
+pub struct Prepared {
+    source: Source,
+    identity: Identity,
+}
+
 /// The contents of the certificate's and the key's files.
 type Files = (Vec<u8>, Vec<u8>);
 
 pub struct Tls {
-    certificate: PathBuf,
-    key: PathBuf,
     server: ServerTls,
-    /// What was taken over, or refused, last; `None` while the files cannot be read.
-    seen: Mutex<Option<Files>>,
+    /// Held while the certificate is replaced, so that one change follows the other.
+    source: Mutex<Source>,
     stats: ReloadStats,
 }
 
@@ -28,20 +40,29 @@ impl Tls {
     /// # Errors
     /// `Invalid` for files that cannot be used.
     pub fn open(config: &config::Tls) -> Result<Option<Self>> {
-        // That neither is there alone is the configuration's check.
-        let (Some(certificate), Some(key)) = (&config.cert, &config.key) else {
+        let Some(Prepared { source, identity }) = prepare(config)? else {
             return Ok(None);
         };
-        let files = Identity::read(certificate, key)?;
-        let server = ServerTls::new(Identity::parse(&files.0, &files.1)?)?;
-        let (certificate, key) = (certificate.clone(), key.clone());
         Ok(Some(Tls {
-            certificate,
-            key,
-            server,
-            seen: Mutex::new(Some(files)),
+            server: ServerTls::new(identity)?,
+            source: Mutex::new(source),
             stats: ReloadStats::default(),
         }))
+    }
+
+    /// Reads the files that the settings name; `None` where they name none. May block.
+    ///
+    /// # Errors
+    /// As [`Tls::open`].
+    pub fn prepare(&self, config: &config::Tls) -> Result<Option<Prepared>> {
+        prepare(config)
+    }
+
+    /// New connections are made with this from now on.
+    pub fn install(&self, prepared: Prepared) {
+        let mut source = self.source.lock();
+        self.server.replace(prepared.identity);
+        *source = prepared.source;
     }
 
     /// When the certificate in force ends, in seconds since the Unix epoch.
@@ -55,17 +76,33 @@ impl Tls {
     }
 }
 
+fn prepare(config: &config::Tls) -> Result<Option<Prepared>> {
+    // That neither is there alone is the configuration's check.
+    let (Some(certificate), Some(key)) = (&config.cert, &config.key) else {
+        return Ok(None);
+    };
+    let files = Identity::read(certificate, key)?;
+    let identity = Identity::parse(&files.0, &files.1)?;
+    let source = Source {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        seen: Some(files),
+    };
+    Ok(Some(Prepared { source, identity }))
+}
+
 impl Reload for Tls {
     fn name(&self) -> &'static str {
         "certificate"
     }
 
     fn reload(&self, asked: bool) {
-        let files = match Identity::read(&self.certificate, &self.key) {
-            Ok(files) if !asked && self.seen.lock().as_ref() == Some(&files) => return,
+        let mut source = self.source.lock();
+        let files = match Identity::read(&source.certificate, &source.key) {
+            Ok(files) if !asked && source.seen.as_ref() == Some(&files) => return,
             Ok(files) => files,
             Err(e) => {
-                if self.seen.lock().take().is_some() || asked {
+                if source.seen.take().is_some() || asked {
                     self.stats.failed();
                     tracing::error!(error = %e.describe(), "the certificate cannot be read; the \
                         one that was read before stays in force");
@@ -74,13 +111,13 @@ impl Reload for Tls {
             }
         };
         let identity = Identity::parse(&files.0, &files.1);
-        *self.seen.lock() = Some(files);
+        source.seen = Some(files);
         match identity {
             Ok(identity) => {
                 let not_after_secs = identity.not_after_secs;
                 self.server.replace(identity);
                 self.stats.succeeded();
-                tracing::info!(file = %self.certificate.display(), not_after_secs, "the certificate was read again");
+                tracing::info!(file = %source.certificate.display(), not_after_secs, "the certificate was read again");
             }
             Err(e) => {
                 // Often the one file was replaced, and the other is about to be.

@@ -20,6 +20,7 @@ use crate::{
         Mutex,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
+    timed::Latency,
 };
 use forebay_core::{Error, Result, units::format_bytes};
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
@@ -55,6 +56,7 @@ pub struct Directory {
     pub index: usize,
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
+    pub latency: Arc<Latency>,
     /// As it was configured.
     pub capacity: u64,
     /// What of it there is room for at this moment.
@@ -142,6 +144,7 @@ pub struct Opening {
     pub index: usize,
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
+    pub latency: Arc<Latency>,
     pub capacity: u64,
     pub keep_free: Option<u64>,
     pub segment_bytes: u64,
@@ -163,6 +166,7 @@ impl Directory {
             index: o.index,
             path: o.path,
             disk: o.disk,
+            latency: o.latency,
             capacity: o.capacity,
             effective: AtomicU64::new(o.capacity),
             keep_free: o.keep_free,

@@ -58,6 +58,7 @@ mod sources;
 mod stats;
 mod store;
 mod sync;
+mod timed;
 mod worker;
 
 pub use advice::{Advisor, Cached, NextUse};

@@ -28,6 +28,7 @@ use crate::{
         Mutex, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
+    timed::{Latency, Timed},
 };
 use forebay_core::{Clock, Error, Result, units::format_bytes};
 use std::{
@@ -49,6 +50,7 @@ pub struct Found {
     pub index: usize,
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
+    latency: Arc<Latency>,
     pub capacity: u64,
     pub keep_free: Option<u64>,
     pub segment_bytes: u64,
@@ -295,13 +297,16 @@ fn find(
         }
     }
     let lock = identity::lock(&path)?;
-    let known = Identity::load(&**disk, &path).map_err(|e| unusable(&path, e))?;
+    let latency = Arc::new(Latency::default());
+    let disk: Arc<dyn Disk> = Arc::new(Timed::new(disk.clone(), latency.clone()));
+    let known = Identity::load(&*disk, &path).map_err(|e| unusable(&path, e))?;
     let files = disk.list(&path).map_err(|e| unusable(&path, e))?;
     let (identity, fresh) = recognize(known, &path, &files, discard)?;
     let mut found = Found {
         index,
         path,
         disk: disk.clone(),
+        latency,
         capacity,
         keep_free: None,
         segment_bytes,
@@ -560,6 +565,7 @@ fn adopt(
         index,
         path,
         disk,
+        latency,
         capacity,
         keep_free,
         segment_bytes,
@@ -590,6 +596,7 @@ fn adopt(
             index,
             path,
             disk,
+            latency,
             capacity,
             keep_free,
             segment_bytes,

@@ -10,6 +10,7 @@
 //! cache is first opened keep them: nothing of it is lost. Which these are is in the identity of
 //! each directory.
 
+use forebay_core::sync::RwLock;
 use std::collections::{BTreeSet, HashMap};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -67,30 +68,46 @@ fn short(id: u64) -> u32 {
 }
 
 /// What the keys of each bucket's objects are changed by.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Salts {
+    /// Origins whose objects have plain keys.
+    plain: BTreeSet<u32>,
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
     named: HashMap<String, u128>,
     others: u128,
 }
 
 impl Salts {
     pub fn new(sources: &Sources, plain: &BTreeSet<u32>) -> Self {
-        let salt = |id: u64| match plain.contains(&short(id)) {
+        let salts = Salts {
+            plain: plain.clone(),
+            table: RwLock::default(),
+        };
+        salts.set(sources);
+        salts
+    }
+
+    /// From now on names lead to these.
+    pub fn set(&self, sources: &Sources) {
+        let salt = |id: u64| match self.plain.contains(&short(id)) {
             true => 0,
             false => u128::from(id) << 64 | u128::from(id.rotate_left(32)),
         };
-        Self {
-            named: sources
-                .named
-                .iter()
-                .map(|(bucket, id)| (bucket.clone(), salt(*id)))
-                .collect(),
+        let named = sources.named.iter();
+        let table = Table {
+            named: named.map(|(name, id)| (name.clone(), salt(*id))).collect(),
             others: sources.others.map_or(0, salt),
-        }
+        };
+        *self.table.write() = table;
     }
 
     /// The key of a head; `name` is the hash of its name.
     pub fn head_key(&self, bucket: &str, name: u128) -> u128 {
-        name ^ self.named.get(bucket).copied().unwrap_or(self.others)
+        let table = self.table.read();
+        name ^ table.named.get(bucket).copied().unwrap_or(table.others)
     }
 }

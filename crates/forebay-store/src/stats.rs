@@ -1,5 +1,6 @@
 //! What the store tells of itself.
 
+use forebay_core::HistogramSnapshot;
 use std::path::PathBuf;
 
 /// How a directory is.
@@ -57,9 +58,12 @@ pub struct DirStats {
     pub checksum_failures: u64,
     pub read_failures: u64,
     pub write_failures: u64,
+    /// Reads that waited for the disk, or may have; those of the page cache alone are not here.
+    pub read_latency: HistogramSnapshot,
+    pub write_latency: HistogramSnapshot,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StoreStats {
     pub dirs: Vec<DirStats>,
     /// Entries of the index: heads, parts and pins.

@@ -12,6 +12,7 @@ use crate::{
     pins,
     read::{Miss, Wait, WouldWait},
     record::{FLAG_DERIVED, FLAG_INLINE, Kind, NewRecord},
+    sources::Sources,
     stats::{DirStats, StoreStats},
     sync::atomic::Ordering::Relaxed,
     worker::Worker,
@@ -445,6 +446,11 @@ impl Store {
         }
     }
 
+    /// From now on names lead to these origins: what was cached of others is not found under them.
+    pub fn set_sources(&self, sources: &Sources) {
+        self.inner.salts.set(sources);
+    }
+
     /// Stops writing, writes the index out and makes everything durable. Reads still work
     /// afterwards; a second call does nothing.
     pub fn close(&self) -> Result<()> {
@@ -474,5 +480,7 @@ fn dir_stats(dir: &Directory) -> DirStats {
         checksum_failures: c.checksum_failures.load(Relaxed),
         read_failures: c.read_failures.load(Relaxed),
         write_failures: c.write_failures.load(Relaxed),
+        read_latency: dir.latency.read.snapshot(),
+        write_latency: dir.latency.write.snapshot(),
     }
 }

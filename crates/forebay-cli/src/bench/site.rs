@@ -86,8 +86,8 @@ impl Asked {
         let page = super::wire::fetch(admin, "/metrics")?;
         let page = crate::prom::Page::parse(&String::from_utf8_lossy(&page));
         Ok(page
-            .sum("forebay_getbatch_throttle_ns_total", &[])
-            .map(|ns| Duration::from_nanos(ns as u64)))
+            .sum("forebay_getbatch_throttle_seconds_total", &[])
+            .map(Duration::from_secs_f64))
     }
 
     /// Reads everything once, comparing every byte with what was written, so that nothing of it is

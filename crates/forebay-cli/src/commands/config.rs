@@ -4,11 +4,12 @@
 use super::serve::Settings;
 use crate::{
     cli::Common,
-    fail::{Failure, Outcome},
+    fail::{Failure, Outcome, one_line},
     out::Out,
 };
 use clap::Subcommand;
-use forebay_server::config::{self, Config, Problem, Severity};
+use forebay_core::Error;
+use forebay_server::config::{self, Problem, Severity};
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -59,30 +60,27 @@ pub fn run(args: Args, common: &Common) -> Outcome {
 }
 
 fn check(settings: &Settings, out: &mut Out) -> Outcome {
-    let problems = settings
-        .load(false)
-        .map(|config: Config| [config.check_files(), config.check()].concat());
-    let ok = problems
-        .as_ref()
-        .is_ok_and(|all| all.iter().all(|p| p.severity != Severity::Error));
+    let problems = match settings.load_all(false) {
+        Ok(config) => [config.check_files(), config.check()].concat(),
+        // What cannot be read says itself where it is.
+        Err(faults) => faults.iter().map(unreadable).collect(),
+    };
+    let ok = problems.iter().all(|p| p.severity != Severity::Error);
     if out.json {
-        let list: Vec<Value> = match &problems {
-            Ok(all) => all.iter().map(as_json).collect(),
-            Err(e) => vec![
-                json!({"severity": "error", "key": null, "message": e.message(), "hint": e.hint_text()}),
-            ],
-        };
+        let list: Vec<Value> = problems.iter().map(as_json).collect();
         out.object(&json!({"ok": ok, "problems": list}))?;
         return if ok { Ok(()) } else { Err(Failure::Reported) };
     }
-    // What cannot be read at all is an error like any other.
-    let problems = problems.map_err(Failure::Failed)?;
     for problem in &problems {
         let word = match problem.severity {
             Severity::Error => out.style.red("error:"),
             Severity::Warning => out.style.yellow("warning:"),
         };
-        out.line(format!("{word} {}: {}", problem.key, problem.message))?;
+        let message = one_line(&problem.message);
+        out.line(match problem.key.as_str() {
+            "" => format!("{word} {message}"),
+            key => format!("{word} {key}: {message}"),
+        })?;
         if !problem.hint.is_empty() {
             out.line(format!("{} {}", out.style.bold("hint:"), problem.hint))?;
         }
@@ -98,6 +96,15 @@ fn check(settings: &Settings, out: &mut Out) -> Outcome {
     if ok { Ok(()) } else { Err(Failure::Reported) }
 }
 
+fn unreadable(fault: &Error) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        key: String::new(),
+        message: fault.message().to_owned(),
+        hint: fault.hint_text().unwrap_or_default().to_owned(),
+    }
+}
+
 fn as_json(p: &Problem) -> Value {
     let severity = if p.severity == Severity::Error {
         "error"
@@ -105,5 +112,6 @@ fn as_json(p: &Problem) -> Value {
         "warning"
     };
     let hint = (!p.hint.is_empty()).then_some(&p.hint);
-    json!({"severity": severity, "key": p.key, "message": p.message, "hint": hint})
+    let key = (!p.key.is_empty()).then_some(&p.key);
+    json!({"severity": severity, "key": key, "message": p.message, "hint": hint})
 }

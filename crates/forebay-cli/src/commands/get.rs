@@ -196,13 +196,21 @@ async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
+    // A file that is replaced keeps its mode: it may be readable by its owner alone on purpose.
+    let existing = std::fs::metadata(path).ok().map(|m| m.permissions());
+    let mode = existing.as_ref().map_or(0o666, |p| p.mode() & 0o777);
     let temp = tempfile::Builder::new()
         .prefix(".forebay-get-")
-        .permissions(std::fs::Permissions::from_mode(0o666)) // less the umask
+        .permissions(std::fs::Permissions::from_mode(mode)) // less the umask
         .tempfile_in(dir)
         .map_err(failed)?;
     let mut file = tokio::fs::File::from_std(temp.reopen().map_err(failed)?);
     let bytes = receive(body, length, name, &mut file, failed).await?;
+    if existing.is_some() {
+        temp.as_file()
+            .set_permissions(std::fs::Permissions::from_mode(mode))
+            .map_err(failed)?;
+    }
     temp.persist(path).map_err(|e| failed(e.error))?;
     Ok(bytes)
 }

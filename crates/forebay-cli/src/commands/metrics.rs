@@ -10,7 +10,7 @@ use crate::{
 use clap::Subcommand;
 use forebay_core::Error;
 use forebay_protocol::{INFO_PATH, node::NodeInfo};
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderValue, Method, header};
 use serde_json::json;
 
 /// More than any node has to say.
@@ -91,14 +91,11 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
 /// The page of metrics.
 pub async fn fetch(admin: &mut Client) -> Outcome<Vec<u8>> {
     let what = format!("{}/metrics", admin.addr());
+    let mut headers = HeaderMap::new();
+    let wanted = HeaderValue::from_static("application/openmetrics-text");
+    headers.insert(header::ACCEPT, wanted);
     let answer = admin
-        .ask(
-            Method::GET,
-            "/metrics",
-            HeaderMap::new(),
-            client::no_body(),
-            &what,
-        )
+        .ask(Method::GET, "/metrics", headers, client::no_body(), &what)
         .await?;
     Ok(client::collect(answer.into_body(), PAGE_MAX_BYTES).await?)
 }

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
@@ -69,14 +69,23 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         )
     } else {
         let (file, size) = open(&args.file).await?;
-        headers.insert(header::CONTENT_LENGTH, size.into());
-        (Box::new(file), Some(size))
+        if let Some(size) = size {
+            headers.insert(header::CONTENT_LENGTH, size.into());
+        }
+        (Box::new(file), size)
     };
     let mut client = super::client(common)?;
     client.prefer_unix_socket().await;
     let began = Instant::now();
     let sent = Arc::new(AtomicU64::new(0));
-    let pieces = read_pieces(source, Progress::bytes(object.key(), size), sent.clone());
+    let wrong = Arc::new(OnceLock::new());
+    let pieces = read_pieces(
+        source,
+        size,
+        Progress::bytes(object.key(), size),
+        sent.clone(),
+        wrong.clone(),
+    );
     let path = format!(
         "/v1/objects/{}/{}",
         object.bucket(),
@@ -90,7 +99,17 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             client::stream_body(pieces),
             &object.to_string(),
         )
-        .await?;
+        .await;
+    // What was wrong with the file says more than what became of the request.
+    if let Some(why) = wrong.get() {
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            format!("cannot read: {}: {why}", args.file.display()),
+        )
+        .hint("nothing was written; put it again when nobody else writes to the file")
+        .into());
+    }
+    let answer = answer?;
     let etag = answer
         .headers()
         .get(header::ETAG)
@@ -117,7 +136,9 @@ fn named(object: &str, file: Option<&PathBuf>) -> String {
     }
 }
 
-async fn open(path: &Path) -> Outcome<(tokio::fs::File, u64)> {
+/// The file, and how long it is where that is known before it is read: of a regular file that says
+/// more than 0. Pipes, devices and what is under `/proc` say 0, and some regular files there do too.
+async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
     let failed = |e| Failure::Failed(file_error("cannot read", path, e));
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
     let meta = file.metadata().await.map_err(failed)?;
@@ -138,26 +159,55 @@ async fn open(path: &Path) -> Outcome<(tokio::fs::File, u64)> {
         .hint("write it in parts, with any S3 client")
         .into());
     }
-    Ok((file, meta.len()))
+    let size = (meta.is_file() && meta.len() > 0).then_some(meta.len());
+    Ok((file, size))
 }
 
-/// The source in pieces, counted.
+/// The source in pieces, counted. A source that gives another number of bytes than `announced` ends
+/// in an error before its last byte is sent, so that the node takes nothing for the whole of it;
+/// `wrong` says why.
 fn read_pieces(
     source: Box<dyn AsyncRead + Send + Unpin>,
+    announced: Option<u64>,
     progress: Progress,
     sent: Arc<AtomicU64>,
+    wrong: Arc<OnceLock<String>>,
 ) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
-    futures::stream::try_unfold((source, progress), move |(mut source, mut progress)| {
-        let sent = sent.clone();
+    let bad = move |why: String| {
+        let _ = wrong.set(why.clone());
+        std::io::Error::new(std::io::ErrorKind::InvalidData, why)
+    };
+    let state = (source, progress, 0_u64);
+    futures::stream::try_unfold(state, move |(mut source, mut progress, before)| {
+        let (sent, bad) = (sent.clone(), bad.clone());
         async move {
             let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-            let n = source.read_buf(&mut piece).await?;
+            let read = |e: std::io::Error| bad(e.to_string());
+            let n = source.read_buf(&mut piece).await.map_err(read)? as u64;
+            let so_far = before + n;
+            match announced {
+                Some(length) if n == 0 && so_far < length => {
+                    return Err(bad(format!(
+                        "it ended after {so_far} of the {length} bytes that it had at first"
+                    )));
+                }
+                // The last byte is held back until the file has been seen to end with it.
+                Some(length) if n > 0 && so_far >= length => {
+                    let mut more = [0_u8; 1];
+                    if so_far > length || source.read(&mut more).await.map_err(read)? > 0 {
+                        return Err(bad(format!(
+                            "it grew past the {length} bytes that it had at first"
+                        )));
+                    }
+                }
+                _ => {}
+            }
             if n == 0 {
                 return Ok(None);
             }
-            sent.fetch_add(n as u64, Ordering::Relaxed);
-            progress.advance(n as u64);
-            Ok(Some((piece.freeze(), (source, progress))))
+            sent.fetch_add(n, Ordering::Relaxed);
+            progress.advance(n);
+            Ok(Some((piece.freeze(), (source, progress, so_far))))
         }
     })
 }

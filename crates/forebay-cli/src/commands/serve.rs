@@ -20,9 +20,7 @@ use forebay_server::{
 };
 use futures::StreamExt;
 use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
-
-/// What a node has open beside its clients: segments of the cache, connections to origins.
-const FILES_BESIDE_CONNECTIONS: u64 = 512;
+use tokio::signal::unix::Signal;
 
 /// How long an origin may take to answer at the start before that is told.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -93,6 +91,20 @@ pub struct Settings {
 impl Settings {
     /// File, environment and options, in that order.
     pub fn load(&self, json_logs: bool) -> Result<Config> {
+        self.load_all(json_logs)
+            .map_err(|mut all| all.swap_remove(0))
+    }
+
+    /// The same; an error is all that is wrong with file and environment.
+    pub fn load_all(&self, json_logs: bool) -> Result<Config, Vec<Error>> {
+        let overrides = self.overrides(json_logs).map_err(|e| vec![e])?;
+        // A variable that is not UTF-8 is none of ours.
+        let env = std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        Config::load_all(self.config.as_deref(), env, &overrides)
+    }
+
+    fn overrides(&self, json_logs: bool) -> Result<Vec<Override>> {
         let mut overrides = Vec::new();
         for set in &self.sets {
             let (key, value) = set.split_once('=').ok_or_else(|| {
@@ -122,28 +134,31 @@ impl Settings {
         if json_logs {
             overrides.push(Override::text("log.format", "json", "--json")?);
         }
-        // A variable that is not UTF-8 is none of ours.
-        let env = std::env::vars_os()
-            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        Config::load(self.config.as_deref(), env, &overrides)
+        Ok(overrides)
     }
 }
 
-pub async fn run(args: Args, common: &Common) -> Outcome {
-    let mut config = args.settings.load(common.json).map_err(Failure::Usage)?;
+/// The configuration, as it is read at the start and on SIGHUP.
+fn load(settings: &Settings, json: bool) -> Result<Config> {
+    let mut config = settings.load(json)?;
     // A line for each request is for a log, not for the terminal of a person who started the node
     // by hand.
-    let quiet = !common.json
-        && args.settings.log.is_none()
+    let quiet = !json
+        && settings.log.is_none()
         && config.log == Log::default()
         && std::io::stderr().is_terminal();
     if quiet {
         config.log.level.push_str(",forebay::request=warn");
     }
+    Ok(config)
+}
+
+pub async fn run(args: Args, common: &Common) -> Outcome {
+    let config = load(&args.settings, common.json).map_err(Failure::Usage)?;
     config.checked().map_err(Failure::Usage)?;
     init_logging(&config.log).map_err(Failure::Usage)?;
-    for problem in config
-        .check()
+    for problem in [config.check(), config.check_files()]
+        .concat()
         .iter()
         .filter(|p| p.severity == Severity::Warning)
     {
@@ -153,10 +168,13 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             &problem.hint,
         );
     }
-    let (files, connections) = (raise_open_files(), config.limits.connections as u64);
-    if files < connections + FILES_BESIDE_CONNECTIONS {
-        let text =
-            format!("{files} files may be open, too few for limits.connections = {connections}");
+    let files = raise_open_files();
+    let (wanted, connections) = (config.limits.connections, config.connections_most());
+    if connections < wanted {
+        let text = format!(
+            "{files} files may be open, too few for limits.connections = {wanted}: {connections} \
+             connections are taken"
+        );
         warn(
             common.json,
             &text,
@@ -165,23 +183,23 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     // Before anything is opened, so that a signal during the start is not lost.
     let mut signals = Signals::listen()?;
-    let drain = config.limits.drain_timeout.0;
+    let hangups = signals::hangups()?;
     let node = tokio::select! {
         node = Node::start(config) => Arc::new(node.map_err(start_failure)?),
         number = signals.next() => return Err(Failure::Signal(number)),
     };
     announce(&node, common.json)?;
     let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
-    let reloading = node
-        .reloads_files()
-        .then(|| reload_on_hangup(node.clone()))
-        .transpose()
-        .map_err(Failure::Failed)?;
+    let reloading = tokio::spawn(reload_on_hangup(
+        node.clone(),
+        hangups,
+        args.settings,
+        common.json,
+    ));
     signals.next().await;
     looking.abort();
-    if let Some(reloading) = reloading {
-        reloading.abort();
-    }
+    reloading.abort();
+    let drain = node.config().limits.drain_timeout.0;
     if !common.json {
         eprintln!(
             "stopping: answers in flight have {} s to finish; once more to stop at once",
@@ -195,16 +213,21 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-/// SIGHUP: read the files again. Without such files it ends the node, as it ends any program whose
-/// terminal is closed.
-fn reload_on_hangup(node: Arc<Node>) -> Result<tokio::task::JoinHandle<()>> {
-    let mut hangups = signals::hangups()?;
-    Ok(tokio::spawn(async move {
-        while hangups.recv().await.is_some() {
-            tracing::info!("SIGHUP: reading keys and certificates again");
-            node.reload();
-        }
-    }))
+/// SIGHUP: reads the configuration again, from where it came from at the start, with the files of
+/// keys and certificates. It never ends a node.
+async fn reload_on_hangup(node: Arc<Node>, mut hangups: Signal, settings: Settings, json: bool) {
+    let settings = Arc::new(settings);
+    while hangups.recv().await.is_some() {
+        tracing::info!("SIGHUP: reading the configuration, keys and certificates again");
+        let settings = settings.clone();
+        let loaded = tokio::task::spawn_blocking(move || load(&settings, json)).await;
+        let loaded = loaded.unwrap_or_else(|e| {
+            Err(Error::internal(format!(
+                "the configuration could not be read: {e}"
+            )))
+        });
+        node.reload(loaded).await;
+    }
 }
 
 /// What to try, for what goes wrong at the start and does not say so itself.

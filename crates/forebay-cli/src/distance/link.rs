@@ -5,6 +5,7 @@
 //! paced by the shared [`Bucket`]. Due times never decrease within a direction, so order is kept;
 //! when the queue is full the reading half stops reading, and TCP passes that on to whoever sends.
 
+use super::timer::Timer;
 use bytes::{Bytes, BytesMut};
 use std::{
     sync::{
@@ -183,10 +184,9 @@ async fn write(
     mut to: WriteHalf<'_>,
     mut arrive: mpsc::Receiver<(Instant, Piece)>,
 ) -> Result<(), Ended> {
+    let mut timer = Timer::default();
     while let Some((due, piece)) = arrive.recv().await {
-        if due > Instant::now() {
-            sleep_until(due).await;
-        }
+        timer.until(due).await;
         let written = match piece {
             Piece::Bytes(bytes) => to.write_all(&bytes).await,
             Piece::End => return to.shutdown().await.map_err(|_| Ended::Reset),

@@ -22,11 +22,15 @@ struct Far {
 
 impl Far {
     async fn new(rtt_ms: u64, first_byte_ms: u64, rate: Option<u64>) -> Far {
+        Self::at(Duration::from_millis(rtt_ms), first_byte_ms, rate).await
+    }
+
+    async fn at(rtt: Duration, first_byte_ms: u64, rate: Option<u64>) -> Far {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             to: server.local_addr().unwrap().to_string(),
-            rtt: Duration::from_millis(rtt_ms),
+            rtt,
             first_byte: Duration::from_millis(first_byte_ms),
             tail: None,
             rate_bytes_per_s: rate,
@@ -70,6 +74,30 @@ async fn soon<T>(f: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, f)
         .await
         .expect("it did not end")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_distance_is_as_short_as_it_says() {
+    let rtt = Duration::from_micros(200);
+    let far = Far::at(rtt, 0, None).await;
+    let (mut client, server) = far.connect().await;
+    let answering = tokio::spawn(answer_lines(server));
+    // The quickest of many: what a busy machine adds is not the proxy's.
+    let mut quickest = Duration::MAX;
+    for _ in 0..200 {
+        let began = Instant::now();
+        client.write_all(b"ask\n").await.unwrap();
+        let mut answer = [0; 7];
+        soon(client.read_exact(&mut answer)).await.unwrap();
+        quickest = quickest.min(began.elapsed());
+    }
+    assert!(
+        quickest >= rtt && quickest < Duration::from_millis(1),
+        "{quickest:?}"
+    );
+    drop(client);
+    soon(answering).await.unwrap();
+    far.stop().await;
 }
 
 /// Reads a line and answers with a line, until the end.

@@ -250,6 +250,102 @@ fn what_is_put_can_be_read_at_once() {
 }
 
 #[test]
+fn what_does_not_tell_its_length_is_put_whole() {
+    let node = Node::start();
+    let content = bytes(700_000);
+    std::fs::write(node.path("in"), &content).unwrap();
+    // A named pipe, as `<(cmd)` makes one, and /dev/stdin: both say that they are 0 bytes long.
+    let made = Command::new("mkfifo").arg(node.path("pipe")).status();
+    assert!(made.unwrap().success());
+    let pipe = node.path("pipe");
+    let to_pipe = content.clone();
+    let writer = std::thread::spawn(move || std::fs::write(pipe, to_pipe).unwrap());
+    let told = node.run(&["put", "pipe", "data/pipe", "--json"]).ok();
+    writer.join().unwrap();
+    assert_eq!(told.json()["bytes"], 700_000);
+    let stdin = std::fs::File::open(node.path("in")).unwrap();
+    let mut cat = Command::new("cat")
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = node
+        .command(&["put", "/dev/stdin", "data/stdin"])
+        .stdin(cat.stdout.take().unwrap())
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success() && cat.wait().unwrap().success());
+    for key in ["pipe", "stdin"] {
+        assert!(std::fs::read(node.origin_path(key)).unwrap() == content);
+    }
+    // A regular file that says 0 and is not empty.
+    node.run(&["put", "/proc/version", "data/version"]).ok();
+    assert_eq!(
+        std::fs::read(node.origin_path("version")).unwrap(),
+        std::fs::read("/proc/version").unwrap()
+    );
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_put_replaces_nothing() {
+    let node = Node::start();
+    node.seed("kept", b"as it was");
+    // Sysfs says 4096 for each file, whatever is in it.
+    let told = node
+        .run(&[
+            "put",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+            "data/kept",
+        ])
+        .fails(1);
+    assert!(
+        told.err.contains("of the 4096 bytes that it had at first"),
+        "{}",
+        told.err
+    );
+    assert_eq!(
+        std::fs::read(node.origin_path("kept")).unwrap(),
+        b"as it was"
+    );
+    // One that grows: its writer goes on while it is read.
+    let path = node.path("growing");
+    std::fs::write(&path, bytes(64 << 20)).unwrap();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writing = stop.clone();
+    let writer = std::thread::spawn(move || {
+        let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+        while !writing.load(std::sync::atomic::Ordering::Relaxed) {
+            file.write_all(b"more").unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    });
+    let told = node.run(&["put", "growing", "data/kept"]).fails(1);
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().unwrap();
+    assert!(told.err.contains("it grew past the"), "{}", told.err);
+    assert_eq!(
+        std::fs::read(node.origin_path("kept")).unwrap(),
+        b"as it was"
+    );
+}
+
+#[test]
+fn a_file_that_is_replaced_keeps_its_mode() {
+    use std::os::unix::fs::PermissionsExt;
+    let node = Node::start();
+    node.seed("x", b"new");
+    for mode in [0o600, 0o666, 0o755] {
+        std::fs::write(node.path("x"), b"old").unwrap();
+        let wanted = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(node.path("x"), wanted).unwrap();
+        node.run(&["get", "data/x"]).ok();
+        let got = std::fs::metadata(node.path("x")).unwrap().permissions();
+        assert_eq!(got.mode() & 0o777, mode, "{mode:o}");
+        assert_eq!(std::fs::read(node.path("x")).unwrap(), b"new");
+    }
+}
+
+#[test]
 fn a_reader_that_leaves_is_no_error() {
     let node = Node::start();
     node.seed("big", &bytes(8 << 20));

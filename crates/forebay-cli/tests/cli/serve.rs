@@ -1,6 +1,6 @@
 //! serve and config: starting, stopping, and what goes wrong at the start.
 
-use super::support::{BUCKET, Node, bytes, command, forebay, names, wait};
+use super::support::{BUCKET, Node, bytes, command, forebay, names, until, wait};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
@@ -264,14 +264,15 @@ fn a_configuration_is_checked_and_shown() {
         "{text}"
     );
     // An unknown key, with the nearest one.
-    write("[[origins]]\nurl = \"s3://photos\"\n\n[cache]\nfreshnes = \"60s\"\n");
+    write("[[origins]]\nurl = \"s3://photos\"\n\n[cache]\nfreshnes = \"60s\"\nsize = 3\n");
     let run = forebay(&["config", "check", "--config", path]).fails(1);
     assert!(
-        run.err.contains("line 5")
-            && run.err.contains("freshnes")
-            && run.err.contains("hint: did you mean \"freshness\""),
+        run.out.contains("line 5")
+            && run.out.contains("line 6")
+            && run.out.contains("freshnes")
+            && run.out.contains("hint: did you mean \"freshness\""),
         "{}",
-        run.err
+        run.out
     );
     let told = forebay(&["config", "check", "--config", path, "--json"])
         .fails(1)
@@ -301,4 +302,229 @@ fn a_configuration_is_checked_and_shown() {
         names(dir.path()) == ["forebay.toml"],
         "checking creates nothing"
     );
+}
+
+/// A directory with a bucket and a configuration file that serves it; `more` is added to it.
+fn configured(more: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("origin/data")).unwrap();
+    std::fs::create_dir_all(dir.path().join("origin/more")).unwrap();
+    let file = dir.path().join("forebay.toml");
+    configure(dir.path(), &["data"], more);
+    (dir, file)
+}
+
+fn configure(dir: &std::path::Path, buckets: &[&str], more: &str) {
+    let mut text = format!(
+        "listen = {{ s3 = \"127.0.0.1:0\", admin = \"127.0.0.1:0\" }}\ncache.dirs = [\"{}:64MiB\"]\n",
+        dir.join("cache").display()
+    );
+    for bucket in buckets {
+        let path = dir.join("origin").join(bucket);
+        text += &format!("[[origins]]\nurl = \"{}\"\n", path.display());
+    }
+    std::fs::write(dir.join("forebay.toml"), text + more).unwrap();
+}
+
+#[test]
+fn sighup_takes_over_what_a_running_node_can_and_names_the_rest() {
+    let (dir, file) = configured("[log]\nlevel = \"warn\"\n");
+    let serve = command(&["serve", "--json", "--config", file.to_str().unwrap()]);
+    let mut node = Node::start_as(dir, serve);
+    node.seed("x", b"here");
+    let more = node.path("origin/more/y");
+    std::fs::write(more, b"there").unwrap();
+    assert_eq!(node.run(&["get", "data/x", "-"]).ok().out, "here");
+    node.run(&["get", "more/y", "-"]).fails(1);
+    let reloaded = |times: f64| {
+        until("it is read again", || {
+            node.metric("forebay_reloads_total{what=\"configuration\"}") >= times
+        });
+    };
+
+    // Keys, a bucket, limits and the log's level are taken over; what cannot be is named.
+    let tokens = "[auth]\ntokens = [\"hush\"]\n";
+    configure(
+        node.dir.path(),
+        &["data", "more"],
+        &format!(
+            "{tokens}[limits]\nrequests_in_flight = 77\n[log]\nlevel = \"info\"\n[batch]\nattempts \
+             = 9\n"
+        ),
+    );
+    node.signal("HUP");
+    reloaded(1.0);
+    node.run(&["ls", "data"]).fails(1);
+    let with_token = |args: &[&str]| {
+        let mut command = node.command(args);
+        let output = command.env("FOREBAY_TOKEN", "hush").output().unwrap();
+        (output.status.success(), output.stdout)
+    };
+    assert_eq!(
+        with_token(&["get", "more/y", "-"]),
+        (true, b"there".to_vec())
+    );
+    assert_eq!(
+        with_token(&["get", "data/x", "-"]),
+        (true, b"here".to_vec())
+    );
+    let waiting = || -> Vec<String> {
+        let log = node.log();
+        let named = log.iter().filter_map(|l| l["setting"].as_str());
+        named.map(str::to_owned).collect()
+    };
+    until("the log says so", || !waiting().is_empty());
+    assert_eq!(waiting(), ["batch.attempts"]);
+    assert_eq!(node.metric("forebay_settings_waiting_for_restart"), 1.0);
+    // Lines of this level were not there before.
+    until("lines at info", || {
+        node.log().iter().any(|l| l["level"] == "INFO")
+    });
+
+    // What cannot be used changes nothing.
+    let stale = || node.metric("forebay_reload_stale{what=\"configuration\"}");
+    for (i, (buckets, broken, why)) in [
+        (&["data", "more"][..], "[[[", "forebay.toml, line"),
+        (&["data", "more"], "[auth]\ntokenz = 1\n", "tokenz"),
+        (&["data"], "", "the new configuration has no keys"),
+        (
+            &["data"],
+            "[auth]\nkeys_file = \"/no/such/file\"\n",
+            "/no/such/file",
+        ),
+        (&["nowhere"], tokens, "nowhere"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        configure(node.dir.path(), buckets, broken);
+        node.signal("HUP");
+        until(why, || {
+            node.metric("forebay_reloads_failed_total{what=\"configuration\"}") >= (i + 1) as f64
+        });
+        assert_eq!(stale(), 1.0, "{why}");
+        assert_eq!(with_token(&["get", "more/y", "-"]).0, true, "{why}");
+        until(why, || {
+            let is_it = |l: &serde_json::Value| {
+                l["level"] == "ERROR" && l["error"].as_str().is_some_and(|e| e.contains(why))
+            };
+            node.log().iter().any(is_it)
+        });
+    }
+
+    // A bucket is taken away, and what waited waits no more.
+    configure(node.dir.path(), &["data"], tokens);
+    node.signal("HUP");
+    reloaded(2.0);
+    assert_eq!(
+        (stale(), node.metric("forebay_settings_waiting_for_restart")),
+        (0.0, 0.0)
+    );
+    assert!(!with_token(&["get", "more/y", "-"]).0 && with_token(&["get", "data/x", "-"]).0);
+    node.signal("TERM");
+    assert_eq!(node.wait(), 0);
+}
+
+#[test]
+fn sighup_ends_no_node() {
+    let mut node = Node::start();
+    for _ in 0..3 {
+        node.signal("HUP");
+    }
+    until("it is read again", || {
+        node.metric("forebay_reloads_total{what=\"configuration\"}") >= 1.0
+    });
+    node.run(&["ls"]).ok();
+    node.signal("TERM");
+    assert_eq!(node.wait(), 0);
+}
+
+#[test]
+fn the_log_and_the_metrics_say_who_asked() {
+    let keys = "[[auth.keys]]\nname = \"nightly\"\ntoken = \"hush-1\"\n[[auth.keys]]\naccess_key = \
+                \"AK\"\nsecret_key = \"s3cr3t\"\ntoken = \"hush-2\"\n";
+    let (dir, file) = configured(keys);
+    let serve = command(&["serve", "--json", "--config", file.to_str().unwrap()]);
+    let node = Node::start_as(dir, serve);
+    node.seed("x", b"12345");
+    for (token, code) in [("hush-1", 0), ("hush-2", 0), ("wrong", 1)] {
+        let mut command = node.command(&["stat", "data/x"]);
+        let status = command.env("FOREBAY_TOKEN", token).output().unwrap().status;
+        assert_eq!(status.code(), Some(code));
+    }
+    let admin = node.ready["admin"].as_str().unwrap();
+    let page = node.run(&["metrics", "--admin", admin]).ok().out;
+    for caller in ["nightly", "AK"] {
+        let who = |l: &serde_json::Value| {
+            l["caller"] == caller
+                && l["bucket"] == "data"
+                && l["user_agent"].as_str().unwrap().starts_with("forebay/")
+        };
+        until(caller, || node.log().iter().any(who));
+        let labels = format!("bucket=\"data\",caller=\"{caller}\"}}");
+        assert!(page.contains(&labels), "{labels} in\n{page}");
+    }
+    let log = node
+        .log()
+        .iter()
+        .map(ToString::to_string)
+        .collect::<String>();
+    assert!(!log.contains("hush") && !log.contains("s3cr3t"));
+    // A client of AIStore reads it in the error.
+    let mut stream = TcpStream::connect(node.url.trim_start_matches("http://")).unwrap();
+    stream
+        .write_all(
+            b"GET /v1/objects/data/none HTTP/1.1\r\nhost: x\r\nauthorization: Bearer \
+              hush-1\r\nconnection: close\r\n\r\n",
+        )
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("\"caller\":\"nightly\""), "{answer}");
+}
+
+#[test]
+fn with_few_files_the_node_takes_fewer_connections_and_goes_on_working() {
+    let (dir, file) = configured("");
+    let mut serve = std::process::Command::new("sh");
+    let line = format!(
+        "ulimit -n 256; exec {} serve --json --config {}",
+        env!("CARGO_BIN_EXE_forebay"),
+        file.display()
+    );
+    serve.args(["-c", &line]);
+    let node = Node::start_as(dir, serve);
+    node.seed("x", b"12345");
+    let ask = |stream: &mut TcpStream| {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let _ = stream.write_all(b"GET /v1/objects/data/x HTTP/1.1\r\nhost: x\r\n\r\n");
+        let mut head = [0; 12];
+        stream
+            .read_exact(&mut head)
+            .map(|()| String::from_utf8_lossy(&head).into_owned())
+    };
+    let address = node.url.trim_start_matches("http://");
+    let mut open: Vec<TcpStream> = (0..370)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    let answers: Vec<_> = open.iter_mut().map(ask).collect();
+    let of = |status: &str| {
+        let is_it = |a: &&std::io::Result<String>| a.as_ref().is_ok_and(|a| a.ends_with(status));
+        answers.iter().filter(is_it).count()
+    };
+    assert_eq!((of("200"), of("503")), (92, 278), "{answers:?}");
+    // Those inside, and the monitoring, are served while the others try.
+    open.truncate(92);
+    assert_eq!(
+        node.metric("forebay_connections_open{listener=\"tcp\"}"),
+        92.0
+    );
+    assert!(node.metric("process_max_fds") <= 256.0);
+    let accept_errors = |l: &&serde_json::Value| {
+        let told = l["message"].as_str().unwrap_or_default();
+        told.contains("could not be accepted")
+    };
+    assert!(node.log().iter().filter(accept_errors).count() <= 1);
 }

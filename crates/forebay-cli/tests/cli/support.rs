@@ -5,6 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -88,6 +89,7 @@ pub struct Node {
     /// The line that `serve --json` prints when it is ready.
     pub ready: Value,
     pub url: String,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Node {
@@ -120,7 +122,12 @@ impl Node {
             "127.0.0.1:0",
         ];
         args.extend_from_slice(more);
-        let mut child = command(&args)
+        Self::start_as(dir, command(&args))
+    }
+
+    /// From a command that serves.
+    pub fn start_as(dir: TempDir, mut command: Command) -> Self {
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -140,15 +147,39 @@ impl Node {
             panic!("the node did not start: {line}\n{err}");
         };
         // Logs must not fill the pipe.
-        let mut log = child.stderr.take().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let kept = log.clone();
+        std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .for_each(|l| kept.lock().unwrap().push(l))
+        });
         let url = ready["url"].as_str().unwrap().to_owned();
         Node {
             dir,
             child,
             ready,
             url,
+            log,
         }
+    }
+
+    /// The lines of the log, as far as it is JSON.
+    pub fn log(&self) -> Vec<Value> {
+        let lines = self.log.lock().unwrap();
+        lines
+            .iter()
+            .filter_map(|l| serde_json::from_str(l).ok())
+            .collect()
+    }
+
+    /// The value of a line of `/metrics`; 0 if there is none.
+    pub fn metric(&self, line: &str) -> f64 {
+        let admin = self.ready["admin"].as_str().unwrap();
+        let page = self.run(&["metrics", "--admin", admin]).ok().out;
+        let found = page.lines().find_map(|l| l.strip_prefix(line));
+        found.map_or(0.0, |value| value.trim().parse().unwrap())
     }
 
     /// Puts a file into the bucket, behind the node's back.
@@ -210,6 +241,16 @@ impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until something holds, for at most 20 seconds.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(20), "not yet: {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -18,7 +18,7 @@ pub mod watch;
 pub use policy::{Policy, refusal};
 
 use crate::{
-    config::{Auth, KeyPair, KeysFile, Secret},
+    config::{Auth, Grant, KeyPair, KeysFile, Secret},
     note::Peer,
 };
 use forebay_core::{
@@ -26,21 +26,52 @@ use forebay_core::{
     sync::{Mutex, RwLock},
 };
 use http::{HeaderMap, header::AUTHORIZATION};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+use subtle::ConstantTimeEq;
 use watch::{Reload, ReloadStats};
+
+/// The name of a caller that needs no key, because the node has none.
+const ANONYMOUS: &str = "anonymous";
+/// The name of a caller on the Unix socket that needs no key.
+const UNIX: &str = "unix";
+
+/// Who sends a request, and what he may do.
+#[derive(Clone)]
+pub struct Caller {
+    /// For the log and metrics, never a secret: the name of the key or token, `unix` or
+    /// `anonymous`.
+    pub name: Arc<str>,
+    pub policy: Arc<Policy>,
+}
 
 /// The keys of one moment.
 #[derive(Default)]
 struct Table {
-    keys: HashMap<String, (Secret, Arc<Policy>)>,
-    tokens: Vec<(Secret, Arc<Policy>)>,
+    keys: HashMap<String, (Secret, Caller)>,
+    tokens: Vec<(Secret, Caller)>,
+    names: HashSet<Arc<str>>,
+}
+
+/// Settings and the keys that were made of them.
+struct State {
+    auth: Auth,
+    table: Table,
+}
+
+/// Keys that have been read and found to work, for [`Access::install`].
+pub struct Prepared {
+    state: Arc<State>,
+    text: String,
 }
 
 /// The keys in force.
 pub struct Access {
-    auth: Auth,
-    table: RwLock<Arc<Table>>,
-    /// The text that was taken over, or refused, last; `None` while the file cannot be read.
+    state: RwLock<Arc<State>>,
+    /// The text that was taken over, or refused, last; `None` while the file cannot be read. It is
+    /// held while the keys are replaced, so that one change follows the other.
     seen: Mutex<Option<String>>,
     pub stats: ReloadStats,
 }
@@ -49,62 +80,91 @@ impl Access {
     /// # Errors
     /// `Invalid` for keys that cannot work, or a keys file that cannot be read.
     pub fn new(auth: &Auth) -> Result<Self> {
-        let text = read(auth)?;
-        let table = Table::of(auth, &text)?;
+        let Prepared { state, text } = Self::prepare(auth)?;
         Ok(Access {
-            auth: auth.clone(),
-            table: RwLock::new(Arc::new(table)),
+            state: RwLock::new(state),
             seen: Mutex::new(Some(text)),
             stats: ReloadStats::default(),
         })
     }
 
-    /// Whether requests of this peer need no key: they may do everything.
-    pub fn is_open(&self, peer: Peer) -> bool {
-        !self.auth.needs_credentials() || (peer == Peer::Unix && self.auth.unix_trusted)
+    /// Reads the files that the settings name. May block.
+    ///
+    /// # Errors
+    /// As [`Access::new`].
+    pub fn prepare(auth: &Auth) -> Result<Prepared> {
+        let text = read(auth)?;
+        let table = Table::of(auth, &text)?;
+        let state = State {
+            auth: auth.clone(),
+            table,
+        };
+        Ok(Prepared {
+            state: Arc::new(state),
+            text,
+        })
+    }
+
+    /// Puts other settings in force, with their keys.
+    pub fn install(&self, prepared: Prepared) {
+        let mut seen = self.seen.lock();
+        *self.state.write() = prepared.state;
+        *seen = Some(prepared.text);
+    }
+
+    fn state(&self) -> Arc<State> {
+        self.state.read().clone()
+    }
+
+    /// The name of a peer that needs no key: it may do everything.
+    pub fn open_to(&self, peer: Peer) -> Option<&'static str> {
+        let state = self.state.read();
+        if peer == Peer::Unix && state.auth.unix_trusted {
+            Some(UNIX)
+        } else {
+            (!state.auth.needs_credentials()).then_some(ANONYMOUS)
+        }
     }
 
     pub fn has_keys(&self) -> bool {
-        !self.table.read().keys.is_empty()
+        !self.state.read().table.keys.is_empty()
     }
 
     /// How many keys and tokens there are.
     pub fn len(&self) -> usize {
-        let table = self.table.read();
+        let table = &self.state.read().table;
         table.keys.len() + table.tokens.len()
     }
 
     /// What requests of this key are signed with.
     pub fn secret(&self, access_key: &str) -> Option<Secret> {
-        self.table
-            .read()
-            .keys
-            .get(access_key)
-            .map(|(secret, _)| secret.clone())
+        let state = self.state.read();
+        state.table.keys.get(access_key).map(|(s, _)| s.clone())
     }
 
-    /// The policy of a key whose signature was found right. `None`: the key was taken away in
+    /// Who sends a request whose signature was found right. `None`: the key was taken away in
     /// between.
-    pub fn of_key(&self, access_key: &str) -> Option<Arc<Policy>> {
-        self.table
-            .read()
-            .keys
-            .get(access_key)
-            .map(|(_, policy)| policy.clone())
+    pub fn of_key(&self, access_key: &str) -> Option<Caller> {
+        let state = self.state.read();
+        state.table.keys.get(access_key).map(|(_, c)| c.clone())
     }
 
-    /// The policy of the sender of a request under `/v1/`.
+    /// Who sends a request under `/v1/`.
     ///
     /// # Errors
     /// `Unauthenticated`, with what to do.
-    pub fn of_request(&self, peer: Peer, headers: &HeaderMap) -> Result<Arc<Policy>> {
-        if self.is_open(peer) {
-            return Ok(Policy::full());
+    pub fn of_request(&self, peer: Peer, headers: &HeaderMap) -> Result<Caller> {
+        if let Some(name) = self.open_to(peer) {
+            return Ok(Caller {
+                name: name.into(),
+                policy: Policy::full(),
+            });
         }
         let denied = |message: &str, hint: &str| {
             Err(Error::new(ErrorKind::Unauthenticated, message).hint(hint))
         };
-        let table = self.table.read().clone();
+        let state = self.state();
+        let table = &state.table;
         if table.tokens.is_empty() {
             return denied(
                 "this node has keys for S3, but no tokens for /v1/",
@@ -125,15 +185,16 @@ impl Access {
             );
         };
         // Every token is looked at, and each byte of it, so that the time tells nothing.
-        let found = table.tokens.iter().fold(None, |found, (token, policy)| {
-            if same(token.reveal(), given.trim()) {
-                Some(policy)
+        let given = given.trim().as_bytes();
+        let found = table.tokens.iter().fold(None, |found, (token, caller)| {
+            if token.reveal().as_bytes().ct_eq(given).into() {
+                Some(caller)
             } else {
                 found
             }
         });
         match found {
-            Some(policy) => Ok(policy.clone()),
+            Some(caller) => Ok(caller.clone()),
             None => denied(
                 "the token is not one of this node's",
                 "check AIS_AUTHN_TOKEN or FOREBAY_TOKEN",
@@ -148,15 +209,17 @@ impl Reload for Access {
     }
 
     fn reload(&self, asked: bool) {
-        let Some(path) = &self.auth.keys_file else {
+        let mut seen = self.seen.lock();
+        let state = self.state();
+        let Some(path) = &state.auth.keys_file else {
             return;
         };
-        let text = match read(&self.auth) {
-            Ok(text) if !asked && self.seen.lock().as_ref() == Some(&text) => return,
+        let text = match read(&state.auth) {
+            Ok(text) if !asked && seen.as_ref() == Some(&text) => return,
             Ok(text) => text,
             Err(e) => {
                 // It may be on its way to its place. What is in force stays; the log is told once.
-                if self.seen.lock().take().is_some() || asked {
+                if seen.take().is_some() || asked {
                     self.stats.failed();
                     tracing::error!(error = %e.describe(), "the keys file cannot be read; the \
                         keys that were read before stay in force");
@@ -164,12 +227,15 @@ impl Reload for Access {
                 return;
             }
         };
-        let table = Table::of(&self.auth, &text);
-        *self.seen.lock() = Some(text);
+        let table = Table::of(&state.auth, &text);
+        *seen = Some(text);
         match table {
             Ok(table) => {
                 let (keys, tokens) = (table.keys.len(), table.tokens.len());
-                *self.table.write() = Arc::new(table);
+                *self.state.write() = Arc::new(State {
+                    auth: state.auth.clone(),
+                    table,
+                });
                 self.stats.succeeded();
                 tracing::info!(file = %path.display(), keys, tokens, "the keys were read again");
             }
@@ -219,7 +285,8 @@ impl Table {
                 .map_err(|e| e.context(format!("{place}: keys[{i}]")))?;
         }
         for (i, token) in tokens.iter().enumerate() {
-            self.add_token(token, Policy::full())
+            let name = format!("token-{}", self.tokens.len() + 1);
+            self.add_named(name, |table, caller| table.add_token(token, caller), None)
                 .map_err(|e| e.context(format!("{place}: tokens[{i}]")))?;
         }
         Ok(())
@@ -227,27 +294,54 @@ impl Table {
 
     fn add_key(&mut self, key: &KeyPair) -> Result<()> {
         key.check()?;
-        let policy = Policy::of(key.allow.as_deref())?;
-        if !key.access_key.is_empty() {
-            let secret = key.secret()?;
-            if self
-                .keys
-                .insert(key.access_key.clone(), (secret, policy.clone()))
-                .is_some()
-            {
-                return Err(Error::invalid(format!(
-                    "the access key {:?} is there twice",
-                    key.access_key
-                )));
+        let name = match (&key.name, key.access_key.as_str()) {
+            (Some(name), _) => name.clone(),
+            (None, "") => format!("token-{}", self.tokens.len() + 1),
+            (None, access_key) => access_key.to_owned(),
+        };
+        let add = |table: &mut Table, caller: Caller| {
+            if !key.access_key.is_empty() {
+                let secret = key.secret()?;
+                let known = (secret, caller.clone());
+                if table.keys.insert(key.access_key.clone(), known).is_some() {
+                    return Err(Error::invalid(format!(
+                        "the access key {:?} is there twice",
+                        key.access_key
+                    )));
+                }
             }
-        }
-        match &key.token {
-            Some(token) => self.add_token(token, policy),
-            None => Ok(()),
-        }
+            match &key.token {
+                Some(token) => table.add_token(token, caller),
+                None => Ok(()),
+            }
+        };
+        self.add_named(name, add, key.allow.as_deref())
     }
 
-    fn add_token(&mut self, token: &Secret, policy: Arc<Policy>) -> Result<()> {
+    /// Adds what bears this name, which no other does.
+    fn add_named(
+        &mut self,
+        name: String,
+        add: impl FnOnce(&mut Table, Caller) -> Result<()>,
+        allow: Option<&[Grant]>,
+    ) -> Result<()> {
+        let name: Arc<str> = name.into();
+        let policy = Policy::of(allow)?;
+        let caller = Caller {
+            name: name.clone(),
+            policy,
+        };
+        add(self, caller)?;
+        if self.names.insert(name.clone()) {
+            return Ok(());
+        }
+        Err(
+            Error::invalid(format!("the name {name:?} is that of another key too"))
+                .hint("each key needs a name of its own: `name`, or else its access_key"),
+        )
+    }
+
+    fn add_token(&mut self, token: &Secret, caller: Caller) -> Result<()> {
         if token.reveal().is_empty() {
             return Err(Error::invalid("the token is empty"));
         }
@@ -259,17 +353,9 @@ impl Table {
             return Err(Error::invalid("the token is that of another key too")
                 .hint("each key needs a token of its own"));
         }
-        self.tokens.push((token.clone(), policy));
+        self.tokens.push((token.clone(), caller));
         Ok(())
     }
-}
-
-fn same(a: &str, b: &str) -> bool {
-    let difference = a
-        .bytes()
-        .zip(b.bytes().chain(std::iter::repeat(0)))
-        .fold(a.len() ^ b.len(), |d, (x, y)| d | usize::from(x ^ y));
-    difference == 0
 }
 
 #[cfg(test)]
@@ -321,6 +407,51 @@ mod tests {
     }
 
     #[test]
+    fn each_caller_has_a_name_of_its_own_that_is_no_secret() {
+        let named = |name: &str, token: &str| KeyPair {
+            name: Some(name.into()),
+            token: Some(Secret::new(token)),
+            ..KeyPair::default()
+        };
+        let auth = Auth {
+            keys: vec![
+                key("AK", "s", Some("t-ak")),
+                named("nightly", "t-nightly"),
+                KeyPair {
+                    name: None,
+                    ..named("", "t-bare")
+                },
+            ],
+            tokens: vec![Secret::new("t-last")],
+            ..Auth::default()
+        };
+        let access = Access::new(&auth).unwrap();
+        let name = |token: &str| {
+            let caller = access.of_request(TCP(), &bearer(Some(token))).unwrap();
+            caller.name.to_string()
+        };
+        assert_eq!(name("t-ak"), "AK");
+        assert_eq!(name("t-nightly"), "nightly");
+        assert_eq!(
+            (name("t-bare"), name("t-last")),
+            ("token-3".into(), "token-4".into())
+        );
+        assert_eq!(&*access.of_key("AK").unwrap().name, "AK");
+        let of = |access: &Access, peer| access.of_request(peer, &bearer(None)).unwrap().name;
+        assert_eq!(&*of(&access, Peer::Unix), "unix");
+        assert_eq!(
+            &*of(&Access::new(&Auth::default()).unwrap(), TCP()),
+            "anonymous"
+        );
+        let twice = Auth {
+            keys: vec![named("x", "1"), named("x", "2")],
+            ..Auth::default()
+        };
+        let e = Access::new(&twice).err().unwrap().describe();
+        assert!(e.contains("\"x\"") && e.contains("name of its own"), "{e}");
+    }
+
+    #[test]
     fn a_file_that_cannot_be_used_leaves_the_keys_in_force() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
@@ -337,9 +468,9 @@ mod tests {
         let reads = |token: &str, key: &str| {
             access
                 .of_request(TCP(), &bearer(Some(token)))
-                .is_ok_and(|p| p.allows(Action::Read, "b", key))
+                .is_ok_and(|c| c.policy.allows(Action::Read, "b", key))
         };
-        assert!(reads("t", "k") && !access.is_open(TCP()));
+        assert!(reads("t", "k") && access.open_to(TCP()).is_none());
 
         for bad in [
             "[[keys]\n",
@@ -373,7 +504,8 @@ mod tests {
         write("");
         access.reload(false);
         assert!(
-            !access.is_open(TCP()) && access.of_request(TCP(), &bearer(Some("t"))).is_err(),
+            access.open_to(TCP()).is_none()
+                && access.of_request(TCP(), &bearer(Some("t"))).is_err(),
             "no keys is not the same as no lock"
         );
     }

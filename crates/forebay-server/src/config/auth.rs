@@ -5,6 +5,9 @@ use forebay_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
+/// The longest name of a key: it is in each line of the log and a label of metrics.
+const NAME_MAX_BYTES: usize = 128;
+
 section! {
     /// Who may come in, and what they may do. By default the Unix socket is guarded by its file
     /// permissions, and TCP by what is here.
@@ -34,6 +37,9 @@ section! {
     /// `{ access_key = "…", secret_key = "…", token = "…", allow = [{ bucket = "train", prefix = "public/", actions = ["read", "list"] }] }`.
     /// It signs S3 requests with its secret, sends its token with requests under `/v1/`, or both.
     KeyPair {
+        /// What the log and the metrics call whoever uses it. Left out: the access key, or
+        /// `token-N`, the N-th token of the node.
+        name: Option<String> = None,
         /// The name of the key, sent with each S3 request.
         access_key: String = String::new(),
         /// The secret that S3 requests are signed with (Signature Version 4).
@@ -139,6 +145,15 @@ impl KeyPair {
                 Error::invalid("one of access_key and its secret is missing")
                     .hint("access_key and secret_key belong together"),
             );
+        }
+        if let Some(name) = &self.name
+            && (name.is_empty()
+                || name.len() > NAME_MAX_BYTES
+                || name.chars().any(|c| c.is_control() || c == '"'))
+        {
+            return Err(Error::invalid("the name cannot be used").hint(format!(
+                "1 to {NAME_MAX_BYTES} bytes, without quotes and control characters"
+            )));
         }
         if self.access_key.is_empty() && self.token.is_none() {
             return Err(Error::invalid("there is neither an access_key nor a token")

@@ -6,6 +6,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt,
+    path::Path,
 };
 
 /// Far more connections, requests or buffers than any node has, and far less than what cannot be
@@ -13,6 +15,9 @@ use std::{
 const COUNT_MAX: u64 = 1 << 30;
 /// A year: a longer time is a mistake, and times that overflow the clock end a process.
 const TIME_MAX_SECS: u64 = 366 * 86_400;
+
+/// The bit of a file's mode by which everybody may read it.
+const OTHERS_READ: u32 = 0o004;
 
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
@@ -84,6 +89,23 @@ impl Config {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
         tried("tls", crate::tls::Tls::open(&self.tls).err());
+        for (key, path) in self.secret_files() {
+            // A file that cannot be looked at is told of above, where it matters.
+            let Ok(meta) = std::fs::metadata(path) else {
+                continue;
+            };
+            let mode = meta.permissions().mode() & 0o777;
+            if mode & OTHERS_READ != 0 {
+                problems.warning(
+                    key,
+                    format!(
+                        "{} holds secrets and everybody may read it (mode {mode:04o})",
+                        path.display()
+                    ),
+                    "chmod 0600, or 0640 with the node's own group",
+                );
+            }
+        }
         self.check_room(&mut problems);
         problems.0
     }
@@ -123,6 +145,26 @@ impl Config {
                 );
             }
         }
+    }
+
+    /// The files that secrets are read from, with the settings that name them.
+    fn secret_files(&self) -> Vec<(&'static str, &Path)> {
+        let auth = &self.auth;
+        let secrets = auth.keys.iter().filter_map(|k| k.secret_key_file.as_ref());
+        let named = [
+            auth.keys_file
+                .iter()
+                .map(|f| ("auth.keys_file", f))
+                .collect(),
+            secrets.map(|f| ("auth.keys", f)).collect(),
+            self.tls
+                .key
+                .iter()
+                .map(|f| ("tls.key", f))
+                .collect::<Vec<_>>(),
+        ];
+        let named = named.into_iter().flatten();
+        named.map(|(key, file)| (key, file.as_path())).collect()
     }
 
     /// The first error of [`Config::check`], as an error.
@@ -561,6 +603,23 @@ mod tests {
     fn the_defaults_need_an_origin_and_nothing_else() {
         assert!(errors(&sound()).is_empty(), "{:?}", errors(&sound()));
         assert!(errors(&Config::default())[0].contains("--origin"));
+    }
+
+    #[test]
+    fn a_file_of_secrets_that_everybody_may_read_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        std::fs::write(&path, "tokens = [\"hush\"]\n").unwrap();
+        let mut config = sound();
+        config.auth.keys_file = Some(path.clone());
+        for (mode, warned) in [(0o644, true), (0o640, false), (0o600, false)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let found = config.check_files();
+            assert_eq!(found.len(), usize::from(warned), "{mode:o}: {found:?}");
+            assert!(found.iter().all(|p| p.severity == Severity::Warning
+                && p.key == "auth.keys_file"
+                && p.message.contains("0644")));
+        }
     }
 
     #[test]

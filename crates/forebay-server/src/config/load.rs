@@ -6,11 +6,17 @@
 use super::{CacheDir, Config, NamedOrigin};
 use forebay_core::{Error, Result, name::shorten};
 use serde::Deserialize;
-use std::{collections::BTreeMap, path::Path};
-use toml::{Table, Value};
+use std::{collections::BTreeMap, ops::Range, path::Path};
+use toml::{
+    Table, Value,
+    de::{DeArray, DeTable, DeValue, Deserializer},
+};
 
 /// The prefix of environment variables; `__` stands between the parts of a key.
 pub(super) const ENV_PREFIX: &str = "FOREBAY__";
+
+/// Mistakes in one configuration that are told.
+const FAULTS_MAX: usize = 100;
 
 /// Parts of a key that is set from outside the file: each is a table within the one before. (In
 /// files the parser has a bound of its own.)
@@ -117,49 +123,70 @@ impl Config {
     /// ignored), then `overrides`.
     ///
     /// # Errors
-    /// `Invalid` with the place and, for an unknown key, the nearest that is known.
+    /// `Invalid` with the place and, for an unknown key, the nearest that is known: the first of
+    /// those of [`Config::load_all`].
     pub fn load(
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
         overrides: &[Override],
     ) -> Result<Config> {
+        Self::load_all(file, env, overrides).map_err(|mut all| all.swap_remove(0))
+    }
+
+    /// The same; an error is everything that is wrong, up to a hundred, at least one.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_all(
+        file: Option<&Path>,
+        env: impl IntoIterator<Item = (String, String)>,
+        overrides: &[Override],
+    ) -> Result<Config, Vec<Error>> {
         let mut table = Table::new();
         let mut sources = BTreeMap::new();
+        let mut faults = Vec::new();
         if let Some(path) = file {
+            let name = path.display().to_string();
             let text = std::fs::read_to_string(path).map_err(|e| {
-                Error::invalid(format!(
-                    "the configuration file {} cannot be read: {e}",
-                    path.display()
-                ))
+                vec![Error::invalid(format!(
+                    "the configuration file {name} cannot be read: {e}"
+                ))]
             })?;
-            table = Self::parse_file(&text, &path.display().to_string())?;
-            note_sources(&table, "", &path.display().to_string(), &mut sources);
+            match Self::parse_file(&text, &name) {
+                Ok(read) => table = read,
+                Err(all) => faults = all,
+            }
+            note_sources(&table, "", &name, &mut sources);
         }
         let mut layers = Vec::new();
         for (name, value) in env {
             if let Some(key) = name.strip_prefix(ENV_PREFIX) {
-                layers.push(Override::text(
-                    key.to_ascii_lowercase().replace("__", "."),
-                    &value,
-                    &name,
-                )?);
+                let key = key.to_ascii_lowercase().replace("__", ".");
+                match Override::text(key, &value, &name) {
+                    Ok(layer) => layers.push(layer),
+                    Err(e) => faults.push(e),
+                }
             }
+        }
+        faults.truncate(FAULTS_MAX);
+        if !faults.is_empty() {
+            return Err(faults);
         }
         layers.sort_by(|a, b| a.key.cmp(&b.key));
         layers.extend_from_slice(overrides);
         for layer in &layers {
-            layer.clone().checked()?;
+            layer.clone().checked().map_err(|e| vec![e])?;
             set(&mut table, &layer.key, layer.value.clone());
             sources.insert(layer.key.clone(), layer.from.clone());
         }
         let mut config = Config::deserialize(Value::Table(table))
-            .map_err(|e| explain("the configuration", e.message()))?;
+            .map_err(|e| vec![explain("the configuration", e.message())])?;
         config.sources = sources;
         Ok(config)
     }
 
-    /// Reads the text of a file; `name` is for messages.
-    fn parse_file(text: &str, name: &str) -> Result<Table> {
+    /// Reads the text of a file; `name` is for messages. An error is all that is wrong with it.
+    fn parse_file(text: &str, name: &str) -> Result<Table, Vec<Error>> {
         let at = |e: toml::de::Error| {
             let place = match e.span() {
                 Some(span) => format!(
@@ -170,17 +197,81 @@ impl Config {
             };
             explain(&place, e.message())
         };
-        toml::from_str::<Config>(text).map_err(at)?;
-        toml::from_str::<Table>(text).map_err(at)
+        let mut root = DeTable::parse(text).map_err(|e| vec![at(e)])?;
+        let mut faults = Vec::new();
+        // What is wrong is taken out, to see what else is.
+        while let Err(e) = Config::deserialize(Deserializer::from(root.clone())) {
+            let span = e.span();
+            faults.push(at(e));
+            let is_out = span.is_some_and(|span| take_out(root.get_mut(), &span));
+            if !is_out || faults.len() == FAULTS_MAX {
+                break;
+            }
+        }
+        if faults.is_empty() {
+            toml::from_str::<Table>(text).map_err(|e| vec![at(e)])
+        } else {
+            Err(faults)
+        }
     }
 
     /// The text of a file, read as [`Config::load`] reads it.
     #[cfg(test)]
     pub(crate) fn of_text(text: &str) -> Result<Config> {
-        let table = Self::parse_file(text, "forebay.toml")?;
+        let table = Self::parse_file(text, "forebay.toml").map_err(|mut all| all.swap_remove(0))?;
         Config::deserialize(Value::Table(table))
             .map_err(|e| explain("the configuration", e.message()))
     }
+}
+
+/// Takes out of a table what stands at this place of its text: a key or a value of it, or the
+/// smallest part of it that holds the place. `false`: nothing is there.
+fn take_out(table: &mut DeTable<'_>, place: &Range<usize>) -> bool {
+    let within = |span: Range<usize>| span.start <= place.start && place.end <= span.end;
+    let found = table.iter_mut().find_map(|(key, value)| {
+        let name = key.get_ref().to_string();
+        if key.span() == *place {
+            return Some(Some(name));
+        }
+        let holds = within(value.span());
+        let inner = match value.get_mut() {
+            DeValue::Table(inner) => take_out(inner, place),
+            DeValue::Array(items) => take_out_item(items, place),
+            _ => false,
+        };
+        match (inner, holds) {
+            (true, _) => Some(None),
+            (false, true) => Some(Some(name)),
+            (false, false) => None,
+        }
+    });
+    match found {
+        Some(Some(name)) => {
+            table.remove(name.as_str());
+            true
+        }
+        Some(None) => true,
+        None => false,
+    }
+}
+
+fn take_out_item(items: &mut DeArray<'_>, place: &Range<usize>) -> bool {
+    let inner = items.iter_mut().any(|item| match item.get_mut() {
+        DeValue::Table(inner) => take_out(inner, place),
+        DeValue::Array(inner) => take_out_item(inner, place),
+        _ => false,
+    });
+    let holds = items.iter().position(|item| {
+        let span = item.span();
+        span.start <= place.start && place.end <= span.end
+    });
+    let (false, Some(at)) = (inner, holds) else {
+        return inner;
+    };
+    let all = std::mem::replace(items, DeArray::from_iter([])).into_iter();
+    let kept = all.enumerate().filter(|(i, _)| *i != at);
+    *items = kept.map(|(_, item)| item).collect();
+    true
 }
 
 /// Puts a value under a dotted key, making tables on the way.
@@ -256,27 +347,10 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let allowed = (word.len() / 3).max(1);
     known
         .iter()
-        .map(|k| (distance(word, k), *k))
+        .map(|k| (strsim::levenshtein(word, k), *k))
         .filter(|(d, _)| *d <= allowed)
         .min()
         .map(|(_, k)| k)
-}
-
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let next = (diagonal + usize::from(ca != *cb))
-                .min(row[j] + 1)
-                .min(row[j + 1] + 1);
-            diagonal = row[j + 1];
-            row[j + 1] = next;
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -385,6 +459,42 @@ mod tests {
             .to_string();
         assert!(e.contains("regoin") && e.contains("region"), "{e}");
         assert!(Config::load(Some(Path::new("/no/such/file")), env(&[]), &[]).is_err());
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told_at_once() {
+        let (_dir, path) = file(
+            "colour = 1\n[listen]\ns3 = \"127.0.0.1:1\"\nadmni = \"off\"\n[cache]\nfreshness = \
+             \"sometimes\"\ndirs = [\"/a:1GiB\", \"/b\"]\n[limits]\nconnections = \
+             \"many\"\n[[auth.keys]]\ntoken = \"t\"\nallow = [{ bukket = \"b\" }]\n[[origins]]\nurl = \
+             \"s3://b\"\nregoin = \"x\"\n[[origins]]\nurl = \"s3://c\"\nprofil = \"x\"\n",
+        );
+        let vars = env(&[
+            ("FOREBAY__LIMITS__CONECTIONS", "3"),
+            ("FOREBAY__LISTEN__S", "x"),
+        ]);
+        let all = Config::load_all(Some(&path), vars, &[]).unwrap_err();
+        let told: Vec<String> = all.iter().map(Error::describe).collect();
+        let parts = [
+            "colour",
+            "admni",
+            "sometimes",
+            "/b",
+            "line 9",
+            "bukket",
+            "regoin",
+            "profil",
+            "CONECTIONS",
+            "LISTEN__S",
+        ];
+        for part in parts {
+            assert_eq!(
+                told.iter().filter(|t| t.contains(part)).count(),
+                1,
+                "{part}: {told:#?}"
+            );
+        }
+        assert_eq!(told.len(), parts.len(), "{told:#?}");
     }
 
     #[test]

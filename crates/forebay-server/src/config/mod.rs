@@ -213,6 +213,19 @@ section! {
     }
 }
 
+/// Files that a node has open whoever asks: listeners, the runtime's own, the admin port's.
+const FILES_OF_THE_NODE: u64 = 64;
+/// How much of a cache directory one open file holds, about.
+const SEGMENT_BYTES: u64 = 256 << 20;
+
+/// How many connections of clients a process that may open `files` files takes, so that there are
+/// some left for the cache and for the requests to origins that clients cause.
+fn connections_for(files: u64, segments: u64, origin_requests: u64) -> u64 {
+    let rest = files.saturating_sub(FILES_OF_THE_NODE);
+    let rest = rest - segments.min(rest / 4);
+    (rest - origin_requests.min(rest / 2)).max(1)
+}
+
 impl Config {
     /// What the engine needs of it.
     pub fn engine(&self) -> EngineConfig {
@@ -300,8 +313,47 @@ impl Config {
         }
     }
 
+    /// The buckets that have a name here: not those that a wildcard finds, but for those that have
+    /// a section of their own.
+    pub fn bucket_names(&self) -> Vec<String> {
+        let configured = self
+            .origins
+            .iter()
+            .filter_map(|o| o.bucket().ok().flatten());
+        configured.chain(self.buckets.keys().cloned()).collect()
+    }
+
+    /// Open client connections: as configured, or fewer where the process may not open so many
+    /// files.
+    pub fn connections_most(&self) -> usize {
+        let dirs = self.cache.dirs.iter();
+        let segments = dirs.map(|d| d.size.0 / SEGMENT_BYTES + 8).sum();
+        let origins = self.origins.iter();
+        let requests = origins.map(|o| o.config.requests_in_flight as u64).sum();
+        let most = connections_for(crate::process::open_files_limit(), segments, requests);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        self.limits.connections.min(most)
+    }
+
     /// Whether requests over TCP must bring a key or a token.
     pub fn needs_credentials(&self) -> bool {
         self.auth.needs_credentials()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::connections_for;
+
+    #[test]
+    fn connections_leave_files_for_the_cache_and_the_origins() {
+        assert_eq!(connections_for(256, 8, 256), 92);
+        assert_eq!(connections_for(1024, 4000, 256), 720 - 256);
+        assert_eq!(connections_for(65_536, 2000, 256), 65_536 - 64 - 2000 - 256);
+        assert_eq!(
+            (connections_for(10, 8, 256), connections_for(0, 0, 0)),
+            (1, 1)
+        );
+        assert!(connections_for(u64::MAX, 8, 256) > 1 << 60);
     }
 }

@@ -1,22 +1,27 @@
 //! Metrics of the node.
 //!
 //! What requests do is counted here as it happens ([`Metrics`]); what the engine, the store, the
-//! origins and the batcher count themselves is asked of them when the page is made (`scrape.rs`).
-//! `table.rs` names and explains each.
+//! origins and the batcher count themselves is asked of them when the page is made. `families.rs`
+//! names and explains each, `page.rs` writes them.
 
-mod scrape;
-mod table;
+mod families;
+mod page;
 
-pub use scrape::Scrape;
-pub use table::{Kind, Metric, SECTIONS, reference};
+pub(crate) use families::page;
+pub use page::Format;
 
 use crate::note::Api;
-use forebay_core::{CacheStatus, sync::Mutex};
+use forebay_core::{
+    CacheStatus, Histogram,
+    sync::{Mutex, RwLock},
+};
 use http::Method;
-use prometheus_client::metrics::histogram::Histogram;
 use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    collections::{BTreeMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -71,11 +76,30 @@ pub struct Connections {
     pub accepted: AtomicU64,
 }
 
+/// Requests that are told apart; what is one more is counted under `other` buckets and callers.
+/// Both names are the operator's, so only many keys times many buckets come so far.
+const SERIES_MAX: usize = 4096;
+/// A bucket that the operator has not named, or one combination too many.
+const OTHER: &str = "other";
+
+/// The labels of a request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Labels {
+    api: Api,
+    method: &'static str,
+    status: u16,
+    bucket: Arc<str>,
+    caller: Arc<str>,
+}
+
 /// What requests do.
 pub struct Metrics {
     /// By the `X-Cache` header; counted by [`crate::note::Note::x_cache`] alone.
     pub answers: ByStatus,
-    requests: Mutex<BTreeMap<(Api, &'static str, u16), u64>>,
+    requests: Mutex<BTreeMap<Labels, u64>>,
+    sent_bytes: Mutex<BTreeMap<(Api, Arc<str>, Arc<str>), u64>>,
+    /// The buckets that are a label; what clients make up is not.
+    buckets: RwLock<HashSet<Arc<str>>>,
     pub refused_overload: AtomicU64,
     pub refused_stopping: AtomicU64,
     /// Connections, not requests: what they would have asked for is not known.
@@ -84,7 +108,6 @@ pub struct Metrics {
     pub tls_failed: AtomicU64,
     pub cut: ByApi,
     pub abandoned: ByApi,
-    pub sent_bytes: ByApi,
     pub in_flight: AtomicI64,
     pub tcp: Connections,
     pub unix: Connections,
@@ -96,26 +119,25 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // 50 µs to 100 s, four steps to the factor of ten.
-        let histogram = || Histogram::new((0..26).map(|i| 5e-5 * 10f64.powf(i as f64 / 4.0)));
-        let four = || std::array::from_fn(|_| histogram());
+        let four = || std::array::from_fn(|_| Histogram::default());
         Metrics {
             answers: ByStatus::default(),
             requests: Mutex::default(),
+            sent_bytes: Mutex::default(),
+            buckets: RwLock::default(),
             refused_overload: AtomicU64::new(0),
             refused_stopping: AtomicU64::new(0),
             refused_connections: AtomicU64::new(0),
             tls_failed: AtomicU64::new(0),
             cut: ByApi::default(),
             abandoned: ByApi::default(),
-            sent_bytes: ByApi::default(),
             in_flight: AtomicI64::new(0),
             tcp: Connections::default(),
             unix: Connections::default(),
             get_first_byte: four(),
             get_duration: four(),
-            batch_first_byte: histogram(),
-            batch_duration: histogram(),
+            batch_first_byte: Histogram::default(),
+            batch_duration: Histogram::default(),
         }
     }
 }
@@ -127,7 +149,22 @@ impl std::fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    pub fn request(&self, api: Api, method: &Method, status: u16) {
+    /// The buckets that are told apart.
+    pub fn set_buckets(&self, names: impl IntoIterator<Item = String>) {
+        *self.buckets.write() = names.into_iter().map(Arc::from).collect();
+    }
+
+    /// A bucket as a label.
+    fn bucket(&self, name: &str) -> Arc<str> {
+        match self.buckets.read().get(name) {
+            Some(known) => known.clone(),
+            None if name.is_empty() => Arc::default(),
+            None => OTHER.into(),
+        }
+    }
+
+    /// An answer's head is on its way. `caller` is the name of a key or token, or empty.
+    pub fn request(&self, api: Api, method: &Method, status: u16, bucket: &str, caller: &Arc<str>) {
         // Methods are what clients like; labels must not be.
         let method = match *method {
             Method::GET => "GET",
@@ -135,20 +172,45 @@ impl Metrics {
             Method::PUT => "PUT",
             Method::POST => "POST",
             Method::DELETE => "DELETE",
-            _ => "other",
+            _ => OTHER,
         };
-        *self
-            .requests
-            .lock()
-            .entry((api, method, status))
-            .or_default() += 1;
+        let labels = Labels {
+            api,
+            method,
+            status,
+            bucket: self.bucket(bucket),
+            caller: caller.clone(),
+        };
+        let mut requests = self.requests.lock();
+        let labels = if requests.len() < SERIES_MAX || requests.contains_key(&labels) {
+            labels
+        } else {
+            Labels {
+                bucket: OTHER.into(),
+                caller: OTHER.into(),
+                ..labels
+            }
+        };
+        *requests.entry(labels).or_default() += 1;
+    }
+
+    /// So many bytes of an answer's body were handed to its connection.
+    pub fn sent(&self, api: Api, bucket: &str, caller: &Arc<str>, bytes: u64) {
+        let series = (api, self.bucket(bucket), caller.clone());
+        let mut sent = self.sent_bytes.lock();
+        let series = if sent.len() < SERIES_MAX || sent.contains_key(&series) {
+            series
+        } else {
+            (api, OTHER.into(), OTHER.into())
+        };
+        *sent.entry(series).or_default() += bytes;
     }
 
     /// The head of an answer is there.
     pub fn first_byte(&self, api: Api, cache: Option<CacheStatus>, after: Duration) {
         match (api, cache) {
-            (Api::Batch, _) => self.batch_first_byte.observe(after.as_secs_f64()),
-            (_, Some(status)) => self.get_first_byte[index(status)].observe(after.as_secs_f64()),
+            (Api::Batch, _) => self.batch_first_byte.observe(after),
+            (_, Some(status)) => self.get_first_byte[index(status)].observe(after),
             _ => {}
         }
     }
@@ -156,9 +218,63 @@ impl Metrics {
     /// The last byte of an answer is out.
     pub fn finished(&self, api: Api, cache: Option<CacheStatus>, after: Duration) {
         match (api, cache) {
-            (Api::Batch, _) => self.batch_duration.observe(after.as_secs_f64()),
-            (_, Some(status)) => self.get_duration[index(status)].observe(after.as_secs_f64()),
+            (Api::Batch, _) => self.batch_duration.observe(after),
+            (_, Some(status)) => self.get_duration[index(status)].observe(after),
             _ => {}
         }
+    }
+}
+
+/// `docs/METRICS.md`.
+pub fn reference() -> String {
+    let mut page = String::from(
+        "# Metrics\n\nThe admin port (`listen.admin`, 127.0.0.1:8081) answers `/metrics` in Prometheus' text format, or in OpenMetrics where `Accept` asks for it. `forebay top` shows the most important ones live.\n\n\
+         A Prometheus scrape:\n\n```yaml\nscrape_configs:\n  - job_name: forebay\n    static_configs:\n      - targets: [\"127.0.0.1:8081\"]\n```\n\n\
+         Useful questions:\n\n\
+         - Hit ratio: `sum(rate(forebay_reads_total{status=~\"HIT|REVALIDATED\"}[5m])) / sum(rate(forebay_reads_total[5m]))`\n\
+         - Bytes per second to clients: `sum(rate(forebay_sent_bytes_total[1m]))`; from origins: `sum(rate(forebay_origin_received_bytes_total[1m]))`\n\
+         - The slowest hundredth of GETs: `histogram_quantile(0.99, sum by (le) (rate(forebay_get_duration_seconds_bucket[5m])))`\n\
+         - How long batches wait for data: `rate(forebay_getbatch_rxwait_seconds_total[5m]) / rate(forebay_getbatch_n_total[5m])`\n",
+    );
+    page.push_str(&families::declared().reference());
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_in_docs_is_current() {
+        crate::docs::check("METRICS.md", &reference());
+    }
+
+    #[test]
+    fn what_clients_make_up_is_no_label() {
+        let metrics = Metrics::default();
+        metrics.set_buckets(["data".to_owned()]);
+        let of = |bucket: &str, caller: &str| {
+            metrics.request(Api::S3, &Method::GET, 200, bucket, &caller.into());
+            metrics.sent(Api::S3, bucket, &caller.into(), 5);
+        };
+        of("data", "a");
+        for i in 0..10_000 {
+            of(&format!("made-up-{i}"), "a");
+        }
+        let seen = |bucket: &str| {
+            let requests = metrics.requests.lock();
+            let of_bucket = requests.iter().filter(|(l, _)| &*l.bucket == bucket);
+            of_bucket.map(|(_, n)| *n).sum::<u64>()
+        };
+        assert_eq!((seen("data"), seen(OTHER)), (1, 10_000));
+        assert_eq!(metrics.requests.lock().len(), 2);
+        // Many keys, one after the other.
+        for i in 0..2 * SERIES_MAX {
+            of("data", &format!("key-{i}"));
+        }
+        assert!(metrics.requests.lock().len() <= SERIES_MAX + 1);
+        assert!(metrics.sent_bytes.lock().len() <= SERIES_MAX + 1);
+        let all: u64 = metrics.sent_bytes.lock().values().sum();
+        assert_eq!(all, 5 * (10_001 + 2 * SERIES_MAX as u64));
     }
 }

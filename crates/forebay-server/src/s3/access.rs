@@ -50,14 +50,22 @@ const KNOWN: &[&str] = &[
 
 pub struct Gate(pub Arc<Access>);
 
-/// The policy of a request whose signature was found right.
-pub fn policy_of(access: &Access, credentials: Option<&Credentials>) -> S3Result<Arc<Policy>> {
+/// Who sends a request whose signature was found right; `note` keeps the name.
+pub fn policy_of(
+    access: &Access,
+    credentials: Option<&Credentials>,
+    note: Option<&Arc<Note>>,
+) -> S3Result<Arc<Policy>> {
     let Some(credentials) = credentials else {
         return Err(s3s::s3_error!(AccessDenied, "Signature is required"));
     };
-    access
+    let caller = access
         .of_key(&credentials.access_key)
-        .ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))
+        .ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))?;
+    if let Some(note) = note {
+        note.set_caller(&caller.name);
+    }
+    Ok(caller.policy)
 }
 
 fn may<T>(request: &S3Request<T>, action: Action, bucket: &str, name: &str) -> S3Result<()> {
@@ -122,10 +130,10 @@ gates! {
     delete_bucket(DeleteBucketInput) = Admin(whole);
 
     async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let policy = policy_of(&self.0, context.credentials())?;
+        let note: Option<Arc<Note>> = context.extensions_mut().get::<Arc<Note>>().cloned();
+        let policy = policy_of(&self.0, context.credentials(), note.as_ref())?;
         if !policy.is_full() && !KNOWN.contains(&context.s3_op().name()) {
             let e = refusal(format!("{} is not allowed to this key", context.s3_op().name()));
-            let note: Option<Arc<Note>> = context.extensions_mut().get::<Arc<Note>>().cloned();
             return Err(match note {
                 Some(note) => error::to_s3(e, &note.id),
                 None => s3s::s3_error!(AccessDenied),

@@ -152,7 +152,8 @@ impl Front {
         if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
             return refuse(e);
         }
-        if self.access.is_open(note.peer) {
+        if let Some(name) = self.access.open_to(note.peer) {
+            note.set_caller(&name.into());
             return self.call_open(request, target, note).await;
         }
         if !self.access.has_keys() {

@@ -223,7 +223,7 @@ impl S3Route for ReadRoute {
         ) else {
             return Err(s3s::s3_error!(InternalError, "a read without its target"));
         };
-        let policy = super::access::policy_of(&self.1, request.credentials.as_ref())?;
+        let policy = super::access::policy_of(&self.1, request.credentials.as_ref(), Some(note))?;
         if let Err(e) = policy.check(Action::Read, &target.bucket, &target.key) {
             note.set_error(e.describe());
             return Err(error::to_s3(e, &note.id));

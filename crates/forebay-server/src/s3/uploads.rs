@@ -10,7 +10,10 @@
 use forebay_core::{ObjectName, sync::Mutex};
 use forebay_engine::UploadedPart;
 use s3s::dto::Checksum;
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 /// Parts remembered over all uploads.
 const PARTS_MAX: usize = 1_000_000;
@@ -33,7 +36,7 @@ pub struct Upload {
 }
 
 pub struct Uploads {
-    max_uploads: usize,
+    max_uploads: AtomicUsize,
     inner: Mutex<Inner>,
 }
 
@@ -48,14 +51,19 @@ struct Inner {
 impl Uploads {
     pub fn new(max_uploads: usize) -> Self {
         Uploads {
-            max_uploads: max_uploads.max(1),
+            max_uploads: AtomicUsize::new(max_uploads.max(1)),
             inner: Mutex::default(),
         }
     }
 
+    /// From now on so many are remembered; those beyond it are forgotten when another begins.
+    pub fn set_most(&self, max_uploads: usize) {
+        self.max_uploads.store(max_uploads.max(1), Relaxed);
+    }
+
     pub fn begin(&self, name: &ObjectName, id: &str, now_ms: i64) {
         let mut inner = self.inner.lock();
-        while inner.uploads.len() >= self.max_uploads {
+        while inner.uploads.len() >= self.max_uploads.load(Relaxed) {
             inner.forget_oldest();
         }
         let order = inner.next;

@@ -12,12 +12,7 @@ pub async fn moss(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
         return Err(not_offered(call));
     }
     call.note.set_name(bucket, "");
-    if call.http_10 {
-        // Without chunks the end of an answer is the end of the connection, and a cut one would
-        // look whole.
-        return Err(Error::invalid("a batch needs HTTP/1.1")
-            .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1"));
-    }
+    call.needs_chunks("a batch")?;
     let body = call
         .read_body(call.app.batcher.config().max_body_bytes)
         .await?;

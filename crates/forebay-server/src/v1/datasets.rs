@@ -64,6 +64,7 @@ pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<Answ
             Ok(of_type(AnswerBody::full(shape), "application/octet-stream"))
         }
         (&Method::GET, id, "manifest") => {
+            call.needs_chunks("a manifest")?;
             let lines = manifest(dataset(call, id).await?).map(Ok).boxed();
             Ok(of_type(AnswerBody::stream(lines, None), LINES_CONTENT_TYPE))
         }
@@ -97,6 +98,7 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
         .query("progress")
         .is_some_and(|v| v == "true" || v == "1")
     {
+        call.needs_chunks("an opening that tells its progress")?;
         return Ok(of_type(
             AnswerBody::stream(events(call, spec).boxed(), None),
             LINES_CONTENT_TYPE,

@@ -64,7 +64,7 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
         method: place.note.method.to_string(),
         url_path: place.path.to_owned(),
         remote_addr: place.note.peer.to_string(),
-        caller: String::new(),
+        caller: place.note.learned().caller.to_string(),
         node: place.node.to_owned(),
         tcode: tcode(kind).map(str::to_owned),
     });

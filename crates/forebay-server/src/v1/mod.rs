@@ -73,6 +73,19 @@ impl Call {
         self.policy.check(action, bucket, name)
     }
 
+    /// For an answer whose length is not known when it begins. In HTTP/1.0 its end is the end of the
+    /// connection, and a cut one would look whole.
+    ///
+    /// # Errors
+    /// `Invalid` for a request in HTTP/1.0, with what to do.
+    pub fn needs_chunks(&self, what: &str) -> Result<()> {
+        if !self.http_10 {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{what} needs HTTP/1.1"))
+            .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1"))
+    }
+
     pub fn take_body(&self) -> Result<UploadBody> {
         self.body
             .lock()
@@ -153,7 +166,10 @@ pub async fn call(
         }
     };
     let policy = match app.access.of_request(note.peer, &head.headers) {
-        Ok(policy) => policy,
+        Ok(caller) => {
+            note.set_caller(&caller.name);
+            caller.policy
+        }
         Err(e) => {
             return error::response(
                 &e,

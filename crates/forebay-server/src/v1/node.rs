@@ -55,7 +55,8 @@ fn status(call: &Call) -> Status {
     let s = app.engine.stats().snapshot();
     let b = app.batcher.stats().snapshot();
     let budget = app.engine.budget();
-    let configured = app.config.origins.iter().map(|o| OriginConfigured {
+    let config = app.config();
+    let configured = config.origins.iter().map(|o| OriginConfigured {
         bucket: o.bucket().ok().flatten().unwrap_or_else(|| "*".into()),
         url: o.config.url.clone(),
         endpoint: o.config.endpoint.clone(),
@@ -157,7 +158,7 @@ fn origin((name, s): (String, OriginStats)) -> OriginStatus {
     let operation = |o: &OperationStats| Operation {
         requests: o.requests,
         errors: o.errors,
-        latency_seconds: o.latency_seconds,
+        latency_seconds: o.latency.sum_seconds,
     };
     OriginStatus {
         name,

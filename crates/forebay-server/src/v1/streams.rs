@@ -6,7 +6,7 @@
 
 use super::{Call, datasets::allowed, not_offered};
 use crate::body::AnswerBody;
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Result, limits};
 use forebay_protocol::{
     FRAMES_CONTENT_TYPE,
     stream::{Lane, StreamRequest},
@@ -18,10 +18,7 @@ pub async fn streams(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     if call.note.method != Method::POST || !rest.is_empty() {
         return Err(not_offered(call));
     }
-    if call.http_10 {
-        return Err(Error::invalid("a stream needs HTTP/1.1")
-            .hint("a proxy in between may speak HTTP/1.0; nginx needs proxy_http_version 1.1"));
-    }
+    call.needs_chunks("a stream")?;
     let lane = Lane::parse(|name| call.query(name))?;
     let request = StreamRequest::parse(&call.read_body(limits::STREAM_BODY_MAX_BYTES).await?)?;
     let body = call.app.streams.open(lane, request, &allowed(call)).await?;

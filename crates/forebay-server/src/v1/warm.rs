@@ -18,9 +18,10 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
+    call.needs_chunks("a warm-up")?;
     let selection = Selection::of(call).await?;
     let engine = call.app.engine.clone();
-    let most = call.app.config.limits.warm_concurrency.max(1);
+    let most = call.app.config().limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
     let (queue, token) = if selection.prefix.is_some() {
         // The first page now, so that a bucket that is not there is an error and not a report of

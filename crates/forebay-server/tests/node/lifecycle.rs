@@ -313,24 +313,25 @@ async fn the_admin_port_tells_every_metric_and_no_other() {
         StatusCode::METHOD_NOT_ALLOWED
     );
     let page = admin.get("/metrics").await;
-    assert!(
-        page.header("content-type")
-            .starts_with("application/openmetrics-text")
-    );
-    let text = page.text();
-    assert!(text.ends_with("# EOF\n"));
-    let mut told: Vec<&str> = text
+    let plain = "text/plain; version=0.0.4";
+    assert!(page.header("content-type").starts_with(plain));
+    let told: Vec<String> = page
+        .text()
         .lines()
         .filter_map(|l| l.strip_prefix("# TYPE "))
-        .map(|l| l.split(' ').next().unwrap())
+        .map(|l| l.split(' ').next().unwrap().to_owned())
         .collect();
-    let mut known: Vec<&str> = metrics::SECTIONS
-        .iter()
-        .flat_map(|(_, m)| m.iter().map(|m| m.name))
+    let reference = metrics::reference();
+    let known: Vec<&str> = reference
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `")?.split('`').next())
         .collect();
-    told.sort();
-    known.sort();
-    assert_eq!(told, known);
+    assert!(told == known && known.len() > 100, "{told:?}\n{known:?}");
+    let open = [("accept", "application/openmetrics-text;version=1.0.0")];
+    let page = admin.send(Method::GET, "/metrics", &open, "").await;
+    let kind = page.header("content-type");
+    assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
+    assert!(page.text().ends_with("# EOF\n"));
     assert_eq!(
         n.metric("forebay_requests_total", "status=\"200\"").await,
         1.0
@@ -347,4 +348,88 @@ async fn the_admin_port_tells_every_metric_and_no_other() {
         n.metric("process_cpu_seconds_total", "").await > 0.0
             && n.metric("process_open_fds", "").await > 5.0
     );
+}
+
+#[tokio::test]
+async fn the_date_follows_the_clock_back() {
+    let n = start(&[]).await;
+    n.write("k", b"object");
+    let (mut client, mut admin) = (
+        n.client().await,
+        Client::tcp(n.node.admin_addr().unwrap()).await,
+    );
+    for (seconds, date) in [
+        (1_800_000_000, "Fri, 15 Jan 2027 08:00:00 GMT"),
+        (1_900_000_000, "Sun, 17 Mar 2030 17:46:40 GMT"),
+        (1_800_000_001, "Fri, 15 Jan 2027 08:00:01 GMT"),
+    ] {
+        n.clock.set(Duration::from_secs(seconds));
+        assert_eq!(client.get("/data/k").await.header("date"), date);
+        assert_eq!(admin.get("/healthz").await.header("date"), date);
+    }
+}
+
+#[tokio::test]
+async fn an_admin_client_that_takes_nothing_does_not_keep_its_place() {
+    // What is asked for again and again and never read fills the socket.
+    let n = start(&[]).await;
+    let addr = n.node.admin_addr().unwrap();
+    let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
+    let request = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2000);
+    let sent = tokio::time::timeout(Duration::from_secs(40), async {
+        loop {
+            if let Err(e) = stream.write_all(&request).await {
+                return e;
+            }
+        }
+    });
+    sent.await.expect("it is cut off, and told so by a reset");
+}
+
+#[tokio::test]
+async fn an_answer_without_a_length_needs_http_1_1() {
+    let n = start(&[]).await;
+    n.write("k.txt", b"object");
+    let opened = n
+        .client()
+        .await
+        .send(
+            Method::POST,
+            "/v1/datasets",
+            &[],
+            "{\"sources\": [\"data/k.txt\"]}",
+        )
+        .await
+        .json();
+    let manifest = format!(
+        "GET /v1/datasets/{}/manifest",
+        opened["id"].as_str().unwrap()
+    );
+    for (request, body) in [
+        (manifest.as_str(), ""),
+        (
+            "POST /v1/datasets?progress=true",
+            "{\"sources\": [\"data/k.txt\"]}",
+        ),
+        (
+            "POST /v1/forebay/warm",
+            "{\"bucket\": \"data\", \"prefix\": \"\"}",
+        ),
+    ] {
+        for (version, status) in [("1.0", "400"), ("1.1", "200")] {
+            let mut s = tokio::net::TcpStream::connect(n.node.addr().unwrap())
+                .await
+                .unwrap();
+            let head = format!(
+                "{request} HTTP/{version}\r\nhost: h\r\nconnection: close\r\ncontent-length: \
+                 {}\r\n\r\n{body}",
+                body.len()
+            );
+            s.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            s.read_to_string(&mut answer).await.unwrap();
+            let seen = answer.split(' ').nth(1);
+            assert_eq!(seen, Some(status), "{request} {version}: {answer}");
+        }
+    }
 }

@@ -95,8 +95,6 @@ impl Reading {
         } else {
             durations(BATCHES)
         };
-        let answers = ["not_found", "not_modified", "precondition_failed"]
-            .map(|status| rate("forebay_origin_errors_total", &[("status", status)]));
         Reading {
             time_ms: chrono::Utc::now().timestamp_millis(),
             seconds,
@@ -111,9 +109,7 @@ impl Reading {
             },
             origin: Origin {
                 requests_per_s: rate("forebay_origin_requests_total", &[]),
-                errors_per_s: (rate("forebay_origin_errors_total", &[])
-                    - answers.iter().sum::<f64>())
-                .max(0.0),
+                errors_per_s: rate("forebay_origin_errors_total", &[("class", "failure")]),
                 bytes_per_s: rate("forebay_origin_received_bytes_total", &[]),
             },
             batch: Batch {
@@ -158,8 +154,8 @@ mod tests {
         );
         let later = Page::parse(
             "forebay_reads_total{status=\"HIT\"} 130\nforebay_reads_total{status=\"MISS\"} 110\nforebay_sent_bytes_total{api=\"s3\"} 7000\n\
-             forebay_memory_used_bytes 3\nforebay_memory_budget_bytes 10\nforebay_origin_errors_total{status=\"not_found\"} 4\n\
-             forebay_origin_errors_total{status=\"timeout\"} 2\n\
+             forebay_memory_used_bytes 3\nforebay_memory_budget_bytes 10\nforebay_origin_errors_total{status=\"not_found\",class=\"answer\"} 4\n\
+             forebay_origin_errors_total{status=\"timeout\",class=\"failure\"} 2\n\
              forebay_get_duration_seconds_bucket{le=\"0.001\"} \
                  8\nforebay_get_duration_seconds_bucket{le=\"+Inf\"} 8\n",
         );

@@ -1,0 +1,942 @@
+//! Every metric of the node, declared where its numbers are read: kind, name, labels and help stand
+//! here and nowhere else. The page and `docs/METRICS.md` are made of these functions; the second of
+//! a node where nothing has happened.
+
+use super::{
+    Metrics, STATUSES,
+    page::{
+        Kind::{Counter, Gauge, Info},
+        NONE, Page,
+    },
+};
+use crate::{app::App, auth::watch::ReloadStats, note::Api, process};
+use forebay_batch::BatchSnapshot;
+use forebay_dataset::{DatasetStats, RowsSnapshot, follow::FollowStats, stream::StreamStats};
+use forebay_engine::EngineSnapshot;
+use forebay_origin::{OriginStats, is_failure};
+use forebay_store::{DirState, StoreStats};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// All of a node.
+pub fn page(app: &App) -> Page {
+    let mut page = Page::default();
+    clients(&mut page, &app.metrics);
+    let engine = app.engine.stats().snapshot();
+    cache(&mut page, &engine, app.engine.fills_in_flight());
+    let stats = app.engine.store().map(|s| s.stats());
+    store(&mut page, &stats.unwrap_or_default());
+    origins(&mut page, &app.origins.stats());
+    batches(&mut page, &app.batcher.stats().snapshot());
+    let (kept, followed) = (app.datasets.kept(), app.plans.counts());
+    datasets(
+        &mut page,
+        app.datasets.stats(),
+        kept,
+        app.plans.stats(),
+        followed,
+    );
+    rows(&mut page, &app.rows.stats());
+    streams(&mut page, app.streams.stats(), app.streams.window_bytes());
+    let reloads: Vec<_> = app.reloads.iter().map(|r| (r.name(), r.stats())).collect();
+    node(&mut page, &NodeNow::of(app), &reloads);
+    page
+}
+
+/// What there is, without numbers.
+pub fn declared() -> Page {
+    let mut page = Page::default();
+    clients(&mut page, &Metrics::default());
+    cache(&mut page, &EngineSnapshot::default(), 0);
+    store(&mut page, &StoreStats::default());
+    origins(&mut page, &[]);
+    batches(&mut page, &BatchSnapshot::default());
+    datasets(
+        &mut page,
+        &DatasetStats::default(),
+        (0, 0),
+        &FollowStats::default(),
+        (0, 0),
+    );
+    rows(&mut page, &RowsSnapshot::default());
+    streams(&mut page, &StreamStats::default(), 0);
+    node(&mut page, &NodeNow::default(), &[]);
+    page
+}
+
+/// What the node itself knows at one moment.
+#[derive(Default)]
+struct NodeNow {
+    budget_bytes: u64,
+    budget_used_bytes: u64,
+    uploads: usize,
+    keys: usize,
+    waiting_settings: usize,
+    tls_failed: u64,
+    certificate_seconds: Option<i64>,
+    ready: bool,
+    node_id: String,
+    started_secs: u64,
+}
+
+impl NodeNow {
+    fn of(app: &App) -> Self {
+        let budget = app.engine.budget();
+        let ends = app.tls.as_ref().and_then(|tls| tls.not_after_secs());
+        NodeNow {
+            budget_bytes: budget.total_bytes(),
+            budget_used_bytes: budget.used_bytes(),
+            uploads: app.uploads.len(),
+            keys: app.access.len(),
+            waiting_settings: app.reload.waiting(),
+            tls_failed: app.metrics.tls_failed.load(Relaxed),
+            certificate_seconds: ends.map(|end| end - app.clock.now_ms() / 1000),
+            ready: app.ready.load(Relaxed),
+            node_id: app.node_id.clone(),
+            started_secs: app.started_secs,
+        }
+    }
+}
+
+fn clients(page: &mut Page, m: &Metrics) {
+    page.section("Requests of clients");
+    page.family(
+        Counter,
+        "forebay_answers",
+        &["x_cache"],
+        "Answers by the X-Cache header that they carried, counted where \
+the header is set.",
+        STATUSES.map(|s| (vec![s.as_str()], m.answers.get(s))),
+    );
+    page.family(
+        Counter,
+        "forebay_requests",
+        &["api", "method", "status", "bucket", "caller"],
+        "Requests by interface, method, HTTP status, bucket and name of \
+the key or token. A bucket that is not configured by name is \
+`other`.",
+        m.requests.lock().iter().map(|(r, n)| {
+            let labels = [
+                r.api.as_str().into(),
+                r.method.into(),
+                r.status.to_string(),
+                r.bucket.to_string(),
+                r.caller.to_string(),
+            ];
+            (labels, *n)
+        }),
+    );
+    let refused = [
+        ("connections", &m.refused_connections),
+        ("overload", &m.refused_overload),
+        ("stopping", &m.refused_stopping),
+    ];
+    page.family(
+        Counter,
+        "forebay_requests_refused",
+        &["reason"],
+        "Requests refused before work began: connections (too many are \
+open), overload, stopping.",
+        refused.map(|(reason, n)| (vec![reason], n.load(Relaxed))),
+    );
+    page.family(
+        Counter,
+        "forebay_answers_cut",
+        &["api"],
+        "Answers that were broken off after their first byte because of an \
+error.",
+        Api::ALL.map(|a| (vec![a.as_str()], m.cut.get(a))),
+    );
+    page.family(
+        Counter,
+        "forebay_answers_abandoned",
+        &["api"],
+        "Answers that the client did not wait for.",
+        Api::ALL.map(|a| (vec![a.as_str()], m.abandoned.get(a))),
+    );
+    page.family(
+        Counter,
+        "forebay_sent_bytes",
+        &["api", "bucket", "caller"],
+        "Bytes of answers' bodies that were handed to connections; labels \
+as of forebay_requests.",
+        m.sent_bytes
+            .lock()
+            .iter()
+            .map(|((api, bucket, caller), n)| ([api.as_str(), bucket, caller], *n)),
+    );
+    page.one(
+        Gauge,
+        "forebay_requests_in_flight",
+        "Requests being worked on, bodies included.",
+        m.in_flight.load(Relaxed),
+    );
+    let listeners = [("tcp", &m.tcp), ("unix", &m.unix)];
+    page.family(
+        Gauge,
+        "forebay_connections_open",
+        &["listener"],
+        "Open client connections.",
+        listeners.map(|(l, c)| (vec![l], c.open.load(Relaxed))),
+    );
+    page.family(
+        Counter,
+        "forebay_connections",
+        &["listener"],
+        "Client connections accepted.",
+        listeners.map(|(l, c)| (vec![l], c.accepted.load(Relaxed))),
+    );
+    page.histograms(
+        "forebay_get_first_byte_seconds",
+        &["x_cache"],
+        "From a GET of an object to the head of its answer.",
+        STATUSES
+            .iter()
+            .zip(&m.get_first_byte)
+            .map(|(s, h)| ([s.as_str()], h.snapshot())),
+    );
+    page.histograms(
+        "forebay_get_duration_seconds",
+        &["x_cache"],
+        "From a GET of an object to the last byte of its answer, whole \
+answers only.",
+        STATUSES
+            .iter()
+            .zip(&m.get_duration)
+            .map(|(s, h)| ([s.as_str()], h.snapshot())),
+    );
+    page.histograms(
+        "forebay_batch_first_byte_seconds",
+        &[],
+        "From a batch request to the head of its answer.",
+        [(NONE, m.batch_first_byte.snapshot())],
+    );
+    page.histograms(
+        "forebay_batch_duration_seconds",
+        &[],
+        "From a batch request to the last byte of its answer, whole \
+answers only.",
+        [(NONE, m.batch_duration.snapshot())],
+    );
+}
+
+fn cache(page: &mut Page, s: &EngineSnapshot, fills_in_flight: usize) {
+    page.section("Cache");
+    let reads = [
+        ("HIT", s.reads_hit),
+        ("MISS", s.reads_miss),
+        ("REVALIDATED", s.reads_revalidated),
+        ("BYPASS", s.reads_bypass),
+    ];
+    page.family(
+        Counter,
+        "forebay_reads",
+        &["status"],
+        "Reads of the engine by how they were answered. One read is one \
+object GET or one entry of a batch.",
+        reads.map(|(status, n)| (vec![status], n)),
+    );
+    page.one(
+        Counter,
+        "forebay_reads_failed",
+        "Reads that failed before their first byte.",
+        s.reads_failed,
+    );
+    let bytes = [
+        ("cache", s.bytes_from_cache),
+        ("origin", s.bytes_from_origin),
+    ];
+    page.family(
+        Counter,
+        "forebay_read_bytes",
+        &["source"],
+        "Bytes that reads took from the local disk (cache) and from \
+origins (origin).",
+        bytes.map(|(source, n)| (vec![source], n)),
+    );
+    page.one(
+        Counter,
+        "forebay_fills",
+        "Origin requests that fill the cache.",
+        s.fills,
+    );
+    page.one(
+        Counter,
+        "forebay_fills_failed",
+        "Fills that ended in an error.",
+        s.fills_failed,
+    );
+    page.one(
+        Counter,
+        "forebay_fills_joined",
+        "Readers that waited for somebody else's fill instead of asking \
+the origin.",
+        s.fills_joined,
+    );
+    page.one(
+        Gauge,
+        "forebay_fills_in_flight",
+        "Fills under way.",
+        fills_in_flight,
+    );
+    page.one(
+        Counter,
+        "forebay_revalidations",
+        "Origin requests that asked whether a version is still current.",
+        s.revalidations,
+    );
+    page.one(
+        Counter,
+        "forebay_revalidations_changed",
+        "Of those, answered with a new version.",
+        s.revalidations_changed,
+    );
+    page.one(
+        Counter,
+        "forebay_version_changes",
+        "Objects that changed at the origin while they were read.",
+        s.version_changes,
+    );
+    page.one(
+        Counter,
+        "forebay_store_writes_failed",
+        "Results that were passed through because the disk refused them.",
+        s.store_writes_failed,
+    );
+    let indexes = [
+        ("built", s.indexes_built),
+        ("in_passing", s.indexes_built_in_passing),
+        ("loaded", s.indexes_loaded),
+    ];
+    page.family(
+        Counter,
+        "forebay_member_indexes",
+        &["how"],
+        "Member indexes of archives: built for a read, built in passing, \
+loaded from the store.",
+        indexes.map(|(how, n)| (vec![how], n)),
+    );
+    page.one(
+        Counter,
+        "forebay_archives_unpacked",
+        "Compressed archives unpacked into the store.",
+        s.archives_unpacked,
+    );
+    page.one(
+        Counter,
+        "forebay_writes",
+        "Objects written to origins.",
+        s.writes,
+    );
+    page.one(
+        Counter,
+        "forebay_written_bytes",
+        "Bytes written to origins.",
+        s.bytes_written,
+    );
+    page.one(
+        Counter,
+        "forebay_deletes",
+        "Objects removed at origins.",
+        s.deletes,
+    );
+}
+
+fn store(page: &mut Page, stats: &StoreStats) {
+    page.section("Store");
+    let dirs: Vec<_> = stats
+        .dirs
+        .iter()
+        .map(|d| (d.path.display().to_string(), d))
+        .collect();
+    macro_rules! per_dir { ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
+            page.family($kind, $name, &["dir"], $help, dirs.iter().map(|(dir, d)| ([dir], d.$field)));
+        )* } }
+    per_dir! {
+        Gauge "forebay_store_capacity_bytes", "What a cache directory may use." => capacity_bytes,
+        Gauge "forebay_store_effective_bytes", "What of the capacity there is room for on the file system." => effective_bytes,
+        Gauge "forebay_store_free_bytes", "What may still be written to the file system, by anybody." => free_bytes,
+        Gauge "forebay_store_used_bytes", "What it uses; never more than its capacity." => used_bytes,
+        Gauge "forebay_store_live_bytes", "Of that, records that can be read." => live_bytes,
+        Gauge "forebay_store_records", "Records that can be read." => records,
+    }
+    let states = [
+        DirState::Ok,
+        DirState::Full,
+        DirState::ReadOnly,
+        DirState::Failing,
+    ];
+    let of_states = dirs.iter().flat_map(|(dir, d)| {
+        states.map(|s| (vec![dir.as_str(), s.as_str()], u64::from(d.state == s)))
+    });
+    page.family(
+        Gauge,
+        "forebay_store_dir_state",
+        &["dir", "state"],
+        "1 for the state that a directory is in: ok, full, read-only, \
+failing.",
+        of_states,
+    );
+    per_dir! {
+        Counter "forebay_store_evicted_records", "Records evicted." => evicted_records,
+        Counter "forebay_store_evicted_bytes", "Bytes evicted." => evicted_bytes,
+        Counter "forebay_store_relocated_bytes", "Bytes copied by the evictor: write amplification." => relocated_bytes,
+        Counter "forebay_store_written_bytes", "Bytes written to the directory." => written_bytes,
+        Counter "forebay_store_checksum_failures", "Blocks that failed their checksum; each was treated as a miss." => checksum_failures,
+        Counter "forebay_store_read_failures", "Reads that the disk failed." => read_failures,
+        Counter "forebay_store_write_failures", "Writes that the disk failed." => write_failures,
+    }
+    page.histograms(
+        "forebay_store_disk_seconds",
+        &["dir", "op"],
+        "How long the disk of a cache directory took for one read or \
+write; reads that the page cache answered without waiting are \
+left out.",
+        dirs.iter().flat_map(|(dir, d)| {
+            [
+                ([dir.as_str(), "read"], d.read_latency.clone()),
+                ([dir.as_str(), "write"], d.write_latency.clone()),
+            ]
+        }),
+    );
+    page.one(
+        Gauge,
+        "forebay_store_entries",
+        "Entries of the index: heads, parts and pins.",
+        stats.entries,
+    );
+    page.one(
+        Gauge,
+        "forebay_store_index_bytes",
+        "Memory that the index takes.",
+        stats.index_bytes,
+    );
+    page.one(Gauge, "forebay_store_pins", "Pinned names.", stats.pins);
+    page.one(
+        Gauge,
+        "forebay_store_pinned_bytes",
+        "What the pinned objects take.",
+        stats.pinned_bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_store_pins_not_held",
+        "Pinned names that are not held because the pins would take over \
+half of the cache.",
+        stats.pins_not_held,
+    );
+}
+
+fn origins(page: &mut Page, stats: &[(String, OriginStats)]) {
+    page.section("Origins");
+    let operations = || {
+        stats
+            .iter()
+            .flat_map(|(name, s)| s.operations.iter().map(move |o| (name.as_str(), o)))
+    };
+    page.family(
+        Counter,
+        "forebay_origin_requests",
+        &["origin", "op"],
+        "Requests to an origin, each attempt counted.",
+        operations().map(|(name, o)| (vec![name, o.operation.as_str()], o.requests)),
+    );
+    let errors = stats.iter().flat_map(|(name, s)| {
+        s.errors.iter().map(move |(kind, n)| {
+            let class = if is_failure(*kind) {
+                "failure"
+            } else {
+                "answer"
+            };
+            ([name.as_str(), kind.code(), class], *n)
+        })
+    });
+    page.family(
+        Counter,
+        "forebay_origin_errors",
+        &["origin", "status", "class"],
+        "Errors of an origin by kind: failure (the origin, its credentials or the way to it are in \
+         trouble) or answer (not_found, not_modified, and what clients should not have asked for).",
+        errors,
+    );
+    page.histograms(
+        "forebay_origin_latency_seconds",
+        &["origin", "op"],
+        "From a request to an origin to the head of its answer, each \
+attempt by itself.",
+        operations()
+            .filter(|(_, o)| o.requests > 0)
+            .map(|(name, o)| ([name, o.operation.as_str()], o.latency.clone())),
+    );
+    macro_rules! per_origin { ($($kind:ident $name:literal, $help:literal => $field:ident),* $(,)?) => { $(
+            page.family($kind, $name, &["origin"], $help, stats.iter().map(|(name, s)| ([name], s.$field)));
+        )* } }
+    per_origin! {
+        Counter "forebay_origin_received_bytes", "Bytes of objects read from an origin." => bytes_in,
+        Counter "forebay_origin_sent_bytes", "Bytes of objects written to an origin." => bytes_out,
+        Gauge "forebay_origin_requests_in_flight", "Requests whose answer or body is not finished." => in_flight,
+        Gauge "forebay_origin_requests_waiting", "Requests that wait for a place under requests_in_flight." => waiting,
+        Counter "forebay_origin_throttled_seconds", "Seconds that bytes waited for bytes_per_second, summed." => throttled_seconds,
+        Counter "forebay_origin_retries", "Second and later attempts." => retries,
+        Counter "forebay_origin_continuations", "Bodies that broke off and were continued." => continuations,
+        Counter "forebay_origin_hedges", "Slow GETs that were sent a second time (hedge_percent)." => hedges,
+        Counter "forebay_origin_hedges_won", "Those of them whose second answer came first." => hedges_won,
+    }
+}
+
+fn batches(page: &mut Page, s: &BatchSnapshot) {
+    page.section("GetBatch (section 2.4.4 of the paper; its names follow `forebay_`)");
+    page.one(
+        Counter,
+        "forebay_getbatch_n",
+        "Batches that were completed.",
+        s.batches,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_obj_n",
+        "Whole objects, and ranges of them, delivered.",
+        s.objects,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_file_n",
+        "Archive members, and ranges of them, delivered.",
+        s.members,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_obj_size_bytes",
+        "Bytes of those objects.",
+        s.object_bytes,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_file_size_bytes",
+        "Bytes of those members.",
+        s.member_bytes,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_rxwait_seconds",
+        "Seconds that cursors waited for an entry to come from elsewhere.",
+        s.wait_ns as f64 / 1e9,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_throttle_seconds",
+        "Seconds that batches were slowed down on purpose.",
+        s.throttle_ns as f64 / 1e9,
+    );
+    page.one(
+        Counter,
+        "forebay_err_soft_getbatch_n",
+        "Entries answered with a placeholder.",
+        s.errors_soft,
+    );
+    page.one(
+        Counter,
+        "forebay_err_getbatch_n",
+        "Batches that failed: refused, answered with an error, or cut.",
+        s.errors_hard,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_refused",
+        "Batches refused for want of memory.",
+        s.refused,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_cut",
+        "Batches cut after their first byte.",
+        s.cut,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_recoveries",
+        "Second and later attempts for an entry.",
+        s.recoveries,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_recoveries_failed",
+        "Entries that failed after all attempts.",
+        s.recoveries_failed,
+    );
+    page.one(
+        Gauge,
+        "forebay_getbatch_in_flight",
+        "Batches in flight.",
+        s.in_flight,
+    );
+    page.one(
+        Counter,
+        "forebay_getbatch_sent_bytes",
+        "Bytes of batch answers, headers and padding included.",
+        s.bytes_sent,
+    );
+}
+
+fn datasets(
+    page: &mut Page,
+    s: &DatasetStats,
+    (kept, bytes): (usize, u64),
+    f: &FollowStats,
+    (leases, plans): (usize, usize),
+) {
+    page.section("Datasets");
+    let opened = [
+        ("opened", &s.opened),
+        ("joined", &s.joined),
+        ("failed", &s.failed),
+    ];
+    page.family(
+        Counter,
+        "forebay_datasets_openings",
+        &["outcome"],
+        "Openings of datasets: opened, joined to one that was under way, \
+failed.",
+        opened.map(|(outcome, n)| (vec![outcome], n.get())),
+    );
+    page.one(
+        Counter,
+        "forebay_datasets_opening_seconds",
+        "Seconds that openings took, summed.",
+        s.open_us.get() as f64 / 1e6,
+    );
+    let files = [
+        ("indexed", &s.files_indexed),
+        ("reused", &s.files_reused),
+        ("skipped", &s.files_skipped),
+    ];
+    page.family(
+        Counter,
+        "forebay_datasets_files",
+        &["how"],
+        "Files of opened datasets: indexed (footer, headers or directory \
+read), reused (known already), skipped (damaged).",
+        files.map(|(how, n)| (vec![how], n.get())),
+    );
+    page.one(
+        Counter,
+        "forebay_datasets_indexed_bytes",
+        "Bytes that were read for these indexes.",
+        s.indexed_bytes.get(),
+    );
+    page.one(
+        Counter,
+        "forebay_datasets_loaded",
+        "Datasets whose index was read back from disk.",
+        s.loaded.get(),
+    );
+    page.one(
+        Counter,
+        "forebay_datasets_keep_failed",
+        "Indexes that could not be written to disk.",
+        s.keep_failed.get(),
+    );
+    page.one(Gauge, "forebay_datasets_kept", "Datasets in memory.", kept);
+    page.one(
+        Gauge,
+        "forebay_datasets_memory_bytes",
+        "What they take.",
+        bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_plans_followed",
+        "Plans that the cache follows: it keeps and fetches by their order.",
+        plans,
+    );
+    page.one(Gauge, "forebay_plan_leases_held", "Leases on them.", leases);
+    let ended = [
+        ("registered", &f.registered),
+        ("renewed", &f.renewed),
+        ("released", &f.released),
+        ("expired", &f.expired),
+    ];
+    page.family(
+        Counter,
+        "forebay_plan_leases",
+        &["what"],
+        "Leases registered, renewed by registering again, released by \
+their jobs, and expired.",
+        ended.map(|(what, n)| (vec![what], n.load(Relaxed))),
+    );
+    page.one(
+        Counter,
+        "forebay_plan_ahead_bytes",
+        "Bytes fetched ahead of plans' positions because they were not there.",
+        f.ahead_bytes.load(Relaxed),
+    );
+    page.one(
+        Counter,
+        "forebay_plan_ahead_failed",
+        "Pieces that could not be fetched ahead.",
+        f.ahead_failed.load(Relaxed),
+    );
+}
+
+fn rows(page: &mut Page, s: &RowsSnapshot) {
+    let requests = [("answered", s.requests), ("failed", s.failed)];
+    page.family(
+        Counter,
+        "forebay_rows_requests",
+        &["outcome"],
+        "Requests for rows by number, those of streams included.",
+        requests.map(|(outcome, n)| (vec![outcome], n)),
+    );
+    page.one(
+        Counter,
+        "forebay_rows_read",
+        "Rows in their answers.",
+        s.rows,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_read_bytes",
+        "Bytes of these rows.",
+        s.bytes,
+    );
+    let blocks = [
+        ("whole", s.blocks_decoded),
+        ("in_part", s.blocks_read_in_part),
+        ("joined", s.parts_joined),
+        ("reused", s.blocks_reused),
+    ];
+    page.family(
+        Counter,
+        "forebay_rows_blocks",
+        &["how"],
+        "Blocks of rows (row groups, record batches) that were decoded \
+whole or in part, read together with another request (`joined`), \
+or found decoded.",
+        blocks.map(|(how, n)| (vec![how], n)),
+    );
+    page.one(
+        Counter,
+        "forebay_rows_ranges_fetched",
+        "Ranges of blocks that came from an origin.",
+        s.ranges_fetched,
+    );
+    let seconds = [
+        ("all", s.read_ns),
+        ("fetch", s.fetch_ns),
+        ("decode", s.decode_ns),
+        ("gather", s.gather_ns),
+    ];
+    page.family(
+        Counter,
+        "forebay_rows_seconds",
+        &["what"],
+        "Seconds, summed: all of reading rows; waiting for bytes of \
+blocks, decoding them, putting rows in order.",
+        seconds.map(|(what, ns)| (vec![what], (ns as f64 / 1e9))),
+    );
+    page.one(
+        Gauge,
+        "forebay_rows_cached_blocks",
+        "Decoded blocks in memory.",
+        s.cached_blocks,
+    );
+    page.one(
+        Gauge,
+        "forebay_rows_cached_bytes",
+        "What they take.",
+        s.cached_bytes,
+    );
+}
+
+fn streams(page: &mut Page, s: &StreamStats, window_bytes: u64) {
+    page.section("Streams");
+    page.one(
+        Gauge,
+        "forebay_streams_open",
+        "Connections of streams that are open.",
+        s.open.load(Relaxed),
+    );
+    let connections = [
+        ("opened", &s.opened),
+        ("refused", &s.refused),
+        ("failed", &s.failed),
+    ];
+    page.family(
+        Counter,
+        "forebay_streams_connections",
+        &["outcome"],
+        "Connections of streams: opened, refused (no room for another \
+window), failed (ended with an error).",
+        connections.map(|(outcome, n)| (vec![outcome], n.load(Relaxed))),
+    );
+    page.one(
+        Counter,
+        "forebay_streams_steps",
+        "Steps that were sent.",
+        s.steps.load(Relaxed),
+    );
+    page.one(
+        Counter,
+        "forebay_streams_rows",
+        "Rows in them.",
+        s.rows.load(Relaxed),
+    );
+    page.one(
+        Counter,
+        "forebay_streams_bytes",
+        "Bytes of them, as they go over the wire.",
+        s.bytes.load(Relaxed),
+    );
+    page.one(
+        Gauge,
+        "forebay_streams_window_bytes",
+        "Bytes that are promised to receivers: what those that do not read \
+may hold at most.",
+        window_bytes,
+    );
+    let times = [
+        ("read", &s.read_us),
+        ("frame", &s.frame_us),
+        ("wait", &s.wait_us),
+        ("socket", &s.socket_us),
+    ];
+    page.family(
+        Counter,
+        "forebay_streams_seconds",
+        &["what"],
+        "Seconds, summed over steps: read (rows until they are there), \
+frame; over connections: wait (nothing to send yet), socket (the \
+window is full, for the receiver or the line is slower).",
+        times.map(|(what, us)| (vec![what], us.load(Relaxed) as f64 / 1e6)),
+    );
+    let cold = s.blocks_ahead_cold.load(Relaxed);
+    let ahead = [
+        ("cold", cold),
+        ("ready", s.blocks_ahead.load(Relaxed).saturating_sub(cold)),
+        ("no_memory", s.ahead_busy.load(Relaxed)),
+    ];
+    page.family(
+        Counter,
+        "forebay_streams_blocks_ahead",
+        &["how"],
+        "Blocks made ready before a step needs them: cold (fetched or \
+decoded), ready (they were there), no_memory (not made ready).",
+        ahead.map(|(how, n)| (vec![how], n)),
+    );
+}
+
+fn node(page: &mut Page, n: &NodeNow, reloads: &[(&str, &ReloadStats)]) {
+    page.section("Node");
+    page.one(
+        Gauge,
+        "forebay_memory_budget_bytes",
+        "The memory budget for buffers.",
+        n.budget_bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_memory_used_bytes",
+        "What of it is reserved.",
+        n.budget_used_bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_uploads_open",
+        "Multipart uploads under way that the node remembers.",
+        n.uploads,
+    );
+    page.one(
+        Gauge,
+        "forebay_keys",
+        "Access keys and tokens in force.",
+        n.keys,
+    );
+    page.family(
+        Counter,
+        "forebay_reloads",
+        &["what"],
+        "Times that something was read again and taken over while the node \
+ran: configuration, keys, certificate.",
+        reloads.iter().map(|(what, r)| ([what], r.done())),
+    );
+    page.family(
+        Counter,
+        "forebay_reloads_failed",
+        &["what"],
+        "Times that what was read again could not be used; what was in \
+force stayed.",
+        reloads.iter().map(|(what, r)| ([what], r.failures())),
+    );
+    page.family(
+        Gauge,
+        "forebay_reload_stale",
+        &["what"],
+        "1 while what is in force is older than its file, which cannot be \
+used.",
+        reloads
+            .iter()
+            .map(|(what, r)| ([what], u64::from(r.is_stale()))),
+    );
+    page.one(
+        Gauge,
+        "forebay_settings_waiting_for_restart",
+        "Settings of the configuration as it was last read that a running \
+node cannot take over; the log names them.",
+        n.waiting_settings,
+    );
+    page.one(
+        Counter,
+        "forebay_tls_handshakes_failed",
+        "TLS handshakes on the data port that came to nothing.",
+        n.tls_failed,
+    );
+    page.family(
+        Gauge,
+        "forebay_tls_certificate_expiry_seconds",
+        &[],
+        "Seconds until the certificate in force ends; none without TLS.",
+        n.certificate_seconds.map(|left| (NONE, left)),
+    );
+    page.one(
+        Gauge,
+        "forebay_ready",
+        "1 while the node takes new requests.",
+        u64::from(n.ready),
+    );
+    page.family(
+        Info,
+        "forebay_build",
+        &["version", "node_id"],
+        "The version that runs.",
+        [([crate::VERSION, n.node_id.as_str()], 1_u64)],
+    );
+    page.one(
+        Counter,
+        "process_cpu_seconds",
+        "User and system time of the process.",
+        process::cpu_time().as_secs_f64(),
+    );
+    page.one(
+        Gauge,
+        "process_resident_memory_bytes",
+        "Resident memory of the process.",
+        process::resident_bytes(),
+    );
+    page.one(
+        Gauge,
+        "process_open_fds",
+        "Open file descriptors of the process.",
+        process::open_fds(),
+    );
+    page.one(
+        Gauge,
+        "process_max_fds",
+        "How many file descriptors the process may have open.",
+        process::open_files_limit(),
+    );
+    page.one(
+        Gauge,
+        "process_start_time_seconds",
+        "When the process began to serve, since the Unix epoch.",
+        n.started_secs,
+    );
+}

@@ -1,0 +1,48 @@
+"""The metrics and the alerts that ship, as Prometheus' own tool reads them."""
+
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from servers import CACHE, Node
+
+ROOT = Path(__file__).parents[2]
+PROMTOOL = shutil.which("promtool") or CACHE / "bin" / "promtool"
+
+needs_promtool = pytest.mark.skipif(
+    not Path(PROMTOOL).exists(), reason="tests/servers/install.sh promtool installs it"
+)
+
+
+def promtool(*args: str, stdin: str | None = None) -> str:
+    done = subprocess.run([PROMTOOL, *args], input=stdin, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_promtool
+def test_the_page_is_what_prometheus_expects(node: Node):
+    page = urllib.request.urlopen(f"http://127.0.0.1:{node.admin_port}/metrics", timeout=10)
+    text = page.read().decode()
+    assert "forebay_requests_total" in text
+    assert promtool("check", "metrics", stdin=text) == ""
+
+
+@needs_promtool
+def test_the_alerts_and_the_scrape_configuration_are_sound():
+    assert "SUCCESS" in promtool("check", "rules", str(ROOT / "deploy" / "alerts.yml"))
+    assert "SUCCESS" in promtool("check", "config", str(ROOT / "deploy" / "prometheus.yml"))
+
+
+def test_the_alerts_ask_for_metrics_that_there_are(node: Node):
+    text = (ROOT / "deploy" / "alerts.yml").read_text()
+    told = {name.split("{")[0] for name in node.metrics()}
+    declared = (ROOT / "docs" / "METRICS.md").read_text()
+    names = {w for w in text.replace("{", " ").replace("(", " ").replace("[", " ").split()}
+    names = {w for w in names if w.startswith("forebay_")}
+    assert len(names) > 8
+    for name in names:
+        assert f"`{name}`" in declared, name
+    assert "forebay_ready" in told
