@@ -71,6 +71,7 @@ def open(
     cache: str | None = None,
     format: str | None = None,
     columns: Sequence[str] | None = None,
+    schema: Any = None,
     labels: str | dict[str, Any] | None = None,
     decode: Callable[[dict[str, Any]], Any] | None = None,
     example: bool = False,
@@ -88,6 +89,9 @@ def open(
         url, origin, cache: As for :class:`forebay.Client`.
         format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``, ``arrow-stream`` or ``jsonl``. Default: told by the names.
         columns: Read only these. Default: all.
+        schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of names and types (``"int64"``, ``"list<item: float>"``, or
+            types of pyarrow; ``"json"`` takes any JSON value as text). What a file lacks of them is null; a value that its type does not hold is an error.
+            ``{"json": "string"}`` takes the lines of JSONL as they are. Default: told by the files, the wider type where numbers differ.
         labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is in (``"path:2"``: the one above);
             ``"bucket/labels.csv"``: a CSV or JSONL object with columns ``file`` and ``label``; a dict: as the node's API has it.
         decode: Makes a sample of a row (a dict): what ``ds[i]``, iteration and loaders give then. ``ds.take`` gives rows.
@@ -100,7 +104,9 @@ def open(
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
-        InvalidRequest: Damaged files, files of different columns, or a description that makes no sense.
+        InvalidRequest: Files of different columns, of a format that is not read, or a description that makes no sense.
+        ServerError: A file is damaged (status 502, whatever its format); the message names it.
+        Unsupported: A file is whole and uses what is not offered: encryption, a codec, a size past a limit.
     """
     given = [url is not None, origin is not None or cache is not None]
     if client is not None and any(given):
@@ -118,6 +124,8 @@ def open(
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
         spec["format"] = format
+    if schema is not None:
+        spec["schema"] = _named(schema)
     if labels is not None:
         spec["labels"] = _labels(labels)
     if example:
@@ -134,6 +142,16 @@ def open(
 
         info = _node.open_dataset(client, spec, said)
     return Dataset(client, spec, info, columns=columns, decode=decode)
+
+
+def _named(schema: Any) -> dict[str, str]:
+    """Names and types as the node reads them: pyarrow writes a type as its text."""
+    if isinstance(schema, dict):
+        return {name: str(kind) for name, kind in schema.items()}
+    try:
+        return {field.name: str(field.type) for field in schema}
+    except AttributeError:
+        raise TypeError("schema is a dict of names and types, or a pyarrow.Schema") from None
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:
@@ -202,8 +220,10 @@ class Dataset(Loadable):
     @property
     def schema(self) -> dict[str, str]:
         """The type of each column that is read, as Arrow names it."""
-        types = _types(self.info["schema"])
-        return types if self._columns is None else {name: types[name] for name in self._columns}
+        if self._columns is None:
+            return _types(self.info["schema"])
+        types = self._all_types()
+        return {name: types[name] for name in self._columns}
 
     @property
     def columns(self) -> list[str]:
@@ -245,10 +265,14 @@ class Dataset(Loadable):
         at = bisect.bisect_right(self._starts, row) - 1
         return Place(files[at].name, row - self._starts[at])
 
+    def _all_types(self) -> dict[str, str]:
+        """The columns, and those that are read only where they are named: the lines of JSONL."""
+        return _types(self.info["schema"]) | _types(self.info.get("besides", []))
+
     def _known(self, columns: Sequence[str]) -> list[str]:
         if isinstance(columns, str):
             columns = [columns]
-        there = _types(self.info["schema"])
+        there = self._all_types()
         for name in columns:
             if name not in there:
                 raise InvalidRequest(

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import forebay as client
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -130,7 +131,7 @@ def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
         ("stream", {}, ("arrow-stream", 3, ["x"])),
         ("tar", {}, ("tar", 4, ["__key__", "cls", "jpg"])),
         ("tar", {"format": "objects"}, ("objects", 1, ["key", "data"])),
-        ("jsonl", {}, ("jsonl", 2, ["json"])),
+        ("jsonl", {}, ("jsonl", 2, ["a"])),
         ("plain", {}, ("parquet", 5, ["id", "text"])),
         ("images", {"labels": {"from": "path"}}, ("objects", 1, ["key", "data", "label"])),
     ]:
@@ -250,6 +251,57 @@ def test_a_restarted_node_knows_its_datasets(origin, origin_s3, scratch, tmp_pat
         assert (again["id"], again["indexed_files"], again["reused_files"]) == (first["id"], 0, 5)
     finally:
         node.stop()
+
+
+def test_files_whose_schemas_differ_are_read_after_a_restart(origin, origin_s3, scratch, tmp_path):
+    def put(name: str, field: pyarrow.Field, values: list) -> None:
+        out = io.BytesIO()
+        array = pyarrow.array(values, field.type)
+        table = pyarrow.table([array], schema=pyarrow.schema([field]))
+        pyarrow.parquet.write_table(table, out, use_compliant_nested_type="item" not in name)
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{name}", Body=out.getvalue())
+
+    x, lists = pyarrow.field("x", pyarrow.int64()), pyarrow.list_(pyarrow.int32())
+    put("x/a.parquet", x.with_nullable(False), [1, 2])
+    put("x/b.parquet", x.with_metadata({"PARQUET:field_id": "7"}), [3, None])
+    put("x/c.parquet", x.with_type(pyarrow.int32()), [4])
+    put("l/element.parquet", pyarrow.field("x", lists), [[1], [2, 3]])
+    put("l/item.parquet", pyarrow.field("x", lists), [[], [4]])
+    expected = {"x": [1, 2, 3, None, 4], "l": [[1], [2, 3], [], [4]]}
+
+    def rows(node: Node, what: str) -> list:
+        ds = client.open(f"scratch/{scratch}/{what}/", url=node.url)
+        return pyarrow.record_batch(ds.take(range(len(ds))).arrow())["x"].to_pylist()
+
+    for _ in range(3):
+        node = Node(origin.url, ["scratch"], tmp_path)
+        try:
+            for what, values in expected.items():
+                assert rows(node, what) == values
+        finally:
+            node.stop()
+
+
+def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
+    lines = [{"text": "a", "tokens": [1, 2], "n": 1}, {"text": "b", "n": 2.5, "o": {"k": "v"}}]
+    put("a.jsonl", "\n".join(json.dumps(line) for line in lines).encode())
+    put("b.jsonl", json.dumps({"n": "three", "text": None}).encode())
+    source = f"scratch/{scratch}/*.jsonl"
+    ds = client.open(source, url=node.url)
+    assert list(ds.schema) == ["text", "tokens", "n", "o"] and ds.schema["n"] == "Json"
+    assert [r["text"] for r in ds] == ["a", "b", None]
+    assert [r["n"] for r in ds] == ["1", "2.5", '"three"']
+    assert ds[0]["tokens"].tolist() == [1, 2] and ds[1]["o"] == {"k": "v"} and ds[2]["o"] is None
+    assert json.loads(ds.select(["json"])[1]["json"]) == lines[1]
+    chosen = client.open(f"scratch/{scratch}/a.jsonl", columns=["text"], url=node.url)
+    assert chosen[1] == {"text": "b"}
+    schema = pyarrow.schema([("n", pyarrow.float32()), ("tokens", pyarrow.list_(pyarrow.int16()))])
+    typed = client.open(f"scratch/{scratch}/a.jsonl", schema=schema, url=node.url)
+    assert pyarrow.record_batch(typed.take([0, 1]).arrow()).schema.types == schema.types
+    raw = client.open(source, schema={"json": "string"}, url=node.url)
+    assert [json.loads(r["json"]) for r in raw][:2] == lines
+    with pytest.raises(client.ServerError, match="row 0 of the file.*a text cannot be read"):
+        client.open(source, schema={"n": pyarrow.float64()}, url=node.url)[2]
 
 
 def test_nobody_opens_what_his_key_may_not_read(origin, origin_s3, scratch, tmp_path):

@@ -179,6 +179,8 @@ pub const BLOCK_TARGET_ROWS: u32 = 16_384;
 pub const PIECE_TARGET_BYTES: u64 = 64 << 10;
 /// Longest TFRecord and longest line of a JSONL file.
 pub const RECORD_MAX_BYTES: u64 = 1 << 30;
+/// Different columns that the lines of a JSONL file may have.
+pub const JSONL_COLUMNS_MAX: usize = 4096;
 /// Different columns that the samples of one tar may have.
 pub const SAMPLE_FIELDS_MAX: usize = 1000;
 /// Features of a `tf.train.Example`.

@@ -15,9 +15,12 @@ use crate::{
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};
-use forebay_format::tabular::{FileIndex, encode_schema};
+use forebay_format::{
+    jsonl,
+    tabular::{FileIndex, Projection, encode_schema},
+};
 use forebay_plan::Shape;
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashSet, ops::Range, sync::Arc};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Where a row is.
@@ -33,6 +36,9 @@ pub struct Located {
     /// objects.
     pub global_block: u64,
 }
+
+/// What a field of a schema takes in memory, about.
+const FIELD_BYTES: usize = 160;
 
 /// One version of a dataset; see the [module](self).
 pub struct Dataset {
@@ -177,11 +183,15 @@ impl Dataset {
             Places::Starts { rows, blocks } => (rows.capacity() + blocks.capacity()) as u64 * 8,
         };
         let of_indexes: usize = indexes.iter().map(|i| i.memory_bytes() + 24).sum();
+        let schemas: HashSet<_> = indexes.iter().map(|i| Arc::as_ptr(i.schema())).collect();
+        let of_schemas: usize =
+            (schemas.len() * FIELD_BYTES).saturating_mul(schema.fields().len().max(1));
         let of_labels = labels.as_ref().map_or(0, Labels::memory_bytes);
         let memory_bytes = files.memory_bytes()
             + starts
             + shape.runs().count() as u64 * 24
             + of_indexes as u64
+            + of_schemas as u64
             + of_labels
             + 4096;
         let in_common = in_common(&files);
@@ -226,6 +236,24 @@ impl Dataset {
     /// The columns of its rows.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// A column that is not among [`Dataset::schema`]'s, and can be asked for by name.
+    pub fn besides(&self) -> Option<Field> {
+        let line = jsonl::line_field();
+        (self.format == Format::Jsonl && self.schema.column_with_name(line.name()).is_none())
+            .then_some(line)
+    }
+
+    /// The columns of rows that are asked for with a projection.
+    ///
+    /// # Errors
+    /// `Invalid` for a column that is not there.
+    pub fn projected(&self, columns: &Projection) -> Result<SchemaRef> {
+        match self.besides() {
+            Some(besides) => columns.schema_with(&self.schema, &besides),
+            None => columns.schema(&self.schema),
+        }
     }
 
     /// # Panics

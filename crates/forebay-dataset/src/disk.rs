@@ -18,6 +18,7 @@ use crate::{
 use forebay_core::{Error, ObjectName, Result, limits};
 use forebay_format::tabular::{FileIndex, decode_schema, encode_schema};
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -29,7 +30,10 @@ use std::{
 };
 use xxhash_rust::xxh3::xxh3_128;
 
-const MAGIC: &[u8; 8] = b"FBDS\0\0\0\x01";
+/// What such a file begins with, and the version of what follows.
+const MAGIC: &[u8; 4] = b"FBDS";
+/// 2: each file has its own schema.
+const VERSION: u32 = 2;
 const EXTENSION: &str = "fbds";
 const SUM_BYTES: usize = 16;
 /// A dataset that would take more of the directory than this is kept in RAM only.
@@ -152,23 +156,20 @@ impl Disk {
     }
 
     fn load(&self, kept: &Kept) -> Option<Dataset> {
-        let decoded = fs::read(&kept.path)
-            .ok()
-            .and_then(|bytes| match decode(&bytes) {
-                Ok(dataset) if dataset.id() == kept.id => Some(dataset),
-                _ => None,
-            });
-        match &decoded {
-            Some(_) => {
-                touch(&kept.path);
-            }
-            None => {
-                tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, \
-                    and will be made anew");
-                let _ = fs::remove_file(&kept.path);
-            }
+        let bytes = fs::read(&kept.path).unwrap_or_default();
+        if let Some(dataset) = decode(&bytes).ok().filter(|d| d.id() == kept.id) {
+            touch(&kept.path);
+            return Some(dataset);
         }
-        decoded
+        if is_of_another_version(&bytes) {
+            tracing::info!(file = %kept.path.display(), "the index of a dataset is of another \
+                version of this program, and will be made anew");
+        } else {
+            tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, and \
+                will be made anew");
+        }
+        let _ = fs::remove_file(&kept.path);
+        None
     }
 
     fn kept(&self) -> Vec<Kept> {
@@ -230,6 +231,7 @@ fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
     let files = dataset.files();
     let mut out = Vec::with_capacity(64 * files.len() + 4096);
     out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&VERSION.to_be_bytes());
     put_bytes(&mut out, dataset.format().name().as_bytes());
     put_bytes(&mut out, dataset.options().as_bytes());
     put_bytes(&mut out, &encode_schema(dataset.schema())?);
@@ -244,10 +246,15 @@ fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
             put_bytes(&mut out, files.tag_bytes(i));
         }
     }
-    for i in 0..files.len() {
-        if let Some(index) = dataset.index(i) {
-            put_bytes(&mut out, &index.encode());
-        }
+    let indexes: Vec<&Arc<FileIndex>> = (0..files.len()).filter_map(|i| dataset.index(i)).collect();
+    let (schemas, numbers) = distinct_schemas(&indexes)?;
+    put(&mut out, schemas.len() as u64);
+    for schema in &schemas {
+        put_bytes(&mut out, schema);
+    }
+    for (index, schema) in indexes.into_iter().zip(numbers) {
+        put(&mut out, schema);
+        put_bytes(&mut out, &index.encode());
     }
     match dataset.labels() {
         None => out.push(0),
@@ -261,6 +268,39 @@ fn encode(dataset: &Dataset) -> Result<Vec<u8>> {
     Ok(out)
 }
 
+/// The schemas of files, each once, and for each file the number of its own.
+fn distinct_schemas(indexes: &[&Arc<FileIndex>]) -> Result<(Vec<Vec<u8>>, Vec<u64>)> {
+    // Files share schemas, but not all that are equal.
+    let (mut by_place, mut by_bytes) = (HashMap::new(), HashMap::new());
+    let (mut schemas, mut numbers) = (Vec::new(), Vec::with_capacity(indexes.len()));
+    for index in indexes {
+        let number = match by_place.entry(Arc::as_ptr(index.schema())) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let bytes = encode_schema(index.schema())?;
+                let number = *by_bytes.entry(bytes.clone()).or_insert_with(|| {
+                    schemas.push(bytes);
+                    schemas.len() as u64 - 1
+                });
+                *new.insert(number)
+            }
+        };
+        numbers.push(number);
+    }
+    Ok((schemas, numbers))
+}
+
+/// Whether this is a whole index that another version of this program wrote.
+fn is_of_another_version(bytes: &[u8]) -> bool {
+    bytes
+        .split_last_chunk::<SUM_BYTES>()
+        .is_some_and(|(body, sum)| {
+            xxh3_128(body) == u128::from_le_bytes(*sum)
+                && (body.strip_prefix(MAGIC))
+                    .is_some_and(|rest| !rest.starts_with(&VERSION.to_be_bytes()))
+        })
+}
+
 fn decode(bytes: &[u8]) -> Result<Dataset> {
     let damaged = || Error::corrupt("the stored index of a dataset is damaged");
     let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(damaged)?;
@@ -268,6 +308,9 @@ fn decode(bytes: &[u8]) -> Result<Dataset> {
         return Err(damaged());
     }
     let body = body.strip_prefix(MAGIC).ok_or_else(damaged)?;
+    let body = body
+        .strip_prefix(&VERSION.to_be_bytes())
+        .ok_or_else(damaged)?;
     Decoder { bytes: body }
         .dataset()
         .unwrap_or_else(|| Err(damaged()))
@@ -331,12 +374,24 @@ impl<'a> Decoder<'a> {
         let files = self.files()?;
         let mut indexes = Vec::new();
         if format != Format::Objects {
+            let mut schemas = vec![schema.clone()];
+            for _ in 0..self.number()? {
+                let of_files = decode_schema(self.take()?).ok()?;
+                // The dataset's own is mostly that of all files, which is then kept once.
+                schemas.push(if of_files == schema {
+                    schema.clone()
+                } else {
+                    of_files
+                });
+            }
             indexes.reserve(files.len());
             for _ in 0..files.len() {
-                indexes.push(Arc::new(
-                    FileIndex::decode(self.take()?, schema.clone()).ok()?,
-                ));
+                let own = usize::try_from(self.number()?).ok()?.checked_add(1)?;
+                let own = schemas.get(own)?.clone();
+                indexes.push(Arc::new(FileIndex::decode(self.take()?, own).ok()?));
             }
+        } else if self.number()? != 0 {
+            return None;
         }
         let labels = match self.byte()? {
             0 => None,
@@ -440,5 +495,28 @@ mod tests {
         let again = Disk::open(dir.path().to_owned(), 1 << 20).unwrap();
         assert!(!dir.path().join(".tmp-1-1").exists() && dir.path().join("notes.txt").exists());
         assert_eq!(again.by_id(a.id()).unwrap().label(0), Some("1"));
+    }
+    #[test]
+    fn what_another_version_wrote_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(dir.path().to_owned(), 1 << 20).unwrap();
+        let a = dataset(1);
+        disk.keep(7, &a).unwrap();
+        let path = disk.kept().remove(0).path;
+        let mut bytes = fs::read(&path).unwrap();
+        assert!(!is_of_another_version(&bytes));
+        bytes[7] = 1;
+        assert!(
+            !is_of_another_version(&bytes),
+            "it is damaged: the checksum does not match"
+        );
+        let end = bytes.len() - SUM_BYTES;
+        let sum = xxh3_128(&bytes[..end]).to_le_bytes();
+        bytes[end..].copy_from_slice(&sum);
+        assert!(is_of_another_version(&bytes));
+        fs::write(&path, &bytes).unwrap();
+        assert!(disk.by_id(a.id()).is_none() && disk.by_spec(7).is_none());
+        disk.keep(7, &a).unwrap();
+        assert!(disk.by_id(a.id()).is_some());
     }
 }

@@ -34,12 +34,20 @@ const MISSING_TOLD: usize = 5;
 /// What a listing found.
 pub(crate) struct Listed {
     pub files: FileTable,
-    /// For each file, whether a pattern found it: such a file may be passed over for its name.
-    pub by_pattern: Vec<Range<usize>>,
+    /// Files that patterns found: such a file may be passed over for its name.
+    pub by_pattern: Vec<Found>,
     /// Names that are at the origin and cannot be read through this node.
     pub unreadable: Unreadable,
     /// What a manifest says of them.
     pub format: Option<Format>,
+}
+
+/// Files that a pattern found.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub files: Range<usize>,
+    /// How much of each key the caller has written out: bytes from its beginning.
+    pub written: usize,
 }
 
 /// Names that match and are no names here (`a//b`): how many, and the first of them.
@@ -67,7 +75,14 @@ pub(crate) async fn list(
             } => {
                 let begin = out.files.len();
                 list_pattern(engine, &bucket, &prefix, &globs, known, progress, &mut out).await?;
-                out.by_pattern.push(begin..out.files.len());
+                out.by_pattern.push(Found {
+                    files: begin..out.files.len(),
+                    written: if globs.names_hidden() {
+                        usize::MAX
+                    } else {
+                        prefix.len()
+                    },
+                });
             }
             Wanted::Exact(bucket, key) => {
                 let mut names = vec![ObjectName::new(bucket, key)?];
@@ -121,7 +136,7 @@ struct Collected {
     files: FileTableBuilder,
     /// Hashes of names, where one may come twice.
     seen: Option<HashSet<u128>>,
-    by_pattern: Vec<Range<usize>>,
+    by_pattern: Vec<Found>,
     unreadable: Unreadable,
     format: Option<Format>,
 }

@@ -36,6 +36,8 @@ use std::{
 };
 use tokio::task::JoinSet;
 
+/// What is fed to a parser in place: that is done in well under a millisecond.
+const FED_INLINE_MAX_BYTES: usize = 128 << 10;
 /// How often a file that changes while it is indexed is begun anew.
 const FRESH_STARTS: u32 = 3;
 /// The least that is read of a file's end.
@@ -414,10 +416,21 @@ async fn index_one(
             } else {
                 source.on(range.clone()).await?
             };
-            indexer.feed(range.start, read)?;
+            indexer = fed(indexer, range.start, read).await?;
         }
     }
     Ok((indexer.finish()?, source.bytes))
+}
+
+/// Feeds a parser; what takes its time on a thread that may be busy.
+async fn fed(mut indexer: FileIndexer, at: u64, bytes: Bytes) -> Result<FileIndexer> {
+    if bytes.len() <= FED_INLINE_MAX_BYTES {
+        indexer.feed(at, bytes)?;
+        return Ok(indexer);
+    }
+    let fed = tokio::task::spawn_blocking(move || indexer.feed(at, bytes).map(|()| indexer));
+    fed.await
+        .map_err(|e| Error::internal("a thread that indexes a file failed").source(e))?
 }
 
 /// Bytes of one version for a parser.
@@ -451,7 +464,7 @@ impl Source<'_> {
     async fn on(&mut self, range: Range<u64>) -> Result<Bytes> {
         let length = range.end - range.start;
         let far = range.start > self.read_until.saturating_add(SKIP_FROM_BYTES);
-        let follows = range.start == self.read_until;
+        let follows = range.start <= self.read_until && range.end > self.read_until;
         self.read_until = range.end;
         if far && length <= HEADER_MAX_BYTES {
             return self.alone(range).await;

@@ -12,11 +12,14 @@
 
 use forebay_core::{Error, Result, limits, name::shorten, name::validate_bucket};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use std::{fmt::Write, ops::Range};
 
 /// `**` beside other characters doubles the patterns that it is made into.
 const DOUBLE_STARS_MAX: usize = 4;
-/// The longest source. Names are shorter; what looks for pairs of braces takes the square of it.
+/// The longest source. Names are shorter.
 const SOURCE_MAX_BYTES: usize = 4096;
+/// Groups of braces within groups.
+const BRACES_DEPTH_MAX: usize = 32;
 /// Patterns with wildcards in one description: they are made into automata.
 const PATTERNS_MAX: usize = 1000;
 /// What the names may take that braces stand for.
@@ -81,6 +84,16 @@ impl Globs {
             texts,
             set: Some(set),
         })
+    }
+
+    /// Whether a pattern itself has a name that begins with `_` or `.` behind its first wildcard:
+    /// who writes `**/_temporary/*` wants what is there.
+    pub(crate) fn names_hidden(&self) -> bool {
+        let hidden = |text: &String| {
+            let wild = text.find(['*', '?', '[']).unwrap_or(text.len());
+            text[wild..].contains("/_") || text[wild..].contains("/.")
+        };
+        self.texts.iter().any(hidden)
     }
 
     pub(crate) fn matches(&self, key: &str) -> bool {
@@ -273,82 +286,228 @@ fn too_many() -> Error {
     .hint("use a pattern with *, or a manifest object")
 }
 
-/// Expands braces, at most to `most` names.
+/// Expands braces, at most to `most` names. How many they are, and how long, is known before any is
+/// made.
 fn braces(text: &str, most: usize) -> Result<Vec<String>> {
-    let Some((open, close, parts)) = first_group(text) else {
-        return Ok(vec![text.to_owned()]);
-    };
-    let tails = braces(&text[close + 1..], most)?;
-    let (mut out, mut bytes) = (Vec::new(), 0);
-    for part in parts {
-        for middle in braces(&part, most)? {
-            for tail in &tails {
-                let name = format!("{}{middle}{tail}", &text[..open]);
-                bytes += name.len();
-                if out.len() >= most || bytes > EXPANDED_MAX_BYTES {
-                    return Err(too_many());
-                }
-                out.push(name);
-            }
-        }
+    let ends = matching(text.as_bytes())?;
+    let nodes = parse_braces(text, 0..text.len(), &ends);
+    let total = total(&nodes);
+    if total.names > most as u64 || total.bytes > EXPANDED_MAX_BYTES as u64 {
+        return Err(too_many());
     }
+    let mut out = Vec::with_capacity(total.names as usize);
+    write_names(
+        &mut String::new(),
+        &Rest {
+            nodes: &nodes,
+            next: None,
+        },
+        &mut out,
+    );
     Ok(out)
 }
 
-/// The first group of braces that means something: where it is, and what it stands for.
-fn first_group(text: &str) -> Option<(usize, usize, Vec<String>)> {
-    let bytes = text.as_bytes();
-    let mut open = 0;
-    while open < bytes.len() {
-        match bytes[open] {
-            b'\\' => open += 1,
-            b'{' => {
-                if let Some((close, commas)) = closing(bytes, open) {
-                    let inner = &text[open + 1..close];
-                    if !commas.is_empty() {
-                        let mut parts = Vec::new();
-                        let mut from = open + 1;
-                        for at in commas.into_iter().chain([close]) {
-                            parts.push(text[from..at].to_owned());
-                            from = at + 1;
-                        }
-                        return Some((open, close, parts));
-                    }
-                    if let Some(parts) = sequence(inner) {
-                        return Some((open, close, parts));
-                    }
-                }
-            }
-            _ => {}
-        }
-        open += 1;
-    }
-    None
-}
-
-/// Where the group that begins at `open` ends, and its commas on the outermost level.
-fn closing(bytes: &[u8], open: usize) -> Option<(usize, Vec<usize>)> {
-    let (mut depth, mut commas, mut at) = (0usize, Vec::new(), open);
+/// For each `{` the place of its `}`, and `usize::MAX` where it has none.
+fn matching(bytes: &[u8]) -> Result<Vec<usize>> {
+    let (mut ends, mut open, mut at) = (vec![usize::MAX; bytes.len()], Vec::new(), 0);
+    // Groups that are complete and lie within the one that began here.
+    let mut depths: Vec<usize> = Vec::new();
+    let mut depth_below = 0;
     while at < bytes.len() {
         match bytes[at] {
             b'\\' => at += 1,
-            b'{' => depth += 1,
-            b',' if depth == 1 => commas.push(at),
+            b'{' => {
+                open.push(at);
+                depths.push(depth_below);
+                depth_below = 0;
+            }
             b'}' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some((at, commas));
+                if let (Some(start), Some(beside)) = (open.pop(), depths.pop()) {
+                    ends[start] = at;
+                    depth_below = beside.max(depth_below + 1);
+                    if depth_below > BRACES_DEPTH_MAX {
+                        return Err(Error::invalid(format!(
+                            "its braces are nested more than {BRACES_DEPTH_MAX} deep"
+                        ))
+                        .hint("use fewer braces, or a manifest object"));
+                    }
                 }
             }
             _ => {}
         }
         at += 1;
     }
-    None
+    Ok(ends)
+}
+
+/// A part of a source.
+enum Node<'a> {
+    Text(&'a str),
+    /// `{x,y}`: one of these.
+    OneOf(Vec<Vec<Node<'a>>>),
+    /// `{000..127}`.
+    Sequence(Sequence),
+}
+
+/// The parts of `text[range]`; `ends` are those of the whole text.
+fn parse_braces<'a>(text: &'a str, range: Range<usize>, ends: &[usize]) -> Vec<Node<'a>> {
+    let bytes = text.as_bytes();
+    let (mut nodes, mut plain, mut at) = (Vec::new(), range.start, range.start);
+    while at < range.end {
+        match bytes[at] {
+            b'\\' => at += 1,
+            b'{' if ends[at] < range.end => {
+                let (open, close) = (at, ends[at]);
+                let commas = commas(bytes, open + 1..close, ends);
+                let group = if commas.is_empty() {
+                    sequence(&text[open + 1..close]).map(Node::Sequence)
+                } else {
+                    let mut parts = Vec::with_capacity(commas.len() + 1);
+                    let mut from = open + 1;
+                    for end in commas.into_iter().chain([close]) {
+                        parts.push(parse_braces(text, from..end, ends));
+                        from = end + 1;
+                    }
+                    Some(Node::OneOf(parts))
+                };
+                // What means nothing stays as it is, and what is within it may mean something.
+                if let Some(group) = group {
+                    nodes.push(Node::Text(&text[plain..open]));
+                    nodes.push(group);
+                    at = close;
+                    plain = close + 1;
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    nodes.push(Node::Text(&text[plain..range.end]));
+    nodes
+}
+
+/// The commas that are in no group within the range.
+fn commas(bytes: &[u8], range: Range<usize>, ends: &[usize]) -> Vec<usize> {
+    let (mut commas, mut at) = (Vec::new(), range.start);
+    while at < range.end {
+        match bytes[at] {
+            b'\\' => at += 1,
+            b'{' if ends[at] < range.end => at = ends[at],
+            b',' => commas.push(at),
+            _ => {}
+        }
+        at += 1;
+    }
+    commas
+}
+
+/// What parts of a source come to.
+#[derive(Clone, Copy)]
+struct Total {
+    names: u64,
+    /// Of all names together, at most.
+    bytes: u64,
+}
+
+fn total(nodes: &[Node<'_>]) -> Total {
+    let mut all = Total { names: 1, bytes: 0 };
+    for node in nodes {
+        let of =
+            match node {
+                Node::Text(text) => Total {
+                    names: 1,
+                    bytes: text.len() as u64,
+                },
+                Node::Sequence(sequence) => Total {
+                    names: sequence.count,
+                    bytes: sequence.count.saturating_mul(sequence.longest as u64),
+                },
+                Node::OneOf(parts) => parts.iter().map(|part| total(part)).fold(
+                    Total { names: 0, bytes: 0 },
+                    |a, b| Total {
+                        names: a.names.saturating_add(b.names),
+                        bytes: a.bytes.saturating_add(b.bytes),
+                    },
+                ),
+            };
+        all = Total {
+            names: all.names.saturating_mul(of.names),
+            bytes: (all.bytes.saturating_mul(of.names))
+                .saturating_add(of.bytes.saturating_mul(all.names)),
+        };
+    }
+    all
+}
+
+/// Parts of a source that are still to be written.
+struct Rest<'a> {
+    nodes: &'a [Node<'a>],
+    next: Option<&'a Rest<'a>>,
+}
+
+/// Writes all names that begin with what `name` has, and go on with the rest.
+fn write_names(name: &mut String, rest: &Rest<'_>, out: &mut Vec<String>) {
+    let Some((first, nodes)) = rest.nodes.split_first() else {
+        match rest.next {
+            Some(next) => write_names(name, next, out),
+            None => out.push(name.clone()),
+        }
+        return;
+    };
+    let after = Rest {
+        nodes,
+        next: rest.next,
+    };
+    let length = name.len();
+    match first {
+        Node::Text(text) => {
+            name.push_str(text);
+            write_names(name, &after, out);
+        }
+        Node::OneOf(parts) => {
+            for nodes in parts {
+                let next = Some(&after);
+                write_names(name, &Rest { nodes, next }, out);
+                name.truncate(length);
+            }
+        }
+        Node::Sequence(sequence) => {
+            for n in 0..sequence.count {
+                sequence.write(n, name);
+                write_names(name, &after, out);
+                name.truncate(length);
+            }
+        }
+    }
+    name.truncate(length);
 }
 
 /// `000..127`, `0..20..5`, `a..f`: numbers are as wide as the widest end that begins with a 0.
-fn sequence(inner: &str) -> Option<Vec<String>> {
+struct Sequence {
+    from: i64,
+    /// Below zero where it goes down.
+    step: i128,
+    count: u64,
+    /// Digits, with zeros before them if need be.
+    width: usize,
+    /// Bytes that the longest of them takes.
+    longest: usize,
+    letters: bool,
+}
+
+impl Sequence {
+    fn write(&self, n: u64, out: &mut String) {
+        let value = i128::from(self.from) + i128::from(n) * self.step;
+        if self.letters {
+            out.push(char::from(value as u8));
+        } else {
+            // Writing to a text cannot fail.
+            let _ = write!(out, "{value:0width$}", width = self.width);
+        }
+    }
+}
+
+fn sequence(inner: &str) -> Option<Sequence> {
     let mut parts = inner.split("..");
     let (from, to, step, rest) = (parts.next()?, parts.next()?, parts.next(), parts.next());
     if rest.is_some() {
@@ -358,52 +517,33 @@ fn sequence(inner: &str) -> Option<Vec<String>> {
         None => 1,
         Some(s) => s.parse::<i64>().ok()?.unsigned_abs().max(1),
     };
-    let walk = |from: i64, to: i64| -> Option<Vec<i64>> {
-        let count = from.abs_diff(to) / step + 1;
-        if count > limits::DATASET_SOURCES_MAX as u64 + 1 {
-            // One more than may be: the caller refuses it.
-            return Some(vec![0; limits::DATASET_SOURCES_MAX + 1]);
-        }
-        let by = if from <= to {
-            step as i64
-        } else {
-            -(step as i64)
-        };
-        Some((0..count as i64).map(|i| from + i * by).collect())
-    };
     let letter = |s: &str| {
         (s.len() == 1 && s.as_bytes()[0].is_ascii_alphabetic()).then(|| i64::from(s.as_bytes()[0]))
     };
-    if let (Some(a), Some(b)) = (letter(from), letter(to)) {
-        return Some(
-            walk(a, b)?
-                .into_iter()
-                .map(|c| char::from(c as u8).to_string())
-                .collect(),
-        );
-    }
     let digits = |s: &str| {
-        s.strip_prefix('-')
-            .unwrap_or(s)
-            .bytes()
-            .all(|b| b.is_ascii_digit())
+        let s = s.strip_prefix('-').unwrap_or(s);
+        s.bytes().all(|b| b.is_ascii_digit())
     };
-    if !digits(from) || !digits(to) {
-        return None;
-    }
-    let (a, b): (i64, i64) = (from.parse().ok()?, to.parse().ok()?);
     let padded = |s: &str| s.len() > 1 && s.trim_start_matches('-').starts_with('0');
-    let width = if padded(from) || padded(to) {
-        from.len().max(to.len())
-    } else {
-        0
+    let (a, b, letters) = match (letter(from), letter(to)) {
+        (Some(a), Some(b)) => (a, b, true),
+        _ if digits(from) && digits(to) => (from.parse().ok()?, to.parse().ok()?, false),
+        _ => return None,
     };
-    Some(
-        walk(a, b)?
-            .into_iter()
-            .map(|n| format!("{n:0width$}"))
-            .collect(),
-    )
+    let zeros = !letters && (padded(from) || padded(to));
+    Some(Sequence {
+        from: a,
+        step: if a <= b {
+            step.into()
+        } else {
+            -i128::from(step)
+        },
+        // All numbers of 64 bits are one more than can be counted, and too many in any case.
+        count: (a.abs_diff(b) / step).saturating_add(1),
+        width: if zeros { from.len().max(to.len()) } else { 0 },
+        longest: from.len().max(to.len()),
+        letters,
+    })
 }
 
 #[cfg(test)]
@@ -442,6 +582,47 @@ mod tests {
         assert_eq!(expand("{x}{1,2}"), ["{x}1", "{x}2"]);
         assert!(braces("{0..5000}", 1000).is_err() && braces("{1..99}{1..99}", 1000).is_err());
         assert!(braces("{0..9223372036854775807}", limits::DATASET_SOURCES_MAX).is_err());
+        assert_eq!(expand("{x{1,2}}"), ["{x1}", "{x2}"]);
+        assert_eq!(expand("{a,{b,c}"), ["{a,b", "{a,c"]);
+        assert_eq!(expand("}{a,b}}"), ["}a}", "}b}"]);
+        assert_eq!(expand("{9..1..4}"), ["9", "5", "1"]);
+        assert_eq!(expand("{e..a..2}"), ["e", "c", "a"]);
+    }
+
+    #[test]
+    fn braces_cost_no_more_than_what_they_stand_for() {
+        let (low, high) = (i64::MIN, i64::MAX);
+        assert_eq!(
+            expand(&format!("{{{low}..{high}..{high}}}")),
+            ["-9223372036854775808", "-1", "9223372036854775806"]
+        );
+        assert_eq!(
+            expand(&format!("{{{high}..{low}..{high}}}")),
+            ["9223372036854775807", "0", "-9223372036854775807"]
+        );
+        assert!(braces(&format!("{{{low}..{high}}}"), limits::DATASET_SOURCES_MAX).is_err());
+        // Each of these took seconds, where many are allowed in one request.
+        let sources = [
+            "{".repeat(4090),
+            "{a,".repeat(1300),
+            format!(
+                "{}x{}",
+                "{".repeat(BRACES_DEPTH_MAX),
+                "}".repeat(BRACES_DEPTH_MAX)
+            ),
+        ];
+        let began = std::time::Instant::now();
+        for source in &sources {
+            for _ in 0..1000 {
+                assert_eq!(expand(source), [source.as_str()]);
+            }
+        }
+        assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
+        let deep = format!("{}x{}", "{a,".repeat(33), "}".repeat(33));
+        let e = braces(&deep, 1000).unwrap_err();
+        assert!(e.to_string().contains("nested"), "{e}");
+        let nested = format!("{}x{}", "{a,".repeat(32), "}".repeat(32));
+        assert_eq!(expand(&nested).len(), 33);
     }
 
     fn one(source: &str) -> Wanted {

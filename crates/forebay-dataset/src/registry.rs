@@ -23,6 +23,7 @@ use crate::{
     select::{Selected, select},
     stats::DatasetStats,
 };
+use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::{Engine, Flights, Joined};
 use forebay_format::tabular::IndexOptions;
@@ -316,6 +317,12 @@ impl Datasets {
             selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
         }
         let (dataset, counts) = if selected.format == Format::Objects {
+            if spec.schema.is_some() {
+                return Err(Error::invalid(
+                    "\"schema\" is for files with columns, and these are whole objects",
+                )
+                .hint("name their format if they have columns"));
+            }
             let labels = Labels::of_spec(engine, spec.labels.as_ref(), &selected.files).await?;
             (
                 Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?,
@@ -370,18 +377,31 @@ impl Datasets {
         if spec.labels.is_some() {
             return wrong("labels are for whole objects");
         }
+        let named = spec
+            .schema
+            .as_ref()
+            .map(|columns| columns.schema(format))
+            .transpose()?;
         if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
         }
         let mut options = IndexOptions {
             example: spec.example.spec(),
+            columns: named.clone(),
             ..IndexOptions::default()
         };
         if let Some(rows) = spec.block_rows {
             (options.block_rows, options.block_bytes) = (rows, u64::MAX);
         }
         if let Some(known) = known {
-            options.schemas.share(known.schema().clone());
+            let indexes = (0..known.files().len()).filter_map(|i| known.index(i));
+            let mut last: Option<&SchemaRef> = None;
+            for schema in indexes.map(|index| index.schema()) {
+                if !last.is_some_and(|last| Arc::ptr_eq(last, schema)) {
+                    options.schemas.share(schema.clone());
+                }
+                last = Some(schema);
+            }
         }
         let order = Order {
             engine: self.inner.engine.clone(),
@@ -399,7 +419,7 @@ impl Datasets {
             bytes,
             skipped,
         } = index(order, known, progress).await?;
-        let schema = common_schema(format, &files, &indexes)?;
+        let schema = common_schema(format, &files, &indexes, named.as_ref())?;
         let parts = Parts {
             format,
             files,

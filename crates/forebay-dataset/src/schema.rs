@@ -1,103 +1,156 @@
 //! One schema for all files of a dataset.
 //!
 //! Files of tables must have the same columns in the same order; what only describes them
-//! (metadata, whether nulls may be) may differ. Of tars the columns of all are taken together: a
-//! sample without a member has a null there.
+//! (metadata, whether nulls may be, what items of lists are called) may differ. Numbers of different
+//! types have the type that holds both, and a column of nothing but nulls has that of the others
+//! ([`common_type`](forebay_format::tabular::common_type)). Of tars and of JSON lines the columns
+//! of all files are taken together: what a row lacks is null there. Where the caller names the
+//! columns, those and no others are the dataset's.
 
 use crate::{Format, table::FileTable};
+use arrow_array::{ArrayRef, new_empty_array};
 use arrow_schema::{Field, Schema, SchemaRef};
 use forebay_core::{Error, Result};
-use forebay_format::tabular::FileIndex;
+use forebay_format::{
+    jsonl,
+    tabular::{FileIndex, cast, common_field},
+};
 use std::{collections::HashSet, sync::Arc};
 
-/// The columns of a dataset's rows.
+/// The columns of a dataset's rows. `named` are those that the caller wants.
 ///
 /// # Errors
-/// `Invalid` with the first file that differs from the first one, and how.
+/// `Invalid` with the first file that does not go together with those before it, or with what is
+/// wanted, and how.
 pub(crate) fn common_schema(
     format: Format,
     files: &FileTable,
     indexes: &[Arc<FileIndex>],
+    named: Option<&SchemaRef>,
 ) -> Result<SchemaRef> {
-    let first = indexes
-        .first()
-        .ok_or_else(|| Error::internal("a dataset without files"))?
-        .schema();
-    if format == Format::Tar {
-        return Ok(union(indexes));
+    if let Some(named) = named {
+        check_named(named, files, indexes)?;
+        return Ok(named.clone());
     }
-    let mut nullable: Option<Vec<bool>> = None;
-    let mut last = first;
-    for (i, index) in indexes.iter().enumerate() {
-        let schema = index.schema();
-        if Arc::ptr_eq(schema, last) || Arc::ptr_eq(schema, first) {
-            continue;
+    let mut different = distinct(indexes);
+    let (_, first) = different
+        .next()
+        .ok_or_else(|| Error::internal("a dataset without files"))?;
+    match format {
+        Format::Tar => return Ok(union(first, different.map(|(_, schema)| schema))),
+        Format::Jsonl => {
+            return Ok(jsonl::common_schema(
+                std::iter::once(first).chain(different.map(|(_, schema)| schema)),
+            ));
         }
-        if let Some(difference) = difference(first, schema) {
-            return Err(Error::invalid(format!(
+        _ => {}
+    }
+    let mut common: Option<Vec<Arc<Field>>> = None;
+    for (i, schema) in different {
+        let fields = common.get_or_insert_with(|| first.fields().iter().cloned().collect());
+        merge(fields, schema).map_err(|difference| {
+            Error::invalid(format!(
                 "{} has other columns than {}: {difference}",
                 files.name(i),
                 files.name(0)
             ))
-            .hint("open files of one schema together; datasets of several can be mixed"));
-        }
-        let nullable = nullable
-            .get_or_insert_with(|| first.fields().iter().map(|f| f.is_nullable()).collect());
-        for (n, field) in nullable.iter_mut().zip(schema.fields()) {
-            *n |= field.is_nullable();
-        }
-        last = schema;
+            .hint(
+                "name the columns and their types in \"schema\", or open files of one schema \
+                 together; datasets of several can be mixed",
+            )
+        })?;
     }
-    Ok(match nullable {
+    Ok(match common {
         None => first.clone(),
-        Some(nullable) => {
-            let fields = first
-                .fields()
-                .iter()
-                .zip(nullable)
-                .map(|(f, n)| f.as_ref().clone().with_nullable(n));
-            Arc::new(Schema::new(fields.collect::<Vec<Field>>()))
-        }
+        Some(fields) => Arc::new(Schema::new(fields)),
     })
 }
 
-/// What is first different between two schemas.
-fn difference(ours: &Schema, theirs: &Schema) -> Option<String> {
-    for (a, b) in ours.fields().iter().zip(theirs.fields()) {
+/// Schemas that are not one and the same, each with the first file that has it.
+fn distinct(indexes: &[Arc<FileIndex>]) -> impl Iterator<Item = (usize, &SchemaRef)> {
+    let mut seen = HashSet::new();
+    let all = indexes.iter().map(|index| index.schema()).enumerate();
+    all.filter(move |(_, schema)| seen.insert(Arc::as_ptr(schema)))
+}
+
+/// Makes room in each field for what another file has in it.
+///
+/// # Errors
+/// What is first different.
+fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), String> {
+    for (a, b) in ours.iter_mut().zip(theirs.fields()) {
         if a.name() != b.name() {
-            return Some(format!("column {:?} in place of {:?}", b.name(), a.name()));
+            return Err(format!("column {:?} in place of {:?}", b.name(), a.name()));
         }
-        if !a.data_type().equals_datatype(b.data_type()) {
-            return Some(format!(
+        let both = common_field(a, b).ok_or_else(|| {
+            format!(
                 "column {:?} is {} and not {}",
                 a.name(),
                 b.data_type(),
                 a.data_type()
-            ));
+            )
+        })?;
+        if both != **a {
+            *a = Arc::new(both);
         }
     }
-    match (ours.fields().len(), theirs.fields().len()) {
-        (a, b) if a < b => Some(format!("one more, {:?}", theirs.field(a).name())),
-        (a, b) if a > b => Some(format!("{:?} is missing", ours.field(b).name())),
-        _ => None,
+    match (ours.len(), theirs.fields().len()) {
+        (a, b) if a < b => Err(format!("one more, {:?}", theirs.field(a).name())),
+        (a, b) if a > b => Err(format!("{:?} is missing", ours[b].name())),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the files have what is wanted: each column is in one of them, and can be read as what it
+/// shall be wherever it is.
+fn check_named(named: &Schema, files: &FileTable, indexes: &[Arc<FileIndex>]) -> Result<()> {
+    let mut missing: HashSet<&str> = named.fields().iter().map(|f| f.name().as_str()).collect();
+    let mut some_have_rows = false;
+    for (i, schema) in distinct(indexes) {
+        some_have_rows |= indexes[i].rows() > 0;
+        for field in named.fields() {
+            let Ok(own) = schema.field_with_name(field.name()) else {
+                continue;
+            };
+            missing.remove(field.name().as_str());
+            let nothing: ArrayRef = new_empty_array(own.data_type());
+            if let Err(misfit) = cast(&nothing, field.data_type()) {
+                return Err(Error::invalid(format!(
+                    "the column {:?} of {}: {}",
+                    field.name(),
+                    files.name(i),
+                    misfit.why
+                ))
+                .hint("give another type for it in \"schema\""));
+            }
+        }
+    }
+    match named
+        .fields()
+        .iter()
+        .find(|f| missing.contains(f.name().as_str()))
+    {
+        Some(field) if some_have_rows => Err(Error::invalid(format!(
+            "no file has the column {:?} that \"schema\" names",
+            field.name()
+        ))
+        .hint("a column that only some files have is null in the others")),
+        _ => Ok(()),
     }
 }
 
 /// All columns of all files, in the order in which they first come.
-fn union(indexes: &[Arc<FileIndex>]) -> SchemaRef {
-    let mut fields: Vec<Arc<Field>> = Vec::new();
-    let mut seen: HashSet<&str> = HashSet::new();
-    let mut last: Option<&SchemaRef> = None;
-    for schema in indexes.iter().map(|i| i.schema()) {
-        if last.is_some_and(|l| Arc::ptr_eq(l, schema)) {
-            continue;
+fn union<'a>(first: &SchemaRef, others: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
+    let mut fields: Vec<Arc<Field>> = first.fields().iter().cloned().collect();
+    let mut seen: HashSet<String> = fields.iter().map(|f| f.name().clone()).collect();
+    for field in others.flat_map(|schema| schema.fields()) {
+        if !seen.contains(field.name()) {
+            seen.insert(field.name().clone());
+            fields.push(field.clone());
         }
-        last = Some(schema);
-        for field in schema.fields() {
-            if seen.insert(field.name()) {
-                fields.push(field.clone());
-            }
-        }
+    }
+    if fields.len() == first.fields().len() {
+        return first.clone();
     }
     Arc::new(Schema::new(fields))
 }

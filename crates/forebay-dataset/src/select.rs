@@ -1,8 +1,11 @@
 //! Which of the files that were listed belong to the dataset, and what format they have.
 //!
-//! Files that a pattern found and that are not data by their names are passed over: names that
-//! begin with `_` or `.` where files are tables or archives (`_SUCCESS`, `_metadata`, `.part.crc`),
-//! and indexes beside TFRecords. Where the format is not given, the names must agree on one.
+//! Files that a pattern found and that are not data by their names are passed over: where files are
+//! tables or archives, those with a part of their path that begins with `_` or `.` and that the
+//! caller has not written out (`_SUCCESS`, `_temporary/0/…`, `.part.crc`), as Spark and pyarrow do;
+//! and indexes beside TFRecords. Where the format is not given, the names must agree on one. Files
+//! of formats that are known and not read (CSV, compressed JSON lines) are refused then, and not
+//! taken for objects.
 
 use crate::{
     Format,
@@ -10,7 +13,7 @@ use crate::{
     table::{FileRef, FileTable, FileTableBuilder},
 };
 use forebay_core::{Error, Result};
-use forebay_format::tfrecord::side_file;
+use forebay_format::{tabular::NotRead, tfrecord::side_file};
 use std::collections::HashMap;
 
 /// The files of the dataset, their format as far as names tell, and whether first bytes must
@@ -58,15 +61,17 @@ pub(crate) fn select(
             ),
         );
     }
-    let mut found = vec![false; files.len()];
-    by_pattern
-        .into_iter()
-        .flatten()
-        .for_each(|i| found[i] = true);
+    // Which files a pattern found that are hidden by their names, and which it found at all.
+    let (mut found, mut hidden) = (vec![false; files.len()], vec![false; files.len()]);
+    for pattern in by_pattern {
+        for i in pattern.files {
+            (found[i], hidden[i]) = (true, is_hidden(files.key(i), pattern.written));
+        }
+    }
     let named = named.or(in_manifest);
     let format = match named {
         Some(format) => format,
-        None => by_names(&files, &found)?,
+        None => by_names(&files, &found, &hidden)?,
     };
     let keeps_all = format == Format::Objects;
     let (mut kept, mut beside) = (FileTableBuilder::default(), HashMap::new());
@@ -74,7 +79,7 @@ pub(crate) fn select(
         let key = file.name.key();
         if format == Format::TfRecord && is_companion(key) {
             beside.insert(key.to_owned(), file);
-        } else if keeps_all || !found[i] || !is_hidden(key) {
+        } else if keeps_all || !hidden[i] {
             kept.push(&file)?;
         }
     }
@@ -105,8 +110,15 @@ fn base(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key)
 }
 
-fn is_hidden(key: &str) -> bool {
-    base(key).starts_with(['_', '.'])
+/// Whether a part of the path begins with `_` or `.`, of those parts that begin behind what was
+/// written out.
+fn is_hidden(key: &str, written: usize) -> bool {
+    let mut start = 0;
+    key.split('/').any(|part| {
+        let hidden = start >= written && part.starts_with(['_', '.']);
+        start += part.len() + 1;
+        hidden
+    })
 }
 
 /// An index of a TFRecord file.
@@ -115,18 +127,24 @@ fn is_companion(key: &str) -> bool {
 }
 
 /// The one format that the names agree on.
-fn by_names(files: &FileTable, found: &[bool]) -> Result<Format> {
+fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format> {
+    let mut unread = Unread::default();
+    // Hidden tables beside visible ones are no reason to doubt what these are.
+    let told = (0..files.len()).any(|i| !hidden[i] && Format::from_name(files.key(i)).is_some());
     let mut first_of: Vec<(Option<Format>, usize, usize)> = Vec::new();
     let mut indexes = 0;
     for (i, by_pattern) in found.iter().enumerate() {
         let key = files.key(i);
         let format = Format::from_name(key);
-        if *by_pattern && is_hidden(key) && format.is_none() {
+        if hidden[i] && (told || format.is_none()) {
             continue;
         }
         if *by_pattern && is_companion(key) {
             indexes += 1;
             continue;
+        }
+        if format.is_none() {
+            unread.count(key, i);
         }
         match first_of.iter_mut().find(|(f, ..)| *f == format) {
             Some((_, _, count)) => *count += 1,
@@ -145,7 +163,7 @@ fn by_names(files: &FileTable, found: &[bool]) -> Result<Format> {
             }
             Ok(*format)
         }
-        [(None, ..)] => Ok(Format::Objects),
+        [(None, _, count)] => unread.check(files, *count).map(|()| Format::Objects),
         several => {
             let told: Vec<String> = several
                 .iter()
@@ -172,6 +190,40 @@ fn by_names(files: &FileTable, found: &[bool]) -> Result<Format> {
     }
 }
 
+/// Files of formats that are known and not read.
+#[derive(Default)]
+struct Unread {
+    count: usize,
+    /// The first of them.
+    first: Option<(usize, NotRead)>,
+}
+
+impl Unread {
+    fn count(&mut self, key: &str, i: usize) {
+        if let Some(format) = Format::not_read(key) {
+            self.count += 1;
+            self.first.get_or_insert((i, format));
+        }
+    }
+
+    /// Refuses them where they are most of so many files. Elsewhere they are beside the data:
+    /// pictures with a JSON of each, and a table of labels.
+    fn check(&self, files: &FileTable, all: usize) -> Result<()> {
+        match &self.first {
+            Some((i, format)) if self.count * 2 > all => Err(Error::invalid(format!(
+                "{} is {}, which is not read as a dataset",
+                files.name(*i),
+                format.name
+            ))
+            .hint(format!(
+                "{}; format \"objects\" takes each file as one row of bytes",
+                format.advice
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Files of offsets beside TFRecord files, by their keys.
 #[derive(Default)]
 pub(crate) struct Companions(HashMap<String, FileRef>);
@@ -191,6 +243,7 @@ impl Companions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::list::Found;
     use forebay_core::ObjectName;
 
     fn listed(keys: &[&str]) -> Listed {
@@ -205,11 +258,10 @@ mod tests {
                 })
                 .unwrap();
         }
-        #[allow(
-            clippy::single_range_in_vec_init,
-            reason = "one pattern found them all"
-        )]
-        let by_pattern = vec![0..keys.len()];
+        let by_pattern = vec![Found {
+            files: 0..keys.len(),
+            written: 0,
+        }];
         Listed {
             files: files.finish(),
             by_pattern,
@@ -260,6 +312,80 @@ mod tests {
         );
         assert_eq!(s.companions.get("u.tfrecord").unwrap().name.key(), "u.idx");
         assert!(select(listed(&["a/part-0"]), None, &[]).unwrap().unsure);
+    }
+
+    #[test]
+    fn hidden_parts_of_a_path_are_no_data_unless_they_are_written_out() {
+        for (key, written, hidden) in [
+            ("a/_temporary/0/p.parquet", 2, true),
+            ("a/_temporary/0/p.parquet", "a/_temporary/".len(), false),
+            ("a/_temporary/_0/p.parquet", "a/_temporary/".len(), true),
+            ("_delta_log/0.checkpoint.parquet", 0, true),
+            ("a/.x/p.parquet", 0, true),
+            ("a/_part-0.parquet", "a/_part".len(), false),
+            ("a/_part-0.parquet", "a/".len(), true),
+            ("a_b/c_.parquet", 0, false),
+            ("a/_x/p.parquet", usize::MAX, false),
+        ] {
+            assert_eq!(is_hidden(key, written), hidden, "{key} {written}");
+        }
+        let s = select(
+            listed(&[
+                "t/_temporary/0/p.parquet",
+                "t/p.parquet",
+                "t/_delta_log/1.json",
+                "t/.cache/x.tar",
+            ]),
+            None,
+            &[],
+        )
+        .unwrap();
+        assert_eq!((s.format, keys(&s)), (Format::Parquet, vec!["t/p.parquet"]));
+    }
+
+    #[test]
+    fn formats_that_are_not_read_are_refused_by_name_and_pictures_beside_them_are_not() {
+        for (key, told) in [
+            ("a.json", "JSON"),
+            ("a.jsonl.gz", "compressed with gzip"),
+            ("a.jsonl.zst", "compressed with zstd"),
+            ("a.csv", "CSV"),
+            ("d/a.TSV", "tab"),
+            ("d.lance/data/x.lance", "Lance"),
+            ("x.npy", "NumPy"),
+            ("shard.00000.mds", "MDS"),
+            ("shard.00000.mds.zstd", "MDS"),
+            ("a.parquet.gz", "parquet"),
+            ("a.tar.zst", "tar"),
+            ("a.orc", "ORC"),
+            ("a.avro", "Avro"),
+            ("a.h5", "HDF5"),
+        ] {
+            let e = select(listed(&[key, "README"]), None, &[]).map(drop);
+            assert!(e.is_ok(), "{key} beside one other file is not most of them");
+            let e = select(listed(&[key]), None, &[]).map(drop).unwrap_err();
+            assert_eq!(e.kind(), forebay_core::ErrorKind::Invalid);
+            assert!(
+                e.message().contains(told) && e.message().contains(key),
+                "{key}: {e}"
+            );
+            assert!(e.to_string().contains("\"objects\""), "{key}: {e}");
+            let s = select(listed(&[key]), Some(Format::Objects), &[]).unwrap();
+            assert_eq!(s.format, Format::Objects);
+        }
+        for keys in [
+            &["1.jpg", "1.json", "2.jpg", "2.json"][..],
+            &["1.jpg", "labels.csv", "2.jpg"],
+            &["1.jpg", "2.png", "a"],
+            &["x.pt", "y.pkl", "z.bin", "w.txt"],
+        ] {
+            assert_eq!(
+                select(listed(keys), None, &[]).unwrap().format,
+                Format::Objects
+            );
+        }
+        // Tables and archives do not go with other files, as before.
+        assert!(select(listed(&["a.parquet", "b.json"]), None, &[]).is_err());
     }
 
     #[test]

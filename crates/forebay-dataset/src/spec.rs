@@ -4,9 +4,11 @@
 //! serves both.
 
 use crate::Format;
+use arrow_schema::{DataType, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits};
-use forebay_format::example::ExampleSpec;
-use serde::{Deserialize, Deserializer, Serialize};
+use forebay_format::{example::ExampleSpec, jsonl, tabular::named_field};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::{collections::HashSet, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A dataset, as it is asked for.
@@ -30,6 +32,10 @@ pub struct DatasetSpec {
     /// TFRecord only: decode each record as a `tf.train.Example`; the columns are its features.
     #[serde(skip_serializing_if = "is_default")]
     pub example: Example,
+    /// The columns, each with its type, and no others; what a file lacks of them is null. Where it is
+    /// not given, the files tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema: Option<NamedColumns>,
     /// Rows in a block, for formats that have no blocks of their own: objects, archives, TFRecord,
     /// JSONL. Where it is not given, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,6 +101,62 @@ impl Example {
             Example::Flag(wanted) => wanted.then(ExampleSpec::default),
             Example::Features(spec) => Some(spec.clone()),
         }
+    }
+}
+
+/// Columns by name, each with the name of its type, in the order in which they are given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedColumns(pub Vec<(String, String)>);
+
+impl NamedColumns {
+    /// As a schema of files of this format.
+    ///
+    /// # Errors
+    /// `Invalid` for a type that is none, or that the format cannot be read as.
+    pub fn schema(&self, format: Format) -> Result<SchemaRef> {
+        let fields = self.0.iter().map(|(name, ty)| {
+            let field = named_field(name, ty)?;
+            let line = format == Format::Jsonl
+                && name == jsonl::LINE
+                && *field.data_type() == DataType::Utf8;
+            Ok(if line { jsonl::line_field() } else { field })
+        });
+        let schema = Arc::new(Schema::new(fields.collect::<Result<Vec<_>>>()?));
+        if format == Format::Jsonl {
+            jsonl::check_columns(&schema)?;
+        }
+        Ok(schema)
+    }
+}
+
+impl Serialize for NamedColumns {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, ty)| (name, ty)))
+    }
+}
+
+impl<'de> Deserialize<'de> for NamedColumns {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Columns;
+        impl<'de> serde::de::Visitor<'de> for Columns {
+            type Value = NamedColumns;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("columns with their types, as in {\"text\": \"string\"}")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<NamedColumns, A::Error> {
+                let mut columns: Vec<(String, String)> = Vec::new();
+                while let Some(column) = map.next_entry()? {
+                    columns.push(column);
+                }
+                Ok(NamedColumns(columns))
+            }
+        }
+        from.deserialize_map(Columns)
     }
 }
 
@@ -186,10 +248,37 @@ impl DatasetSpec {
         if self.example.spec().is_some() {
             only("example", Format::TfRecord)?;
         }
+        if let Some(columns) = &self.schema {
+            self.check_schema(&columns.0)?;
+        }
         if self.block_rows == Some(0) {
             return Err(Error::invalid("block_rows is 0").hint("1 or more, or leave it out"));
         }
         Ok(())
+    }
+
+    fn check_schema(&self, columns: &[(String, String)]) -> Result<()> {
+        if columns.is_empty() || columns.len() > limits::JSONL_COLUMNS_MAX {
+            return Err(Error::invalid(format!(
+                "\"schema\" names {} columns; it has to name 1 to {}",
+                columns.len(),
+                limits::JSONL_COLUMNS_MAX
+            ))
+            .hint("leave it out to have the columns as the files have them"));
+        }
+        let mut seen = HashSet::new();
+        for (name, ty) in columns {
+            named_field(name, ty)?;
+            if !seen.insert(name) {
+                return Err(Error::invalid(format!("\"schema\" names {name:?} twice")));
+            }
+        }
+        match self.format {
+            Some(Format::Objects) => Err(Error::invalid(
+                "\"schema\" is for files with columns, and the format is objects",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Stands for this spec: equal for equal ones, on every platform.
@@ -255,6 +344,40 @@ mod tests {
                 Some(format)
             );
         }
+        let spec = DatasetSpec::parse(
+            br#"{"source": "b/x", "schema": {"z": "list<item: float>", "a": "json", "json": "str"}}"#,
+        )
+        .unwrap();
+        let columns = spec.schema.as_ref().unwrap();
+        assert_eq!(
+            columns.0[0],
+            ("z".to_owned(), "list<item: float>".to_owned())
+        );
+        assert!(
+            spec.options()
+                .contains(r#"{"z":"list<item: float>","a":"json","json":"str"}"#)
+        );
+        let names = |format| {
+            let schema = columns.schema(format).unwrap();
+            schema
+                .fields()
+                .iter()
+                .map(|f| (f.name().clone(), f.is_nullable()))
+                .collect::<Vec<_>>()
+        };
+        let named = |line| {
+            vec![
+                ("z".to_owned(), true),
+                ("a".to_owned(), true),
+                ("json".to_owned(), line),
+            ]
+        };
+        assert_eq!(names(Format::Parquet), named(true));
+        assert_eq!(
+            names(Format::Jsonl),
+            named(false),
+            "a line is never missing"
+        );
         for bad in [
             r#"{}"#,
             r#"[]"#,
@@ -268,6 +391,11 @@ mod tests {
             r#"{"sources": ["a"], "labels": {"from": "air"}}"#,
             r#"{"sources": ["a"], "block_rows": 0}"#,
             r#"{"sources": [1]}"#,
+            r#"{"sources": ["a"], "schema": {}}"#,
+            r#"{"sources": ["a"], "schema": {"x": "int63"}}"#,
+            r#"{"sources": ["a"], "schema": {"x": "int64", "x": "int32"}}"#,
+            r#"{"sources": ["a"], "schema": ["x"]}"#,
+            r#"{"sources": ["a"], "schema": {"x": "int64"}, "format": "objects"}"#,
         ] {
             assert_eq!(
                 DatasetSpec::parse(bad.as_bytes()).unwrap_err().kind(),

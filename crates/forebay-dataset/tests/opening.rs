@@ -2,8 +2,17 @@
 
 mod support;
 
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Float32Array, Float64Array, Int8Array, Int16Array, Int32Array,
+    Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray, cast::AsArray,
+};
+use arrow_buffer::OffsetBuffer;
+use arrow_schema::{DataType, Field, Schema};
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_dataset::{Access, DatasetSpec, Everything, Format, LabelSource};
+use forebay_dataset::{
+    Access, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
+};
+use forebay_format::tabular::Projection;
 use forebay_origin::{Fault, Operation};
 use futures::FutureExt;
 use std::sync::Arc;
@@ -27,7 +36,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         ("bk/parquet/", Format::Parquet, 80 + 8 + 21, "id text"),
         ("bk/arrow/*", Format::ArrowFile, 8 + 12, "id text"),
         ("bk/stream/**.arrow", Format::ArrowStream, 8 + 12, "id text"),
-        ("bk/jsonl/{0,3,5}.jsonl", Format::Jsonl, 8, "json"),
+        ("bk/jsonl/{0,3,5}.jsonl", Format::Jsonl, 8, "n"),
         ("bk/tfrecord/", Format::TfRecord, 8, "data"),
         ("bk/tar/*.tar", Format::Tar, 8, "__key__ cls jpg"),
         ("bk/zip/", Format::Zip, 8, "key data"),
@@ -647,4 +656,211 @@ async fn tfrecords_have_indexes_beside_them_and_features_within() {
         e.kind() == ErrorKind::Corrupt && e.to_string().contains("a.tfrecord"),
         "{e}"
     );
+}
+
+/// One column of values, in a Parquet file.
+fn column(field: Field, values: ArrayRef) -> Vec<u8> {
+    let schema = Arc::new(Schema::new(vec![field]));
+    let batch = RecordBatch::try_new(schema, vec![values]).unwrap();
+    parquet_of(&[batch.num_rows()], |first, rows| {
+        batch.slice(first as usize, rows)
+    })
+}
+
+/// All rows of a dataset, as a node reads them that has just been started.
+async fn all_rows(b: &Bench, dataset: &Arc<Dataset>) -> Result<RecordBatch> {
+    let rows: Vec<u64> = (0..dataset.rows()).collect();
+    let read = Rows::new(b.engine.clone(), RowsConfig::default());
+    Ok(read.read(dataset, &rows, &Projection::All).await?.batch)
+}
+
+#[tokio::test]
+async fn each_file_keeps_its_own_schema_over_a_restart() {
+    let b = Bench::new();
+    let ints = |from: i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(from..from + 3)) };
+    let x = |nullable| Field::new("x", DataType::Int64, nullable);
+    let with_id = x(true).with_metadata([("PARQUET:field_id", "7")]);
+    b.put("x/a.parquet", column(x(false), ints(0)));
+    b.put("x/b.parquet", column(x(true), ints(3)));
+    b.put("x/c.parquet", column(with_id, ints(6)));
+    // Items of lists are called otherwise by each writer.
+    for (n, name) in ["item", "element"].into_iter().enumerate() {
+        let item = Arc::new(Field::new(name, DataType::Int64, true));
+        let offsets = OffsetBuffer::from_lengths([2, 1]);
+        let list = ListArray::new(item.clone(), offsets, ints(n as i64 * 10), None);
+        let field = Field::new("l", DataType::List(item), true);
+        b.put(&format!("l/{n}.parquet"), column(field, Arc::new(list)));
+    }
+    b.put("t/a.tar", tar(3));
+    b.put("t/b.tar", tar_of([("9.txt".to_owned(), b"x".to_vec())]));
+    b.put("j/a.jsonl", "{\"n\": 1}\n{\"n\": 2, \"t\": \"x\"}");
+    b.put("j/b.jsonl", "{\"n\": 1.5}");
+    b.put("j/c.jsonl", "");
+    for source in ["bk/x/", "bk/l/", "bk/t/", "bk/j/"] {
+        let dataset = b.open(source).await.unwrap().dataset;
+        let before = all_rows(&b, &dataset).await.unwrap();
+        let again = b.another();
+        let kept = again.get(dataset.id(), &Everything).await.unwrap();
+        for file in 0..kept.files().len() {
+            let (was, is) = (dataset.index(file).unwrap(), kept.index(file).unwrap());
+            assert_eq!(was, is, "{source}");
+        }
+        assert_eq!(all_rows(&b, &kept).await.unwrap(), before, "{source}");
+        let opened = again
+            .open(&DatasetSpec::of(source), &Everything)
+            .await
+            .unwrap();
+        assert_eq!(
+            (opened.dataset.id(), opened.indexed_files),
+            (dataset.id(), 0),
+            "{source}"
+        );
+        assert_eq!(
+            all_rows(&b, &opened.dataset).await.unwrap(),
+            before,
+            "{source}"
+        );
+    }
+    // A column that only a file has that is gone now goes with it, over a restart too.
+    b.remove("t/b.tar");
+    let opened = b
+        .another()
+        .open(&DatasetSpec::of("bk/t/"), &Everything)
+        .await
+        .unwrap();
+    assert_eq!(opened.reused_files, 1);
+    assert!(opened.dataset.schema().field_with_name("txt").is_err());
+}
+
+#[tokio::test]
+async fn numbers_have_the_type_that_holds_all_files() {
+    let b = Bench::new();
+    let put = |key: &str, values: ArrayRef| {
+        b.put(
+            key,
+            column(Field::new("x", values.data_type().clone(), true), values),
+        );
+    };
+    let big = (1i64 << 53) + 1;
+    put("i/a.parquet", Arc::new(Int32Array::from(vec![1, -2])));
+    put("i/b.parquet", Arc::new(Int64Array::from(vec![big, 4])));
+    put("i/c.parquet", Arc::new(NullArray::new(2)));
+    put("f/a.parquet", Arc::new(Int16Array::from(vec![1, -2])));
+    put("f/b.parquet", Arc::new(Float32Array::from(vec![0.5])));
+    put("d/a.parquet", Arc::new(Int64Array::from(vec![1, big])));
+    put("d/b.parquet", Arc::new(Float32Array::from(vec![0.5])));
+    put("s/a.parquet", Arc::new(StringArray::from(vec!["a", "b"])));
+    put("s/b.parquet", Arc::new(LargeStringArray::from(vec!["c"])));
+    put("n/a.parquet", Arc::new(NullArray::new(0)));
+    put("n/b.parquet", Arc::new(BooleanArray::from(vec![true])));
+    let read = async |source: &str| {
+        let dataset = b.open(source).await.unwrap().dataset;
+        all_rows(&b, &dataset)
+            .await
+            .map(|batch| batch.column(0).clone())
+    };
+    let expected = Int64Array::from(vec![Some(1), Some(-2), Some(big), Some(4), None, None]);
+    assert_eq!(*read("bk/i/").await.unwrap(), expected);
+    assert_eq!(
+        *read("bk/f/").await.unwrap(),
+        Float32Array::from(vec![1.0, -2.0, 0.5])
+    );
+    assert_eq!(
+        *read("bk/s/").await.unwrap(),
+        LargeStringArray::from(vec!["a", "b", "c"])
+    );
+    assert_eq!(
+        *read("bk/n/").await.unwrap(),
+        BooleanArray::from(vec![true])
+    );
+    // A float that is another number than the integer was is no answer.
+    let e = read("bk/d/").await.unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Corrupt
+            && e.message().contains("bk/d/a.parquet")
+            && e.message()
+                .contains("row 1 of the file: column \"x\": 9007199254740993"),
+        "{e}"
+    );
+}
+
+#[tokio::test]
+async fn a_schema_that_is_given_says_which_columns_there_are() {
+    let b = Bench::new();
+    b.put("p/a.parquet", parquet(&[3, 2]));
+    b.put("j/a.jsonl", "{\"a\": 1, \"b\": \"x\"}\n{\"a\": 1000}\n");
+    b.put("j/b.jsonl", "not JSON at all\n");
+    b.put("o/a.jpg", "x");
+    let open = async |source: &str, schema: &str| {
+        let spec = format!(r#"{{"source": "bk/{source}", "schema": {schema}}}"#);
+        b.open_spec(&spec).await.map(|opened| opened.dataset)
+    };
+    let types = |dataset: &Dataset| {
+        let fields = dataset.schema().fields().iter();
+        fields
+            .map(|f| format!("{} {}", f.name(), f.data_type()))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let dataset = open("p/", r#"{"text": "large_string", "id": "int8"}"#)
+        .await
+        .unwrap();
+    assert_eq!(types(&dataset), "text LargeUtf8, id Int8");
+    let batch = all_rows(&b, &dataset).await.unwrap();
+    assert_eq!(**batch.column(1), Int8Array::from_iter_values(0..5));
+    let dataset = open("j/a.jsonl", r#"{"c": "string", "a": "double"}"#)
+        .await
+        .unwrap();
+    let batch = all_rows(&b, &dataset).await.unwrap();
+    assert_eq!((batch.num_columns(), batch.column(0).null_count()), (2, 2));
+    assert_eq!(**batch.column(1), Float64Array::from(vec![1.0, 1000.0]));
+    let dataset = open("j/a.jsonl", r#"{"a": "uint8"}"#).await.unwrap();
+    let e = all_rows(&b, &dataset).await.unwrap_err();
+    assert!(
+        e.message().contains("bk/j/a.jsonl")
+            && e.message()
+                .contains("row 1 of the file: column \"a\": 1000 does not fit UInt8"),
+        "{e}"
+    );
+    // Lines as they are, whatever they are; without a schema they are damage.
+    let e = b.open("bk/j/").await.unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.message().contains("bk/j/b.jsonl: line 1 of the JSONL"),
+        "{e}"
+    );
+    let dataset = open("j/", r#"{"json": "string"}"#).await.unwrap();
+    let batch = all_rows(&b, &dataset).await.unwrap();
+    assert_eq!(
+        batch.column(0).as_string::<i32>().value(2),
+        "not JSON at all"
+    );
+    // Beside the fields, by name.
+    let dataset = b.open("bk/j/a.jsonl").await.unwrap().dataset;
+    assert_eq!(types(&dataset), "a Int64, b Utf8");
+    let by_name = Projection::Columns(vec!["json".into(), "b".into()]);
+    let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+    let read = rows.read(&dataset, &[1, 0], &by_name).await.unwrap().batch;
+    assert_eq!(read.column(0).as_string::<i32>().value(0), "{\"a\": 1000}");
+    assert!(read.column(1).is_null(0));
+
+    for (source, schema, why) in [
+        ("p/", r#"{"id": "string"}"#, "Int64 cannot be read as Utf8"),
+        (
+            "p/",
+            r#"{"idd": "int64"}"#,
+            "no file has the column \"idd\"",
+        ),
+        ("o/", r#"{"key": "string"}"#, "whole objects"),
+        (
+            "j/a.jsonl",
+            r#"{"a": "date32"}"#,
+            "JSON cannot be read as Date32",
+        ),
+    ] {
+        let e = open(source, schema).await.map(drop).unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Invalid && e.to_string().contains(why),
+            "{source}: {e}"
+        );
+    }
 }

@@ -179,19 +179,25 @@ fn write(bench: &Bench, rng: &mut StdRng, what: &str) -> (String, Vec<Row>) {
                 bench.put(&format!("{what}/{file}.{extension}"), file_bytes);
             }
             "jsonl" => {
-                let lines: Vec<String> = (0..count)
-                    .map(|i| {
-                        format!(
-                            "{{\"f\": {file}, \"i\": {i}, \"t\": {:?}}}",
-                            "y".repeat(rng.random_range(0..900))
-                        )
-                    })
+                let texts: Vec<String> = (0..count)
+                    .map(|_| "y".repeat(rng.random_range(0..900)))
+                    .collect();
+                let lines: Vec<String> = texts
+                    .iter()
+                    .enumerate()
+                    .map(|(i, text)| format!("{{\"f\": {file}, \"i\": {i}, \"t\": {text:?}}}"))
                     .collect();
                 bench.put(
                     &format!("jsonl/{file}.jsonl"),
                     lines.join("\n") + if rng.random() { "\n" } else { "" },
                 );
-                rows.extend(lines.into_iter().map(|line| vec![pair("json", line)]));
+                rows.extend(texts.into_iter().enumerate().map(|(i, text)| {
+                    vec![
+                        pair("f", file.to_string()),
+                        pair("i", i.to_string()),
+                        pair("t", text),
+                    ]
+                }));
             }
             "tfrecord" => {
                 let mut out = Vec::new();

@@ -49,7 +49,7 @@ pub mod example;
 pub mod index;
 mod indexer;
 mod ipc;
-mod jsonl;
+pub mod jsonl;
 mod kind;
 pub mod labels;
 mod member_decoder;

@@ -4,7 +4,7 @@
 
 use crate::{
     example, jsonl,
-    tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Projection, Rows, text_rows},
+    tabular::{BinaryRows, Detail, FileIndex, Format, Held, Need, Rows, text_rows},
     tfrecord,
 };
 use arrow_array::RecordBatch;
@@ -24,13 +24,7 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    pub fn new(
-        index: Arc<FileIndex>,
-        block: usize,
-        rows: Rows,
-        projection: &Projection,
-    ) -> Result<Self> {
-        let schema = projection.schema(index.schema())?;
+    pub fn new(index: Arc<FileIndex>, block: usize, rows: Rows, schema: SchemaRef) -> Result<Self> {
         let ranges = if schema.fields().is_empty() {
             Vec::new()
         } else {
@@ -76,19 +70,24 @@ impl Read {
             })?;
             return builder.finish();
         }
+        if self.index.format == Format::Jsonl {
+            let mut builder = jsonl::Builder::new(self.schema.clone())?;
+            let (blocks, mut n) = (self.index.blocks().row_range(self.block), 0);
+            let row_of = |n| format!("row {} of the file", blocks.start + self.rows.nth(n));
+            self.each(|line, _| {
+                let pushed = builder.push(line).map_err(|e| e.context(row_of(n)));
+                n += 1;
+                pushed
+            })?;
+            return builder.finish(count).map_err(|(misfit, kind)| {
+                Error::new(kind, misfit.why).context(row_of(misfit.row))
+            });
+        }
         let bytes = self.ranges.iter().map(|r| (r.end - r.start) as usize).sum();
         let mut column =
             BinaryRows::with_capacity(count, if self.rows == Rows::All { bytes } else { 0 });
         self.each(|record, _| column.push(record))?;
-        match self.index.format {
-            Format::Jsonl => text_rows(
-                self.schema,
-                column
-                    .finish_text()
-                    .map_err(|e| e.context("a line of JSONL"))?,
-            ),
-            _ => text_rows(self.schema, column.finish()),
-        }
+        text_rows(self.schema, column.finish())
     }
 
     /// Each wanted record, and where it is.

@@ -5,7 +5,9 @@ mod common;
 #[path = "rows_common/mod.rs"]
 mod rows_common;
 
-use arrow_array::{Array, RecordBatch, UInt32Array, cast::AsArray};
+use arrow_array::{
+    Array, ArrayRef, Int64Array, RecordBatch, StringArray, UInt32Array, cast::AsArray,
+};
 use arrow_schema::Schema;
 use arrow_select::{concat::concat_batches, take::take_record_batch};
 use common::{Rng, cases};
@@ -15,6 +17,7 @@ use forebay_format::{
     example::{ExampleSpec, FeatureType},
     tabular::{
         FileReader, Format, IndexOptions, Projection, Rows, Schemas, decode_schema, encode_schema,
+        named_field,
     },
     tfrecord,
 };
@@ -334,15 +337,14 @@ fn examples_become_columns() {
 fn json_lines_are_those_of_the_whole() {
     let mut rng = Rng::new();
     for _ in 0..cases(60) {
-        let (mut bytes, mut lines) = (Vec::new(), Vec::new());
+        let (mut bytes, mut lines, mut texts) = (Vec::new(), Vec::new(), Vec::new());
         if rng.below(4) == 0 {
             bytes.extend_from_slice(b"\xef\xbb\xbf");
         }
         for i in 0..rng.below(200) {
-            let line = format!(
-                "{{\"i\": {i}, \"t\": \"{}\"}}",
-                "ü".repeat([0, 3, 400][rng.below(3)])
-            );
+            let text = "ü".repeat([0, 3, 400][rng.below(3)]);
+            let line = format!("{{\"i\": {i}, \"t\": {text:?}}}");
+            texts.push(text);
             bytes.extend_from_slice(line.as_bytes());
             bytes.extend_from_slice([&b"\n"[..], b"\r\n", b"\n\n", b"\n \t\r\n"][rng.below(4)]);
             lines.push(line);
@@ -352,13 +354,232 @@ fn json_lines_are_those_of_the_whole() {
         }
         let (mut source, reader) =
             open(Format::Jsonl, &bytes, &small_blocks(&mut rng), &mut rng).unwrap();
-        let whole = RecordBatch::try_new(
-            reader.index().schema().clone(),
-            vec![Arc::new(arrow_array::StringArray::from_iter_values(&lines))],
-        )
-        .unwrap();
-        same_as_whole(&mut source, &reader, &whole, &mut rng);
+        let schema = reader.index().schema().clone();
+        let as_they_are: ArrayRef = Arc::new(StringArray::from_iter_values(&lines));
+        let whole = if lines.is_empty() {
+            RecordBatch::try_new(schema, vec![as_they_are])
+        } else {
+            let numbers = Int64Array::from_iter_values(0..lines.len() as i64);
+            let texts = StringArray::from_iter_values(&texts);
+            RecordBatch::try_new(schema, vec![Arc::new(numbers), Arc::new(texts)])
+        };
+        same_as_whole(&mut source, &reader, &whole.unwrap(), &mut rng);
+        // The lines themselves can be asked for by name.
+        let by_name = Projection::Columns(vec!["json".to_owned()]);
+        let blocks = reader.index().blocks().clone();
+        for block in 0..blocks.blocks() {
+            let read = source
+                .read(&reader, block, Rows::All, &by_name, &mut rng)
+                .unwrap();
+            let rows = blocks.row_range(block);
+            let expected = &lines[rows.start as usize..rows.end as usize];
+            assert_eq!(**read.column(0), StringArray::from_iter_values(expected));
+        }
     }
+}
+
+/// A file of these lines, read whole.
+fn json_columns(lines: &[&str], options: &IndexOptions) -> forebay_core::Result<RecordBatch> {
+    let mut rng = Rng::new();
+    let (mut source, reader) = open(
+        Format::Jsonl,
+        lines.join("\n").as_bytes(),
+        options,
+        &mut rng,
+    )?;
+    source.read(&reader, 0, Rows::All, &Projection::All, &mut rng)
+}
+
+#[test]
+fn fields_of_json_lines_are_columns_of_the_types_that_all_lines_have() {
+    let batch = json_columns(
+        &[
+            r#"{"i": 1, "f": 1, "t": "a\n\u00e9", "l": [1, 2], "o": {"x": 1}, "n": null, "m": 1}"#,
+            r#"{"f": 2.5, "i": -7, "b": true, "l": [], "o": {"y": ["z"]}, "m": "x", "big": 1}"#,
+            r#"{"t": "", "t": "twice", "l": null, "o": null, "m": [1, {"k": 2}], "f": NaN}"#,
+            r#"{"i": null, "l": [3.5], "b": false, "big": 18446744073709551615, "e": {}}"#,
+        ],
+        &IndexOptions::default(),
+    )
+    .unwrap();
+    let shown: Vec<String> = batch
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| {
+            format!(
+                "{}: {}{}",
+                f.name(),
+                f.data_type(),
+                if f.metadata().is_empty() { "" } else { " json" }
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "i: Int64",
+            "f: Float64",
+            "t: Utf8",
+            "l: List(Float64)",
+            "o: Struct(\"x\": Int64, \"y\": List(Utf8))",
+            "n: Null",
+            "m: Utf8 json",
+            "b: Boolean",
+            "big: Utf8 json",
+            "e: Struct()",
+        ]
+    );
+    let texts = |name: &str| {
+        let column = batch.column_by_name(name).unwrap().as_string::<i32>();
+        column
+            .iter()
+            .map(|t| t.map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    let some = |t: &str| Some(t.to_owned());
+    assert_eq!(
+        **batch.column(0),
+        Int64Array::from(vec![Some(1), Some(-7), None, None])
+    );
+    let floats = batch
+        .column(1)
+        .as_primitive::<arrow_array::types::Float64Type>();
+    assert!(floats.value(0) == 1.0 && floats.value(1) == 2.5 && floats.value(2).is_nan());
+    assert!(floats.is_null(3));
+    assert_eq!(texts("t"), [some("a\né"), None, some("twice"), None]);
+    assert_eq!(
+        texts("m"),
+        [some("1"), some("\"x\""), some("[1, {\"k\": 2}]"), None]
+    );
+    assert_eq!(
+        texts("big"),
+        [None, some("1"), None, some("18446744073709551615")]
+    );
+    let lists = batch.column_by_name("l").unwrap().as_list::<i32>();
+    assert_eq!(
+        (
+            lists.value_length(0),
+            lists.value_length(1),
+            lists.is_null(2)
+        ),
+        (2, 0, true)
+    );
+    let objects = batch.column_by_name("o").unwrap().as_struct();
+    assert!(objects.is_null(2) && objects.column(0).is_null(1) && objects.is_valid(1));
+    assert_eq!(
+        objects
+            .column(1)
+            .as_list::<i32>()
+            .value(1)
+            .as_string::<i32>()
+            .value(0),
+        "z"
+    );
+}
+
+#[test]
+fn lines_that_are_no_objects_and_values_that_do_not_fit_are_told_by_their_place() {
+    let plain = IndexOptions::default();
+    let line = |bad: &str| json_columns(&["{\"a\": 1}", "", bad, "{}"], &plain).unwrap_err();
+    for bad in [
+        "[1]",
+        "{\"a\": }",
+        "{\"a\": 1",
+        "{\"a\": 1} {}",
+        "text",
+        "{'a': 1}",
+    ] {
+        let e = line(bad);
+        assert_eq!(e.kind(), ErrorKind::Corrupt, "{bad}");
+        assert!(
+            e.message().contains("line 3 of the JSONL file"),
+            "{bad}: {e}"
+        );
+    }
+    let bytes = b"{\"a\": \"\xff\"}";
+    let e = open(Format::Jsonl, bytes, &plain, &mut Rng::new())
+        .err()
+        .unwrap();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.message().contains("UTF-8"),
+        "{e}"
+    );
+    let many: Vec<String> = (0..50)
+        .map(|n| {
+            let fields: Vec<String> = (0..100).map(|m| format!("\"k{n}-{m}\": 0")).collect();
+            format!("{{{}}}", fields.join(","))
+        })
+        .collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let e = json_columns(&many, &plain).unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Unsupported && e.message().contains("4096 columns"),
+        "{e}"
+    );
+
+    // Columns that are named: nothing is looked for, and each value has to fit.
+    let named = |fields: &[(&str, &str)]| {
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(n, t)| named_field(n, t).unwrap())
+            .collect();
+        IndexOptions {
+            columns: Some(Arc::new(Schema::new(fields))),
+            ..IndexOptions::default()
+        }
+    };
+    let lines = [
+        "{\"a\": 1, \"b\": [1, 2]}",
+        "",
+        "{\"a\": 300, \"b\": [1, 2.5], \"c\": 1}",
+        "{\"c\": {}}",
+    ];
+    let batch = json_columns(
+        &lines,
+        &named(&[
+            ("c", "json"),
+            ("a", "int16"),
+            ("b", "list<item: float>"),
+            ("d", "string"),
+        ]),
+    )
+    .unwrap();
+    let types: Vec<String> = batch
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| f.data_type().to_string())
+        .collect();
+    assert_eq!(types, ["Utf8", "Int16", "List(Float32)", "Utf8"]);
+    assert_eq!(batch.column(0).as_string::<i32>().value(2), "{}");
+    assert_eq!(batch.column(3).null_count(), 3);
+    for (columns, why) in [
+        (&[("a", "int8")][..], "300 does not fit Int8"),
+        (&[("a", "string")], "a number cannot be read as Utf8"),
+        (&[("b", "list<item: int64>")], "2.5"),
+        (
+            &[("b", "fixed_size_list<item: float>[3]")],
+            "a list of 2 values",
+        ),
+    ] {
+        let e = json_columns(&lines, &named(columns)).unwrap_err();
+        let row = if why.contains("300") || why.contains("2.5") {
+            1
+        } else {
+            0
+        };
+        assert_eq!(e.kind(), ErrorKind::Corrupt);
+        assert!(
+            e.message().contains(&format!("row {row} of the file")) && e.message().contains(why),
+            "{e}"
+        );
+    }
+    let timestamps = named(&[("a", "timestamp[us]")]);
+    assert_eq!(
+        json_columns(&lines, &timestamps).unwrap_err().kind(),
+        ErrorKind::Invalid
+    );
 }
 
 #[test]
@@ -612,4 +833,56 @@ fn files_from_elsewhere() {
         seen += 1;
     }
     assert!(seen >= 12, "{seen} files");
+}
+
+/// Some writers say that a column without a dictionary has one at offset 0.
+#[test]
+fn a_dictionary_at_offset_0_is_none() {
+    use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values((0..5000).map(|i| i * 7919)));
+    let batch = RecordBatch::try_from_iter([("n", numbers)]).unwrap();
+    let properties = parquet::file::properties::WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_offset_index_disabled(true)
+        .set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
+        .build();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let file = bytes::Bytes::from(writer.into_inner().unwrap());
+    let metadata = ParquetMetaDataReader::new()
+        .parse_and_finish(&file)
+        .unwrap();
+    let groups = metadata.row_groups().iter().map(|group| {
+        let columns = group.columns().iter().map(|chunk| {
+            let chunk = chunk
+                .clone()
+                .into_builder()
+                .set_dictionary_page_offset(Some(0));
+            chunk.build().unwrap()
+        });
+        group
+            .clone()
+            .into_builder()
+            .set_column_metadata(columns.collect())
+            .build()
+            .unwrap()
+    });
+    let groups = groups.collect();
+    let metadata = metadata
+        .clone()
+        .into_builder()
+        .set_row_groups(groups)
+        .build();
+    let data_end = metadata.row_groups()[0].column(0).compressed_size() as usize + 4;
+    let mut changed = file[..data_end].to_vec();
+    ParquetMetaDataWriter::new(&mut changed, &metadata)
+        .finish()
+        .unwrap();
+
+    let mut rng = Rng::new();
+    let options = IndexOptions::default();
+    let (mut source, reader) = open(Format::Parquet, &changed, &options, &mut rng).unwrap();
+    assert_eq!(reader.index().blocks().bytes(0).start, 4);
+    same_as_whole(&mut source, &reader, &batch, &mut rng);
 }

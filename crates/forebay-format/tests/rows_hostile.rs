@@ -154,6 +154,37 @@ fn noise_and_empty_files() {
     }
 }
 
+/// Who reads a damaged file hears of damage, whatever its format and wherever the damage is.
+#[test]
+fn damage_is_of_one_kind_in_every_format() {
+    let mut rng = Rng::new();
+    for (format, bytes) in files(&mut rng) {
+        let n = bytes.len();
+        let mut told = 0;
+        for (what, range, with) in [
+            ("cut in half", n / 2..n, None),
+            ("cut by a byte", n - 1..n, None),
+            ("zeros at the end", n - 64..n, Some(0)),
+            ("ones at the end", n - 64..n, Some(0xff)),
+            ("zeros at the beginning", 0..64, Some(0)),
+            ("ones at the beginning", 0..64, Some(0xff)),
+            ("text all over", 0..n, Some(b'x')),
+        ] {
+            let mut bad = bytes.clone();
+            match with {
+                None => bad.truncate(range.start),
+                Some(byte) => bad[range].fill(byte),
+            }
+            // Where nothing needs what was there, or one row less is a whole file, all is well.
+            if let Err(e) = checked(try_all(format, &bad, &mut rng)) {
+                assert_eq!(e.kind(), ErrorKind::Corrupt, "{format}, {what}: {e}");
+                told += 1;
+            }
+        }
+        assert!(told >= 3, "{format}: {told} of 7 were told");
+    }
+}
+
 fn parquet_error(bytes: Vec<u8>, rng: &mut Rng) -> Error {
     try_all(Format::Parquet, &bytes, rng).unwrap_err()
 }
@@ -176,7 +207,11 @@ fn parquet_footers_that_lie() {
             ErrorKind::Corrupt,
             "said to be",
         ),
-        (with_footer_len(u32::MAX), ErrorKind::Unsupported, "limit"),
+        (
+            with_footer_len(u32::MAX),
+            ErrorKind::Corrupt,
+            "4294967295 bytes long, in a file of",
+        ),
         (
             with_footer_len(20),
             ErrorKind::Corrupt,
@@ -909,6 +944,19 @@ fn samples_that_lie() {
     .unwrap();
     assert!(
         e.kind() == ErrorKind::Corrupt && e.message().contains("\"jpg\" twice"),
+        "{e:?}"
+    );
+    let key = vec![("a".to_owned(), vec![("__KEY__".to_owned(), vec![1])])];
+    let archived = archive(ArchiveKind::Tar, &key);
+    let e = open(
+        Format::Tar,
+        &archived,
+        &IndexOptions::default(),
+        &mut Rng::new(),
+    );
+    let e = e.err().unwrap();
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.message().contains("a.__KEY__"),
         "{e:?}"
     );
     let many = vec![(

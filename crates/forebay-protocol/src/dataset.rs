@@ -16,6 +16,8 @@ pub struct Description {
     /// Of all files.
     pub bytes: u64,
     pub schema: Vec<Column>,
+    /// Columns that are read only where they are asked for by name: the lines of JSONL.
+    pub besides: Vec<Column>,
     /// What its index takes at the node.
     pub memory_bytes: u64,
 }
@@ -24,7 +26,7 @@ pub struct Description {
 #[serde(default)]
 pub struct Column {
     pub name: String,
-    /// Arrow's name of it.
+    /// Arrow's name of it; `Json`: text that is the JSON of values without a type in common.
     #[serde(rename = "type")]
     pub data_type: String,
     pub nullable: bool,

@@ -46,7 +46,6 @@ const RANGES_AT_ONCE: usize = 16;
 /// What rows are read as: for keys of caches.
 #[derive(Clone)]
 pub(super) struct Keys {
-    pub columns: Projection,
     pub schema: SchemaRef,
     /// Of the dataset's options and format.
     pub options: u64,
@@ -58,14 +57,13 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new(dataset: &Dataset, columns: &Projection) -> Result<Self> {
-        let schema = columns.schema(dataset.schema())?;
+        let schema = dataset.projected(columns)?;
         let mut hash = Xxh3::new();
         hash.update(dataset.options().as_bytes());
         hash.update(dataset.format().name().as_bytes());
         let options = hash.digest();
         schema.fields().hash(&mut hash);
         Ok(Self {
-            columns: columns.clone(),
             schema,
             options,
             wanted: hash.finish(),
@@ -420,7 +418,10 @@ impl Rows {
         let mut held: Vec<Reservation> = Vec::new();
         let mut spent_ns = 0;
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
-        let mut read = file.reader.read(block as usize, rows()?, &keys.columns)?;
+        let wanted = rows()?;
+        let mut read = file
+            .reader
+            .read_for(block as usize, wanted.clone(), &keys.schema)?;
         loop {
             let (rows, of) = (self.clone(), file.clone());
             let decoded = joined(
@@ -449,7 +450,11 @@ impl Rows {
             spent_ns += ns;
             add(&inner.stats.decode_ns, ns);
             match done? {
-                Step::Done(batch) => return Ok((conform(batch, &keys.schema)?, spent_ns)),
+                Step::Done(batch) => {
+                    let first = file.reader.index().blocks().row_range(block as usize).start;
+                    let row_of = |n| first + wanted.nth(n);
+                    return Ok((conform(batch, &keys.schema, row_of)?, spent_ns));
+                }
                 Step::Missing(unfinished, missing) => (read, ranges) = (unfinished, missing),
             }
             let began = Instant::now();

@@ -6,6 +6,7 @@ use arrow_array::{
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use arrow_select::{interleave::interleave, take::take_record_batch};
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_format::tabular::cast;
 
 /// One wanted row: which batch it is in, and where.
 pub(super) type Pick = (usize, usize);
@@ -79,49 +80,50 @@ fn check_length(arrays: &[&dyn Array], picks: &[Pick]) -> Result<(), ArrowError>
     }
 }
 
-/// A file's batch as the dataset has it: columns by name, in the dataset's order; those that the
-/// file lacks are null.
+/// A file's batch as the dataset has it: columns by name, in the dataset's order and types; those
+/// that the file lacks are null. `row_of` tells the row of the file that a row of the batch is.
 ///
 /// # Errors
-/// `Corrupt` if a column has another type than in the file that the dataset's schema is from.
-pub(super) fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
-    let fields = |s: &SchemaRef| {
-        s.fields()
-            .iter()
-            .map(|f| (f.name().clone(), f.data_type().clone()))
-            .collect::<Vec<_>>()
+/// `Corrupt` for a value that does not fit the dataset's type, or a column that may not be null and
+/// is not there.
+pub(super) fn conform(
+    batch: RecordBatch,
+    schema: &SchemaRef,
+    row_of: impl Fn(usize) -> u64,
+) -> Result<RecordBatch> {
+    let same = batch
+        .schema_ref()
+        .fields()
+        .iter()
+        .map(|f| (f.name(), f.data_type()));
+    let columns = if same.eq(schema.fields().iter().map(|f| (f.name(), f.data_type()))) {
+        batch.columns().to_vec()
+    } else {
+        let columns =
+            schema
+                .fields()
+                .iter()
+                .map(|field| match batch.column_by_name(field.name()) {
+                    Some(column) => cast(column, field.data_type()).map_err(|misfit| {
+                        Error::corrupt(format!(
+                            "row {} of the file: column {:?}: {}",
+                            row_of(misfit.row),
+                            field.name(),
+                            misfit.why
+                        ))
+                        .hint("give the column a type in \"schema\" that has room for it")
+                    }),
+                    None if field.is_nullable() => {
+                        Ok(new_null_array(field.data_type(), batch.num_rows()))
+                    }
+                    None => Err(Error::corrupt(format!(
+                        "this file has no column {:?}",
+                        field.name()
+                    ))
+                    .hint("open files of different columns as different datasets")),
+                });
+        columns.collect::<Result<Vec<_>>>()?
     };
-    if std::sync::Arc::ptr_eq(&batch.schema(), schema) || fields(&batch.schema()) == fields(schema)
-    {
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        return RecordBatch::try_new_with_options(
-            schema.clone(),
-            batch.columns().to_vec(),
-            &options,
-        )
-        .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").source(e));
-    }
-    let columns =
-        schema
-            .fields()
-            .iter()
-            .map(|field| {
-                match batch.column_by_name(field.name()) {
-        Some(column) if column.data_type() == field.data_type() => Ok(column.clone()),
-        Some(column) => Err(Error::corrupt(format!(
-            "the column {:?} is {} in this file and {} in the dataset",
-            field.name(),
-            column.data_type(),
-            field.data_type()
-        ))
-        .hint("open files of different schemas as different datasets, or leave the column out")),
-        None if field.is_nullable() => Ok(new_null_array(field.data_type(), batch.num_rows())),
-        None => Err(Error::corrupt(format!("this file has no column {:?}", field.name()))
-            .hint("open files of different schemas as different datasets, or leave the column \
-                out")),
-    }
-            });
-    let columns = columns.collect::<Result<Vec<_>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").source(e))
@@ -173,16 +175,33 @@ mod tests {
             Field::new("x", DataType::Binary, true),
             Field::new("t", DataType::Utf8, true),
         ]));
-        let got = conform(batch(0, 4), &schema).unwrap();
+        let got = conform(batch(0, 4), &schema, |n| n as u64).unwrap();
         assert_eq!((got.num_rows(), got.column(0).null_count()), (4, 4));
         assert_eq!(got.column(1), batch(0, 4).column(1));
-        let other = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true)]));
-        let e = conform(batch(0, 4), &other).unwrap_err();
-        assert!(
-            e.kind() == ErrorKind::Corrupt && e.to_string().contains("\"n\""),
-            "{e}"
+        let wider = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, true)]));
+        let got = conform(batch(2, 2), &wider, |n| n as u64).unwrap();
+        assert_eq!(
+            got.column(0)
+                .as_primitive::<arrow_array::types::Int64Type>()
+                .values(),
+            &[2, 3]
         );
+        for other in [DataType::Int8, DataType::Utf8] {
+            let other = Arc::new(Schema::new(vec![Field::new("n", other, true)]));
+            let e = conform(batch(126, 4), &other, |n| 70 + n as u64).unwrap_err();
+            let row = if other.field(0).data_type() == &DataType::Int8 {
+                72
+            } else {
+                70
+            };
+            assert!(
+                e.kind() == ErrorKind::Corrupt
+                    && e.to_string()
+                        .contains(&format!("row {row} of the file: column \"n\"")),
+                "{e}"
+            );
+        }
         let missing = Arc::new(Schema::new(vec![Field::new("y", DataType::Int64, false)]));
-        assert!(conform(batch(0, 4), &missing).is_err());
+        assert!(conform(batch(0, 4), &missing, |n| n as u64).is_err());
     }
 }

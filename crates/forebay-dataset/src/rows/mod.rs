@@ -226,7 +226,7 @@ impl Rows {
         memory: RowMemory,
     ) -> Result<RowBatch> {
         let began = Instant::now();
-        let schema = columns.schema(dataset.schema())?;
+        let schema = dataset.projected(columns)?;
         let mut read = if rows.is_empty() {
             RowBatch {
                 batch: RecordBatch::new_empty(schema),

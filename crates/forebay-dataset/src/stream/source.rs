@@ -73,7 +73,7 @@ impl DatasetSource {
     ) -> Result<Self> {
         let schemas = datasets
             .iter()
-            .map(|d| columns.schema(d.schema()))
+            .map(|d| d.projected(&columns))
             .collect::<Result<Vec<_>>>()?;
         if let Some(i) = schemas
             .windows(2)

@@ -41,8 +41,9 @@ pub(super) fn prefix(bytes: &[u8], at: u64) -> Result<Prefix> {
             "the Arrow message at offset {at} claims a header of {len} bytes"
         ))),
         len if len as u64 > limits::FOOTER_MAX_BYTES => {
+            // No writer makes a header as long: these are other bytes.
             let max = limits::FOOTER_MAX_BYTES;
-            Err(Error::unsupported(format!(
+            Err(Error::corrupt(format!(
                 "the Arrow message at offset {at} claims a header of {len} bytes; the limit is \
                  {max}"
             )))

@@ -1,19 +1,71 @@
-//! JSON lines: each line that is not blank is a row.
+//! JSON lines: each line that is not blank is a row, and its fields are columns.
 //!
-//! Newlines are counted in one pass over the file, by reads of 8 MiB; nothing is parsed. Kept is a
-//! sparse index: where every run of lines of at least a piece begins. A last line without a newline
-//! counts. Lines end at `\n`; a `\r` before it is not part of the row. A byte order mark at the
-//! beginning of the file is passed over.
+//! The file is gone through once, by reads of 8 MiB. Kept is a sparse index (where every run of
+//! lines of at least a piece begins) and which columns there are (`infer.rs`). Where the caller has
+//! named the columns, lines are only counted. A last line without a newline counts. Lines end at
+//! `\n`; a `\r` before it is not part of the row. A byte order mark at the beginning of the file is
+//! passed over.
+//!
+//! Besides the fields there is a column [`LINE`], which has the line itself, for those who ask for
+//! it by name. Where the lines have a field of that name it is the field.
+
+mod columns;
+mod infer;
+mod scan;
+
+pub(crate) use columns::Builder;
 
 use crate::tabular::{
     BlockIndex, BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions, Need,
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
+use columns::not_json;
 use forebay_core::{Error, Result, limits};
-use std::sync::Arc;
+use infer::Columns;
+use std::{ops::Range, sync::Arc};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// The column of the lines themselves.
+pub const LINE: &str = "json";
+/// What tells it from a field of that name.
+const LINE_MARK: (&str, &str) = ("forebay:column", "line");
+
+/// The column of the lines themselves, as a schema has it.
+pub fn line_field() -> Field {
+    let (key, value) = LINE_MARK;
+    Field::new(LINE, DataType::Utf8, false).with_metadata([(key, value)])
+}
+
+/// Whether a field is [`line_field`].
+pub(crate) fn is_line(field: &Field) -> bool {
+    let (key, value) = LINE_MARK;
+    field.metadata().get(key).is_some_and(|v| v == value)
+}
+
+/// The columns of files together: numbers of different types are floats, values without a type in
+/// common JSON. Files without a field have their lines only.
+pub fn common_schema<'a>(schemas: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
+    let with_fields = schemas.filter(|schema| !schema.fields().iter().any(|f| is_line(f)));
+    schema_of(&Columns::common(with_fields.map(Arc::as_ref)))
+}
+
+/// Whether JSON can be read as these columns.
+///
+/// # Errors
+/// `Invalid` with the column and its type.
+pub fn check_columns(schema: &SchemaRef) -> Result<()> {
+    Builder::new(schema.clone()).map(drop)
+}
+
+fn schema_of(columns: &Columns) -> SchemaRef {
+    Arc::new(if columns.is_empty() {
+        Schema::new(vec![line_field()])
+    } else {
+        Schema::new(columns.fields())
+    })
+}
 
 /// The next line, without its end, and how many bytes it takes with it; `None` for a blank one.
 pub(crate) fn next(bytes: &[u8]) -> (Option<&[u8]>, usize) {
@@ -48,46 +100,39 @@ fn find_newline(bytes: &[u8]) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct Indexer {
     size: u64,
+    /// Lines that begin before this are done: it is where the next one begins.
     at: u64,
-    schema: SchemaRef,
+    /// Where what was asked for ends.
+    asked: u64,
+    options: IndexOptions,
+    /// `None`: the caller has named them.
+    columns: Option<Columns>,
     blocks: BlockIndexBuilder,
-    block_bytes: u64,
-    block_rows: u32,
-    piece_bytes: u64,
     /// Where the piece at hand began, and its whole lines.
     piece_start: u64,
     piece_rows: u64,
-    /// Where the line at hand began, and whether anything but space was seen in it.
-    line_start: u64,
-    line_has_text: bool,
+    /// Of the file, blank ones included: for people, who count from 1.
+    lines: u64,
 }
 
 impl Indexer {
     pub fn new(size: u64, options: &IndexOptions) -> Self {
-        let schema = Arc::new(Schema::new(vec![Field::new("json", DataType::Utf8, false)]));
         Self {
             size,
             at: 0,
-            schema: options.schemas.share(schema),
+            asked: 0,
+            columns: options.columns.is_none().then(Columns::default),
+            options: options.clone(),
             blocks: BlockIndexBuilder::new(size),
-            block_bytes: options.block_bytes,
-            block_rows: options.block_rows,
-            piece_bytes: options.piece_bytes,
             piece_start: 0,
             piece_rows: 0,
-            line_start: 0,
-            line_has_text: false,
+            lines: 0,
         }
     }
 
     pub fn step(&mut self) -> Result<Need> {
         if self.at < self.size {
-            return Ok(Need::one(
-                self.at..self.size.min(self.at + limits::FILL_RUN_MAX_BYTES),
-            ));
-        }
-        if self.line_start < self.size {
-            self.line(self.size)?;
+            return Ok(Need::one(self.next_range()));
         }
         if self.piece_start < self.size && self.piece_rows > 0 {
             self.end_piece(self.size)?;
@@ -95,51 +140,83 @@ impl Indexer {
         Ok(Need::Done)
     }
 
+    /// From the beginning of a line on: one that does not end there is asked for again, with more
+    /// behind it.
+    fn next_range(&mut self) -> Range<u64> {
+        let before = self.asked.saturating_sub(self.at);
+        let length = limits::FILL_RUN_MAX_BYTES.max(2 * before);
+        self.asked = self.size.min(self.at + length);
+        self.at..self.asked
+    }
+
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
-        let Some(fresh) = self
+        let skip = self
             .at
             .checked_sub(offset)
-            .and_then(|skip| bytes.get(usize::try_from(skip).ok()?..))
-        else {
+            .and_then(|n| usize::try_from(n).ok());
+        let Some(mut fresh) = skip.and_then(|skip| bytes.get(skip..)) else {
             return Ok(());
         };
-        let mut fresh = &fresh[..fresh.len().min((self.size - self.at) as usize)];
+        fresh = &fresh[..fresh.len().min((self.size - self.at) as usize)];
+        let to_the_end = self.at + fresh.len() as u64 == self.size;
         if self.at == 0 && fresh.starts_with(BYTE_ORDER_MARK) {
             fresh = &fresh[BYTE_ORDER_MARK.len()..];
             self.at = BYTE_ORDER_MARK.len() as u64;
-            (self.piece_start, self.line_start) = (self.at, self.at);
+            self.piece_start = self.at;
         }
         while !fresh.is_empty() {
-            let end = find_newline(fresh);
-            let text = &fresh[..end.unwrap_or(fresh.len())];
-            self.line_has_text |= text.iter().any(|b| !b.is_ascii_whitespace());
-            let taken = end.map_or(text.len(), |n| n + 1);
-            self.at += taken as u64;
-            fresh = &fresh[taken..];
-            if end.is_some() {
-                self.line(self.at)?;
-            }
-            if self.at - self.line_start > limits::RECORD_MAX_BYTES {
+            let (line, len) = match find_newline(fresh) {
+                Some(n) => (&fresh[..n], n + 1),
+                None if to_the_end => (fresh, fresh.len()),
+                None => (fresh, 0),
+            };
+            if line.len() as u64 > limits::RECORD_MAX_BYTES {
                 return Err(Error::unsupported(format!(
                     "the line at offset {} of the JSONL file is longer than {} bytes",
-                    self.line_start,
+                    self.at,
                     limits::RECORD_MAX_BYTES
                 ))
                 .hint("is it JSONL, with one object per line?"));
+            }
+            if len == 0 {
+                break;
+            }
+            self.lines += 1;
+            self.line(line)?;
+            self.at += len as u64;
+            fresh = &fresh[len..];
+            if self.at - self.piece_start >= self.options.piece_bytes
+                || self.piece_rows >= u64::from(self.options.block_rows)
+            {
+                self.end_piece(self.at)?;
             }
         }
         Ok(())
     }
 
-    /// A line ends here.
-    fn line(&mut self, end: u64) -> Result<()> {
-        self.piece_rows += u64::from(self.line_has_text);
-        self.line_has_text = false;
-        self.line_start = end;
-        if end - self.piece_start >= self.piece_bytes
-            || self.piece_rows >= u64::from(self.block_rows)
-        {
-            self.end_piece(end)?;
+    fn line(&mut self, line: &[u8]) -> Result<()> {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return Ok(());
+        }
+        self.piece_rows += 1;
+        let Some(columns) = &mut self.columns else {
+            return Ok(());
+        };
+        let here = |e: Error| {
+            e.context(format!("line {} of the JSONL file", self.lines)).hint(
+                "JSONL has one JSON object in each line; \"schema\": {\"json\": \"string\"} takes \
+                 lines as they are",
+            )
+        };
+        if std::str::from_utf8(line).is_err() {
+            return Err(here(Error::corrupt("it is not UTF-8")));
+        }
+        columns.learn(line).map_err(|bad| here(not_json(&bad)))?;
+        if columns.len() > limits::JSONL_COLUMNS_MAX {
+            return Err(here(Error::unsupported(format!(
+                "its fields and those of the lines before it make more than {} columns",
+                limits::JSONL_COLUMNS_MAX
+            ))));
         }
         Ok(())
     }
@@ -149,8 +226,8 @@ impl Indexer {
             self.blocks.run(
                 self.piece_rows,
                 self.piece_start..end,
-                self.block_bytes,
-                self.block_rows,
+                self.options.block_bytes,
+                self.options.block_rows,
             )?;
         }
         (self.piece_start, self.piece_rows) = (end, 0);
@@ -159,11 +236,18 @@ impl Indexer {
 
     pub fn finish(self) -> Result<FileIndex> {
         let blocks: BlockIndex = self.blocks.finish();
+        let schema = match (self.columns, &self.options.columns) {
+            (None, Some(named)) => named.clone(),
+            (columns, _) => self
+                .options
+                .schemas
+                .share(schema_of(&columns.unwrap_or_default())),
+        };
         Ok(FileIndex {
             format: Format::Jsonl,
             size: self.size,
             blocks,
-            schema: self.schema,
+            schema,
             detail: Detail::None,
         })
     }

@@ -343,7 +343,8 @@ impl Chunk {
                 (6, Type::I64) => this.decoded = c.int()?,
                 (7, Type::I64) => this.stored = c.int()?,
                 (9, Type::I64) => this.data = c.int()?,
-                (11, Type::I64) => this.dictionary = Some(c.int()?),
+                // Some writers say 0, where the file's magic bytes are, for no dictionary.
+                (11, Type::I64) => this.dictionary = Some(c.int()?).filter(|&at| at != 0),
                 _ => return Ok(false),
             }
             Ok(true)

@@ -6,8 +6,10 @@ use crate::tabular::{
 };
 use ::parquet::{
     arrow::parquet_to_arrow_schema,
+    errors::Result as ParquetResult,
     file::metadata::{
-        ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
+        ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
+        ParquetStatisticsPolicy,
     },
 };
 use arrow_schema::{Schema, SchemaRef};
@@ -103,6 +105,13 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
         )));
     }
     let len = u64::from(u32::from_le_bytes(*len));
+    // A length that cannot be is damage, whatever the limit.
+    let start = (size - TAIL_BYTES).checked_sub(len);
+    let Some(start) = start.filter(|&start| start >= MAGIC.len() as u64 && len > 0) else {
+        return Err(Error::corrupt(format!(
+            "the Parquet footer is said to be {len} bytes long, in a file of {size} bytes"
+        )));
+    };
     if len > limits::FOOTER_MAX_BYTES {
         return Err(Error::unsupported(format!(
             "the Parquet footer is {len} bytes long; the limit is {}",
@@ -110,12 +119,7 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
         ))
         .hint("write the file with larger row groups or fewer columns"));
     }
-    match (size - TAIL_BYTES).checked_sub(len) {
-        Some(start) if start >= MAGIC.len() as u64 && len > 0 => Ok(start..size - TAIL_BYTES),
-        _ => Err(Error::corrupt(format!(
-            "the Parquet footer is said to be {len} bytes long, in a file of {size} bytes"
-        ))),
-    }
+    Ok(start..size - TAIL_BYTES)
 }
 
 /// What a schema is known by: the bytes that make it.
@@ -147,6 +151,37 @@ pub(super) fn decode_footer(footer: &[u8]) -> Result<ParquetMetaData> {
         .with_encoding_stats_policy(ParquetStatisticsPolicy::SkipAll);
     guarded("the Parquet footer", || {
         ParquetMetaDataReader::decode_metadata_with_options(footer, Some(&options))
+            .and_then(without_dictionaries_at_0)
             .map_err(parquet_error)
     })
+}
+
+/// A dictionary at offset 0 is none, as [`footer::scan`] has it; the decoder would read it there.
+fn without_dictionaries_at_0(metadata: ParquetMetaData) -> ParquetResult<ParquetMetaData> {
+    let at_0 = |chunk: &ColumnChunkMetaData| chunk.dictionary_page_offset() == Some(0);
+    if !metadata
+        .row_groups()
+        .iter()
+        .any(|g| g.columns().iter().any(at_0))
+    {
+        return Ok(metadata);
+    }
+    let groups = metadata.row_groups().iter().map(|group| {
+        let columns = group.columns().iter().map(|chunk| {
+            if at_0(chunk) {
+                let chunk = chunk.clone().into_builder();
+                chunk.set_dictionary_page_offset(None).build()
+            } else {
+                Ok(chunk.clone())
+            }
+        });
+        let columns = columns.collect::<ParquetResult<_>>()?;
+        group
+            .clone()
+            .into_builder()
+            .set_column_metadata(columns)
+            .build()
+    });
+    let groups = groups.collect::<ParquetResult<_>>()?;
+    Ok(metadata.into_builder().set_row_groups(groups).build())
 }

@@ -2,10 +2,11 @@
 //!
 //! **Tar.** A member's key is its path up to the first dot of its base name, its field what
 //! follows, in lower case; consecutive members of one key are one row. Not part of any row, as
-//! WebDataset has it: directories, links and devices, base names without a dot or that begin with
-//! one, and members at the top named `__like this__`. The same field twice in a row is an error.
-//! Columns are `__key__` and one per field; what a row lacks is null, and so is a column that no
-//! row of the archive has.
+//! WebDataset has it: directories, links and devices, base names without a dot, and members whose
+//! name at the top, or whose directory there, is named `__like this__`. Base names that begin with
+//! a dot are in no row either (WebDataset takes their directory for the key). The same field twice
+//! in a row is an error, and so is a field named `__key__`. Columns are `__key__` and one per field;
+//! what a row lacks is null, and so is a column that no row of the archive has.
 //!
 //! **Zip.** Each file is a row: `key` and `data`.
 //!
@@ -81,10 +82,11 @@ pub struct Sample {
 
 /// Key and field of a tar's member, `None` if it is not part of a row.
 pub fn key_and_field(name: &str) -> Option<(&str, String)> {
-    let base = name.rfind('/').map_or(0, |slash| slash + 1);
-    if base == 0 && name.starts_with("__") && name.ends_with("__") {
+    let top = name.split('/').next().unwrap_or(name);
+    if top.len() >= 4 && top.starts_with("__") && top.ends_with("__") {
         return None;
     }
+    let base = name.rfind('/').map_or(0, |slash| slash + 1);
     let dot = name[base..].find('.').filter(|&dot| dot > 0)?;
     Some((&name[..base + dot], name[base + dot + 1..].to_lowercase()))
 }
@@ -131,6 +133,15 @@ impl Grouping {
             let Some((key, field)) = key_and_field(member.name) else {
                 continue;
             };
+            if field == SAMPLE_KEY {
+                return Err(Error::corrupt(format!(
+                    "the tar's sample {:?} has a member {:?}, and {SAMPLE_KEY} is the column of \
+                     the sample's name",
+                    shorten(key),
+                    shorten(member.name)
+                ))
+                .hint("give the member another extension"));
+            }
             match &mut row {
                 Some((_, sample)) if sample.key == key => {
                     if sample.fields.iter().any(|(f, _)| *f == field) {
@@ -336,6 +347,12 @@ mod tests {
             ("noext", None),
             ("", None),
             ("__meta.x__", None),
+            ("__meta__/a.jpg", None),
+            ("__meta__/d/a.jpg", None),
+            ("d/__meta__/a.jpg", Some(("d/__meta__/a", "jpg"))),
+            ("__meta/a.jpg", Some(("__meta/a", "jpg"))),
+            ("___/a.jpg", Some(("___/a", "jpg"))),
+            ("x.__KEY__", Some(("x", "__key__"))),
             ("d/__meta.x__", Some(("d/__meta", "x__"))),
             ("\u{fc}.j\u{c4}", Some(("\u{fc}", "j\u{e4}"))),
         ] {

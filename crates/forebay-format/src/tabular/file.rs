@@ -19,6 +19,8 @@ pub struct IndexOptions {
     pub schemas: Arc<Schemas>,
     /// TFRecord: the features of `tf.train.Example` as columns, not the bytes of the record.
     pub example: Option<ExampleSpec>,
+    /// JSONL: the columns, as the caller has named them; `None` to find out by the lines.
+    pub columns: Option<SchemaRef>,
     /// Where blocks of TFRecord, JSONL and tar end.
     pub block_bytes: u64,
     pub block_rows: u32,
@@ -31,6 +33,7 @@ impl Default for IndexOptions {
         Self {
             schemas: Arc::default(),
             example: None,
+            columns: None,
             block_bytes: limits::BLOCK_TARGET_BYTES,
             block_rows: limits::BLOCK_TARGET_ROWS,
             piece_bytes: limits::PIECE_TARGET_BYTES,
@@ -202,7 +205,7 @@ enum Inner {
     ArrowFile(ipc::FileIndexer),
     ArrowStream(ipc::StreamIndexer),
     TfRecord(Box<tfrecord::Indexer>),
-    Jsonl(jsonl::Indexer),
+    Jsonl(Box<jsonl::Indexer>),
 }
 
 macro_rules! each {
@@ -229,7 +232,7 @@ impl FileIndexer {
             Format::ArrowFile => Inner::ArrowFile(ipc::FileIndexer::new(size, options)),
             Format::ArrowStream => Inner::ArrowStream(ipc::StreamIndexer::new(size, options)),
             Format::TfRecord => Inner::TfRecord(Box::new(tfrecord::Indexer::new(size, options))),
-            Format::Jsonl => Inner::Jsonl(jsonl::Indexer::new(size, options)),
+            Format::Jsonl => Inner::Jsonl(Box::new(jsonl::Indexer::new(size, options))),
             Format::Objects | Format::Tar | Format::Zip => {
                 return Err(
                     Error::invalid(format!("{format} is not indexed as a file of rows")).hint(

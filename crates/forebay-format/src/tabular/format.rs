@@ -25,6 +25,72 @@ pub enum Format {
     Jsonl,
 }
 
+/// A format that is known and not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotRead {
+    /// What it is, for people.
+    pub name: String,
+    /// What to do about it.
+    pub advice: &'static str,
+}
+
+const TO_PARQUET: &str = "write it as Parquet (pandas, polars or pyarrow do that in a line)";
+
+/// Extensions of files of rows: what they are, and what to do.
+const NOT_READ: [(&str, &str, &str); 22] = [
+    (
+        "json",
+        "JSON in one piece",
+        "write one object per line, as .jsonl, or Parquet",
+    ),
+    ("csv", "CSV", TO_PARQUET),
+    ("tsv", "a table with tabs", TO_PARQUET),
+    ("psv", "a table of text", TO_PARQUET),
+    ("orc", "ORC", TO_PARQUET),
+    ("avro", "Avro", TO_PARQUET),
+    ("xlsx", "an Excel sheet", TO_PARQUET),
+    ("lance", "Lance", TO_PARQUET),
+    ("vortex", "Vortex", TO_PARQUET),
+    ("sqlite", "an SQLite database", TO_PARQUET),
+    ("sqlite3", "an SQLite database", TO_PARQUET),
+    ("duckdb", "a DuckDB database", TO_PARQUET),
+    ("lmdb", "an LMDB database", TO_PARQUET),
+    ("mdb", "an LMDB database", TO_PARQUET),
+    ("h5", "HDF5", TO_PARQUET),
+    ("hdf5", "HDF5", TO_PARQUET),
+    ("npy", "a NumPy array", "write its rows as Parquet or Arrow"),
+    (
+        "npz",
+        "NumPy arrays",
+        "write their rows as Parquet or Arrow",
+    ),
+    (
+        "mds",
+        "MDS of MosaicML's Streaming",
+        "write the samples as tar (WebDataset) or Parquet",
+    ),
+    (
+        "beton",
+        "FFCV",
+        "write the samples as tar (WebDataset) or Parquet",
+    ),
+    ("7z", "a 7z archive", "pack it as tar or zip"),
+    ("rar", "a RAR archive", "pack it as tar or zip"),
+];
+
+/// Extensions of what is compressed as a whole.
+const PACKED: [(&str, &str); 9] = [
+    ("gz", "gzip"),
+    ("zst", "zstd"),
+    ("zstd", "zstd"),
+    ("bz2", "bzip2"),
+    ("xz", "xz"),
+    ("lz4", "lz4"),
+    ("br", "brotli"),
+    ("sz", "snappy"),
+    ("snappy", "snappy"),
+];
+
 impl Format {
     pub const ALL: [Format; 8] = [
         Format::Objects,
@@ -63,6 +129,35 @@ impl Format {
             _ if extension.starts_with("tfrecord-") => Some(Format::TfRecord),
             _ => None,
         }
+    }
+
+    /// The format of a file of rows that its name tells and that is not read here.
+    pub fn not_read(name: &str) -> Option<NotRead> {
+        if Self::from_name(name).is_some() {
+            return None;
+        }
+        let base = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
+        let (stem, extension) = base.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?;
+        let known = |extension: &str| {
+            let (_, name, advice) = NOT_READ.iter().find(|(known, ..)| *known == extension)?;
+            Some(NotRead {
+                name: (*name).to_owned(),
+                advice,
+            })
+        };
+        let Some((_, packed)) = PACKED.iter().find(|(known, _)| *known == extension) else {
+            return known(extension);
+        };
+        let inner = stem.rsplit_once('.').map_or("", |(_, inner)| inner);
+        if let Some(of) = known(inner) {
+            return Some(of);
+        }
+        let of = Self::from_name(stem)?;
+        Some(NotRead {
+            name: format!("{of}, compressed with {packed} as a whole"),
+            advice: "rows are read one by one: store the file uncompressed, or as Parquet, which \
+                is compressed in parts",
+        })
     }
 
     /// By the first bytes ([`Self::MAGIC_BYTES`] of them, or all of a shorter file). `None` where

@@ -1,7 +1,7 @@
 //! Rows of a block of any format.
 
 use super::{Detail, FileIndex, Format, Need, Projection, Rows};
-use crate::{MemberIndex, ipc, parquet, records, samples};
+use crate::{MemberIndex, ipc, jsonl, parquet, records, samples};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
@@ -162,11 +162,47 @@ impl FileReader {
                 rows,
                 projection,
             )?),
-            Opened::Records => {
-                Reading::Records(records::Read::new(index.clone(), block, rows, projection)?)
-            }
+            Opened::Records => Reading::Records(records::Read::new(
+                index.clone(),
+                block,
+                rows,
+                self.schema(projection)?,
+            )?),
         };
         Ok(BlockRead { inner })
+    }
+
+    /// Begins to read rows of a block for a dataset of several files, whose columns `wanted` are.
+    /// The batch has those of them that this file has, as far as it can in the types that are
+    /// wanted ([`cast`](super::cast) does the rest).
+    ///
+    /// # Errors
+    /// As [`FileReader::read`].
+    pub fn read_for(&self, block: usize, rows: Rows, wanted: &SchemaRef) -> Result<BlockRead> {
+        let index = &self.index;
+        let names = || wanted.fields().iter().map(|f| f.name());
+        match index.format {
+            Format::Jsonl if block < index.blocks.blocks() => {
+                rows.check(index.blocks.block_rows(block))?;
+                let read = records::Read::new(index.clone(), block, rows, wanted.clone())?;
+                return Ok(BlockRead {
+                    inner: Reading::Records(read),
+                });
+            }
+            // All that the file lacks is null.
+            Format::Tar => {
+                let columns = names().cloned().collect();
+                return self.read(block, rows, &Projection::Columns(columns));
+            }
+            _ => {}
+        }
+        let own = index.schema.fields();
+        if own.iter().map(|f| f.name()).eq(names()) {
+            return self.read(block, rows, &Projection::All);
+        }
+        let there = names().filter(|name| index.schema.column_with_name(name).is_some());
+        let columns = there.cloned().collect();
+        self.read(block, rows, &Projection::Columns(columns))
     }
 
     /// The schema of what [`FileReader::read`] gives.
@@ -176,6 +212,7 @@ impl FileReader {
     pub fn schema(&self, projection: &Projection) -> Result<SchemaRef> {
         match self.index.format {
             Format::Tar | Format::Zip => Ok(samples::schema(&self.index, projection)),
+            Format::Jsonl => projection.schema_with(&self.index.schema, &jsonl::line_field()),
             _ => projection.schema(&self.index.schema),
         }
     }

@@ -2,7 +2,7 @@
 
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, StringArray, UInt32Array};
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::{ArrowError, Schema, SchemaRef};
+use arrow_schema::{ArrowError, Field, Fields, Schema, SchemaRef};
 use forebay_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -39,6 +39,14 @@ impl Rows {
     /// How many of a block of so many rows.
     pub fn count(&self, block_rows: u32) -> usize {
         self.slice().map_or(block_rows as usize, <[u32]>::len)
+    }
+
+    /// The row of the block that is the n-th of these.
+    pub fn nth(&self, n: usize) -> u64 {
+        match self {
+            Rows::All => n as u64,
+            Rows::Sorted(rows) => rows.get(n).map_or(n as u64, |&row| u64::from(row)),
+        }
     }
 
     pub(crate) fn check(&self, block_rows: u32) -> Result<()> {
@@ -90,6 +98,25 @@ impl Projection {
             found.push(at);
         }
         Ok(found)
+    }
+
+    /// The schema of what is wanted, where a column besides can be asked for by name.
+    ///
+    /// # Errors
+    /// As [`Projection::indices`].
+    pub fn schema_with(&self, schema: &SchemaRef, besides: &Field) -> Result<SchemaRef> {
+        match self {
+            Projection::Columns(names)
+                if names.contains(besides.name())
+                    && schema.column_with_name(besides.name()).is_none() =>
+            {
+                let fields = schema.fields().iter().cloned();
+                let besides = Arc::new(besides.clone());
+                let fields: Fields = fields.chain([besides]).collect();
+                self.schema(&Arc::new(Schema::new(fields)))
+            }
+            _ => self.schema(schema),
+        }
     }
 
     /// The schema of what is wanted.
@@ -213,7 +240,7 @@ impl BinaryRows {
     }
 }
 
-/// A batch of one column of text or bytes.
+/// A batch of one column of bytes.
 pub(crate) fn text_rows(schema: SchemaRef, column: ArrayRef) -> Result<RecordBatch> {
     RecordBatch::try_new(schema, vec![column]).map_err(arrow_error)
 }

@@ -2,7 +2,8 @@
 //!
 //! - `POST /v1/datasets` opens what the JSON of the body describes and answers when it is open;
 //!   with `?progress=true` in JSON lines, one now and then while it goes on and one at the end;
-//! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open;
+//! - `GET /v1/datasets`, `GET /v1/datasets/<id>`: what is open; `schema` has the columns, `besides`
+//!   those that are read only where they are asked for by name;
 //! - `GET /v1/datasets/<id>/shape`: rows per block, encoded, for plans;
 //! - `GET /v1/datasets/<id>/manifest`: its files as JSON lines; `POST …/manifest?to=bucket/key`
 //!   writes them into an object.
@@ -16,6 +17,7 @@ use bytes::Bytes;
 use forebay_core::{Attributes, Error, Result, limits};
 use forebay_dataset::{Access, Dataset, DatasetSpec, Opened};
 use forebay_engine::PutRequest;
+use forebay_format::tabular::type_name;
 use forebay_protocol::{
     ErrorDocument, LINES_CONTENT_TYPE,
     dataset::{
@@ -150,11 +152,16 @@ fn line(event: &OpenEvent) -> Result<Bytes> {
 }
 
 fn describe(d: &Dataset) -> Description {
-    let columns = d.schema().fields().iter().map(|f| Column {
-        name: f.name().clone(),
-        data_type: f.data_type().to_string(),
-        nullable: f.is_nullable(),
-    });
+    let column = |name: &str, data_type, nullable| Column {
+        name: name.to_owned(),
+        data_type,
+        nullable,
+    };
+    let columns = d.schema().fields().iter();
+    let columns = columns.map(|f| column(f.name(), type_name(f), f.is_nullable()));
+    let besides = d.besides();
+    let besides = besides.iter();
+    let besides = besides.map(|f| column(f.name(), type_name(f), f.is_nullable()));
     Description {
         id: d.id().to_owned(),
         format: d.format().name().to_owned(),
@@ -163,6 +170,7 @@ fn describe(d: &Dataset) -> Description {
         files: d.files().len() as u64,
         bytes: d.files().total_bytes(),
         schema: columns.collect(),
+        besides: besides.collect(),
         memory_bytes: d.memory_bytes(),
     }
 }

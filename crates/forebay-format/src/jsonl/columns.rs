@@ -1,0 +1,431 @@
+//! Lines as columns of given types.
+//!
+//! Each line is gone through once to find where the wanted fields are (of a name that comes twice
+//! the last counts, as in Python), and each of these is then read as what its column is. Values are
+//! read as the widest type of their kind and [`cast`] to the one that is wanted at the end.
+
+use super::{
+    is_line,
+    scan::{Bad, Scanner, Token, unescape_into},
+};
+use crate::tabular::{BinaryRows, Misfit, arrow_error, cast, is_json};
+use arrow_array::{
+    ArrayRef, BooleanArray, Float64Array, Int64Array, ListArray, NullArray, RecordBatch,
+    RecordBatchOptions, StructArray, UInt64Array,
+};
+use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, Fields, SchemaRef};
+use forebay_core::{Error, ErrorKind, Result};
+use std::{collections::HashMap, sync::Arc};
+
+/// Makes a batch of lines.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    schema: SchemaRef,
+    /// The column that has the lines themselves.
+    lines: Option<usize>,
+    object: Object,
+}
+
+/// What a value of a line is wrong with.
+enum Wrong {
+    Json(Bad),
+    Value(String),
+    Other(Error),
+}
+
+impl From<Bad> for Wrong {
+    fn from(bad: Bad) -> Self {
+        Wrong::Json(bad)
+    }
+}
+
+impl Builder {
+    /// # Errors
+    /// `Invalid` for a type that no JSON can be read as.
+    pub fn new(schema: SchemaRef) -> Result<Self> {
+        let lines = schema.fields().iter().position(|f| is_line(f));
+        Ok(Self {
+            object: Object::new(schema.fields())?,
+            schema,
+            lines,
+        })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is no JSON object or a value is not of its column's type.
+    pub fn push(&mut self, line: &[u8]) -> Result<()> {
+        let only_lines = self.lines.is_some() && self.schema.fields().len() == 1;
+        let read = if only_lines {
+            Ok(())
+        } else {
+            let mut scanner = Scanner::new(line);
+            match scanner.token() {
+                Ok(Token::Object) => self
+                    .object
+                    .push(&mut scanner)
+                    .and_then(|()| Ok(scanner.end()?)),
+                Ok(_) => Err(Wrong::Json(Bad {
+                    at: scanner.at(),
+                    what: "it is no object",
+                })),
+                Err(bad) => Err(bad.into()),
+            }
+        };
+        read.map_err(|wrong| match wrong {
+            Wrong::Json(bad) => not_json(&bad),
+            Wrong::Value(why) => Error::corrupt(why)
+                .hint("give the column another type in \"schema\": json takes any value"),
+            Wrong::Other(e) => e,
+        })?;
+        if let Some(at) = self.lines
+            && let Column::Text(rows) | Column::Json(rows) = &mut self.object.columns[at].1
+        {
+            // The object had none of that name to put there, or was not looked at.
+            rows.push(line)?;
+        }
+        Ok(())
+    }
+
+    /// The rows, or which of them does not fit.
+    pub fn finish(self, rows: usize) -> Result<RecordBatch, (Misfit, ErrorKind)> {
+        let failed = |e: Error| {
+            let (row, why) = (0, e.message().to_owned());
+            (Misfit { row, why }, e.kind())
+        };
+        let fields = self.schema.fields().clone();
+        let columns = fields
+            .iter()
+            .zip(self.object.columns)
+            .map(|(field, (_, column))| {
+                let array = column.finish().map_err(failed)?;
+                cast(&array, field.data_type()).map_err(|misfit| {
+                    let why = format!("column {:?}: {}", field.name(), misfit.why);
+                    (Misfit { why, ..misfit }, ErrorKind::Corrupt)
+                })
+            });
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(self.schema, columns, &options)
+            .map_err(|e| failed(arrow_error(e)))
+    }
+}
+
+/// The error about a line that is no JSON.
+pub(super) fn not_json(bad: &Bad) -> Error {
+    Error::corrupt(format!("no JSON at its byte {}: {}", bad.at, bad.what))
+}
+
+/// Fields of objects, each with its column.
+#[derive(Debug)]
+struct Object {
+    columns: Vec<(String, Column)>,
+    by_name: HashMap<String, usize>,
+    /// Where the values of the line at hand are.
+    places: Vec<usize>,
+    rows: usize,
+}
+
+const NOWHERE: usize = usize::MAX;
+
+impl Object {
+    fn new(fields: &Fields) -> Result<Self> {
+        let columns = fields
+            .iter()
+            .map(|f| Ok((f.name().clone(), Column::new(f)?)));
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        // The column of lines is no field of theirs.
+        let named = fields.iter().enumerate().filter(|(_, f)| !is_line(f));
+        Ok(Self {
+            by_name: named.map(|(n, f)| (f.name().clone(), n)).collect(),
+            places: Vec::with_capacity(columns.len()),
+            columns,
+            rows: 0,
+        })
+    }
+
+    fn push(&mut self, scanner: &mut Scanner<'_>) -> Result<(), Wrong> {
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places.resize(self.columns.len(), NOWHERE);
+        let mut near = 0;
+        scanner.object(|scanner, name| {
+            let here = scanner.at();
+            let at = match self.columns.get(near) {
+                Some((n, _)) if n == name && self.by_name.contains_key(name) => Some(near),
+                _ => self.by_name.get(name).copied(),
+            };
+            if let Some(at) = at {
+                places[at] = here;
+                near = at + 1;
+            }
+            scanner.skip()
+        })?;
+        for ((name, column), &place) in self.columns.iter_mut().zip(&places) {
+            if !self.by_name.contains_key(name) {
+                continue;
+            }
+            if place == NOWHERE {
+                column.push_null();
+                continue;
+            }
+            column
+                .push(&mut scanner.from(place))
+                .map_err(|wrong| match wrong {
+                    Wrong::Value(why) => Wrong::Value(format!("{name:?}: {why}")),
+                    wrong => wrong,
+                })?;
+        }
+        self.places = places;
+        self.rows += 1;
+        Ok(())
+    }
+
+    fn push_null(&mut self) {
+        self.columns
+            .iter_mut()
+            .for_each(|(_, column)| column.push_null());
+        self.rows += 1;
+    }
+}
+
+/// Values of one column.
+#[derive(Debug)]
+enum Column {
+    Null(usize),
+    Bool(Vec<Option<bool>>),
+    Integer(Vec<Option<i64>>),
+    Unsigned(Vec<Option<u64>>),
+    Float(Vec<Option<f64>>),
+    Text(BinaryRows),
+    Json(BinaryRows),
+    List {
+        item: Arc<Field>,
+        ends: Vec<i32>,
+        present: Vec<bool>,
+        items: Box<Column>,
+        /// Values within.
+        count: usize,
+    },
+    Object {
+        fields: Fields,
+        present: Vec<bool>,
+        object: Box<Object>,
+    },
+}
+
+impl Column {
+    fn new(field: &Field) -> Result<Self> {
+        use DataType::*;
+        Ok(match field.data_type() {
+            Utf8 | LargeUtf8 if is_json(field) => Column::Json(BinaryRows::with_capacity(0, 0)),
+            Utf8 | LargeUtf8 => Column::Text(BinaryRows::with_capacity(0, 0)),
+            Null => Column::Null(0),
+            Boolean => Column::Bool(Vec::new()),
+            UInt64 => Column::Unsigned(Vec::new()),
+            ty if ty.is_integer() => Column::Integer(Vec::new()),
+            ty if ty.is_floating() => Column::Float(Vec::new()),
+            List(item) | LargeList(item) | FixedSizeList(item, _) => {
+                let items = Column::new(item)?;
+                Column::List {
+                    item: Arc::new(Field::new("item", items.data_type(), true)),
+                    ends: vec![0],
+                    present: Vec::new(),
+                    items: Box::new(items),
+                    count: 0,
+                }
+            }
+            Struct(fields) => {
+                let object = Object::new(fields)?;
+                let fields = object.columns.iter();
+                Column::Object {
+                    fields: fields
+                        .map(|(n, c)| Field::new(n, c.data_type(), true))
+                        .collect(),
+                    present: Vec::new(),
+                    object: Box::new(object),
+                }
+            }
+            other => {
+                return Err(Error::invalid(format!(
+                    "JSON cannot be read as {other}, which is the type of {:?}",
+                    field.name()
+                ))
+                .hint("numbers, string, bool, lists and structs of these; or json"));
+            }
+        })
+    }
+
+    /// What [`Column::finish`] gives.
+    fn data_type(&self) -> DataType {
+        match self {
+            Column::Null(_) => DataType::Null,
+            Column::Bool(_) => DataType::Boolean,
+            Column::Integer(_) => DataType::Int64,
+            Column::Unsigned(_) => DataType::UInt64,
+            Column::Float(_) => DataType::Float64,
+            Column::Text(_) | Column::Json(_) => DataType::Utf8,
+            Column::List { item, .. } => DataType::List(item.clone()),
+            Column::Object { fields, .. } => DataType::Struct(fields.clone()),
+        }
+    }
+
+    fn push_null(&mut self) {
+        match self {
+            Column::Null(rows) => *rows += 1,
+            Column::Bool(values) => values.push(None),
+            Column::Integer(values) => values.push(None),
+            Column::Unsigned(values) => values.push(None),
+            Column::Float(values) => values.push(None),
+            Column::Text(rows) | Column::Json(rows) => rows.push_null(),
+            Column::List { ends, present, .. } => {
+                ends.push(ends[ends.len() - 1]);
+                present.push(false);
+            }
+            Column::Object {
+                present, object, ..
+            } => {
+                object.push_null();
+                present.push(false);
+            }
+        }
+    }
+
+    fn push(&mut self, scanner: &mut Scanner<'_>) -> Result<(), Wrong> {
+        let token = scanner.token()?;
+        if token == Token::Null {
+            scanner.null()?;
+            self.push_null();
+            return Ok(());
+        }
+        let start = scanner.at();
+        match (self, token) {
+            (Column::Json(rows), _) => {
+                scanner.skip()?;
+                rows.push(scanner.bytes(start..scanner.at()))
+                    .map_err(Wrong::Other)?;
+            }
+            (Column::Bool(values), Token::Bool) => values.push(Some(scanner.bool()?)),
+            (Column::Integer(values), Token::Number) => {
+                values.push(Some(integer(scanner)?));
+            }
+            (Column::Unsigned(values), Token::Number) => {
+                values.push(Some(integer(scanner)?));
+            }
+            (Column::Float(values), Token::Number) => {
+                let (text, _) = scanner.number()?;
+                let value = text.parse().map_err(|_| Wrong::Value(no_number(text)))?;
+                values.push(Some(value));
+            }
+            (Column::Text(rows), Token::Text) => {
+                let (text, escaped) = scanner.text()?;
+                if escaped {
+                    unescape_into(text, rows.data());
+                    rows.end_value().map_err(Wrong::Other)?;
+                } else {
+                    rows.push(text).map_err(Wrong::Other)?;
+                }
+            }
+            (
+                Column::List {
+                    ends,
+                    present,
+                    items,
+                    count,
+                    ..
+                },
+                Token::Array,
+            ) => {
+                let mut wrong = None;
+                let read = scanner.array(|scanner| {
+                    *count += 1;
+                    items.push(scanner).map_err(|e| match e {
+                        Wrong::Json(bad) => bad,
+                        other => {
+                            wrong = Some(other);
+                            Bad { at: 0, what: "" }
+                        }
+                    })
+                });
+                if let Some(wrong) = wrong {
+                    return Err(wrong);
+                }
+                read?;
+                ends.push(i32::try_from(*count).map_err(|_| {
+                    Wrong::Other(Error::new(
+                        ErrorKind::TooLarge,
+                        "the lists of these rows hold more than 2^31 values",
+                    ))
+                })?);
+                present.push(true);
+            }
+            (
+                Column::Object {
+                    present, object, ..
+                },
+                Token::Object,
+            ) => {
+                object.push(scanner)?;
+                present.push(true);
+            }
+            (column, token) => {
+                return Err(Wrong::Value(format!(
+                    "{} cannot be read as {}",
+                    token.name(),
+                    column.data_type()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<ArrayRef> {
+        let nulls =
+            |present: Vec<bool>| Some(NullBuffer::from(present)).filter(|n| n.null_count() > 0);
+        Ok(match self {
+            Column::Null(rows) => Arc::new(NullArray::new(rows)),
+            Column::Bool(values) => Arc::new(BooleanArray::from(values)),
+            Column::Integer(values) => Arc::new(Int64Array::from(values)),
+            Column::Unsigned(values) => Arc::new(UInt64Array::from(values)),
+            Column::Float(values) => Arc::new(Float64Array::from(values)),
+            Column::Text(rows) | Column::Json(rows) => rows.finish_text()?,
+            Column::List {
+                item,
+                ends,
+                present,
+                items,
+                ..
+            } => {
+                let offsets = OffsetBuffer::new(ScalarBuffer::from(ends));
+                let list = ListArray::try_new(item, offsets, items.finish()?, nulls(present));
+                Arc::new(list.map_err(arrow_error)?)
+            }
+            Column::Object {
+                fields,
+                present,
+                object,
+            } => {
+                let rows = object.rows;
+                let columns = object
+                    .columns
+                    .into_iter()
+                    .map(|(_, column)| column.finish());
+                let columns = columns.collect::<Result<Vec<_>>>()?;
+                let made = StructArray::try_new_with_length(fields, columns, nulls(present), rows);
+                Arc::new(made.map_err(arrow_error)?)
+            }
+        })
+    }
+}
+
+fn integer<T: std::str::FromStr>(scanner: &mut Scanner<'_>) -> Result<T, Wrong> {
+    let (text, _) = scanner.number()?;
+    text.parse().map_err(|_| Wrong::Value(no_number(text)))
+}
+
+fn no_number(text: &str) -> String {
+    let text = forebay_core::name::shorten(text);
+    format!("{text} is no number of the column's type")
+}

@@ -1,0 +1,643 @@
+//! Types of columns: the one that two files' columns have in common, and values of one type as
+//! another.
+//!
+//! [`common_type`] follows what pyarrow calls permissive promotion, for numbers, text, bytes and
+//! lists of them: the wider of two, a float that holds the integers beside it, and any type beside
+//! columns of nothing but nulls. [`cast`] then changes no value: an integer that the float cannot
+//! hold, or a number that is too large, is an error that tells which row it is in.
+
+use arrow_array::{
+    Array, ArrayRef, ArrowPrimitiveType, FixedSizeListArray, GenericByteArray, GenericListArray,
+    MapArray, OffsetSizeTrait, PrimitiveArray, StructArray,
+    cast::AsArray,
+    new_null_array,
+    types::{
+        BinaryType, ByteArrayType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type,
+        Int32Type, Int64Type, LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type,
+        UInt64Type, Utf8Type,
+    },
+};
+use arrow_buffer::{OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, FieldRef, Fields, TimeUnit};
+use forebay_core::{Error, limits, name::shorten};
+use std::sync::Arc;
+
+use DataType::*;
+
+/// The type that has room for the values of both, and `None` where there is none.
+pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
+    if a == b {
+        return Some(a.clone());
+    }
+    Some(match (a, b) {
+        (Null, other) | (other, Null) => other.clone(),
+        _ if a.is_integer() && b.is_integer() => common_integer(a, b),
+        _ if a.is_floating() && b.is_floating() => float_of(bits(a).max(bits(b))),
+        _ if a.is_integer() && b.is_floating() => float_of(float_bits(a).max(bits(b))),
+        _ if a.is_floating() && b.is_integer() => float_of(float_bits(b).max(bits(a))),
+        (Utf8, LargeUtf8) | (LargeUtf8, Utf8) => LargeUtf8,
+        (Binary, LargeBinary) | (LargeBinary, Binary) => LargeBinary,
+        (List(a), List(b)) => List(common_item(a, b)?),
+        (List(a) | LargeList(a), List(b) | LargeList(b)) => LargeList(common_item(a, b)?),
+        (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => {
+            FixedSizeList(common_item(a, b)?, *n)
+        }
+        (Struct(a), Struct(b)) if a.len() == b.len() => {
+            let fields = a
+                .iter()
+                .zip(b)
+                .map(|(a, b)| common_field(a, b).map(Arc::new));
+            Struct(fields.collect::<Option<Fields>>()?)
+        }
+        (Map(a, sorted), Map(b, also_sorted)) => {
+            let (Struct(ours), Struct(theirs)) = (a.data_type(), b.data_type()) else {
+                return None;
+            };
+            // Keys and values have their names by where they are.
+            let fields = ours.iter().zip(theirs).map(|(a, b)| common_item(a, b));
+            let fields = Struct(fields.collect::<Option<Fields>>()?);
+            let entries = a.as_ref().clone().with_data_type(fields);
+            Map(Arc::new(entries), *sorted && *also_sorted)
+        }
+        (Dictionary(key, a), Dictionary(other, b)) if key == other => {
+            Dictionary(key.clone(), Box::new(common_type(a, b)?))
+        }
+        _ => return None,
+    })
+}
+
+/// The field that both are: by the same name, null where either may be, described as the first one
+/// is.
+pub fn common_field(a: &Field, b: &Field) -> Option<Field> {
+    if a.name() != b.name() {
+        return None;
+    }
+    let ty = common_type(a.data_type(), b.data_type())?;
+    let nullable = a.is_nullable() || b.is_nullable();
+    Some(a.clone().with_data_type(ty).with_nullable(nullable))
+}
+
+/// Items of lists are called `item`, `element` or otherwise: the name tells nothing.
+fn common_item(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+    let b = b.as_ref().clone().with_name(a.name());
+    common_field(a, &b).map(Arc::new)
+}
+
+/// Bits of a number.
+fn bits(ty: &DataType) -> usize {
+    ty.primitive_width().unwrap_or(0) * 8
+}
+
+fn common_integer(a: &DataType, b: &DataType) -> DataType {
+    let (signed, unsigned) = match (a.is_signed_integer(), b.is_signed_integer()) {
+        (true, true) | (false, false) => {
+            return if bits(a) >= bits(b) {
+                a.clone()
+            } else {
+                b.clone()
+            };
+        }
+        (true, false) => (a, b),
+        (false, true) => (b, a),
+    };
+    match bits(signed).max(2 * bits(unsigned)) {
+        16 => Int16,
+        32 => Int32,
+        _ => Int64,
+    }
+}
+
+/// Bits of the float that holds integers of this type; of 64 bits those up to 2^53.
+fn float_bits(integer: &DataType) -> usize {
+    match bits(integer) {
+        8 => 16,
+        16 => 32,
+        _ => 64,
+    }
+}
+
+fn float_of(bits: usize) -> DataType {
+    match bits {
+        16 => Float16,
+        32 => Float32,
+        _ => Float64,
+    }
+}
+
+/// A value that cannot be had as the type that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The row that it is in, counted within the array.
+    pub row: usize,
+    /// What it is, and why not.
+    pub why: String,
+}
+
+impl Misfit {
+    /// The whole column is of another kind.
+    fn of_type(from: &DataType, to: &DataType) -> Self {
+        Misfit {
+            row: 0,
+            why: format!("{} cannot be read as {}", from, to),
+        }
+    }
+}
+
+/// An array as one of this type, value by value the same.
+///
+/// # Errors
+/// The first value that the type does not hold; values of nested arrays by the row that they are
+/// in.
+///
+/// Whether a type can be read as another at all is told by an empty array of it.
+pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
+    let from = array.data_type();
+    if from == to {
+        return Ok(array.clone());
+    }
+    if matches!(from, Null) {
+        return Ok(new_null_array(to, array.len()));
+    }
+    let refused = || Misfit::of_type(from, to);
+    match (from, to) {
+        _ if is_number(from) && is_number(to) => cast_numbers(array.as_ref(), to),
+        (Utf8, LargeUtf8) => cast_bytes::<Utf8Type, LargeUtf8Type>(array),
+        (Binary, LargeBinary) => cast_bytes::<BinaryType, LargeBinaryType>(array),
+        (LargeUtf8, Utf8) => cast_bytes::<LargeUtf8Type, Utf8Type>(array),
+        (LargeBinary, Binary) => cast_bytes::<LargeBinaryType, BinaryType>(array),
+        (List(_), FixedSizeList(item, n)) => {
+            let list = array.as_list::<i32>();
+            let width = *n as usize;
+            let wrong =
+                |row: &usize| !list.is_null(*row) && list.value_length(*row) as usize != width;
+            if let Some(row) = (0..list.len()).find(wrong) {
+                return Err(Misfit {
+                    row,
+                    why: format!("a list of {} values is not of {n}", list.value_length(row)),
+                });
+            }
+            if list.null_count() > 0 || list.values().len() != list.len() * width {
+                return Err(Misfit {
+                    row: (0..list.len()).find(|&row| list.is_null(row)).unwrap_or(0),
+                    why: format!("a missing list is not of {n} values"),
+                });
+            }
+            let items = cast(list.values(), item.data_type()).map_err(|m| Misfit {
+                row: m.row / width.max(1),
+                ..m
+            })?;
+            FixedSizeListArray::try_new_with_length(item.clone(), *n, items, None, list.len())
+                .map(|l| Arc::new(l) as _)
+                .map_err(|e| unmade(e, to))
+        }
+        (List(_), List(item)) => cast_list::<i32, i32>(array, item).map(|l| Arc::new(l) as _),
+        (List(_), LargeList(item)) => cast_list::<i32, i64>(array, item).map(|l| Arc::new(l) as _),
+        (LargeList(_), LargeList(item)) => {
+            cast_list::<i64, i64>(array, item).map(|l| Arc::new(l) as _)
+        }
+        (LargeList(_), List(item)) => cast_list::<i64, i32>(array, item).map(|l| Arc::new(l) as _),
+        (FixedSizeList(_, n), FixedSizeList(item, m)) if n == m => {
+            let list = array.as_fixed_size_list();
+            let width = (*n).max(1) as usize;
+            let items = cast(list.values(), item.data_type()).map_err(|m| Misfit {
+                row: m.row / width,
+                ..m
+            })?;
+            FixedSizeListArray::try_new(item.clone(), *n, items, list.nulls().cloned())
+                .map(|l| Arc::new(l) as _)
+                .map_err(|e| unmade(e, to))
+        }
+        (Struct(_), Struct(fields)) => {
+            let parts = array.as_struct();
+            let columns = fields
+                .iter()
+                .map(|field| match parts.column_by_name(field.name()) {
+                    Some(column) => cast(column, field.data_type()).map_err(|m| Misfit {
+                        why: format!("{:?}: {}", field.name(), m.why),
+                        ..m
+                    }),
+                    None if field.is_nullable() => {
+                        Ok(new_null_array(field.data_type(), array.len()))
+                    }
+                    None => Err(Misfit {
+                        row: 0,
+                        why: format!("there is no field {:?}", field.name()),
+                    }),
+                });
+            StructArray::try_new_with_length(
+                fields.clone(),
+                columns.collect::<Result<_, _>>()?,
+                parts.nulls().cloned(),
+                array.len(),
+            )
+            .map(|s| Arc::new(s) as _)
+            .map_err(|e| unmade(e, to))
+        }
+        (Map(_, _), Map(entries, sorted)) => {
+            let map = array.as_map();
+            let Struct(fields) = entries.data_type() else {
+                return Err(refused());
+            };
+            let columns = fields.iter().zip([map.keys(), map.values()]);
+            let columns = columns.map(|(field, column)| {
+                cast(column, field.data_type()).map_err(|m| Misfit {
+                    row: row_of(map.offsets(), m.row),
+                    ..m
+                })
+            });
+            let items =
+                StructArray::try_new(fields.clone(), columns.collect::<Result<_, _>>()?, None)
+                    .map_err(|e| unmade(e, to))?;
+            MapArray::try_new(
+                entries.clone(),
+                map.offsets().clone(),
+                items,
+                map.nulls().cloned(),
+                *sorted,
+            )
+            .map(|m| Arc::new(m) as _)
+            .map_err(|e| unmade(e, to))
+        }
+        (Dictionary(key, _), Dictionary(other, values)) if key == other => {
+            let dictionary = array.as_any_dictionary();
+            // A value that does not fit is nobody's, or of the first row that has it.
+            let values = cast(dictionary.values(), values)?;
+            Ok(dictionary.with_values(values))
+        }
+        _ => Err(refused()),
+    }
+}
+
+fn unmade(e: arrow_schema::ArrowError, to: &DataType) -> Misfit {
+    Misfit {
+        row: 0,
+        why: format!("as {}: {e}", to),
+    }
+}
+
+fn is_number(ty: &DataType) -> bool {
+    ty.is_integer() || ty.is_floating()
+}
+
+/// The row of a list's item.
+fn row_of<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, item: usize) -> usize {
+    offsets
+        .partition_point(|end| end.as_usize() <= item)
+        .saturating_sub(1)
+}
+
+fn cast_list<F: OffsetSizeTrait, T: OffsetSizeTrait>(
+    array: &ArrayRef,
+    item: &FieldRef,
+) -> Result<GenericListArray<T>, Misfit> {
+    let list = array.as_list::<F>();
+    let items = cast(list.values(), item.data_type()).map_err(|m| Misfit {
+        row: row_of(list.offsets(), m.row),
+        ..m
+    })?;
+    let offsets = offsets::<F, T>(list.offsets())?;
+    GenericListArray::try_new(item.clone(), offsets, items, list.nulls().cloned())
+        .map_err(|e| unmade(e, item.data_type()))
+}
+
+fn offsets<F: OffsetSizeTrait, T: OffsetSizeTrait>(
+    from: &OffsetBuffer<F>,
+) -> Result<OffsetBuffer<T>, Misfit> {
+    let offsets = from.iter().enumerate().map(|(at, offset)| {
+        T::from_usize(offset.as_usize()).ok_or_else(|| Misfit {
+            row: at.saturating_sub(1),
+            why: "the values take more than 2 GiB".to_owned(),
+        })
+    });
+    let offsets: Vec<T> = offsets.collect::<Result<_, _>>()?;
+    Ok(OffsetBuffer::new(ScalarBuffer::from(offsets)))
+}
+
+fn cast_bytes<F: ByteArrayType, T: ByteArrayType>(array: &ArrayRef) -> Result<ArrayRef, Misfit> {
+    let from = array.as_bytes::<F>();
+    let offsets = offsets::<F::Offset, T::Offset>(from.offsets())?;
+    GenericByteArray::<T>::try_new(offsets, from.values().clone(), from.nulls().cloned())
+        .map(|a| Arc::new(a) as _)
+        .map_err(|e| unmade(e, &T::DATA_TYPE))
+}
+
+/// A number of any type.
+#[derive(Clone, Copy)]
+enum Number {
+    Integer(i128),
+    Float(f64),
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Number::Integer(n) => n.fmt(f),
+            Number::Float(x) => x.fmt(f),
+        }
+    }
+}
+
+impl Number {
+    /// The same number as an integer.
+    fn integer(self) -> Option<i128> {
+        match self {
+            Number::Integer(n) => Some(n),
+            Number::Float(x) => (x.trunc() == x && x.abs() < 1e30).then_some(x as i128),
+        }
+    }
+
+    /// The same number as a float of 64 bits.
+    fn float(self) -> Option<f64> {
+        match self {
+            Number::Integer(n) => Some(n as f64).filter(|&x| x as i128 == n),
+            Number::Float(x) => Some(x),
+        }
+    }
+
+    /// Whether a float stands for it: exactly, if it is an integer; as the nearest one, and not as
+    /// infinity, if it is a float itself.
+    fn is_told_by(self, float: f64) -> bool {
+        match self {
+            Number::Integer(_) => self.float() == Some(float),
+            Number::Float(x) => float.is_finite() || !x.is_finite(),
+        }
+    }
+}
+
+fn cast_numbers(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Misfit> {
+    macro_rules! integers {
+        ($ty:ty) => {
+            numbers_as(array.as_primitive::<$ty>(), to, |n| {
+                Number::Integer(i128::from(n))
+            })
+        };
+    }
+    match array.data_type() {
+        Int8 => integers!(Int8Type),
+        Int16 => integers!(Int16Type),
+        Int32 => integers!(Int32Type),
+        Int64 => integers!(Int64Type),
+        UInt8 => integers!(UInt8Type),
+        UInt16 => integers!(UInt16Type),
+        UInt32 => integers!(UInt32Type),
+        UInt64 => integers!(UInt64Type),
+        Float16 => numbers_as(array.as_primitive::<Float16Type>(), to, |x| {
+            Number::Float(x.to_f64())
+        }),
+        Float32 => numbers_as(array.as_primitive::<Float32Type>(), to, |x| {
+            Number::Float(f64::from(x))
+        }),
+        _ => numbers_as(array.as_primitive::<Float64Type>(), to, Number::Float),
+    }
+}
+
+fn numbers_as<S: ArrowPrimitiveType>(
+    array: &PrimitiveArray<S>,
+    to: &DataType,
+    number: fn(S::Native) -> Number,
+) -> Result<ArrayRef, Misfit> {
+    macro_rules! integers {
+        ($ty:ty, $native:ty) => {
+            made::<S, $ty>(array, to, number, |n| {
+                <$native>::try_from(n.integer()?).ok()
+            })
+        };
+    }
+    match to {
+        Int8 => integers!(Int8Type, i8),
+        Int16 => integers!(Int16Type, i16),
+        Int32 => integers!(Int32Type, i32),
+        Int64 => integers!(Int64Type, i64),
+        UInt8 => integers!(UInt8Type, u8),
+        UInt16 => integers!(UInt16Type, u16),
+        UInt32 => integers!(UInt32Type, u32),
+        UInt64 => integers!(UInt64Type, u64),
+        Float16 => made::<S, Float16Type>(array, to, number, |n| {
+            let half = <Float16Type as ArrowPrimitiveType>::Native::from_f64(n.float()?);
+            n.is_told_by(half.to_f64()).then_some(half)
+        }),
+        Float32 => made::<S, Float32Type>(array, to, number, |n| {
+            let single = n.float()? as f32;
+            n.is_told_by(f64::from(single)).then_some(single)
+        }),
+        _ => made::<S, Float64Type>(array, to, number, Number::float),
+    }
+}
+
+fn made<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
+    array: &PrimitiveArray<S>,
+    to: &DataType,
+    number: fn(S::Native) -> Number,
+    convert: fn(Number) -> Option<T::Native>,
+) -> Result<ArrayRef, Misfit> {
+    let mut values = Vec::with_capacity(array.len());
+    for (row, &value) in array.values().iter().enumerate() {
+        values.push(match convert(number(value)) {
+            Some(value) => value,
+            // What lies under a null is nothing.
+            None if array.is_null(row) => T::Native::default(),
+            None => {
+                return Err(Misfit {
+                    row,
+                    why: format!("{} does not fit {}", number(value), to),
+                });
+            }
+        });
+    }
+    let nulls = array.nulls().cloned();
+    Ok(Arc::new(PrimitiveArray::<T>::new(
+        ScalarBuffer::from(values),
+        nulls,
+    )))
+}
+
+/// The type that a name stands for, as pyarrow writes it (`int64`, `list<item: float>`,
+/// `timestamp[us, tz=UTC]`) or as this program does (`Int64`). `json` is text with the JSON of a
+/// value.
+///
+/// # Errors
+/// `Invalid` for anything else.
+pub fn named_field(name: &str, ty: &str) -> forebay_core::Result<Field> {
+    let wrong = || {
+        Error::invalid(format!(
+            "{:?} is not the type of a column ({name:?})",
+            shorten(ty)
+        ))
+        .hint(
+            "as Arrow has them: int64, float, string, binary, bool, list<item: int32>, \
+             timestamp[us], ...; or json",
+        )
+    };
+    if ty.len() > TYPE_NAME_MAX_BYTES {
+        return Err(wrong());
+    }
+    let mut text = TypeText { rest: ty, depth: 0 };
+    if let Some(field) = text.field(name)
+        && text.rest.trim().is_empty()
+    {
+        return Ok(field);
+    }
+    let ty: DataType = ty.trim().parse().map_err(|_| wrong())?;
+    Ok(Field::new(name, ty, true))
+}
+
+/// The longest name of a type.
+const TYPE_NAME_MAX_BYTES: usize = 64 << 10;
+
+/// What is left of the name of a type.
+struct TypeText<'a> {
+    rest: &'a str,
+    depth: usize,
+}
+
+impl<'a> TypeText<'a> {
+    /// Takes a mark that must come next.
+    fn mark(&mut self, mark: &str) -> Option<()> {
+        self.rest = self.rest.trim_start().strip_prefix(mark)?;
+        Some(())
+    }
+
+    /// Takes what comes before any of these marks.
+    fn until(&mut self, marks: &[char]) -> &'a str {
+        let text = self.rest.trim_start();
+        let (taken, rest) = text.split_at(text.find(marks).unwrap_or(text.len()));
+        self.rest = rest;
+        taken.trim()
+    }
+
+    /// A type, and `not null` behind it.
+    fn field(&mut self, name: &str) -> Option<Field> {
+        if self.depth > limits::SCHEMA_DEPTH_MAX {
+            return None;
+        }
+        self.depth += 1;
+        let word = self.until(&['<', '[', '(', ',', '>', ' ']);
+        let word = word.to_ascii_lowercase();
+        let mut json = word == "json";
+        let ty = match word.as_str() {
+            "null" => Null,
+            "bool" | "boolean" => Boolean,
+            "int8" => Int8,
+            "int16" => Int16,
+            "int32" => Int32,
+            "int64" | "int" => Int64,
+            "uint8" => UInt8,
+            "uint16" => UInt16,
+            "uint32" => UInt32,
+            "uint64" => UInt64,
+            "halffloat" | "half" | "float16" => Float16,
+            "float" | "float32" => Float32,
+            "double" | "float64" => Float64,
+            "string" | "utf8" | "str" | "json" => Utf8,
+            "large_string" | "large_utf8" => LargeUtf8,
+            "string_view" => Utf8View,
+            "binary" | "bytes" => Binary,
+            "large_binary" => LargeBinary,
+            "binary_view" => BinaryView,
+            "extension" => {
+                self.mark("<arrow.json>")?;
+                json = true;
+                Utf8
+            }
+            "date32" => {
+                let _ = self.mark("[day]");
+                Date32
+            }
+            "date64" => {
+                let _ = self.mark("[ms]");
+                Date64
+            }
+            "time32" | "time64" | "duration" | "timestamp" => {
+                self.mark("[")?;
+                let unit = match self.until(&[',', ']']) {
+                    "s" => TimeUnit::Second,
+                    "ms" => TimeUnit::Millisecond,
+                    "us" => TimeUnit::Microsecond,
+                    "ns" => TimeUnit::Nanosecond,
+                    _ => return None,
+                };
+                let mut zone = None;
+                if word == "timestamp" && self.mark(",").is_some() {
+                    self.mark("tz=")?;
+                    zone = Some(self.until(&[']']).into());
+                }
+                self.mark("]")?;
+                match (word.as_str(), unit) {
+                    ("time32", TimeUnit::Second | TimeUnit::Millisecond) => Time32(unit),
+                    ("time64", TimeUnit::Microsecond | TimeUnit::Nanosecond) => Time64(unit),
+                    ("duration", _) => Duration(unit),
+                    ("timestamp", _) => Timestamp(unit, zone),
+                    _ => return None,
+                }
+            }
+            "fixed_size_binary" => FixedSizeBinary(self.size()?),
+            "list" => List(Arc::new(self.item()?)),
+            "large_list" => LargeList(Arc::new(self.item()?)),
+            "fixed_size_list" => {
+                let item = Arc::new(self.item()?);
+                FixedSizeList(item, self.size()?)
+            }
+            "struct" => {
+                self.mark("<")?;
+                let mut fields = Vec::new();
+                while self.mark(">").is_none() {
+                    if !fields.is_empty() {
+                        self.mark(",")?;
+                    }
+                    let name = self.until(&[':']).to_owned();
+                    self.mark(":")?;
+                    fields.push(self.field(&name)?);
+                }
+                Struct(fields.into())
+            }
+            _ => return None,
+        };
+        self.depth -= 1;
+        let nullable = self.mark("not null").is_none();
+        let field = Field::new(name, ty, nullable);
+        Some(if json { json_field(field) } else { field })
+    }
+
+    /// `<item: int64>` or `<int64>`.
+    fn item(&mut self) -> Option<Field> {
+        self.mark("<")?;
+        let name = match self.rest.find([':', '<', '>']) {
+            Some(at) if self.rest.as_bytes()[at] == b':' => {
+                let name = self.until(&[':']).to_owned();
+                self.mark(":")?;
+                name
+            }
+            _ => "item".to_owned(),
+        };
+        let field = self.field(&name)?;
+        self.mark(">")?;
+        Some(field)
+    }
+
+    /// `[3]`.
+    fn size(&mut self) -> Option<i32> {
+        self.mark("[")?;
+        let size = self.until(&[']']).parse().ok().filter(|&n| n >= 0)?;
+        self.mark("]")?;
+        Some(size)
+    }
+}
+
+/// What says that text is the JSON of a value: Arrow's canonical extension type.
+const EXTENSION_NAME: &str = "ARROW:extension:name";
+const EXTENSION_JSON: &str = "arrow.json";
+
+/// A field whose values are the JSON of what the file has.
+pub(crate) fn json_field(field: Field) -> Field {
+    let mut metadata = field.metadata().clone();
+    metadata.insert(EXTENSION_NAME.to_owned(), EXTENSION_JSON.to_owned());
+    field.with_metadata(metadata)
+}
+
+/// Whether a field's text is the JSON of a value: of one that a file has, and not a text itself.
+pub fn is_json(field: &Field) -> bool {
+    field
+        .metadata()
+        .get(EXTENSION_NAME)
+        .is_some_and(|name| name == EXTENSION_JSON)
+}
