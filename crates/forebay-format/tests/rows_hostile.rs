@@ -818,7 +818,7 @@ fn arrow_files_that_lie() {
         try_all(Format::ArrowStream, &head, &mut rng)
             .unwrap_err()
             .kind(),
-        ErrorKind::Unsupported
+        ErrorKind::Corrupt
     );
     // A schema nested too deeply.
     let deep = (0..80).fold(DataType::Int32, |ty, i| {

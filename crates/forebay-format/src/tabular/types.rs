@@ -634,8 +634,18 @@ pub(crate) fn json_field(field: Field) -> Field {
     field.with_metadata(metadata)
 }
 
+/// The type of a column, for people: `Json` where it is the JSON of values that have no type in
+/// common.
+pub fn type_name(field: &Field) -> String {
+    if is_json(field) {
+        "Json".to_owned()
+    } else {
+        field.data_type().to_string()
+    }
+}
+
 /// Whether a field's text is the JSON of a value: of one that a file has, and not a text itself.
-pub fn is_json(field: &Field) -> bool {
+pub(crate) fn is_json(field: &Field) -> bool {
     field
         .metadata()
         .get(EXTENSION_NAME)
