@@ -111,7 +111,7 @@ def accepts(port: int) -> bool:
 class Versitygw(Process):
     """An S3 server over a directory; buckets are its subdirectories."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, options: list[str] = ()) -> None:
         program = CACHE / "bin" / "versitygw"
         assert program.exists(), f"{program} is missing: make test installs it"
         self.directory = directory / "origin"
@@ -129,7 +129,9 @@ class Versitygw(Process):
             "--region",
             REGION,
         ]
-        super().__init__("versitygw", [*command, "posix", str(self.directory)], {}, directory)
+        super().__init__(
+            "versitygw", [*command, "posix", *options, str(self.directory)], {}, directory
+        )
         self.wait_until(lambda: accepts(self.port), "accepting connections")
 
 

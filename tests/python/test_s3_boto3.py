@@ -160,18 +160,21 @@ def test_errors_carry_a_request_id(s3):
     )
 
 
-def test_what_is_not_offered_says_so(s3):
+def test_what_no_origin_can_do_says_so(tables):
+    """A directory has no ACLs. (What an S3 origin can do is passed on: test_s3_pass_through.py.)"""
+    s3 = s3_client(tables.url)
+    key = s3.list_objects_v2(Bucket="tables")["Contents"][0]["Key"]
     for call in (
-        lambda: s3.get_bucket_lifecycle_configuration(Bucket="train"),
-        lambda: s3.put_bucket_policy(Bucket="train", Policy="{}"),
-        lambda: s3.put_object_acl(Bucket="train", Key="one", ACL="private"),
-        lambda: s3.get_bucket_replication(Bucket="train"),
-        lambda: s3.restore_object(Bucket="train", Key="one", RestoreRequest={}),
+        lambda: s3.get_bucket_lifecycle_configuration(Bucket="tables"),
+        lambda: s3.put_bucket_policy(Bucket="tables", Policy="{}"),
+        lambda: s3.put_object_acl(Bucket="tables", Key=key, ACL="private"),
+        lambda: s3.get_bucket_replication(Bucket="tables"),
+        lambda: s3.restore_object(Bucket="tables", Key=key, RestoreRequest={}),
     ):
         with pytest.raises(ClientError) as caught:
             call()
         assert code_of(caught) == (501, "NotImplemented")
-    assert s3.get_object(Bucket="train", Key="one")["Body"].read() == b"1"
+    assert s3.get_object(Bucket="tables", Key=key)["Body"].read()
 
 
 def test_put_get_delete(s3, origin_s3, scratch):

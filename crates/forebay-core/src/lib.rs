@@ -21,6 +21,6 @@ pub use checksum::{crc32c, crc32c_append};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Error, ErrorKind, Result};
 pub use histogram::{Histogram, HistogramSnapshot};
-pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId};
+pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId, made_etag};
 pub use name::ObjectName;
 pub use range::ByteRange;

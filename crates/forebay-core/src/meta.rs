@@ -1,6 +1,7 @@
 //! What is known of an object besides its bytes, and what tells one version of it from another.
 
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use xxhash_rust::xxh3::Xxh3;
 
 /// The standard and user-defined attributes that are kept with an object and sent back on reads.
@@ -43,7 +44,30 @@ pub struct ObjectMeta {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VersionId(pub u64);
 
+/// What stands for an ETag where the origin has none: of the size and the whole second of the last
+/// change, which listings and answers both have.
+pub fn made_etag(size: u64, last_modified_ms: i64) -> String {
+    format!("\"fb-{size:x}-{:x}\"", last_modified_ms.div_euclid(1000))
+}
+
 impl ObjectMeta {
+    /// The ETag that clients see.
+    pub fn shown_etag(&self) -> Cow<'_, str> {
+        match &self.etag {
+            Some(etag) => Cow::Borrowed(etag),
+            None => Cow::Owned(made_etag(self.size, self.last_modified_ms)),
+        }
+    }
+
+    /// Whether `tag`, without its quotes, was made of this object's size and date. A listing may
+    /// know neither ETag nor date where the object has both.
+    pub fn matches_made_etag(&self, tag: &str) -> bool {
+        tag.starts_with("fb-")
+            && [self.last_modified_ms, 0]
+                .iter()
+                .any(|ms| made_etag(self.size, *ms).trim_matches('"') == tag)
+    }
+
     pub fn version(&self) -> VersionId {
         let mut h = Xxh3::new();
         match &self.etag {

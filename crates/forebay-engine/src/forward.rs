@@ -8,7 +8,7 @@
 
 use crate::{Engine, stats::add};
 use forebay_core::{Error, ObjectName, Reservation, Result};
-use forebay_origin::{ForwardRequest, ForwardResponse, Origin};
+use forebay_origin::{ForwardBody, ForwardRequest, ForwardResponse, Origin};
 use std::sync::Arc;
 
 /// What a forwarded request may change.
@@ -34,6 +34,12 @@ impl Engine {
         held: Vec<Reservation>,
     ) -> Result<ForwardResponse> {
         let engine = self.clone();
+        let removes = request.method.as_str() == "DELETE";
+        let bytes = match &request.body {
+            ForwardBody::Empty => 0,
+            ForwardBody::Bytes(bytes) => bytes.len() as u64,
+            ForwardBody::Stream(length, ..) => *length,
+        };
         let send = async move {
             let answer = origin.forward(request).await;
             drop(held);
@@ -44,8 +50,18 @@ impl Engine {
             Changes::Object(name) => {
                 self.to_its_end(&name, async move {
                     let answer = send.await;
-                    let done = answer.as_ref().is_ok_and(|a| a.status.is_success());
-                    add(&engine.stats().writes, u64::from(done));
+                    if answer.as_ref().is_ok_and(|a| a.status.is_success()) {
+                        let stats = engine.stats();
+                        add(
+                            if removes {
+                                &stats.deletes
+                            } else {
+                                &stats.writes
+                            },
+                            1,
+                        );
+                        add(&stats.bytes_written, bytes);
+                    }
                     answer
                 })
                 .await

@@ -47,7 +47,7 @@ pub use buckets::{Buckets, FixedBuckets};
 pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_origin::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, ListEntry, ListPage, ListRequest,
-    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    Origin, PutCondition, PutRequest, PutResponse, S3Place, Trailer, UploadedPart,
 };
 pub use forebay_store::Wait;
 pub use forward::Changes;

@@ -37,7 +37,7 @@ impl Conditions {
             ))
         };
         if let Some(wanted) = &self.if_match {
-            if !matches_etag(wanted, meta.etag.as_deref(), false) {
+            if !matches_etag(wanted, meta, false) {
                 return failed("If-Match");
             }
         } else if self
@@ -48,7 +48,7 @@ impl Conditions {
         }
         let not_modified = Error::new(ErrorKind::NotModified, "not modified");
         if let Some(known) = &self.if_none_match {
-            if matches_etag(known, meta.etag.as_deref(), true) {
+            if matches_etag(known, meta, true) {
                 return Err(not_modified);
             }
         } else if self
@@ -63,11 +63,10 @@ impl Conditions {
 
 /// Whether a header's list of ETags holds this one. Quotes may be missing, as some clients send
 /// them so.
-fn matches_etag(header: &str, etag: Option<&str>, weak: bool) -> bool {
+fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
     if header.trim() == "*" {
         return true;
     }
-    let Some(etag) = etag else { return false };
     let bare = |tag: &str| -> Option<String> {
         let tag = tag.trim();
         let tag = match tag.strip_prefix("W/") {
@@ -77,10 +76,11 @@ fn matches_etag(header: &str, etag: Option<&str>, weak: bool) -> bool {
         };
         Some(tag.trim_matches('"').to_owned())
     };
-    let Some(etag) = bare(etag) else { return false };
+    let etag = meta.etag.as_deref().and_then(bare);
     header
         .split(',')
-        .any(|tag| bare(tag).is_some_and(|t| t == etag))
+        .filter_map(bare)
+        .any(|tag| etag.as_ref() == Some(&tag) || meta.matches_made_etag(&tag))
 }
 
 #[derive(Clone, Debug, Default)]

@@ -163,7 +163,7 @@ impl AzureOrigin {
         let length = match &payload {
             Payload::Empty => 0,
             Payload::Bytes(bytes) => bytes.len() as u64,
-            Payload::Stream(length, _) => *length,
+            Payload::Stream(length, _) | Payload::Framed(length, _) => *length,
         };
         if length > 0 || method == Method::PUT {
             headers.insert(CONTENT_LENGTH, length.into());

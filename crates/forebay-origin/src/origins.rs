@@ -479,6 +479,19 @@ impl Origins {
         Err(self.unknown(bucket))
     }
 
+    /// The same for a bucket that may have to be made. Where a directory of buckets is mapped, new
+    /// ones are made there, by this program.
+    ///
+    /// # Errors
+    /// `BucketNotFound` where no origin is asked to make it.
+    pub fn get_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
+        let made_here = |w: &Wildcard| matches!(w.source, Source::Directories(_));
+        if !self.named.contains_key(bucket) && self.wildcards.iter().any(made_here) {
+            return Err(self.unknown(bucket));
+        }
+        self.get(bucket)
+    }
+
     fn unknown(&self, bucket: &str) -> Error {
         let mut known: Vec<String> = self.named.keys().take(HINT_NAMES_MAX).cloned().collect();
         if self.named.len() > HINT_NAMES_MAX {

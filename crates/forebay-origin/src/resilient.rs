@@ -15,13 +15,18 @@
 //! [`Resilient::put`](Origin::put) and [`Resilient::complete_upload`](Origin::complete_upload).
 
 use crate::{
-    ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, assemble, body,
-    counted::Counters,
+    ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
+    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, assemble,
+    body, counted::Counters,
 };
 use async_trait::async_trait;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use bytes::Bytes;
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits, sync::Mutex};
 use futures::{StreamExt, stream};
+use http::{
+    Method,
+    header::{IF_MATCH, IF_NONE_MATCH},
+};
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -452,10 +457,55 @@ impl Origin for Resilient {
         self.0.inner.s3()
     }
 
-    /// Once: what its repetition would do is not known here. The client has the answer, and tries
-    /// again as it would at the service.
+    /// What can be sent again, and comes to the same then, is tried again on an answer that says
+    /// "later", too. The last such answer is the client's.
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
-        self.0.inner.forward(request).await
+        let ForwardRequest {
+            method,
+            key,
+            query,
+            headers,
+            body,
+        } = request;
+        let request = |body: ForwardBody| ForwardRequest {
+            method: method.clone(),
+            key: key.clone(),
+            query: query.clone(),
+            headers: headers.clone(),
+            body,
+        };
+        let reads = matches!(method, Method::GET | Method::HEAD);
+        // A conditional write that is repeated may meet its own first attempt.
+        let comes_to_the_same = reads
+            || matches!(method, Method::PUT | Method::DELETE)
+                && !headers.contains_key(IF_MATCH)
+                && !headers.contains_key(IF_NONE_MATCH);
+        let bytes = match body {
+            ForwardBody::Empty if comes_to_the_same => Bytes::new(),
+            ForwardBody::Bytes(bytes) if comes_to_the_same => bytes,
+            once => return self.0.inner.forward(request(once)).await,
+        };
+        let later = Mutex::new(None);
+        let send = || {
+            let request = request(match bytes.is_empty() {
+                true => ForwardBody::Empty,
+                false => ForwardBody::Bytes(bytes.clone()),
+            });
+            let later = &later;
+            async move {
+                let answer = self.0.inner.forward(request).await?;
+                if !matches!(answer.status.as_u16(), 500 | 502..=504) {
+                    return Ok(answer);
+                }
+                let e = Error::origin_unavailable(format!("the answer was {}", answer.status));
+                *later.lock() = Some(answer);
+                Err(e)
+            }
+        };
+        match self.0.repeat("forward", false, &mut 0, send).await {
+            Err(e) => later.lock().take().ok_or(e),
+            done => done,
+        }
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {

@@ -123,15 +123,27 @@ pub enum ForwardBody {
     Empty,
     /// Sent with its hash in the signature.
     Bytes(Bytes),
-    /// A stream of a known length, in bytes.
-    Stream(u64, ByteStream),
+    /// A stream of a known length, in bytes, and what is to come behind it.
+    Stream(u64, ByteStream, Option<Trailer>),
+}
+
+/// A checksum that is known when the body is at its end.
+pub struct Trailer {
+    /// `x-amz-checksum-crc32`.
+    pub name: String,
+    /// The length of its value.
+    pub value_bytes: usize,
+    /// The value, asked for after the last byte of the body.
+    pub value: Box<dyn FnOnce() -> Result<String> + Send>,
 }
 
 impl ForwardBody {
     /// The same, with its stream passed through `f`.
     pub(crate) fn map_stream(self, f: impl FnOnce(ByteStream) -> ByteStream) -> Self {
         match self {
-            ForwardBody::Stream(length, body) => ForwardBody::Stream(length, f(body)),
+            ForwardBody::Stream(length, body, trailer) => {
+                ForwardBody::Stream(length, f(body), trailer)
+            }
             other => other,
         }
     }

@@ -35,6 +35,8 @@ pub(crate) enum Payload {
     Bytes(Bytes),
     /// A stream of a known length.
     Stream(u64, ByteStream),
+    /// The same of a body that is framed already (`s3/trailed.rs`).
+    Framed(u64, ByteStream),
 }
 
 pub(crate) struct Transport {
@@ -134,7 +136,7 @@ impl Transport {
         match payload {
             Payload::Empty => {}
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.into()),
-            Payload::Stream(length, body) => {
+            Payload::Stream(length, body) | Payload::Framed(length, body) => {
                 request
                     .headers_mut()
                     .insert(http::header::CONTENT_LENGTH, length.into());

@@ -85,7 +85,7 @@ impl Buckets for OriginBuckets {
     }
 
     async fn origin_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
-        self.origins().get(bucket)
+        self.origins().get_to_be(bucket)
     }
 
     fn changed(&self, bucket: &str) {

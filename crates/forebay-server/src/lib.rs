@@ -19,6 +19,7 @@ mod admin;
 mod app;
 mod auth;
 mod body;
+mod browser;
 mod buckets;
 pub mod config;
 #[cfg(test)]
@@ -38,12 +39,12 @@ mod places;
 mod process;
 mod refuse;
 mod reload;
+mod request_body;
 mod request_id;
 mod s3;
 mod service;
 mod socket;
 mod tls;
-mod upload;
 mod v1;
 mod wire;
 

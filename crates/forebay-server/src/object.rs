@@ -23,6 +23,8 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
         headers
             .get(name)
             .and_then(|v| v.to_str().ok())
+            // An empty condition is none: s3fs sends `If-Match:` for an object without an ETag.
+            .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
     // A date that cannot be read is as none: RFC 9110, section 13.1.3.
@@ -151,13 +153,13 @@ async fn if_range(
         .await?
         .meta;
     let holds = if wanted.starts_with('"') {
-        meta.etag.as_deref() == Some(wanted.as_str())
+        meta.shown_etag() == wanted
     } else {
         parse_http_date(&wanted)
             .is_some_and(|t| t.div_euclid(1000) == meta.last_modified_ms.div_euclid(1000))
     };
     if holds && options.conditions.if_match.is_none() {
-        options.conditions.if_match = meta.etag.clone();
+        options.conditions.if_match = Some(meta.shown_etag().into_owned());
     }
     Ok(holds)
 }
@@ -183,7 +185,7 @@ async fn not_modified(
     set(
         response.headers_mut(),
         header::ETAG,
-        head.meta.etag.as_deref(),
+        Some(&head.meta.shown_etag()),
     );
     set(
         response.headers_mut(),
@@ -215,7 +217,7 @@ fn described(meta: &ObjectMeta, range: Option<Range<u64>>) -> Response<AnswerBod
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    set(headers, header::ETAG, meta.etag.as_deref());
+    set(headers, header::ETAG, Some(&meta.shown_etag()));
     set(
         headers,
         header::LAST_MODIFIED,
@@ -379,6 +381,45 @@ mod tests {
             ("image/png", "=?UTF-8?B?w7w=?=", "x")
         );
         assert_eq!(get("last-modified"), "Thu, 01 Jan 1970 00:00:00 GMT");
+    }
+
+    #[test]
+    fn every_object_has_an_etag_for_clients() {
+        let meta = ObjectMeta {
+            size: 10,
+            etag: None,
+            last_modified_ms: 1_000_500,
+            attributes: Attributes::default(),
+        };
+        let shown = described(&meta, None).headers()[header::ETAG].clone();
+        // What a listing, whose dates have whole seconds, shows.
+        assert_eq!(shown, forebay_core::made_etag(10, 1_000_000));
+        let check = |name: HeaderName, value: &HeaderValue, meta: &ObjectMeta| {
+            let headers = [(name, value.clone())].into_iter().collect();
+            read_options(&headers).conditions.check(meta)
+        };
+        let empty = HeaderValue::from_static("");
+        let kind = |r: Result<()>| r.map_err(|e| e.kind());
+        for meta in [
+            meta.clone(),
+            ObjectMeta {
+                etag: Some("\"its own\"".into()),
+                ..meta.clone()
+            },
+        ] {
+            assert!(check(header::IF_MATCH, &shown, &meta).is_ok());
+            assert_eq!(
+                kind(check(header::IF_NONE_MATCH, &shown, &meta)),
+                Err(ErrorKind::NotModified)
+            );
+            assert!(check(header::IF_MATCH, &empty, &meta).is_ok());
+        }
+        let changed = ObjectMeta { size: 11, ..meta };
+        assert_eq!(
+            kind(check(header::IF_MATCH, &shown, &changed)),
+            Err(ErrorKind::PreconditionFailed)
+        );
+        assert!(check(header::IF_NONE_MATCH, &shown, &changed).is_ok());
     }
 
     #[test]

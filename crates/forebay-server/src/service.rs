@@ -7,14 +7,14 @@
 use crate::{
     app::App,
     body::{AnswerBody, BoxError},
+    browser,
     linger::Lingering,
     note::{Api, Note, Peer},
     object::http_date,
     places::Place,
+    request_body::UploadBody,
     request_id::{self, RequestId},
-    s3,
-    upload::UploadBody,
-    v1,
+    s3, v1,
 };
 use bytes::Bytes;
 use forebay_core::{Clock, Error, ErrorKind};
@@ -46,7 +46,9 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>, peer: Peer) -> Re
     let limits = &config.limits;
     let request = Lingering::of(request);
     let (place, refusal) = admit(&app);
-    let refusal = refusal.or_else(|| check_host(&request).err());
+    let refusal = refusal
+        .or_else(|| check_host(&request).err())
+        .or_else(|| check_browser(&app, &request, peer).err());
     let mut flight = Flight::begin(note.clone(), path.clone(), place);
     let mut response = match refusal {
         Some(e) => refuse(&app, &note, &path, is_v1, &e),
@@ -153,6 +155,18 @@ fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
             _ => bad("is no host"),
         },
     }
+}
+
+fn check_browser<B>(app: &App, request: &Request<B>, peer: Peer) -> Result<(), Error> {
+    if peer == Peer::Unix || app.access.open_to(peer).is_none() {
+        return Ok(());
+    }
+    let config = app.config();
+    let reached = browser::Reached {
+        by_loopback: app.tls.is_none() && app.s3_addr.is_some_and(|a| a.ip().is_loopback()),
+        hostnames: &config.listen.hostnames,
+    };
+    browser::check(&reached, request.method(), request.headers())
 }
 
 fn refuse(app: &App, note: &Note, path: &str, is_v1: bool, e: &Error) -> Response<AnswerBody> {

@@ -6,7 +6,10 @@ use crate::{
     config::OriginConfig,
     credentials,
     failure::{self, ErrorDocument, Site},
-    s3::headers::{Dialect, encode_path, encode_query},
+    s3::{
+        headers::{Dialect, encode_path, encode_query},
+        trailed,
+    },
     transport::{Payload, Redirects, Transport},
 };
 use forebay_core::{Error, Result, sync::Mutex};
@@ -64,6 +67,15 @@ pub(crate) struct Call<'a> {
     query: Vec<(Cow<'static, str>, String)>,
     headers: HeaderMap,
     payload: Payload,
+}
+
+/// What a signature says of a body.
+enum Hashed {
+    Whole(HttpRequestBody),
+    /// It streams: `UNSIGNED-PAYLOAD`.
+    Not,
+    /// It streams, and its checksum comes behind it.
+    Behind,
 }
 
 /// What a service made of a request.
@@ -339,22 +351,16 @@ impl Client {
             let again = match &payload {
                 Payload::Empty => Some(Payload::Empty),
                 Payload::Bytes(b) => Some(Payload::Bytes(b.clone())),
-                Payload::Stream(..) => None,
+                Payload::Stream(..) | Payload::Framed(..) => None,
             };
-            let (hashed, streamed) = match &payload {
-                Payload::Empty => (HttpRequestBody::empty(), false),
-                Payload::Bytes(bytes) => (HttpRequestBody::from(bytes.clone()), false),
-                Payload::Stream(..) => (HttpRequestBody::empty(), true),
+            let hashed = match &payload {
+                Payload::Empty => Hashed::Whole(HttpRequestBody::empty()),
+                Payload::Bytes(bytes) => Hashed::Whole(HttpRequestBody::from(bytes.clone())),
+                Payload::Stream(..) => Hashed::Not,
+                Payload::Framed(..) => Hashed::Behind,
             };
             let (signed, used) = self
-                .sign(
-                    site,
-                    &method,
-                    &url,
-                    headers.clone(),
-                    (hashed, streamed),
-                    &region,
-                )
+                .sign(site, &method, &url, headers.clone(), hashed, &region)
                 .await?;
             let answer = self
                 .transport()
@@ -426,7 +432,7 @@ impl Client {
                 &method,
                 url,
                 headers,
-                (HttpRequestBody::empty(), true),
+                Hashed::Not,
                 &self.service.0.region,
             )
             .await?;
@@ -443,15 +449,14 @@ impl Client {
         Err(failure::from_status(site, status, &headers, &text))
     }
 
-    /// The headers with a signature, and the keys that it was made with. A streamed body is not
-    /// hashed (`UNSIGNED-PAYLOAD`).
+    /// The headers with a signature, and the keys that it was made with.
     async fn sign(
         &self,
         site: Site<'_>,
         method: &Method,
         url: &Url,
         headers: HeaderMap,
-        (body, streamed): (HttpRequestBody, bool),
+        hashed: Hashed,
         region: &str,
     ) -> Result<(HeaderMap, Option<Arc<AwsCredential>>)> {
         let provider = match &self.service.0.authorization {
@@ -479,6 +484,15 @@ impl Client {
             .get()
             .await
             .map_err(|e| aws::unavailable(site, e))?;
+        let (body, streamed) = match hashed {
+            Hashed::Whole(body) => (body, false),
+            Hashed::Not => (HttpRequestBody::empty(), true),
+            Hashed::Behind => {
+                let now = chrono::Utc::now();
+                let signed = trailed::sign(&credential, region, method, url, headers, now)?;
+                return Ok((signed, Some(credential)));
+            }
+        };
         let mut request = HttpRequest::new(body);
         *request.method_mut() = method.clone();
         *request.uri_mut() = url

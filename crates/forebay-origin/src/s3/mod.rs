@@ -14,6 +14,7 @@
 mod client;
 mod google;
 pub(crate) mod headers;
+mod trailed;
 pub(crate) mod xml;
 
 pub(crate) use client::{Address, Answer, Call, Client, S3Endpoint};
@@ -427,16 +428,22 @@ impl Origin for S3Origin {
         } = request;
         let operation = format!("forward {method}");
         let site = self.site(&operation, &key);
-        let mut call = Call::new(method, site)
-            .headers(headers)
-            .payload(match body {
-                ForwardBody::Empty => Payload::Empty,
-                ForwardBody::Bytes(bytes) => Payload::Bytes(bytes),
-                ForwardBody::Stream(length, body) => {
-                    let what = format!("the body for {key:?}");
-                    Payload::Stream(length, exact(body, length, what))
+        let mut headers = headers;
+        let payload = match body {
+            ForwardBody::Empty => Payload::Empty,
+            ForwardBody::Bytes(bytes) => Payload::Bytes(bytes),
+            ForwardBody::Stream(length, body, trailer) => {
+                let body = exact(body, length, format!("the body for {key:?}"));
+                match trailer {
+                    None => Payload::Stream(length, body),
+                    Some(trailer) => {
+                        let framed = trailed::announce(&mut headers, length, &trailer)?;
+                        Payload::Framed(framed, trailed::framed(body, length, trailer))
+                    }
                 }
-            });
+            }
+        };
+        let mut call = Call::new(method, site).headers(headers).payload(payload);
         for (name, value) in query {
             call = call.query(name, value);
         }

@@ -66,8 +66,9 @@ section! {
         prefix: String = String::new(),
         /// Any of `read` (objects, archive members, sources of copies, `stat`), `write` (put,
         /// delete, uploads by parts, targets of copies), `list` (listings whose prefix begins with
-        /// this prefix) and `admin` (warm, pin, unpin, evict; of a whole bucket: making and
-        /// removing it; of everything: `status`).
+        /// this prefix) and `admin` (warm, pin, unpin, evict; ACLs, retention and legal holds of
+        /// objects; of a whole bucket: making and removing it, and its settings; of everything:
+        /// `status`).
         actions: Vec<Action> = Vec::new(),
     }
 }

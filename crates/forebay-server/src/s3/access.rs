@@ -1,16 +1,18 @@
 //! Whether the sender of a signed S3 request may do what it asks for.
 //!
-//! The S3 library asks here between the signature and the operation: first with the operation's
-//! name ([`Gate::check`]), then with its input. Reads of objects take a route of their own
-//! (`read.rs`) and ask there. What names several objects is asked for each: both sides of a copy
-//! here, the keys of DeleteObjects and the names of ListBuckets where they are gone through.
+//! The front puts the sender's policy into each request, once its signature is checked. The S3
+//! library asks here before an operation: first with the operation's name ([`Gate::check`]), then
+//! with its input. Reads of objects, copies, and what is passed on to the origin go past the
+//! library and ask before (`mod.rs`, `forward.rs`). What names several objects is asked for each:
+//! both sides of a copy, the keys of DeleteObjects and the names of ListBuckets where they are gone
+//! through.
 //!
 //! Invariant: an operation that is not in [`KNOWN`] is denied to every key that has a policy, so
 //! one that is added and forgotten here stays closed.
 
 use super::{
-    convert::{copy_source, failed, note, policy},
-    error,
+    convert::{failed, note, policy},
+    error::Refusal,
 };
 use crate::{
     auth::{Access, Policy, refusal},
@@ -30,7 +32,6 @@ use std::sync::Arc;
 const KNOWN: &[&str] = &[
     "AbortMultipartUpload",
     "CompleteMultipartUpload",
-    "CopyObject",
     "CreateBucket",
     "CreateMultipartUpload",
     "DeleteBucket",
@@ -43,12 +44,11 @@ const KNOWN: &[&str] = &[
     "ListParts",
     "PutObject",
     "UploadPart",
-    "UploadPartCopy",
     "DeleteObjects",
     "ListBuckets",
 ];
 
-pub struct Gate(pub Arc<Access>);
+pub struct Gate;
 
 /// Who sends a request whose signature was found right; `note` keeps the name.
 pub fn policy_of(
@@ -82,19 +82,6 @@ fn may_know<T>(request: &S3Request<T>, bucket: &str) -> S3Result<()> {
     policy(request)?
         .check_known(bucket)
         .map_err(|e| failed(e, &note))
-}
-
-/// A source that cannot be read as one is the operation's matter: it refuses it too.
-fn may_read_source<T>(request: &S3Request<T>, source: &CopySource) -> S3Result<()> {
-    match copy_source(source) {
-        Ok(from) => {
-            let note = note(request)?;
-            policy(request)?
-                .check(Action::Read, from.bucket(), from.key())
-                .map_err(|e| failed(e, &note))
-        }
-        Err(_) => Ok(()),
-    }
 }
 
 /// Each operation asks about the object, or about the prefix, that its input names; the rest is
@@ -131,26 +118,17 @@ gates! {
 
     async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
         let note: Option<Arc<Note>> = context.extensions_mut().get::<Arc<Note>>().cloned();
-        let policy = policy_of(&self.0, context.credentials(), note.as_ref())?;
+        let Some(policy) = context.extensions_mut().get::<Arc<Policy>>().cloned() else {
+            return Err(s3s::s3_error!(AccessDenied, "a request without its policy"));
+        };
         if !policy.is_full() && !KNOWN.contains(&context.s3_op().name()) {
             let e = refusal(format!("{} is not allowed to this key", context.s3_op().name()));
             return Err(match note {
-                Some(note) => error::to_s3(e, &note.id),
+                Some(note) => Refusal::from(e).to_s3(&note),
                 None => s3s::s3_error!(AccessDenied),
             });
         }
-        context.extensions_mut().insert(policy);
         Ok(())
-    }
-
-    async fn copy_object(&self, request: &mut S3Request<CopyObjectInput>) -> S3Result<()> {
-        may(request, Action::Write, &request.input.bucket, &request.input.key)?;
-        may_read_source(request, &request.input.copy_source)
-    }
-
-    async fn upload_part_copy(&self, request: &mut S3Request<UploadPartCopyInput>) -> S3Result<()> {
-        may(request, Action::Write, &request.input.bucket, &request.input.key)?;
-        may_read_source(request, &request.input.copy_source)
     }
 
     async fn head_bucket(&self, request: &mut S3Request<HeadBucketInput>) -> S3Result<()> {

@@ -5,11 +5,15 @@
 //! together with the signature, so here it is done without. Trailers hold checksums, which are
 //! checked.
 //!
+//! Where chunks are signed each by itself, the library undoes the framing, and keeps a whole chunk
+//! before it gives any of it out. [`bounded`] sees to it that it does not keep much, and that what
+//! it keeps is held from the memory budget.
+//!
 //! Invariant: the body ends well only after its final chunk; one that breaks off before is an
 //! error.
 
 use bytes::{Buf, Bytes, BytesMut};
-use forebay_core::{Error, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, MemoryBudget, Reservation, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -17,6 +21,9 @@ use std::sync::Arc;
 
 const LINE_MAX_BYTES: usize = 1024;
 const TRAILERS_MAX_BYTES: usize = 16 << 10;
+
+/// The largest chunk that is signed by itself. SDKs send 64 KiB to 1 MiB.
+pub const SIGNED_CHUNK_MAX_BYTES: u64 = 16 << 20;
 
 /// The trailers, once the body is at its end.
 pub type Trailers = Arc<Mutex<Option<HeaderMap>>>;
@@ -61,12 +68,7 @@ impl Decoder {
             match self.state {
                 State::Size => {
                     let line = self.line().await?;
-                    let size = line.split(';').next().unwrap_or_default().trim();
-                    // Parsing alone would take a sign.
-                    let digits = Some(size).filter(|s| s.bytes().all(|b| b.is_ascii_hexdigit()));
-                    self.left = digits
-                        .and_then(|s| u64::from_str_radix(s, 16).ok())
-                        .ok_or_else(|| malformed("a chunk's size is not a hexadecimal number"))?;
+                    self.left = chunk_size(&line)?;
                     self.state = if self.left == 0 {
                         State::Trailers
                     } else {
@@ -173,6 +175,123 @@ impl Decoder {
     }
 }
 
+/// Why a body was refused on its way to the library, which says only that it broke off.
+pub type Refused = Arc<Mutex<Option<Error>>>;
+
+/// A framed body, still framed, whose chunks are not too large and are held from `budget` from
+/// their first byte to their last.
+pub fn bounded(body: ByteStream, budget: MemoryBudget) -> (ByteStream, Refused) {
+    let refused = Refused::default();
+    let bounds = Bounds {
+        body,
+        budget,
+        line: Vec::new(),
+        size: 0,
+        left: 0,
+        allowed: 0,
+        ended: false,
+        held: Vec::new(),
+        refused: refused.clone(),
+    };
+    let bounded = stream::try_unfold(bounds, |mut b| async move {
+        let Some(piece) = b.body.next().await.transpose()? else {
+            return Ok(None);
+        };
+        match b.see(&piece) {
+            Ok(()) => Ok(Some((piece, b))),
+            Err(e) => {
+                *b.refused.lock() = Some(e.clone());
+                Err(e)
+            }
+        }
+    });
+    (bounded.boxed(), refused)
+}
+
+struct Bounds {
+    body: ByteStream,
+    budget: MemoryBudget,
+    /// What has come of the line before a chunk.
+    line: Vec<u8>,
+    /// Bytes of the current chunk with the line end after it, and those that are still to come.
+    size: u64,
+    left: u64,
+    /// Bytes that `held` is for.
+    allowed: u64,
+    /// After the last chunk come trailers, which the library bounds by itself.
+    ended: bool,
+    /// For the bytes of the current chunk that have come.
+    held: Vec<Reservation>,
+    refused: Refused,
+}
+
+impl Bounds {
+    fn see(&mut self, mut piece: &[u8]) -> Result<()> {
+        while !self.ended && !piece.is_empty() {
+            if self.left > 0 {
+                let take = self.left.min(piece.len() as u64);
+                self.left -= take;
+                self.hold()?;
+                piece = &piece[take as usize..];
+                if self.left == 0 {
+                    self.held.clear();
+                    self.allowed = 0;
+                }
+                continue;
+            }
+            let Some(at) = piece.iter().position(|b| *b == b'\n') else {
+                self.line.extend_from_slice(piece);
+                if self.line.len() > LINE_MAX_BYTES {
+                    return Err(malformed("a line is too long"));
+                }
+                return Ok(());
+            };
+            self.line.extend_from_slice(&piece[..at]);
+            piece = &piece[at + 1..];
+            let line = std::mem::take(&mut self.line);
+            let size = chunk_size(&String::from_utf8_lossy(&line))?;
+            if size > SIGNED_CHUNK_MAX_BYTES {
+                return Err(Error::new(
+                    ErrorKind::TooLarge,
+                    format!("a signed chunk of {size} bytes"),
+                )
+                .hint(format!(
+                    "send chunks of at most {SIGNED_CHUNK_MAX_BYTES} bytes, or sign the body as a \
+                     whole"
+                )));
+            }
+            self.ended = size == 0;
+            // Its line end too.
+            self.size = size + 2;
+            self.left = self.size;
+        }
+        Ok(())
+    }
+
+    /// Memory for what has come of the chunk: doubled, so that there are few reservations.
+    fn hold(&mut self) -> Result<()> {
+        let come = self.size - self.left;
+        if come > self.allowed {
+            let more = (come - self.allowed).max(self.allowed.min(self.size - self.allowed));
+            let held = self.budget.try_hold(more);
+            self.held
+                .push(held.map_err(|e| e.context("a signed chunk of the upload"))?);
+            self.allowed += more;
+        }
+        Ok(())
+    }
+}
+
+/// The size in the line before a chunk.
+fn chunk_size(line: &str) -> Result<u64> {
+    let size = line.split(';').next().unwrap_or_default().trim();
+    // Parsing alone would take a sign.
+    let digits = Some(size).filter(|s| s.bytes().all(|b| b.is_ascii_hexdigit()));
+    digits
+        .and_then(|s| u64::from_str_radix(s, 16).ok())
+        .ok_or_else(|| malformed("a chunk's size is not a hexadecimal number"))
+}
+
 fn malformed(why: &str) -> Error {
     Error::invalid(format!("the aws-chunked body is malformed: {why}"))
 }
@@ -216,6 +335,52 @@ mod tests {
             );
         }
         assert_eq!(read("0\r\n", 9).await.unwrap().0, "");
+    }
+
+    #[tokio::test]
+    async fn signed_chunks_are_held_while_they_come_and_are_not_too_large() {
+        let budget = MemoryBudget::new(64 << 20);
+        let framed = |size: usize, data: usize| {
+            let mut body = format!("{size:x};chunk-signature=00\r\n").into_bytes();
+            body.extend(vec![b'x'; data]);
+            body
+        };
+        // Half of a chunk of 4 MiB is there, in pieces of odd sizes.
+        let half = framed(4 << 20, 2 << 20);
+        let pieces: Vec<Result<Bytes>> = half
+            .chunks(10_007)
+            .map(|c| Ok(Bytes::copy_from_slice(c)))
+            .collect();
+        let rest = [
+            vec![b'x'; 2 << 20],
+            b"\r\n0;chunk-signature=00\r\n\r\n".to_vec(),
+        ];
+        let all = stream::iter(pieces).chain(stream::iter(rest.map(|r| Ok(Bytes::from(r)))));
+        let (mut body, _) = bounded(all.boxed(), budget.clone());
+        let mut passed = 0;
+        while passed < half.len() {
+            passed += body.next().await.unwrap().unwrap().len();
+        }
+        let held = budget.used_bytes();
+        assert!((2 << 20..=(4 << 20) + 4096).contains(&held), "{held}");
+        while let Some(piece) = body.next().await {
+            piece.unwrap();
+        }
+        assert_eq!(budget.used_bytes(), 0, "the chunk was given out");
+
+        let large = framed(SIGNED_CHUNK_MAX_BYTES as usize + 1, 10);
+        let one = stream::iter([Ok(Bytes::from(large))]).boxed();
+        let (mut body, refused) = bounded(one, budget.clone());
+        assert!(body.next().await.unwrap().is_err());
+        assert_eq!(
+            refused.lock().as_ref().map(Error::kind),
+            Some(ErrorKind::TooLarge)
+        );
+        let small = MemoryBudget::new(1 << 20);
+        let one = stream::iter([Ok(Bytes::from(framed(2 << 20, 1 << 20)))]).boxed();
+        let (mut body, refused) = bounded(one, small);
+        assert!(body.next().await.unwrap().is_err());
+        assert!(refused.lock().is_some());
     }
 
     #[tokio::test]

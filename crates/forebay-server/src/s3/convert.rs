@@ -1,17 +1,17 @@
 //! Between the S3 library's types and ours.
 
-use super::error;
+use super::error::Refusal;
 use crate::{auth::Policy, note::Note, object};
-use forebay_core::{Attributes, Error, ErrorKind, ObjectName, Result};
-use forebay_engine::{ByteStream, Conditions, PutCondition};
+use forebay_core::{Attributes, Error, ObjectName, Result};
+use forebay_engine::{ByteStream, PutCondition};
 use futures::{StreamExt, TryStreamExt};
 use s3s::{
     S3Error, S3Request, S3Result,
-    dto::{CopySource, ETag, ETagCondition, Metadata, StreamingBlob, Timestamp, TimestampFormat},
+    dto::{ETag, ETagCondition, Metadata, StreamingBlob, Timestamp},
 };
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 
 /// The note of a request; the front puts one into each.
@@ -38,8 +38,7 @@ pub fn answer<T>(result: Result<T>, note: &Note) -> S3Result<T> {
 }
 
 pub fn failed(e: Error, note: &Note) -> S3Error {
-    note.set_error(e.describe());
-    error::to_s3(e, &note.id)
+    Refusal::from(e).to_s3(note)
 }
 
 pub fn name(bucket: &str, key: &str) -> Result<ObjectName> {
@@ -62,25 +61,8 @@ pub fn etag_text(etag: &ETag) -> String {
     }
 }
 
-fn condition_text(condition: &ETagCondition) -> String {
-    match condition {
-        ETagCondition::Any => "*".to_owned(),
-        ETagCondition::ETag(e) => etag_text(e),
-    }
-}
-
 pub fn timestamp(ms: i64) -> Timestamp {
     Timestamp::from(UNIX_EPOCH + Duration::from_millis(ms.max(0) as u64))
-}
-
-pub fn now() -> Timestamp {
-    Timestamp::from(SystemTime::now())
-}
-
-fn timestamp_ms(t: &Timestamp) -> Option<i64> {
-    let mut text = Vec::new();
-    t.format(TimestampFormat::HttpDate, &mut text).ok()?;
-    object::parse_http_date(std::str::from_utf8(&text).ok()?)
 }
 
 /// `If-None-Match: *` or `If-Match` of a write.
@@ -96,58 +78,6 @@ pub fn put_condition(
             "of the conditions on a write only If-None-Match: * and If-Match with one ETag are \
              offered",
         )),
-    }
-}
-
-/// The conditions on the source of a copy. What does not hold is `PreconditionFailed`, also where a
-/// read would be "not modified".
-pub struct SourceConditions(pub Conditions);
-
-impl SourceConditions {
-    pub fn new(
-        if_match: Option<&ETagCondition>,
-        if_none_match: Option<&ETagCondition>,
-        modified: Option<&Timestamp>,
-        unmodified: Option<&Timestamp>,
-    ) -> Self {
-        SourceConditions(Conditions {
-            if_match: if_match.map(condition_text),
-            if_none_match: if_none_match.map(condition_text),
-            if_modified_since_ms: modified.and_then(timestamp_ms),
-            if_unmodified_since_ms: unmodified.and_then(timestamp_ms),
-        })
-    }
-
-    pub fn check(&self, meta: &forebay_core::ObjectMeta) -> Result<()> {
-        self.0.check(meta).map_err(|e| {
-            let failed = Error::new(
-                ErrorKind::PreconditionFailed,
-                "a condition on the source of the copy does not hold",
-            );
-            if matches!(
-                e.kind(),
-                ErrorKind::NotModified | ErrorKind::PreconditionFailed
-            ) {
-                failed
-            } else {
-                e
-            }
-        })
-    }
-}
-
-/// The source of a copy: an object of this node, in its one version.
-pub fn copy_source(source: &CopySource) -> Result<ObjectName> {
-    match source {
-        CopySource::Bucket {
-            bucket,
-            key,
-            version_id,
-        } if version_id.as_deref().is_none_or(|v| v == "null") => name(bucket, key),
-        CopySource::Bucket { .. } => Err(Error::unsupported(
-            "a copy from a version: objects have one version here",
-        )),
-        _ => Err(Error::unsupported("a copy from an access point")),
     }
 }
 

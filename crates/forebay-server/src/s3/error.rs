@@ -1,7 +1,7 @@
 //! Errors as S3 clients know them: a code by the kind, and a message that says what, where, and
 //! what to do.
 
-use crate::{body::AnswerBody, request_id::RequestId};
+use crate::{body::AnswerBody, note::Note, request_id::RequestId};
 use forebay_core::{Error, ErrorKind};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use s3s::{S3Error, S3ErrorCode};
@@ -36,26 +36,111 @@ fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
     }
 }
 
-/// For operations that go through the S3 library.
-pub fn to_s3(error: Error, id: &RequestId) -> S3Error {
-    let (code, status) = code(error.kind());
-    with_code(code, status, &error, id)
+/// Why a request is refused, under S3's name for it.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    code: &'static str,
+    status: StatusCode,
+    error: Error,
+    /// Of an object that a range lies past.
+    size: Option<u64>,
 }
 
-/// The same under another code: `NoSuchUpload`, `BadDigest`.
-pub fn with_code(code: &str, status: StatusCode, error: &Error, id: &RequestId) -> S3Error {
-    let code = S3ErrorCode::from_bytes(code.as_bytes()).unwrap_or(S3ErrorCode::InternalError);
-    let mut out = S3Error::with_message(code, error.describe());
-    out.set_status_code(status);
-    out.set_request_id(id.as_str());
-    let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/xml"),
-    );
-    retry_after(error, &mut headers);
-    out.set_headers(headers);
-    out
+impl From<Error> for Refusal {
+    /// Under the code of the error's kind.
+    fn from(error: Error) -> Self {
+        let (code, status) = code(error.kind());
+        Refusal {
+            code,
+            status,
+            error,
+            size: None,
+        }
+    }
+}
+
+impl Refusal {
+    /// A bad request, under a code of its own: `KeyTooLongError`, `BadDigest`.
+    pub fn bad(code: &'static str, error: Error) -> Self {
+        Self::with_status(code, StatusCode::BAD_REQUEST, error)
+    }
+
+    pub fn with_status(code: &'static str, status: StatusCode, error: Error) -> Self {
+        Refusal {
+            code,
+            status,
+            error,
+            size: None,
+        }
+    }
+
+    /// 416 with the size of the object: the C runtime of the AWS SDKs learns from it that an object
+    /// is empty.
+    pub fn unsatisfiable_range(error: Error, size: u64) -> Self {
+        Refusal {
+            size: Some(size),
+            ..Refusal::from(error)
+        }
+    }
+
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// For operations that go through the S3 library. Noted for the log.
+    pub fn to_s3(&self, note: &Note) -> S3Error {
+        note.set_error(self.error.describe());
+        let code =
+            S3ErrorCode::from_bytes(self.code.as_bytes()).unwrap_or(S3ErrorCode::InternalError);
+        let mut out = S3Error::with_message(code, self.error.describe());
+        out.set_status_code(self.status);
+        out.set_request_id(note.id.as_str());
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/xml"),
+        );
+        retry_after(&self.error, &mut headers);
+        out.set_headers(headers);
+        out
+    }
+
+    /// For answers of our own. Noted for the log.
+    pub fn response(&self, resource: &str, note: &Note) -> Response<AnswerBody> {
+        note.set_error(self.error.describe());
+        let mut response = Response::new(AnswerBody::Empty);
+        *response.status_mut() = self.status;
+        retry_after(&self.error, response.headers_mut());
+        if self.status == StatusCode::NOT_MODIFIED {
+            return response;
+        }
+        let details = self.size.map_or_else(String::new, |size| {
+            format!("<ActualObjectSize>{size}</ActualObjectSize>")
+        });
+        if let Some(size) = self.size
+            && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, value);
+        }
+        let xml = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code>\
+             <Message>{}</Message>{details}<Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+            self.code,
+            escape(&self.error.describe()),
+            escape(resource),
+            escape(note.id.as_str())
+        );
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/xml"),
+        );
+        *response.body_mut() = AnswerBody::full(xml);
+        response
+    }
 }
 
 fn retry_after(error: &Error, headers: &mut HeaderMap) {
@@ -113,103 +198,80 @@ fn explain(code: &str) -> (&'static str, &'static str) {
     }
 }
 
+/// What an error document says. Empty where it says nothing.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ErrorDocument {
+    pub code: String,
+    pub message: String,
+    pub request_id: String,
+}
+
+impl ErrorDocument {
+    /// `None` if it is not one.
+    pub fn parse(xml: &str) -> Option<Self> {
+        use quick_xml::{Reader, events::Event};
+        let mut reader = Reader::from_str(xml);
+        let mut found = ErrorDocument::default();
+        let (mut path, mut is_error) = (Vec::<Vec<u8>>::new(), false);
+        loop {
+            match reader.read_event().ok()? {
+                Event::Start(tag) => {
+                    path.push(tag.local_name().as_ref().to_vec());
+                    is_error |= path.len() == 1 && path[0] == b"Error";
+                    // Somebody else's document may nest as deep as it likes.
+                    if !is_error || path.len() > 16 {
+                        return is_error.then_some(found);
+                    }
+                }
+                Event::End(_) => drop(path.pop()),
+                Event::Text(text) if path.len() == 2 => {
+                    found.add(&path[1], &text.decode().ok()?);
+                }
+                Event::GeneralRef(name) if path.len() == 2 => {
+                    let escaped = format!("&{};", name.decode().ok()?);
+                    found.add(&path[1], &quick_xml::escape::unescape(&escaped).ok()?);
+                }
+                Event::Eof => return is_error.then_some(found),
+                _ => {}
+            }
+        }
+    }
+
+    fn add(&mut self, tag: &[u8], text: &str) {
+        match tag {
+            b"Code" => self.code.push_str(text),
+            b"Message" => self.message.push_str(text),
+            b"RequestId" => self.request_id.push_str(text),
+            _ => {}
+        }
+    }
+
+    /// For the log.
+    pub fn describe(&self) -> String {
+        format!("{}: {}", self.code, self.message)
+    }
+}
+
 /// An error of the S3 library as ours are: with a message, and with the id of the request. `None`
 /// for one that has both.
 pub fn completed(xml: &str, resource: &str, id: &RequestId) -> Option<(String, String)> {
-    let between = |open: &str, close: &str| {
-        let (_, rest) = xml.split_once(open)?;
-        rest.split_once(close)
-            .map(|(text, _)| text.to_owned())
-            .filter(|text| !text.is_empty())
-    };
-    let (has_message, has_id) = (
-        between("<Message>", "</Message>"),
-        xml.contains("<RequestId>"),
-    );
-    if !xml.contains("<Error>") || has_message.is_some() && has_id {
+    let mut document = ErrorDocument::parse(xml)?;
+    if document.code.is_empty() || !document.message.is_empty() && !document.request_id.is_empty() {
         return None;
     }
-    let code = between("<Code>", "</Code>")?;
-    let (what, hint) = explain(&code);
-    let message = has_message.unwrap_or_else(|| escape(&format!("{what} ({hint})")));
-    let log = format!("{code}: {message}");
+    if document.message.is_empty() {
+        let (what, hint) = explain(&document.code);
+        document.message = format!("{what} ({hint})");
+    }
     let completed = format!(
-        "<?xml version=\"1.0\" \
-         encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{message}</Message><Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code>\
+         <Message>{}</Message><Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+        escape(&document.code),
+        escape(&document.message),
         escape(resource),
         escape(id.as_str())
     );
-    Some((completed, log))
-}
-
-/// For answers of our own.
-pub fn response(error: &Error, resource: &str, id: &RequestId) -> Response<AnswerBody> {
-    let (code, status) = code(error.kind());
-    with_details(code, status, error, "", resource, id)
-}
-
-/// The same under another code: `KeyTooLongError`.
-pub fn response_as(
-    code: &str,
-    status: StatusCode,
-    error: &Error,
-    resource: &str,
-    id: &RequestId,
-) -> Response<AnswerBody> {
-    with_details(code, status, error, "", resource, id)
-}
-
-/// 416 with the size of the object: the C runtime of the AWS SDKs learns from it that an object is
-/// empty.
-pub fn unsatisfiable_range(
-    error: &Error,
-    resource: &str,
-    size: u64,
-    id: &RequestId,
-) -> Response<AnswerBody> {
-    let (code, status) = code(error.kind());
-    let mut response = with_details(
-        code,
-        status,
-        error,
-        &format!("<ActualObjectSize>{size}</ActualObjectSize>"),
-        resource,
-        id,
-    );
-    if let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}")) {
-        response.headers_mut().insert(header::CONTENT_RANGE, value);
-    }
-    response
-}
-
-/// `details` is XML that stands after the message.
-fn with_details(
-    code: &str,
-    status: StatusCode,
-    error: &Error,
-    details: &str,
-    resource: &str,
-    id: &RequestId,
-) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Empty);
-    *response.status_mut() = status;
-    retry_after(error, response.headers_mut());
-    if status == StatusCode::NOT_MODIFIED {
-        return response;
-    }
-    let xml = format!(
-        "<?xml version=\"1.0\" \
-         encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{}</Message>{details}<Resource>{}</Resource><RequestId>{}</RequestId></Error>",
-        escape(&error.describe()),
-        escape(resource),
-        escape(id.as_str())
-    );
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/xml"),
-    );
-    *response.body_mut() = AnswerBody::full(xml);
-    response
+    Some((completed, document.describe()))
 }
 
 pub(super) fn escape(text: &str) -> String {
@@ -229,15 +291,22 @@ pub(super) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{metrics::Metrics, note::Peer};
     use http_body_util::BodyExt;
+
+    fn note() -> std::sync::Arc<Note> {
+        let metrics = std::sync::Arc::new(Metrics::default());
+        Note::new(RequestId::new(), Peer::Unix, http::Method::GET, metrics)
+    }
 
     #[tokio::test]
     async fn an_error_is_xml_with_code_message_and_request_id() {
         let error = Error::busy("too many <requests>")
             .hint("try again")
             .retry_after(Duration::from_millis(2500));
-        let id = RequestId::new();
-        let answer = response(&error, "/b/a&b", &id);
+        let note = note();
+        let id = &note.id;
+        let answer = Refusal::from(error).response("/b/a&b", &note);
         assert_eq!(
             (
                 answer.status(),
@@ -302,7 +371,7 @@ mod tests {
 
     #[test]
     fn every_code_is_one_that_the_library_knows_or_passes_on() {
-        let id = RequestId::new();
+        let note = note();
         for kind in [
             ErrorKind::Invalid,
             ErrorKind::Busy,
@@ -310,9 +379,33 @@ mod tests {
             ErrorKind::OriginUnavailable,
             ErrorKind::Unsupported,
         ] {
-            let s3 = to_s3(Error::new(kind, "x"), &id);
+            let s3 = Refusal::from(Error::new(kind, "x")).to_s3(&note);
             assert_eq!(s3.code().as_str(), code(kind).0);
             assert_eq!(s3.status_code(), Some(code(kind).1));
         }
+    }
+
+    #[test]
+    fn an_error_document_is_read_as_xml() {
+        let read = |xml: &str| ErrorDocument::parse(xml).map(|d| d.describe());
+        assert_eq!(
+            read(
+                "<?xml version=\"1.0\"?>\n<Error xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+                 <Code >NoSuchKey</Code><Message>a &amp; b &#60;Code&#62;</Message></Error>"
+            )
+            .as_deref(),
+            Some("NoSuchKey: a & b <Code>")
+        );
+        // What an object holds is not the answer's code.
+        assert_eq!(
+            read("<Error><Detail><Code>Inner</Code></Detail><Code>Outer</Code></Error>").as_deref(),
+            Some("Outer: ")
+        );
+        assert_eq!(
+            read("<ListBucketResult><Error><Code>x</Code></Error>"),
+            None
+        );
+        assert_eq!(read("not XML"), None);
+        assert_eq!(read("<Error><Code>cut"), Some("cut: ".to_owned()));
     }
 }

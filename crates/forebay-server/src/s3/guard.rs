@@ -1,24 +1,24 @@
 //! What is refused before an S3 request goes anywhere.
 //!
 //! Three guards. *Features*: a header or a query parameter that asks for something this node does
-//! not do is answered 501; accepting the request without it would be a lie (an encrypted upload
-//! that is not encrypted). What is accepted is listed, so that what S3 adds tomorrow is refused
-//! too. *Signatures*: `x-amz-*` headers that the signature does not cover could have been added on
+//! not do by itself is for the origin to do (`forward.rs`), where it can; else it is answered 501.
+//! Accepting the request without it would be a lie (an encrypted upload that is not encrypted).
+//! What is accepted is listed, so that what S3 adds tomorrow is refused too. *Signatures*: `x-amz-*` headers that the signature does not cover could have been added on
 //! the way; the S3 library does not look. *Forms* of authentication that are out of date (Signature
 //! Version 2) or not offered (POST forms).
 
-use super::path::Target;
+use super::{error::Refusal, path::Target};
 use forebay_core::{
-    Error, ErrorKind, Result, limits,
+    Error, ErrorKind, limits,
     name::{shorten, validate_bucket},
 };
 use http::{
     HeaderMap, Method, StatusCode,
-    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING},
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPIRES, TRANSFER_ENCODING},
 };
 
 /// Query parameters that operations here know, besides `response-*` and `X-Amz-*`.
-const QUERY: &[&str] = &[
+pub(super) const QUERY: &[&str] = &[
     "attributes",
     "bucket-region",
     "continuation-token",
@@ -43,7 +43,7 @@ const QUERY: &[&str] = &[
 ];
 
 /// `x-amz-*` headers that are understood, or that may be ignored without harm.
-const HEADERS: &[&str] = &[
+pub(super) const HEADERS: &[&str] = &[
     "x-amz-acl",
     // The C++ SDK names the protocol's one version in each request.
     "x-amz-api-version",
@@ -94,16 +94,16 @@ const EXPIRES_MAX_SECS: u64 = 604_800;
 /// Refuses names that cannot be, under the codes that S3 has for them.
 ///
 /// # Errors
-/// The code, and `Invalid`.
-pub fn check_name(target: &Target) -> Result<(), (&'static str, Error)> {
+/// `Invalid`.
+pub fn check_name(target: &Target) -> Result<(), Refusal> {
     if target.bucket.is_empty() && target.key.is_empty() {
         return Ok(());
     }
-    validate_bucket(&target.bucket).map_err(|e| ("InvalidBucketName", e))?;
+    validate_bucket(&target.bucket).map_err(|e| Refusal::bad("InvalidBucketName", e))?;
     if target.key.len() > limits::OBJECT_KEY_MAX_BYTES {
         let (len, max) = (target.key.len(), limits::OBJECT_KEY_MAX_BYTES);
         let e = Error::invalid(format!("{:?} is {len} bytes long", shorten(&target.key)));
-        return Err((
+        return Err(Refusal::bad(
             "KeyTooLongError",
             e.hint(format!("a key has at most {max} bytes of UTF-8")),
         ));
@@ -115,18 +115,22 @@ pub fn check_name(target: &Target) -> Result<(), (&'static str, Error)> {
 /// not known: they are held in memory.
 ///
 /// # Errors
-/// The code and status that S3 has for it, and why.
+/// `MissingContentLength`, or `TooLarge`.
 pub fn check_document(
     method: &Method,
     target: &Target,
     headers: &HeaderMap,
-) -> Result<(), (&'static str, StatusCode, Error)> {
+) -> Result<(), Refusal> {
     if !(*method == Method::POST || *method == Method::PUT && target.key.is_empty()) {
         return Ok(());
     }
     if headers.contains_key(TRANSFER_ENCODING) {
         let e = Error::invalid("the length of the body is not known").hint("send Content-Length");
-        return Err(("MissingContentLength", StatusCode::LENGTH_REQUIRED, e));
+        return Err(Refusal::with_status(
+            "MissingContentLength",
+            StatusCode::LENGTH_REQUIRED,
+            e,
+        ));
     }
     let length = headers
         .get(CONTENT_LENGTH)
@@ -138,20 +142,17 @@ pub fn check_document(
             ErrorKind::TooLarge,
             format!("{length} bytes in the body of this operation"),
         );
-        return Err((
+        return Err(Refusal::bad(
             "MaxMessageLengthExceeded",
-            StatusCode::BAD_REQUEST,
             e.hint(format!("{XML_MAX_BYTES} at most")),
         ));
     }
     Ok(())
 }
 
-/// Refuses what is not offered.
-///
-/// # Errors
-/// `Unsupported` with the name of the header or parameter.
-pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> Result<()> {
+/// What a request asks for that this node does not do by itself, as the refusal that it is where
+/// the origin cannot do it either. It names the header or the parameter.
+pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<Refusal> {
     let object = !target.key.is_empty();
     for (name, value) in &target.query {
         let known = QUERY.contains(&name.as_str())
@@ -164,7 +165,7 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");
         if !known {
-            return Err(not_offered(format!(
+            return Some(not_offered(format!(
                 "the query parameter {:?}",
                 shorten(name)
             )));
@@ -178,12 +179,12 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
         let value = value.as_bytes();
         let ok = HEADERS.contains(&name)
             && match name {
-                "x-amz-acl" => value == b"private" || value == b"bucket-owner-full-control",
+                "x-amz-acl" => is_private(value),
                 "x-amz-tagging-directive" => value == b"COPY",
                 _ => true,
             };
         if !ok {
-            return Err(not_offered(match SHOWN.contains(&name) {
+            return Some(not_offered(match SHOWN.contains(&name) {
                 true => format!(
                     "the header {name}: {}",
                     shorten(&String::from_utf8_lossy(value))
@@ -193,43 +194,68 @@ pub fn check_features(method: &Method, target: &Target, headers: &HeaderMap) -> 
         }
     }
     if *method == Method::DELETE && headers.contains_key("if-match") {
-        return Err(not_offered("a conditional DELETE".into()));
+        return Some(not_offered("a conditional DELETE".into()));
     }
-    if *method == Method::POST
-        && headers.get(CONTENT_TYPE).is_some_and(|v| {
-            v.as_bytes()
-                .get(..19)
-                .is_some_and(|p| p.eq_ignore_ascii_case(b"multipart/form-data"))
-        })
-    {
+    if matches!(*method, Method::PUT | Method::POST) && headers.contains_key(EXPIRES) {
+        return Some(not_offered("the header Expires".into()));
+    }
+    None
+}
+
+/// The ACLs that objects have that are nobody else's.
+pub(super) fn is_private(acl: &[u8]) -> bool {
+    acl == b"private" || acl == b"bucket-owner-full-control"
+}
+
+/// Refuses uploads by POST form: they carry their name, and what their sender may do, inside.
+///
+/// # Errors
+/// `Unsupported`.
+pub fn check_form(method: &Method, headers: &HeaderMap) -> Result<(), Refusal> {
+    let is_form = |v: &http::HeaderValue| {
+        v.as_bytes()
+            .get(..19)
+            .is_some_and(|p| p.eq_ignore_ascii_case(b"multipart/form-data"))
+    };
+    if *method == Method::POST && headers.get(CONTENT_TYPE).is_some_and(is_form) {
         return Err(not_offered("an upload by POST form".into()));
     }
     Ok(())
 }
 
-fn not_offered(what: String) -> Error {
+pub(super) fn not_offered(what: String) -> Refusal {
     Error::unsupported(format!(
         "{what} asks for something that is not offered here"
     ))
     .hint("leave it out, or send the request to the origin")
+    .into()
 }
 
 /// Checks what the S3 library leaves open about signatures; that they are right is its matter.
 ///
 /// # Errors
-/// `PermissionDenied` for unsigned `x-amz-*` headers, `Invalid` for Signature Version 2.
-pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
+/// `PermissionDenied` for unsigned `x-amz-*` headers; `Invalid`, or `Unsupported` where presigned,
+/// for Signature Version 2.
+pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<(), Refusal> {
     let version_2 = target.query("Signature").is_some() || target.query("AWSAccessKeyId").is_some();
     let authorization = headers
         .get(AUTHORIZATION)
         .map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-    if version_2
-        || authorization
-            .as_deref()
-            .is_some_and(|a| a.trim_start().starts_with("AWS "))
+    if authorization
+        .as_deref()
+        .is_some_and(|a| a.trim_start().starts_with("AWS "))
     {
         return Err(Error::invalid("Signature Version 2 is not accepted")
-            .hint("use AWS4-HMAC-SHA256, which every current SDK does by itself"));
+            .hint("use AWS4-HMAC-SHA256, which every current SDK does by itself")
+            .into());
+    }
+    if version_2 {
+        return Err(Error::unsupported("Signature Version 2 is not accepted")
+            .hint(
+                "sign with Version 4 (AWS4-HMAC-SHA256); boto3 presigns with it when its client \
+                 is made with config=botocore.config.Config(signature_version=\"s3v4\")",
+            )
+            .into());
     }
     let (signed, presigned) = if let Some(names) = target.query("X-Amz-SignedHeaders") {
         (names.to_owned(), true)
@@ -247,9 +273,8 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
     let signed: Vec<String> = signed.split(';').map(str::to_ascii_lowercase).collect();
     let covered = |name: &str| signed.iter().any(|s| s == name);
     if !covered("host") {
-        return Err(Error::permission_denied(
-            "the signature does not cover the header host",
-        ));
+        let e = Error::permission_denied("the signature does not cover the header host");
+        return Err(e.into());
     }
     for name in headers
         .keys()
@@ -263,7 +288,8 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
                 ErrorKind::PermissionDenied,
                 format!("the header {name} is not covered by the signature"),
             )
-            .hint("sign every x-amz-* header that is sent"));
+            .hint("sign every x-amz-* header that is sent")
+            .into());
         }
     }
     Ok(())
@@ -273,8 +299,8 @@ pub fn check_signature(target: &Target, headers: &HeaderMap) -> Result<()> {
 /// long it holds.
 ///
 /// # Errors
-/// The code that S3 has for it, and `Invalid`.
-pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), (&'static str, Error)> {
+/// `Invalid`.
+pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), Refusal> {
     let malformed = "AuthorizationQueryParametersError";
     if let Some(expires) = target.query("X-Amz-Expires") {
         let week = |n: &u64| (1..=EXPIRES_MAX_SECS).contains(n);
@@ -287,7 +313,10 @@ pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), (&'static
             || expires.parse::<u64>().ok().filter(week).is_none()
         {
             let e = Error::invalid("X-Amz-Expires is not a number of seconds up to a week");
-            return Err((malformed, e.hint(format!("1 to {EXPIRES_MAX_SECS}"))));
+            return Err(Refusal::bad(
+                malformed,
+                e.hint(format!("1 to {EXPIRES_MAX_SECS}")),
+            ));
         }
     }
     let (code, credential) = match (
@@ -313,7 +342,7 @@ pub fn check_scope(target: &Target, headers: &HeaderMap) -> Result<(), (&'static
                 "the signature is for the service {:?}",
                 shorten(other)
             ));
-            Err((code, e.hint("sign for the service s3")))
+            Err(Refusal::bad(code, e.hint("sign for the service s3")))
         }
     }
 }
@@ -335,8 +364,13 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_is_refused() {
-        let check = |method: Method, uri: &str, pairs: &[(&'static str, &str)]| {
-            check_features(&method, &target(uri), &headers(pairs)).map_err(|e| e.kind())
+        let check = |method: Method, uri: &str, pairs: &[(&'static str, &str)]| match foreign(
+            &method,
+            &target(uri),
+            &headers(pairs),
+        ) {
+            Some(refusal) => Err(refusal.error().kind()),
+            None => Ok(()),
         };
         for (method, uri) in [
             (Method::GET, "/b/k?acl"),
@@ -380,11 +414,11 @@ mod tests {
             .is_ok()
         );
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
+        assert!(check(Method::PUT, "/b/k", &[("expires", "0")]).is_err());
         assert!(
-            check(
-                Method::POST,
-                "/b",
-                &[("content-type", "multipart/form-data; boundary=x")]
+            check_form(
+                &Method::POST,
+                &headers(&[("content-type", "multipart/form-data; boundary=x")])
             )
             .is_err()
         );
@@ -398,7 +432,7 @@ mod tests {
                 key: key.into(),
                 query: Vec::new(),
             };
-            check_name(&target).err().map(|(code, _)| code)
+            check_name(&target).err().map(|r| r.code())
         };
         assert_eq!(code("http:", "k"), Some("InvalidBucketName"));
         assert_eq!(code("", "k"), Some("InvalidBucketName"));
@@ -412,7 +446,7 @@ mod tests {
         let code = |method: Method, uri: &str, header: (&'static str, &str)| {
             check_document(&method, &target(uri), &headers(&[header]))
                 .err()
-                .map(|(code, ..)| code)
+                .map(|r| r.code())
         };
         let (most, more) = (XML_MAX_BYTES.to_string(), (XML_MAX_BYTES + 1).to_string());
         assert_eq!(
@@ -444,12 +478,12 @@ mod tests {
 
     #[test]
     fn an_error_shows_no_value_that_may_be_secret() {
-        let e = check_features(
+        let e = foreign(
             &Method::GET,
             &target("/b/k"),
             &headers(&[("x-amz-server-side-encryption-customer-key", "SECRET")]),
         );
-        let text = e.unwrap_err().describe();
+        let text = e.unwrap().error().describe();
         assert!(
             text.contains("x-amz-server-side-encryption-customer-key") && !text.contains("SECRET"),
             "{text}"
@@ -476,7 +510,7 @@ mod tests {
                 .collect();
             check_scope(&target(uri), &headers(&pairs))
                 .err()
-                .map(|(code, _)| code)
+                .map(|r| r.code())
         };
         let scope = |service: &str| {
             format!(
@@ -512,7 +546,7 @@ mod tests {
         let auth = "AWS4-HMAC-SHA256 Credential=A/20260101/r/s3/aws4_request, \
             SignedHeaders=host;x-amz-date, Signature=0";
         let check = |uri: &str, pairs: &[(&'static str, &str)]| {
-            check_signature(&target(uri), &headers(pairs)).map_err(|e| e.kind())
+            check_signature(&target(uri), &headers(pairs)).map_err(|r| r.error().kind())
         };
         assert!(check("/b/k", &[("authorization", auth), ("x-amz-date", "d")]).is_ok());
         assert_eq!(
@@ -546,6 +580,10 @@ mod tests {
         assert_eq!(
             check("/b/k", &[("authorization", "AWS AK:sig")]),
             Err(ErrorKind::Invalid)
+        );
+        assert_eq!(
+            check("/b/k?AWSAccessKeyId=A&Signature=s&Expires=9", &[]),
+            Err(ErrorKind::Unsupported)
         );
         assert!(
             check("/b/k", &[]).is_ok(),

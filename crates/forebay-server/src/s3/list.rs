@@ -4,7 +4,7 @@ use super::{
     Ops,
     convert::{answer, etag, note, policy, timestamp},
 };
-use forebay_core::{Error, Result, limits, name::validate_bucket};
+use forebay_core::{Error, Result, limits, made_etag, name::validate_bucket};
 use forebay_engine::{ListPage, ListRequest};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
@@ -227,7 +227,9 @@ fn contents(page: &ListPage, encoding: Encoding, with_owner: bool) -> Vec<Object
     let object = |e: &forebay_engine::ListEntry| Object {
         key: Some(encoding.name(&e.key)),
         size: Some(e.size as i64),
-        e_tag: etag(e.etag.as_deref()),
+        // Clients take an object without one for damaged, or ask under the condition of none.
+        e_tag: etag(e.etag.as_deref())
+            .or_else(|| etag(Some(&made_etag(e.size, e.last_modified_ms)))),
         last_modified: Some(timestamp(e.last_modified_ms)),
         owner: with_owner.then(owner),
         storage_class: Some(ObjectStorageClass::from_static(

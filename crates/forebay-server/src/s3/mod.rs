@@ -1,42 +1,52 @@
 //! The S3 front: path-style and virtual-host, anonymous or signed.
 //!
-//! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Requests
-//! that need no signature (over the Unix socket, or while no keys are configured) may carry one all
-//! the same, since SDKs sign with whatever keys they find: it is taken off unread, with the framing
-//! of uploads (`chunked.rs`). Signed requests are checked by the `s3s` library. Reads of objects
-//! never take the library's own form (`read.rs`); the other operations do (`list.rs`, `write.rs`,
-//! `multipart.rs`).
+//! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Signatures
+//! are checked by the `s3s` library. Requests that need none (over the Unix socket, or while no keys
+//! are configured) may carry one all the same, since SDKs sign with whatever keys they find: it is
+//! taken off unread. The framing of uploads is undone on the way (`chunked.rs`).
 //!
-//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`),
-//! and what an operation does not do is refused, not ignored.
+//! Then both kinds are the same ([`Serving::serve`]), each with what its sender may do:
+//! - reads of objects come from the engine (`read.rs`);
+//! - what only the origin can do goes there, if it is an S3 service (`forward.rs`);
+//! - copies are made (`copy.rs`);
+//! - the other operations take the library's form of them (`list.rs`, `write.rs`, `multipart`).
+//!
+//! Invariant: nothing reaches an operation unless its sender may come in and do this (`access.rs`,
+//! `forward.rs`), and what an operation does not do is refused, not ignored.
 
 mod access;
 pub(crate) mod chunked;
 mod convert;
+mod copy;
 pub mod error;
+mod forward;
 mod guard;
 mod list;
 mod multipart;
 mod path;
 mod read;
-mod uploads;
 mod verify;
 mod write;
 
+pub use multipart::register::{Part as StoredPart, Uploads};
 pub use path::{Target, decode, parse_query};
-pub use uploads::{Part as StoredPart, Uploads};
 
 use crate::{
     auth::{Access, Policy},
     body::AnswerBody,
-    config::Config,
+    config::{Action, Config},
     note::Note,
-    upload::UploadBody,
+    request_body::UploadBody,
 };
-use forebay_core::{Error, name::validate_bucket};
+use bytes::Bytes;
+use error::Refusal;
+use forebay_core::{Error, name::validate_bucket, sync::Mutex};
 use forebay_engine::{ByteStream, Engine};
+use forward::Operation;
 use futures::{StreamExt, TryStreamExt};
-use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{
+    Extensions, HeaderMap, HeaderValue, Method, Request, Response, Uri, header, request::Parts,
+};
 use http_body::Frame;
 use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use s3s::{
@@ -45,10 +55,12 @@ use s3s::{
     config::{S3Config, StaticConfigProvider},
     dto::*,
     host::{S3Host, VirtualHost},
+    route::S3Route,
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
 use std::sync::Arc;
+use verify::Trailing;
 
 /// More than any error answer has: resource and message are bounded by the head of the request.
 const ERROR_BODY_MAX_BYTES: usize = 1 << 20;
@@ -81,13 +93,30 @@ pub(crate) struct Ops {
 
 /// Answers S3 requests.
 pub struct Front {
-    engine: Engine,
     hostnames: Vec<String>,
     access: Arc<Access>,
-    /// Checks signatures.
-    signed: S3Service,
-    /// Does not.
-    open: S3Service,
+    serving: Arc<Serving>,
+    /// Checks signatures, and gives what it finds right to `serving`.
+    verifier: S3Service,
+}
+
+/// Answers requests whose sender is known.
+struct Serving {
+    ops: Ops,
+    access: Arc<Access>,
+    /// The operations in the library's form. It checks no signatures, only what a policy allows.
+    library: S3Service,
+}
+
+/// A request whose sender is known.
+struct Verified {
+    head: Parts,
+    target: Arc<Target>,
+    policy: Arc<Policy>,
+    note: Arc<Note>,
+    /// Without the framing of an upload.
+    body: ByteStream,
+    trailing: Trailing,
 }
 
 impl Front {
@@ -97,10 +126,7 @@ impl Front {
         uploads: Arc<Uploads>,
         access: Arc<Access>,
     ) -> Self {
-        let ops = Ops {
-            engine: engine.clone(),
-            uploads,
-        };
+        let ops = Ops { engine, uploads };
         let builder = || {
             let mut builder = S3ServiceBuilder::new(ops.clone());
             builder.set_host(Hosts(config.listen.hostnames.clone()));
@@ -108,18 +134,24 @@ impl Front {
             let mut limits = S3Config::default();
             limits.xml_max_body_size = guard::XML_MAX_BYTES;
             builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
+            // Without keys the library would ask nobody what is allowed.
+            builder.set_auth(Keys(access.clone()));
             builder
         };
-        let mut signed = builder();
-        signed.set_auth(Keys(access.clone()));
-        signed.set_access(access::Gate(access.clone()));
-        signed.set_route(read::ReadRoute(engine.clone(), access.clone()));
+        let mut library = builder();
+        library.set_access(access::Gate);
+        let serving = Arc::new(Serving {
+            ops: ops.clone(),
+            access: access.clone(),
+            library: library.build(),
+        });
+        let mut verifier = builder();
+        verifier.set_route(SignatureIsRight(serving.clone()));
         Front {
-            engine,
             hostnames: config.listen.hostnames.clone(),
             access,
-            signed: signed.build(),
-            open: builder().build(),
+            serving,
+            verifier: verifier.build(),
         }
     }
 
@@ -130,117 +162,280 @@ impl Front {
         note: Arc<Note>,
     ) -> Response<AnswerBody> {
         let resource = request.uri().path().to_owned();
-        let refuse = |e: Error| {
-            note.set_error(e.describe());
-            error::response(&e, &resource, &note.id)
-        };
-        let target = match Target::of(request.uri(), request.headers(), &self.hostnames) {
-            Ok(target) => Arc::new(target),
-            Err(e) => return refuse(e),
-        };
-        note.set_name(&target.bucket, &target.key);
-        if let Err((code, e)) = guard::check_name(&target) {
-            note.set_error(e.describe());
-            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
+        match self.admit(request, note.clone()).await {
+            Ok(response) => response,
+            Err(refusal) => refusal.response(&resource, &note),
         }
-        if let Err((code, status, e)) =
-            guard::check_document(request.method(), &target, request.headers())
-        {
-            note.set_error(e.describe());
-            return error::response_as(code, status, &e, &resource, &note.id);
-        }
-        if let Err(e) = guard::check_features(request.method(), &target, request.headers()) {
-            return refuse(e);
-        }
-        if let Some(name) = self.access.open_to(note.peer) {
-            note.set_caller(&name.into());
-            return self.call_open(request, target, note).await;
-        }
-        if !self.access.has_keys() {
-            return refuse(
-                Error::permission_denied("this node has tokens for /v1/, but no keys for S3")
-                    .hint("ask the operator to set auth.keys, or use the Unix socket"),
-            );
-        }
-        if let Err(e) = guard::check_signature(&target, request.headers()) {
-            return refuse(e);
-        }
-        if let Err((code, e)) = guard::check_scope(&target, request.headers()) {
-            note.set_error(e.describe());
-            return error::response_as(code, StatusCode::BAD_REQUEST, &e, &resource, &note.id);
-        }
-        let (mut head, body) = request.into_parts();
-        head.extensions.insert(note.clone());
-        head.extensions.insert(target);
-        self.library(
-            &self.signed,
-            Request::from_parts(head, Body::http_body_unsync(body)),
-            &note,
-        )
-        .await
     }
 
-    async fn call_open(
+    async fn admit(
         &self,
         request: Request<UploadBody>,
-        target: Arc<Target>,
         note: Arc<Note>,
-    ) -> Response<AnswerBody> {
-        if read::is_read(request.method(), &target) {
-            return read::read(
-                &self.engine,
-                &target,
-                request.method(),
-                request.headers(),
-                &note,
-            )
-            .await;
-        }
+    ) -> Result<Response<AnswerBody>, Refusal> {
         let (mut head, body) = request.into_parts();
-        head.headers.remove(header::AUTHORIZATION);
-        head.uri = without_signature(&head.uri);
-        let framed = head
-            .headers
-            .get("x-amz-content-sha256")
-            .is_some_and(|v| v.as_bytes().starts_with(b"STREAMING-"));
-        let body = if framed {
-            let stream: ByteStream = BodyDataStream::new(body).map_err(upload_error).boxed();
-            let (stream, trailers) = chunked::decode(stream);
-            head.extensions.insert(trailers);
-            head.headers.remove(header::CONTENT_LENGTH);
-            if let Some(length) = head.headers.get("x-amz-decoded-content-length").cloned() {
-                head.headers.insert(header::CONTENT_LENGTH, length);
+        let mut target = Target::of(&head.uri, &head.headers, &self.hostnames)?;
+        note.set_name(&target.bucket, &target.key);
+        guard::check_name(&target)?;
+        guard::check_document(&head.method, &target, &head.headers)?;
+        guard::check_form(&head.method, &head.headers)?;
+        let framing = Framing::of(&head.headers);
+        let stream =
+            |body| -> ByteStream { BodyDataStream::new(body).map_err(upload_error).boxed() };
+        if let Some(name) = self.access.open_to(note.peer) {
+            note.set_caller(&name.into());
+            target.query.retain(|(name, _)| !is_of_signature(name));
+            head.headers.remove(header::AUTHORIZATION);
+            head.uri = without_signature(&head.uri);
+            let (body, trailing) = match framing {
+                Framing::None => (stream(body), Trailing::None),
+                _ => unframed(stream(body), &mut head.headers),
+            };
+            let request = Verified {
+                head,
+                target: Arc::new(target),
+                policy: Policy::full(),
+                note,
+                body,
+                trailing,
+            };
+            return self.serving.serve(request).await;
+        }
+        if !self.access.has_keys() {
+            return Err(Error::permission_denied(
+                "this node has tokens for /v1/, but no keys for S3",
+            )
+            .hint("ask the operator to set auth.keys, or use the Unix socket")
+            .into());
+        }
+        guard::check_signature(&target, &head.headers)?;
+        guard::check_scope(&target, &head.headers)?;
+        let (body, aside) = match framing {
+            // Its length is asked for.
+            Framing::None => (Body::http_body_unsync(body), Aside::None),
+            // No chunk has a signature to check: the library would only undo the framing, and keep
+            // each chunk whole. It gets an empty body instead.
+            Framing::Unsigned => (
+                Body::from(Bytes::from_static(b"0\r\n\r\n")),
+                Aside::Framed(stream(body)),
+            ),
+            Framing::Signed => {
+                let budget = self.serving.ops.engine.budget().clone();
+                let (body, refused) = chunked::bounded(stream(body), budget);
+                let body = StreamBody::new(body.map_ok(Frame::data));
+                (Body::http_body_unsync(body), Aside::Bounded(refused))
             }
-            Body::http_body_unsync(StreamBody::new(stream.map_ok(Frame::data)))
-        } else {
-            Body::http_body_unsync(body)
         };
         head.extensions.insert(note.clone());
-        head.extensions.insert(Policy::full());
-        self.library(&self.open, Request::from_parts(head, body), &note)
-            .await
+        head.extensions.insert(Arc::new(target));
+        head.extensions.insert(Arc::new(Mutex::new(aside)));
+        let request = Request::from_parts(head, body);
+        Ok(library(&self.verifier, request, &note).await)
+    }
+}
+
+/// How the body of an upload is framed.
+enum Framing {
+    None,
+    /// `aws-chunked`, with a checksum behind it.
+    Unsigned,
+    /// `aws-chunked`, each chunk with its signature.
+    Signed,
+}
+
+impl Framing {
+    fn of(headers: &HeaderMap) -> Self {
+        match headers.get("x-amz-content-sha256").map(|v| v.as_bytes()) {
+            Some(b"STREAMING-UNSIGNED-PAYLOAD-TRAILER") => Framing::Unsigned,
+            Some(v) if v.starts_with(b"STREAMING-") => Framing::Signed,
+            _ => Framing::None,
+        }
+    }
+}
+
+/// What of a body the library does not see.
+enum Aside {
+    None,
+    /// All of it: it is unframed here.
+    Framed(ByteStream),
+    /// Why it was refused on its way.
+    Bounded(chunked::Refused),
+}
+
+/// Undoes the framing, and says the length of what is in it.
+fn unframed(body: ByteStream, headers: &mut HeaderMap) -> (ByteStream, Trailing) {
+    let (body, trailers) = chunked::decode(body);
+    headers.remove(header::CONTENT_LENGTH);
+    if let Some(length) = headers.get("x-amz-decoded-content-length").cloned() {
+        headers.insert(header::CONTENT_LENGTH, length);
+    }
+    (body, Trailing::Own(trailers))
+}
+
+/// Where the library takes requests whose signature it has found right.
+struct SignatureIsRight(Arc<Serving>);
+
+#[async_trait::async_trait]
+impl S3Route for SignatureIsRight {
+    fn is_match(&self, _: &Method, _: &Uri, _: &HeaderMap, _: &mut Extensions) -> bool {
+        true
     }
 
-    async fn library(
-        &self,
-        service: &S3Service,
-        request: Request<Body>,
-        note: &Note,
-    ) -> Response<AnswerBody> {
-        let resource = request.uri().path().to_owned();
-        match service.call(request).await {
-            Ok(response)
-                if response.status().is_client_error() || response.status().is_server_error() =>
+    async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
+        let mut extensions = request.extensions;
+        let (Some(target), Some(note), Some(aside)) = (
+            extensions.remove::<Arc<Target>>(),
+            extensions.remove::<Arc<Note>>(),
+            extensions.remove::<Arc<Mutex<Aside>>>(),
+        ) else {
+            return Err(s3s::s3_error!(
+                InternalError,
+                "a request without its target"
+            ));
+        };
+        let policy = access::policy_of(&self.0.access, request.credentials.as_ref(), Some(&note))?;
+        let (mut head, ()) = Request::new(()).into_parts();
+        (head.method, head.uri, head.headers) = (
+            request.method,
+            without_signature(&request.uri),
+            request.headers,
+        );
+        head.headers.remove(header::AUTHORIZATION);
+        let aside = std::mem::replace(&mut *aside.lock(), Aside::None);
+        let (body, trailing) = match aside {
+            Aside::Framed(body) => unframed(body, &mut head.headers),
+            other => {
+                let refused = match other {
+                    Aside::Bounded(refused) => Some(refused),
+                    _ => None,
+                };
+                let body = BodyDataStream::new(request.input).map_err(move |e| {
+                    let why = refused.as_ref().and_then(|r| r.lock().clone());
+                    why.unwrap_or_else(|| upload_error(e))
+                });
+                let trailing = request
+                    .trailing_headers
+                    .map_or(Trailing::None, Trailing::Library);
+                (body.boxed(), trailing)
+            }
+        };
+        let resource = head.uri.path().to_owned();
+        let verified = Verified {
+            head,
+            target,
+            policy,
+            note: note.clone(),
+            body,
+            trailing,
+        };
+        let response = match self.0.serve(verified).await {
+            Ok(response) => response,
+            Err(refusal) => refusal.response(&resource, &note),
+        };
+        let (head, body) = response.into_parts();
+        let mut response = S3Response::with_headers(Body::http_body_unsync(body), head.headers);
+        response.status = Some(head.status);
+        Ok(response)
+    }
+}
+
+impl Serving {
+    async fn serve(&self, request: Verified) -> Result<Response<AnswerBody>, Refusal> {
+        let Verified {
+            mut head,
+            target,
+            policy,
+            note,
+            body,
+            trailing,
+        } = request;
+        let engine = &self.ops.engine;
+        let foreign = guard::foreign(&head.method, &target, &head.headers);
+        let source = copy::Source::of(&head.headers)?
+            .filter(|_| head.method == Method::PUT && !target.key.is_empty());
+        // What cannot be passed on is refused only where it cannot be done here.
+        let operation = match Operation::of(&head.method, &target, &head.headers) {
+            Err(refusal) if foreign.is_some() => return Err(refusal),
+            other => other.unwrap_or_default(),
+        };
+        let can = |operation: &Operation| {
+            operation.permit(&policy, &target, &head.headers, source.as_ref())
+        };
+        if let Some(operation) = operation
+            && (foreign.is_some() || operation.is_always_the_origins())
+        {
+            can(&operation)?;
+            if let Some((origin, place)) = operation.origin(engine, &head.method, &target).await? {
+                let source = match &source {
+                    Some(source) => source.at(engine, &place).await?.map(|at| (source, at)),
+                    None => None,
+                };
+                // A copy from elsewhere is made here.
+                if source.is_some() || !head.headers.contains_key("x-amz-copy-source") {
+                    let request = forward::Checked {
+                        method: &head.method,
+                        target: &target,
+                        headers: &head.headers,
+                        body,
+                        trailing,
+                        source,
+                    };
+                    return forward::forward(engine, &operation, origin, request, &note).await;
+                }
+            }
+        }
+        if let Some(refusal) = foreign {
+            return Err(refusal);
+        }
+        if read::is_read(&head.method, &target) {
+            policy.check(Action::Read, &target.bucket, &target.key)?;
+            let (method, headers) = (&head.method, &head.headers);
+            if let Some(answer) = read::read(engine, &target, method, headers, &note).await? {
+                return Ok(answer);
+            }
+            // It has parts, which only its origin knows.
+            if let Some(operation) = operation
+                && let Some((origin, _)) = operation.origin(engine, method, &target).await?
             {
-                complete_error(response, &resource, note).await
+                let request = forward::Checked {
+                    method,
+                    target: &target,
+                    headers,
+                    body,
+                    trailing,
+                    source: None,
+                };
+                return forward::forward(engine, &operation, origin, request, &note).await;
             }
-            Ok(response) => response.map(AnswerBody::S3),
-            Err(e) => {
-                let cause: crate::body::BoxError = e.into();
-                let e = Error::internal("the request could not be answered").source(cause);
-                note.set_error(e.describe());
-                error::response(&e, &resource, &note.id)
-            }
+            let e = Error::unsupported("a part of an object that was uploaded in several");
+            return Err(e.hint("read it by ranges").into());
+        }
+        if let Some(source) = &source {
+            policy.check(Action::Write, &target.bucket, &target.key)?;
+            policy.check(Action::Read, source.name.bucket(), source.name.key())?;
+            return self.ops.copy(&target, &head.headers, source, &note).await;
+        }
+        head.extensions.insert(note.clone());
+        head.extensions.insert(policy);
+        head.extensions.insert(trailing);
+        let body = Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data)));
+        Ok(library(&self.library, Request::from_parts(head, body), &note).await)
+    }
+}
+
+async fn library(service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
+    let resource = request.uri().path().to_owned();
+    match service.call(request).await {
+        Ok(response)
+            if response.status().is_client_error() || response.status().is_server_error() =>
+        {
+            complete_error(response, &resource, note).await
+        }
+        Ok(response) => response.map(AnswerBody::S3),
+        Err(e) => {
+            let cause: crate::body::BoxError = e.into();
+            let e = Error::internal("the request could not be answered").source(cause);
+            Refusal::from(e).response(&resource, note)
         }
     }
 }
@@ -258,8 +453,7 @@ async fn complete_error(
         .map(|b| b.to_bytes())
     else {
         let e = Error::internal("the error of the S3 library could not be read");
-        note.set_error(e.describe());
-        return error::response(&e, resource, &note.id);
+        return Refusal::from(e).response(resource, note);
     };
     let completed = std::str::from_utf8(&body)
         .ok()
@@ -284,17 +478,18 @@ fn upload_error(e: crate::body::BoxError) -> Error {
     }
 }
 
-/// The URI without the query parameters of a signature that nobody checks.
+fn is_of_signature(name: &str) -> bool {
+    name.get(..6)
+        .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
+        || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
+}
+
+/// The URI without the query parameters of a signature: nobody checks it, or it has been checked.
 fn without_signature(uri: &Uri) -> Uri {
     let Some(query) = uri.query() else {
         return uri.clone();
     };
-    let is_signature = |pair: &str| {
-        let name = pair.split('=').next().unwrap_or_default();
-        name.get(..6)
-            .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
-            || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
-    };
+    let is_signature = |pair: &str| is_of_signature(pair.split('=').next().unwrap_or_default());
     if !query.split('&').any(is_signature) {
         return uri.clone();
     }
@@ -353,12 +548,10 @@ operations! {
     list_objects(ListObjectsInput) -> ListObjectsOutput = list_v1,
     list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = list_v2,
     put_object(PutObjectInput) -> PutObjectOutput = put,
-    copy_object(CopyObjectInput) -> CopyObjectOutput = copy,
     delete_object(DeleteObjectInput) -> DeleteObjectOutput = delete,
     delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = delete_many,
     create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = create_upload,
     upload_part(UploadPartInput) -> UploadPartOutput = put_part,
-    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = copy_part,
     complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = complete,
     abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = abort,
     list_parts(ListPartsInput) -> ListPartsOutput = parts,
@@ -367,8 +560,7 @@ operations! {
 
 /// For a request that is refused before it is looked at.
 pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
-    note.set_error(e.describe());
-    let mut response = error::response(e, resource, &note.id);
+    let mut response = Refusal::from(e.clone()).response(resource, note);
     response
         .headers_mut()
         .insert(header::CONNECTION, HeaderValue::from_static("close"));

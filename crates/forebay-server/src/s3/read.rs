@@ -1,18 +1,14 @@
 //! GET and HEAD of objects, past the S3 library's own form of them: raw ranges and conditions go to
 //! the engine as they were sent.
-//!
-//! For requests whose signature is checked this is a route inside the library, taken after the
-//! check; others come here directly.
 
-use super::{error, path::Target};
-use crate::{auth::Access, body::AnswerBody, config::Action, note::Note, object};
+use super::{
+    error::{self, Refusal},
+    path::Target,
+};
+use crate::{body::AnswerBody, note::Note, object};
 use forebay_core::{Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{Engine, ReadOptions};
-use http::{
-    Extensions, HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, header,
-};
-use s3s::{Body, S3Request, S3Response, S3Result, route::S3Route};
-use std::sync::Arc;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 
 /// Whether a request reads an object or its attributes (and not the parts of an upload).
 pub fn is_read(method: &Method, target: &Target) -> bool {
@@ -21,26 +17,17 @@ pub fn is_read(method: &Method, target: &Target) -> bool {
         && (*method == Method::HEAD || target.query("uploadId").is_none())
 }
 
+/// # Errors
+/// `Ok(None)` for what is known only at the origin: the parts that an object was uploaded in.
 pub async fn read(
     engine: &Engine,
     target: &Target,
     method: &Method,
     headers: &HeaderMap,
     note: &Note,
-) -> Response<AnswerBody> {
-    let resource = format!("/{}/{}", target.bucket, target.key);
-    let failed = |e: Error| {
-        note.set_error(e.describe());
-        error::response(&e, &resource, &note.id)
-    };
-    let overrides = match response_overrides(target) {
-        Ok(overrides) => overrides,
-        Err(e) => return failed(e),
-    };
-    let name = match object::name(&target.bucket, &target.key) {
-        Ok(name) => name,
-        Err(e) => return failed(e),
-    };
+) -> Result<Option<Response<AnswerBody>>, Refusal> {
+    let overrides = response_overrides(target)?;
+    let name = object::name(&target.bucket, &target.key)?;
     let answered = if *method == Method::GET && target.query("attributes").is_some() {
         attributes(engine, &name, headers, note).await
     } else {
@@ -48,24 +35,21 @@ pub async fn read(
     };
     match answered {
         Ok(mut response) => {
-            if target.query("partNumber").is_some()
-                && let Err(e) = as_only_part(&mut response)
-            {
-                return failed(e);
+            if target.query("partNumber").is_some() && !as_only_part(&mut response)? {
+                return Ok(None);
             }
             if response.status().is_success() {
                 response.headers_mut().extend(overrides);
             }
-            response
+            Ok(Some(response))
         }
         Err(e) if e.kind() == ErrorKind::RangeNotSatisfiable => {
-            note.set_error(e.describe());
-            match object::size_of(engine, &name).await {
-                Some(size) => error::unsatisfiable_range(&e, &resource, size, &note.id),
-                None => error::response(&e, &resource, &note.id),
-            }
+            Err(match object::size_of(engine, &name).await {
+                Some(size) => Refusal::unsatisfiable_range(e, size),
+                None => e.into(),
+            })
         }
-        Err(e) => failed(e),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -98,12 +82,9 @@ async fn attributes(
     for what in wanted {
         match what {
             "ETag" => {
-                if let Some(etag) = &head.meta.etag {
-                    xml.push_str(&format!(
-                        "<ETag>{}</ETag>",
-                        error::escape(etag.trim_matches('"'))
-                    ));
-                }
+                let etag = head.meta.shown_etag();
+                let etag = error::escape(etag.trim_matches('"'));
+                xml.push_str(&format!("<ETag>{etag}</ETag>"));
             }
             "ObjectSize" => xml.push_str(&format!("<ObjectSize>{}</ObjectSize>", head.meta.size)),
             "StorageClass" => {
@@ -141,9 +122,9 @@ async fn attributes(
 }
 
 /// `partNumber=1`, with which the AWS SDKs' C runtime asks how large an object is: all of an object
-/// that was written in one piece, with the status and range of a part. Where the parts of other
-/// objects end (their ETags have the form `"hash-count"`) is not known here.
-fn as_only_part(response: &mut Response<AnswerBody>) -> forebay_core::Result<()> {
+/// that was written in one piece, with the status and range of a part. False for other objects
+/// (their ETags have the form `"hash-count"`): where their parts end is not known here.
+fn as_only_part(response: &mut Response<AnswerBody>) -> Result<bool> {
     let text = |name| {
         response
             .headers()
@@ -151,10 +132,7 @@ fn as_only_part(response: &mut Response<AnswerBody>) -> forebay_core::Result<()>
             .and_then(|v: &HeaderValue| v.to_str().ok())
     };
     if text(header::ETAG).is_some_and(|etag| etag.contains('-')) {
-        return Err(
-            Error::unsupported("a part of an object that was uploaded in several")
-                .hint("read it by ranges"),
-        );
+        return Ok(false);
     }
     let size: u64 = text(header::CONTENT_LENGTH)
         .and_then(|v| v.parse().ok())
@@ -165,7 +143,7 @@ fn as_only_part(response: &mut Response<AnswerBody>) -> forebay_core::Result<()>
         response.headers_mut().insert(header::CONTENT_RANGE, range);
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// `response-content-type` and its kin: headers that a presigned URL asks the answer to have.
@@ -197,42 +175,4 @@ fn response_overrides(target: &Target) -> Result<HeaderMap> {
         headers.insert::<HeaderName>(name, value);
     }
     Ok(headers)
-}
-
-/// The route for requests whose signature the library has checked.
-pub struct ReadRoute(pub Engine, pub Arc<Access>);
-
-#[async_trait::async_trait]
-impl S3Route for ReadRoute {
-    fn is_match(
-        &self,
-        method: &Method,
-        _uri: &Uri,
-        _headers: &HeaderMap,
-        extensions: &mut Extensions,
-    ) -> bool {
-        extensions
-            .get::<Arc<Target>>()
-            .is_some_and(|t| is_read(method, t))
-    }
-
-    async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
-        let (Some(target), Some(note)) = (
-            request.extensions.get::<Arc<Target>>(),
-            request.extensions.get::<Arc<Note>>(),
-        ) else {
-            return Err(s3s::s3_error!(InternalError, "a read without its target"));
-        };
-        let policy = super::access::policy_of(&self.1, request.credentials.as_ref(), Some(note))?;
-        if let Err(e) = policy.check(Action::Read, &target.bucket, &target.key) {
-            note.set_error(e.describe());
-            return Err(error::to_s3(e, &note.id));
-        }
-        let (head, body) = read(&self.0, target, &request.method, &request.headers, note)
-            .await
-            .into_parts();
-        let mut response = S3Response::with_headers(Body::http_body_unsync(body), head.headers);
-        response.status = Some(head.status);
-        Ok(response)
-    }
 }

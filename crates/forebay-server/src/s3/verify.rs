@@ -5,10 +5,10 @@
 //! Why it failed is kept beside it ([`Verified::failure`]), because the origin's own error says
 //! only that the body broke off.
 
-use super::chunked::Trailers;
+use super::{chunked::Trailers, error::Refusal};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use forebay_core::{Error, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, stream};
 use http::HeaderMap;
@@ -23,8 +23,9 @@ use std::sync::Arc;
 const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
 
 /// Where checksums after the body are found.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub enum Trailing {
+    #[default]
     None,
     /// Of a body that was unframed here.
     Own(Trailers),
@@ -48,26 +49,19 @@ impl Trailing {
     }
 }
 
-/// Why an upload was refused, under S3's name for it.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    pub code: &'static str,
-    pub error: Error,
-}
-
 /// What was found out about a body; filled when it is at its end.
 #[derive(Clone, Default)]
 pub struct Verified(Arc<Mutex<Outcome>>);
 
 #[derive(Default)]
 struct Outcome {
-    failure: Option<Failure>,
+    failure: Option<Refusal>,
     checksum: Option<Checksum>,
 }
 
 impl Verified {
     /// Why the body was refused, if it was.
-    pub fn failure(&self) -> Option<Failure> {
+    pub fn failure(&self) -> Option<Refusal> {
         self.0.lock().failure.clone()
     }
 
@@ -99,16 +93,13 @@ pub fn verify(
     length: u64,
     headers: &HeaderMap,
     trailing: Trailing,
-) -> Result<(ByteStream, Verified), Failure> {
+) -> Result<(ByteStream, Verified), Refusal> {
     let text = |name: &str| {
         headers
             .get(name)
             .map(|v| v.to_str().unwrap_or_default().trim().to_owned())
     };
-    let bad = |code, message: String| Failure {
-        code,
-        error: Error::invalid(message),
-    };
+    let bad = |code, message: String| Refusal::bad(code, Error::invalid(message));
     let md5 = match text("content-md5") {
         None => None,
         Some(value) => match STANDARD.decode(&value) {
@@ -183,17 +174,15 @@ pub fn verify(
                 Ok(Some((piece, Some(check))))
             }
             Some(Err(e)) => {
-                // What the library checks together with the signature is told by the text of its
-                // error alone.
-                let code = if e.message().contains("Sha256Mismatch") {
-                    "XAmzContentSHA256Mismatch"
-                } else {
-                    "IncompleteBody"
+                // The library checks the hash that was signed too, and says so in words alone.
+                if check.length == check.expected_length {
+                    check.check_payload()?;
+                }
+                let refusal = match e.kind() {
+                    ErrorKind::Invalid => Refusal::bad("IncompleteBody", e.clone()),
+                    _ => Refusal::from(e.clone()),
                 };
-                check.outcome.0.lock().failure.get_or_insert(Failure {
-                    code,
-                    error: e.clone(),
-                });
+                check.outcome.0.lock().failure.get_or_insert(refusal);
                 Err(e)
             }
             None => check.finish().map(|()| None),
@@ -239,20 +228,7 @@ impl Check {
                 "the body does not have the Content-MD5 that was sent".into(),
             );
         }
-        if let Some((sha256, expected)) = self.payload.take() {
-            let actual: String = sha256
-                .finalize()
-                .as_ref()
-                .iter()
-                .map(|b| format!("{b:02x}"))
-                .collect();
-            if !actual.eq_ignore_ascii_case(&expected) {
-                return self.fail(
-                    "XAmzContentSHA256Mismatch",
-                    "the body does not have the x-amz-content-sha256 that was sent".into(),
-                );
-            }
-        }
+        self.check_payload()?;
         let checksum = std::mem::take(&mut self.hasher).finalize();
         for (algorithm, expected) in std::mem::take(&mut self.expected) {
             let name = format!("x-amz-checksum-{algorithm}");
@@ -273,12 +249,24 @@ impl Check {
         Ok(())
     }
 
+    fn check_payload(&mut self) -> Result<()> {
+        let Some((sha256, expected)) = self.payload.take() else {
+            return Ok(());
+        };
+        let digest = sha256.finalize();
+        let actual: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        if actual.eq_ignore_ascii_case(&expected) {
+            return Ok(());
+        }
+        self.fail(
+            "XAmzContentSHA256Mismatch",
+            "the body does not have the x-amz-content-sha256 that was sent".into(),
+        )
+    }
+
     fn fail(&self, code: &'static str, message: String) -> Result<()> {
         let error = Error::invalid(message).hint("send it again");
-        self.outcome.0.lock().failure = Some(Failure {
-            code,
-            error: error.clone(),
-        });
+        self.outcome.0.lock().failure = Some(Refusal::bad(code, error.clone()));
         Err(error)
     }
 }
@@ -315,10 +303,10 @@ mod tests {
             &headers,
             trailing,
         )
-        .map_err(|f| f.code)?;
+        .map_err(|r| r.code())?;
         match body.try_collect::<Vec<_>>().await {
             Ok(_) => Ok(outcome.checksum()),
-            Err(_) => Err(outcome.failure().unwrap().code),
+            Err(_) => Err(outcome.failure().unwrap().code()),
         }
     }
 

@@ -1,20 +1,20 @@
-//! Writing, copying and removing objects; buckets; the attributes of an object.
+//! Writing and removing objects; buckets.
 
 use super::{
     Ops,
     convert::{
-        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, failed,
-        name, note, now, policy, put_condition, timestamp,
+        answer, attributes, body, check_attributes, etag, failed, name, note, policy, put_condition,
     },
-    error,
-    verify::{Failure, Trailing, Verified, verify},
+    error::Refusal,
+    forward::{self, Removed},
+    verify::{Trailing, Verified, verify},
 };
 use crate::{config::Action, note::Note};
-use forebay_core::{CacheStatus, Error, ErrorKind, Result, limits, name::validate_bucket};
-use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
+use forebay_core::{Error, ErrorKind, Result, limits, name::validate_bucket};
+use forebay_engine::{ListRequest, PutRequest};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
-use s3s::{S3Error, S3Request, S3Response, S3Result, dto::*};
+use s3s::{S3Request, S3Response, S3Result, dto::*};
 
 /// Removals of one DeleteObjects request that are under way at the same time.
 const DELETES_IN_FLIGHT: usize = 32;
@@ -34,13 +34,8 @@ pub(super) fn length(
     let Some(length) = decoded.or(length) else {
         let e = Error::invalid("the length of the upload is not known")
             .hint("send Content-Length, or x-amz-decoded-content-length");
-        note.set_error(e.describe());
-        return Err(error::with_code(
-            "MissingContentLength",
-            StatusCode::LENGTH_REQUIRED,
-            &e,
-            &note.id,
-        ));
+        let refusal = Refusal::with_status("MissingContentLength", StatusCode::LENGTH_REQUIRED, e);
+        return Err(refusal.to_s3(note));
     };
     if length > limits::PUT_OBJECT_MAX_BYTES {
         let e = Error::new(
@@ -56,36 +51,19 @@ pub(super) fn length(
     Ok(length)
 }
 
-/// A body that did not hold what its checksums said.
-pub(super) fn refused(failure: &Failure, note: &Note) -> S3Error {
-    note.set_error(failure.error.describe());
-    error::with_code(
-        failure.code,
-        StatusCode::BAD_REQUEST,
-        &failure.error,
-        &note.id,
-    )
-}
-
 /// Why a write failed: what was found wrong with its body outranks what the origin made of the
 /// broken body.
-pub(super) fn write_failed(e: Error, verified: &Verified, note: &Note) -> S3Error {
-    match verified.failure() {
-        Some(failure) if failure.error.kind() == ErrorKind::Invalid => refused(&failure, note),
-        Some(failure) => failed(failure.error, note),
-        None => failed(e, note),
-    }
+pub(super) fn write_failed(e: Error, verified: &Verified) -> Refusal {
+    verified.failure().unwrap_or_else(|| e.into())
 }
 
+/// Where the front says that the checksums behind the body are.
 pub(super) fn trailing<T>(request: &S3Request<T>) -> Trailing {
-    match (
-        &request.trailing_headers,
-        request.extensions.get::<super::chunked::Trailers>(),
-    ) {
-        (Some(headers), _) => Trailing::Library(headers.clone()),
-        (None, Some(own)) => Trailing::Own(own.clone()),
-        (None, None) => Trailing::None,
-    }
+    request
+        .extensions
+        .get::<Trailing>()
+        .cloned()
+        .unwrap_or_default()
 }
 
 impl Ops {
@@ -108,7 +86,7 @@ impl Ops {
         let attributes = attributes!(input);
         answer(check_attributes(&attributes, input.expires.as_ref()), &note)?;
         let (body, verified) = verify(body(input.body.take()), length, &headers, trailing)
-            .map_err(|f| refused(&f, &note))?;
+            .map_err(|refusal| refusal.to_s3(&note))?;
         let put = self
             .engine
             .put(
@@ -121,7 +99,7 @@ impl Ops {
                 body,
             )
             .await;
-        let done = put.map_err(|e| write_failed(e, &verified, &note))?;
+        let done = put.map_err(|e| write_failed(e, &verified).to_s3(&note))?;
         let sums = verified.checksum();
         Ok(S3Response::new(PutObjectOutput {
             e_tag: etag(done.etag.as_deref()),
@@ -132,96 +110,6 @@ impl Ops {
             checksum_sha256: sums.checksum_sha256,
             ..Default::default()
         }))
-    }
-
-    pub(super) async fn copy(
-        &self,
-        request: S3Request<CopyObjectInput>,
-    ) -> S3Result<S3Response<CopyObjectOutput>> {
-        let note = note(&request)?;
-        let S3Request { input, headers, .. } = request;
-        note.set_name(&input.bucket, &input.key);
-        answer(self.copy_inner(input, &headers).await, &note).map(S3Response::new)
-    }
-
-    async fn copy_inner(
-        &self,
-        mut input: CopyObjectInput,
-        headers: &HeaderMap,
-    ) -> Result<CopyObjectOutput> {
-        let to = name(&input.bucket, &input.key)?;
-        let from = copy_source(&input.copy_source)?;
-        let source = self.engine.head(&from, &current()).await?.meta;
-        SourceConditions::new(
-            input.copy_source_if_match.as_ref(),
-            input.copy_source_if_none_match.as_ref(),
-            input.copy_source_if_modified_since.as_ref(),
-            input.copy_source_if_unmodified_since.as_ref(),
-        )
-        .check(&source)?;
-        let attributes = match input.metadata_directive.as_ref().map(|d| d.as_str()) {
-            None | Some("COPY") if from == to => {
-                return Err(
-                    Error::invalid("a copy of an object onto itself that changes nothing")
-                        .hint("use x-amz-metadata-directive: REPLACE"),
-                );
-            }
-            None | Some("COPY") => {
-                let storage_class = input.storage_class.take().map(|c| c.as_str().to_owned());
-                forebay_core::Attributes {
-                    storage_class: storage_class.or(source.attributes.storage_class.clone()),
-                    ..source.attributes.clone()
-                }
-            }
-            Some("REPLACE") => attributes!(input),
-            Some(other) => {
-                return Err(
-                    Error::invalid(format!("x-amz-metadata-directive: {other:?}"))
-                        .hint("COPY or REPLACE"),
-                );
-            }
-        };
-        check_attributes(&attributes, input.expires.as_ref())?;
-        let condition = match (
-            headers.get("if-none-match").map(|v| v.as_bytes()),
-            headers.get("if-match"),
-        ) {
-            (None, None) => PutCondition::Always,
-            (Some(b"*"), None) => PutCondition::IfAbsent,
-            _ => {
-                return Err(Error::unsupported(
-                    "of the conditions on the target of a copy only If-None-Match: * is offered",
-                ));
-            }
-        };
-        let done = self
-            .engine
-            .copy(
-                &from,
-                source.etag.as_deref(),
-                &to,
-                PutRequest {
-                    attributes,
-                    condition: condition.clone(),
-                },
-            )
-            .await
-            .map_err(|e| source_changed(e, &condition))?;
-        // The copy is made; that its date cannot be told is no reason to say that it is not.
-        let last_modified = self
-            .engine
-            .head(&to, &ReadOptions::default())
-            .await
-            .map_or_else(|_| now(), |h| timestamp(h.meta.last_modified_ms));
-        let result = CopyObjectResult {
-            e_tag: etag(done.etag.as_deref()),
-            last_modified: Some(last_modified),
-            ..Default::default()
-        };
-        Ok(CopyObjectOutput {
-            copy_object_result: Some(result),
-            ..Default::default()
-        })
     }
 
     pub(super) async fn delete(
@@ -254,53 +142,37 @@ impl Ops {
                 delete.objects.len()
             ))
             .hint("1000 at most");
-            return Err(error::with_code(
-                "MalformedXML",
-                StatusCode::BAD_REQUEST,
-                &e,
-                &note.id,
-            ));
+            return Err(Refusal::bad("MalformedXML", e).to_s3(&note));
         }
         let removals = delete.objects.into_iter().map(|o| {
             let (bucket, permitted) = (&bucket, policy.check(Action::Write, &bucket, &o.key));
             async move {
-                let removed = match &o.version_id {
-                    _ if permitted.is_err() => permitted,
-                    Some(v) if v != "null" => {
-                        Err(Error::unsupported("objects have one version here"))
-                    }
-                    _ if o.e_tag.is_some()
-                        || o.last_modified_time.is_some()
-                        || o.size.is_some() =>
-                    {
-                        Err(Error::unsupported("a conditional removal is not offered"))
-                    }
-                    _ => match name(bucket, &o.key) {
-                        Ok(name) => self.engine.delete(&name).await,
-                        Err(e) => Err(e),
-                    },
+                let removed = match permitted {
+                    Ok(()) => self.remove_one(bucket, &o).await,
+                    Err(e) => Err(e.into()),
                 };
-                (o.key, removed)
+                (o, removed)
             }
         });
-        let results: Vec<(String, Result<()>)> = stream::iter(removals)
+        let results: Vec<(ObjectIdentifier, Result<Removed, Refusal>)> = stream::iter(removals)
             .buffered(DELETES_IN_FLIGHT)
             .collect()
             .await;
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
-        for (key, result) in results {
+        for (object, result) in results {
             match result {
-                Ok(()) => deleted.push(DeletedObject {
-                    key: Some(key),
-                    ..Default::default()
+                Ok(removed) => deleted.push(DeletedObject {
+                    key: Some(object.key),
+                    version_id: object.version_id,
+                    delete_marker: removed.is_marker.then_some(true),
+                    delete_marker_version_id: removed.marker.filter(|_| removed.is_marker),
                 }),
-                Err(e) => {
-                    let s3 = error::to_s3(e, &note.id);
-                    let code = Some(s3.code().as_str().to_owned());
+                Err(refusal) => {
                     errors.push(s3s::dto::Error {
-                        key: Some(key),
-                        code,
-                        message: s3.message().map(str::to_owned),
+                        key: Some(object.key),
+                        version_id: object.version_id,
+                        code: Some(refusal.code().to_owned()),
+                        message: Some(refusal.error().describe()),
                         ..Default::default()
                     });
                 }
@@ -314,6 +186,30 @@ impl Ops {
             errors: Some(errors),
             ..Default::default()
         }))
+    }
+
+    /// A version, or under a condition, is removed by the origin where it can; what has one version
+    /// is removed here.
+    async fn remove_one(&self, bucket: &str, o: &ObjectIdentifier) -> Result<Removed, Refusal> {
+        let name = name(bucket, &o.key)?;
+        let is_conditional =
+            o.e_tag.is_some() || o.last_modified_time.is_some() || o.size.is_some();
+        if !is_conditional
+            && let Some(removed) =
+                forward::remove(&self.engine, &name, o.version_id.as_deref()).await?
+        {
+            return Ok(removed);
+        }
+        match o.version_id.as_deref() {
+            None | Some("null") => {}
+            Some(_) => return Err(Error::unsupported("objects have one version here").into()),
+        }
+        if is_conditional {
+            let e = Error::unsupported("a condition on one of several removals is not offered");
+            return Err(e.hint("remove the object by itself").into());
+        }
+        self.engine.delete(&name).await?;
+        Ok(Removed::default())
     }
 
     pub(super) async fn head_bucket(
@@ -388,13 +284,8 @@ impl Ops {
         if let Err(e) = &removed
             && e.kind() == ErrorKind::Conflict
         {
-            note.set_error(e.describe());
-            return Err(error::with_code(
-                "BucketNotEmpty",
-                StatusCode::CONFLICT,
-                e,
-                &note.id,
-            ));
+            let refusal = Refusal::with_status("BucketNotEmpty", StatusCode::CONFLICT, e.clone());
+            return Err(refusal.to_s3(&note));
         }
         answer(removed, &note)?;
         Ok(S3Response::with_status(
@@ -402,29 +293,4 @@ impl Ops {
             StatusCode::NO_CONTENT,
         ))
     }
-}
-
-/// A copy is made of what is at the origin when it is asked for; what is here may be older.
-pub(super) fn current() -> ReadOptions {
-    ReadOptions {
-        bypass: true,
-        ..ReadOptions::default()
-    }
-}
-
-/// The conditions on the source held when it was looked at. What failed is then that it changed
-/// afterwards, which the client can try again.
-fn source_changed(e: Error, target: &PutCondition) -> Error {
-    if e.kind() == ErrorKind::PreconditionFailed && *target == PutCondition::Always {
-        return Error::version_changed("the source of the copy was changed meanwhile")
-            .hint("copy it again");
-    }
-    e
-}
-
-/// Bytes of a source under one version, for copies of parts.
-pub(super) struct Source {
-    pub body: forebay_engine::ByteStream,
-    pub length: u64,
-    pub cache: CacheStatus,
 }

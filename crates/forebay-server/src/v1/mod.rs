@@ -24,8 +24,8 @@ use crate::{
     body::AnswerBody,
     config::Action,
     note::{Api, Note, Peer},
+    request_body::UploadBody,
     s3::{decode, parse_query},
-    upload::UploadBody,
 };
 use error::Place;
 use forebay_core::{Error, ErrorKind, Reservation, Result};
@@ -107,7 +107,8 @@ impl Call {
             .hint("send the body as it is"));
         }
         let (body, held) =
-            crate::upload::read_all(self.take_body()?, limit, self.app.engine.budget()).await?;
+            crate::request_body::read_all(self.take_body()?, limit, self.app.engine.budget())
+                .await?;
         self.held.lock().extend(held);
         Ok(body)
     }

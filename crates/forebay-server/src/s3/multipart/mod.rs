@@ -1,36 +1,38 @@
-//! Multipart uploads: passed on to the origin, which holds the parts.
+//! Multipart uploads to origins that are no S3 service: the parts are theirs, the rules of S3 are
+//! kept here. (To an S3 service they are passed on as they are, `forward.rs`.)
 
+pub(super) mod register;
+
+use self::register::{Part as StoredPart, Upload};
 use super::{
     Ops,
     convert::{
-        SourceConditions, answer, attributes, body, check_attributes, copy_source, etag, etag_text,
-        failed, name, note, now, put_condition, timestamp,
+        answer, attributes, body, check_attributes, etag, etag_text, failed, name, note,
+        put_condition, timestamp,
     },
-    error,
+    error::Refusal,
     list::owner,
-    uploads::{Part as StoredPart, Upload},
     verify::{value, verify},
-    write::{Source, current, length, refused, trailing, write_failed},
+    write::{length, trailing},
 };
 use crate::note::Note;
-use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
 use forebay_engine::{PutCondition, PutRequest, UploadedPart};
 use http::StatusCode;
-use s3s::{S3Error, S3Request, S3Response, S3Result, dto::*};
+use s3s::{S3Request, S3Response, S3Result, dto::*};
 
 /// A page of parts or uploads.
 const PAGE: usize = 1000;
 
 /// What the origin does not find of an upload is the upload.
-fn upload_failed(e: Error, note: &Note) -> S3Error {
-    if e.kind() == ErrorKind::NotFound {
-        note.set_error(e.describe());
-        return error::with_code("NoSuchUpload", StatusCode::NOT_FOUND, &e, &note.id);
+pub(super) fn upload_failed(e: Error) -> Refusal {
+    match e.kind() {
+        ErrorKind::NotFound => Refusal::with_status("NoSuchUpload", StatusCode::NOT_FOUND, e),
+        _ => e.into(),
     }
-    failed(e, note)
 }
 
-fn part_number(n: i32) -> Result<u32> {
+pub(super) fn part_number(n: i32) -> Result<u32> {
     let max = limits::UPLOAD_PARTS_MAX as u32;
     u32::try_from(n)
         .ok()
@@ -86,15 +88,17 @@ impl Ops {
         let number = answer(part_number(input.part_number), &note)?;
         let length = length(input.content_length, &headers, &note)?;
         let (body, verified) = verify(body(input.body.take()), length, &headers, trailing)
-            .map_err(|f| refused(&f, &note))?;
+            .map_err(|refusal| refusal.to_s3(&note))?;
         let part = match self
             .engine
             .upload_part(&name, &input.upload_id, number, length, body)
             .await
         {
             Ok(part) => part,
-            Err(e) if verified.failure().is_none() => return Err(upload_failed(e, &note)),
-            Err(e) => return Err(write_failed(e, &verified, &note)),
+            Err(e) => {
+                let refusal = verified.failure().unwrap_or_else(|| upload_failed(e));
+                return Err(refusal.to_s3(&note));
+            }
         };
         let sums = verified.checksum();
         let stored = StoredPart {
@@ -114,65 +118,6 @@ impl Ops {
         }))
     }
 
-    /// A part that is copied from an object: read here, written to the origin.
-    pub(super) async fn copy_part(
-        &self,
-        request: S3Request<UploadPartCopyInput>,
-    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
-        let note = note(&request)?;
-        let input = request.input;
-        note.set_name(&input.bucket, &input.key);
-        let name = answer(name(&input.bucket, &input.key), &note)?;
-        let number = answer(part_number(input.part_number), &note)?;
-        let source = answer(self.part_source(&input).await, &note)?;
-        let part = self
-            .engine
-            .upload_part(&name, &input.upload_id, number, source.length, source.body)
-            .await
-            .map_err(|e| upload_failed(e, &note))?;
-        let stored = StoredPart {
-            part: part.clone(),
-            checksum: Checksum::default(),
-            stored_ms: self.engine.clock().now_ms(),
-        };
-        self.uploads.stored(&name, &input.upload_id, stored);
-        let result = CopyPartResult {
-            e_tag: etag(Some(&part.etag)),
-            last_modified: Some(now()),
-            ..Default::default()
-        };
-        let mut response = S3Response::new(UploadPartCopyOutput {
-            copy_part_result: Some(result),
-            ..Default::default()
-        });
-        note.x_cache(&mut response.headers, source.cache);
-        Ok(response)
-    }
-
-    async fn part_source(&self, input: &UploadPartCopyInput) -> Result<Source> {
-        let from = copy_source(&input.copy_source)?;
-        let range = match input.copy_source_range.as_deref() {
-            None => None,
-            Some(text) => Some(ByteRange::parse_header(text)?.ok_or_else(|| {
-                Error::invalid(format!("x-amz-copy-source-range: {text:?}"))
-                    .hint("as in bytes=0-99")
-            })?),
-        };
-        let conditions = SourceConditions::new(
-            input.copy_source_if_match.as_ref(),
-            input.copy_source_if_none_match.as_ref(),
-            input.copy_source_if_modified_since.as_ref(),
-            input.copy_source_if_unmodified_since.as_ref(),
-        );
-        let read = self.engine.read(&from, range, &current()).await?;
-        conditions.check(&read.meta)?;
-        Ok(Source {
-            length: read.range.end - read.range.start,
-            body: read.body,
-            cache: read.cache,
-        })
-    }
-
     pub(super) async fn complete(
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
@@ -186,7 +131,7 @@ impl Ops {
             .engine
             .complete_upload(&name, &input.upload_id, parts)
             .await
-            .map_err(|e| upload_failed(e, &note))?;
+            .map_err(|e| upload_failed(e).to_s3(&note))?;
         self.uploads.end(&name, &input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
@@ -204,10 +149,8 @@ impl Ops {
         input: &CompleteMultipartUploadInput,
         note: &Note,
     ) -> S3Result<Vec<UploadedPart>> {
-        let refuse = |code: &str, message: String| {
-            let e = Error::invalid(message);
-            note.set_error(e.describe());
-            error::with_code(code, StatusCode::BAD_REQUEST, &e, &note.id)
+        let refuse = |code: &'static str, message: String| {
+            Refusal::bad(code, Error::invalid(message)).to_s3(note)
         };
         let condition = answer(
             put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
@@ -312,7 +255,7 @@ impl Ops {
         self.engine
             .abort_upload(&name, &input.upload_id)
             .await
-            .map_err(|e| upload_failed(e, &note))?;
+            .map_err(|e| upload_failed(e).to_s3(&note))?;
         self.uploads.end(&name, &input.upload_id);
         Ok(S3Response::with_status(
             AbortMultipartUploadOutput::default(),

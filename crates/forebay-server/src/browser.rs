@@ -1,0 +1,166 @@
+//! What a web page must not do through the browser of somebody who looks at it.
+//!
+//! A node that asks for no keys trusts whoever reaches it, and a browser on its machine does: a
+//! page from anywhere can make it POST to 127.0.0.1, and, if its own name leads there too (DNS
+//! rebinding), read the answers. Browsers say where such requests come from, and by which name they
+//! know the node; other clients say neither, and use a name that is this node's.
+//!
+//! Only for requests over TCP that need no key. A page has no key, and cannot open a Unix socket.
+
+use forebay_core::{Error, Result};
+use http::{HeaderMap, HeaderName, Method, header};
+use std::net::IpAddr;
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// How the node is reached.
+pub struct Reached<'a> {
+    /// On a loopback address, without TLS. Elsewhere names are given by others (Kubernetes, DNS),
+    /// and with TLS a page under another name has no certificate.
+    pub by_loopback: bool,
+    /// Its configured names.
+    pub hostnames: &'a [String],
+}
+
+/// # Errors
+/// `PermissionDenied`, with what to do.
+pub fn check(reached: &Reached<'_>, method: &Method, headers: &HeaderMap) -> Result<()> {
+    let text = |name: HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
+    let host = text(header::HOST).unwrap_or_default();
+    if reached.by_loopback && !is_own_name(host, reached.hostnames) {
+        return Err(Error::permission_denied(format!(
+            "this node is not known as {:?}",
+            forebay_core::name::shorten(host)
+        ))
+        .hint("add the name to listen.hostnames, or use 127.0.0.1 or localhost"));
+    }
+    let denied = || {
+        Err(
+            Error::permission_denied("a web page of another site may not ask this node")
+                .hint("give the node keys (auth.keys) to serve web pages"),
+        )
+    };
+    // To open an object's address in a browser is nobody's attack: the page that linked to it does
+    // not see it.
+    let is_opened =
+        matches!(*method, Method::GET | Method::HEAD) && text(SEC_FETCH_MODE) == Some("navigate");
+    if matches!(text(SEC_FETCH_SITE), Some("cross-site" | "same-site")) && !is_opened {
+        return denied();
+    }
+    match headers.get(header::ORIGIN) {
+        None => Ok(()),
+        Some(origin) => {
+            let own = origin
+                .to_str()
+                .ok()
+                .and_then(|o| o.split_once("://"))
+                .is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
+            if own { Ok(()) } else { denied() }
+        }
+    }
+}
+
+/// Whether a request's `Host` is a name that no other site has.
+fn is_own_name(host: &str, hostnames: &[String]) -> bool {
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(host, |(name, _)| name);
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let address = name
+        .strip_prefix('[')
+        .and_then(|n| n.strip_suffix(']'))
+        .unwrap_or(&name);
+    let is_or_is_under = |of: &str| {
+        name.strip_suffix(of)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    // HTTP/1.0 has none. A name without a dot is of this machine or its network: no site has one.
+    !name.contains('.')
+        || address.parse::<IpAddr>().is_ok()
+        || is_or_is_under("localhost")
+        || hostnames
+            .iter()
+            .any(|h| is_or_is_under(&h.to_ascii_lowercase()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(method: Method, by_loopback: bool, pairs: &[(&'static str, &str)]) -> bool {
+        let headers = pairs
+            .iter()
+            .map(|(n, v)| (n.parse::<HeaderName>().unwrap(), v.parse().unwrap()))
+            .collect();
+        let reached = Reached {
+            by_loopback,
+            hostnames: &["s3.example.com".to_owned()],
+        };
+        check(&reached, &method, &headers).is_ok()
+    }
+
+    #[test]
+    fn names_that_only_this_node_has_are_its_own() {
+        for host in [
+            "",
+            "127.0.0.1",
+            "127.0.0.1:8080",
+            "10.1.2.3:80",
+            "[::1]:8080",
+            "localhost:8080",
+            "LOCALHOST",
+            "bucket.localhost:8080",
+            "s3.example.com",
+            "my.bucket.S3.example.com:8080",
+            "forebay:8080",
+            "localhost.",
+        ] {
+            assert!(ask(Method::GET, true, &[("host", host)]), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "notlocalhost.example",
+            "evils3.example.com",
+            "s3.example.com.evil.example",
+        ] {
+            assert!(!ask(Method::GET, true, &[("host", host)]), "{host}");
+            assert!(
+                ask(Method::GET, false, &[("host", host)]),
+                "{host}: names in a network are given by others"
+            );
+        }
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_refused() {
+        let host = ("host", "127.0.0.1:8080");
+        let post = |pair| ask(Method::POST, true, &[host, pair]);
+        assert!(ask(Method::POST, true, &[host]), "no browser");
+        for pair in [
+            ("origin", "http://evil.example"),
+            ("origin", "http://127.0.0.1:3000"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ] {
+            assert!(!post(pair), "{pair:?}");
+        }
+        for pair in [
+            ("origin", "http://127.0.0.1:8080"),
+            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-site", "none"),
+        ] {
+            assert!(post(pair), "{pair:?}");
+        }
+        let link = [
+            host,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-mode", "navigate"),
+        ];
+        assert!(ask(Method::GET, true, &link) && !ask(Method::POST, true, &link));
+    }
+}

@@ -1,0 +1,423 @@
+//! Copies: CopyObject and UploadPartCopy, past the S3 library's own form of them, which takes no
+//! source in a bucket whose name is not one of Amazon's.
+//!
+//! Where source and target are of one S3 service, the copy is its own (`forward.rs`). Else it is
+//! made here: on the origin's side where it can, by reading and writing where it cannot.
+//!
+//! Invariant: a copy is of the version that was at the source's origin when it was asked for, and
+//! on which its conditions hold; what is cached here may be older.
+
+use super::{
+    Ops,
+    convert::{content_encoding, name},
+    error::{Refusal, escape},
+    multipart::{part_number, upload_failed},
+    path::{Target, decode},
+};
+use crate::{body::AnswerBody, note::Note, object};
+use chrono::{DateTime, SecondsFormat};
+use forebay_core::{Attributes, ByteRange, Error, ErrorKind, ObjectMeta, ObjectName, Result};
+use forebay_engine::{Conditions, Engine, PutCondition, PutRequest, ReadOptions, S3Place};
+use http::{HeaderMap, HeaderValue, Response, header};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use s3s::dto::Checksum;
+
+const SOURCE: &str = "x-amz-copy-source";
+const SOURCE_RANGE: &str = "x-amz-copy-source-range";
+/// What a signed header's value may hold unencoded.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
+
+/// What is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    pub name: ObjectName,
+    version: Option<String>,
+}
+
+impl Source {
+    /// The source that the headers name, if they do.
+    ///
+    /// # Errors
+    /// `Invalid` for one that is no object's name, `Unsupported` for an access point.
+    pub fn of(headers: &HeaderMap) -> Result<Option<Self>> {
+        let Some(value) = headers.get(SOURCE) else {
+            return Ok(None);
+        };
+        if headers.get_all(SOURCE).iter().nth(1).is_some() {
+            return Err(Error::invalid(format!(
+                "the header {SOURCE} is there twice"
+            )));
+        }
+        let text = value
+            .to_str()
+            .map_err(|_| Error::invalid(format!("the header {SOURCE} is not percent-encoded")))?;
+        if text.starts_with("arn:") {
+            return Err(Error::unsupported("a copy from an access point"));
+        }
+        let (path, version) = match text.split_once("?versionId=") {
+            Some((path, version)) => (path, Some(decode(version)?)),
+            None => (text, None),
+        };
+        let path = decode(path)?;
+        let (bucket, key) = path
+            .trim_start_matches('/')
+            .split_once('/')
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "{SOURCE}: {:?}",
+                    forebay_core::name::shorten(&path)
+                ))
+                .hint("as in bucket/key, percent-encoded")
+            })?;
+        Ok(Some(Source {
+            name: name(bucket, key)?,
+            version,
+        }))
+    }
+
+    /// As the service at `place`, which the source is at, wants it.
+    pub fn header(&self, place: &S3Place) -> Result<HeaderValue> {
+        let key = format!("{}{}", place.prefix, self.name.key());
+        let mut text = format!("/{}/{}", place.bucket, utf8_percent_encode(&key, ENCODED));
+        if let Some(version) = &self.version {
+            text.push_str("?versionId=");
+            text.extend(utf8_percent_encode(version, ENCODED));
+        }
+        HeaderValue::from_str(&text).map_err(|_| Error::internal(SOURCE))
+    }
+
+    /// Where the source is, if that is in the service that `target` is in.
+    pub async fn at(&self, engine: &Engine, target: &S3Place) -> Result<Option<S3Place>> {
+        let origin = engine.buckets().origin(self.name.bucket()).await?;
+        Ok(origin.s3().filter(|at| at.service == target.service))
+    }
+
+    /// What is copied here has one version, which S3 calls null.
+    fn only_version(&self) -> Result<()> {
+        match self.version.as_deref() {
+            None | Some("null") => Ok(()),
+            Some(_) => Err(Error::unsupported(
+                "a copy from a version: objects have one version here",
+            )),
+        }
+    }
+}
+
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers
+        .get(name)
+        .and_then(|v| v.to_str().ok())
+        .map(|v| v.trim().to_owned())
+        .filter(|v| !v.is_empty())
+}
+
+/// What is at the origin, not what is known of it here.
+fn current() -> ReadOptions {
+    ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    }
+}
+
+/// Checks the conditions on the source. What does not hold is `PreconditionFailed`, also where a
+/// read would be "not modified".
+fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<()> {
+    let date = |name| text(headers, name).and_then(|t| object::parse_http_date(&t));
+    let conditions = Conditions {
+        if_match: text(headers, "x-amz-copy-source-if-match"),
+        if_none_match: text(headers, "x-amz-copy-source-if-none-match"),
+        if_modified_since_ms: date("x-amz-copy-source-if-modified-since"),
+        if_unmodified_since_ms: date("x-amz-copy-source-if-unmodified-since"),
+    };
+    conditions.check(source).map_err(|e| match e.kind() {
+        ErrorKind::NotModified | ErrorKind::PreconditionFailed => Error::new(
+            ErrorKind::PreconditionFailed,
+            "a condition on the source of the copy does not hold",
+        ),
+        _ => e,
+    })
+}
+
+/// The attributes that a request's headers give an object.
+fn attributes(headers: &HeaderMap) -> Attributes {
+    let mut user: Vec<(String, String)> = headers
+        .iter()
+        .filter_map(|(name, value)| {
+            let name = name.as_str().strip_prefix("x-amz-meta-")?;
+            Some((name.to_owned(), value.to_str().ok()?.to_owned()))
+        })
+        .collect();
+    user.sort();
+    Attributes {
+        content_type: text(headers, "content-type"),
+        content_encoding: content_encoding(text(headers, "content-encoding")),
+        content_language: text(headers, "content-language"),
+        content_disposition: text(headers, "content-disposition"),
+        cache_control: text(headers, "cache-control"),
+        storage_class: text(headers, "x-amz-storage-class"),
+        user,
+    }
+}
+
+/// The range of the source that a part is copied from: both of its ends are said.
+fn source_range(headers: &HeaderMap) -> Result<Option<(u64, ByteRange)>> {
+    let Some(sent) = text(headers, SOURCE_RANGE) else {
+        return Ok(None);
+    };
+    let ends = sent.strip_prefix("bytes=").and_then(|r| r.split_once('-'));
+    let last = ends.and_then(|(first, last)| {
+        let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+        (first <= last).then_some(last)
+    });
+    let range = match last {
+        Some(_) => ByteRange::parse_header(&sent)?,
+        None => None,
+    };
+    match (last, range) {
+        (Some(last), Some(range)) => Ok(Some((last, range))),
+        _ => Err(Error::invalid(format!("{SOURCE_RANGE}: {sent:?}"))
+            .hint("as in bytes=0-99: the first and the last byte")),
+    }
+}
+
+fn document(root: &str, etag: Option<&str>, modified_ms: i64) -> Response<AnswerBody> {
+    let modified = DateTime::from_timestamp_millis(modified_ms.max(0))
+        .unwrap_or_default()
+        .to_rfc3339_opts(SecondsFormat::Millis, true);
+    let etag = etag.map_or_else(String::new, |etag| {
+        format!("<ETag>\"{}\"</ETag>", escape(etag.trim_matches('"')))
+    });
+    let xml = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{root} \
+         xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><LastModified>{modified}</LastModified>\
+         {etag}</{root}>"
+    );
+    let mut response = Response::new(AnswerBody::full(xml));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/xml"),
+    );
+    response
+}
+
+impl Ops {
+    /// A copy that this node makes.
+    pub(super) async fn copy(
+        &self,
+        target: &Target,
+        headers: &HeaderMap,
+        source: &Source,
+        note: &Note,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        source.only_version()?;
+        let to = name(&target.bucket, &target.key)?;
+        match target.query("uploadId") {
+            Some(upload) => {
+                self.copy_part(target, headers, source, &to, upload, note)
+                    .await
+            }
+            None => self.copy_object(headers, source, &to).await,
+        }
+    }
+
+    async fn copy_object(
+        &self,
+        headers: &HeaderMap,
+        source: &Source,
+        to: &ObjectName,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        let now = self.engine.head(&source.name, &current()).await?.meta;
+        check_conditions(headers, &now)?;
+        let storage_class = text(headers, "x-amz-storage-class");
+        let attributes = match text(headers, "x-amz-metadata-directive").as_deref() {
+            None | Some("COPY") if source.name == *to && storage_class.is_none() => {
+                let e = Error::invalid("a copy of an object onto itself that changes nothing")
+                    .hint("use x-amz-metadata-directive: REPLACE");
+                return Err(Refusal::bad("InvalidRequest", e));
+            }
+            None | Some("COPY") => Attributes {
+                storage_class: storage_class.or(now.attributes.storage_class.clone()),
+                ..now.attributes.clone()
+            },
+            Some("REPLACE") => attributes(headers),
+            Some(other) => {
+                let e = Error::invalid(format!("x-amz-metadata-directive: {other:?}"));
+                return Err(e.hint("COPY or REPLACE").into());
+            }
+        };
+        super::convert::check_attributes(&attributes, None)?;
+        let condition = match (
+            text(headers, "if-none-match").as_deref(),
+            text(headers, "if-match"),
+        ) {
+            (None, None) => PutCondition::Always,
+            (Some("*"), None) => PutCondition::IfAbsent,
+            _ => {
+                let e = Error::unsupported(
+                    "of the conditions on the target of a copy only If-None-Match: * is offered",
+                );
+                return Err(e.into());
+            }
+        };
+        let request = PutRequest {
+            attributes,
+            condition: condition.clone(),
+        };
+        let done = self
+            .engine
+            .copy(&source.name, now.etag.as_deref(), to, request)
+            .await
+            .map_err(|e| source_changed(e, &condition))?;
+        // The copy is made; that its date cannot be told is no reason to say that it is not.
+        let modified_ms = match self.engine.head(to, &ReadOptions::default()).await {
+            Ok(head) => head.meta.last_modified_ms,
+            Err(_) => self.engine.clock().now_ms(),
+        };
+        Ok(document(
+            "CopyObjectResult",
+            done.etag.as_deref(),
+            modified_ms,
+        ))
+    }
+
+    /// Read here, written to the origin.
+    async fn copy_part(
+        &self,
+        target: &Target,
+        headers: &HeaderMap,
+        source: &Source,
+        to: &ObjectName,
+        upload: &str,
+        note: &Note,
+    ) -> Result<Response<AnswerBody>, Refusal> {
+        let number = target.query("partNumber").and_then(|n| n.parse().ok());
+        let number = part_number(number.unwrap_or_default())?;
+        let range = source_range(headers)?;
+        let read = self
+            .engine
+            .read(&source.name, range.map(|(_, range)| range), &current())
+            .await?;
+        check_conditions(headers, &read.meta)?;
+        if let Some((last, _)) = range
+            && last >= read.meta.size
+        {
+            let e = Error::invalid(format!(
+                "{SOURCE_RANGE} ends past the source, which has {} bytes",
+                read.meta.size
+            ));
+            return Err(Refusal::bad("InvalidRequest", e));
+        }
+        let part = self
+            .engine
+            .upload_part(
+                to,
+                upload,
+                number,
+                read.range.end - read.range.start,
+                read.body,
+            )
+            .await
+            .map_err(upload_failed)?;
+        let now_ms = self.engine.clock().now_ms();
+        let stored = super::StoredPart {
+            part: part.clone(),
+            checksum: Checksum::default(),
+            stored_ms: now_ms,
+        };
+        self.uploads.stored(to, upload, stored);
+        let mut response = document("CopyPartResult", Some(&part.etag), now_ms);
+        note.x_cache(response.headers_mut(), read.cache);
+        Ok(response)
+    }
+}
+
+/// The conditions on the source held when it was looked at. What failed is then that it changed
+/// afterwards, which the client can try again.
+fn source_changed(e: Error, target: &PutCondition) -> Error {
+    if e.kind() == ErrorKind::PreconditionFailed && *target == PutCondition::Always {
+        return Error::version_changed("the source of the copy was changed meanwhile")
+            .hint("copy it again");
+    }
+    e
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn a_source_is_any_object_of_this_node() {
+        let of = |value: &str| Source::of(&headers(SOURCE, value));
+        for (value, bucket, key, version) in [
+            ("bucket/a%20b/c", "bucket", "a b/c", None),
+            (
+                "/My_Bucket/k?versionId=a%2Fb",
+                "My_Bucket",
+                "k",
+                Some("a/b"),
+            ),
+            ("ab%2Fk%3FversionId=1", "ab", "k?versionId=1", None),
+        ] {
+            let source = of(value).unwrap().unwrap();
+            assert_eq!(
+                (
+                    source.name.bucket(),
+                    source.name.key(),
+                    source.version.as_deref()
+                ),
+                (bucket, key, version)
+            );
+        }
+        let place = S3Place {
+            service: 0,
+            bucket: "real".into(),
+            prefix: "p/".into(),
+        };
+        let source = of("b/a%20b%3F?versionId=x+1").unwrap().unwrap();
+        assert_eq!(
+            source.header(&place).unwrap(),
+            "/real/p/a%20b%3F?versionId=x%2B1"
+        );
+        for bad in ["bucket", "", "/bucket/", "b/%ff", "b/a/../c"] {
+            assert!(of(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(
+            of("arn:aws:s3:us-west-2:1:accesspoint/a/object/k")
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Unsupported
+        );
+        assert_eq!(Source::of(&HeaderMap::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn the_range_of_a_part_has_two_ends() {
+        let kind = |value: &str| {
+            source_range(&headers(SOURCE_RANGE, value))
+                .map(|r| r.map(|(last, _)| last))
+                .map_err(|e| e.kind())
+        };
+        assert_eq!(kind("bytes=5-9"), Ok(Some(9)));
+        for bad in [
+            "bytes=0-1,3-4",
+            "bytes=-5",
+            "bytes=5-",
+            "bytes=9-5",
+            "0-5",
+            "x",
+        ] {
+            assert_eq!(kind(bad), Err(ErrorKind::Invalid), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! Passing operations on to the origin, where it is an S3 service: what is not cached is the
+//! origin's to do, under the policy of whoever asks here and the credentials of this node.
+//!
+//! A request is mapped to an operation of the service model by its method and its *subresource*
+//! (the one query parameter that names what of a bucket or an object is meant: `?acl`, `?tagging`).
+//! Each operation has an action that the caller's policy must allow; what makes data public, or
+//! locks them, needs `admin`, as settings of buckets do. Then the request is made anew: its query
+//! and headers as they were, without those of the caller's signature and connection, its body as it
+//! was checked here (`verify.rs`), signed for the origin. The answer is the origin's: its status,
+//! headers and document. What the request may have changed is forgotten before (`Engine::forward`).
+//!
+//! Invariants:
+//! - a parameter or header that is not listed is not passed on, because nobody knows what it would
+//!   name or allow: such a request is refused with 501;
+//! - the policy is asked for each object that a request names, before anything is looked up;
+//! - a body is held in memory only up to [`HELD_BODY_MAX_BYTES`], against the memory budget; longer
+//!   ones stream.
+
+use super::{
+    copy::Source,
+    error::{ErrorDocument, Refusal},
+    guard,
+    path::Target,
+    verify::{Trailing, Verified, value, verify},
+};
+use crate::{auth::Policy, body::AnswerBody, config::Action, note::Note, object};
+use bytes::{Bytes, BytesMut};
+use forebay_core::{CacheStatus, Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result};
+use forebay_engine::{
+    ByteStream, Changes, Engine, ForwardBody, ForwardRequest, ForwardResponse, Origin, S3Place,
+    Trailer,
+};
+use futures::StreamExt;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use std::sync::Arc;
+
+/// Bodies up to this are held in memory and sent under their hash; longer ones stream.
+const HELD_BODY_MAX_BYTES: u64 = 8 << 20;
+/// What a body may have before its memory is taken from the budget.
+const UNRESERVED_BYTES: u64 = 64 << 10;
+/// More than any answer has to a request that changes something.
+const DOCUMENT_MAX_BYTES: usize = 1 << 20;
+
+/// What of a bucket `?NAME` stands for its settings.
+const SETTINGS: &[&str] = &[
+    "abac",
+    "accelerate",
+    "acl",
+    "analytics",
+    "cors",
+    "encryption",
+    "intelligent-tiering",
+    "inventory",
+    "lifecycle",
+    "logging",
+    "metadataConfiguration",
+    "metadataInventoryTable",
+    "metadataJournalTable",
+    "metadataTable",
+    "metrics",
+    "notification",
+    "object-lock",
+    "ownershipControls",
+    "policy",
+    "policyStatus",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "tagging",
+    "versioning",
+    "website",
+];
+
+/// The other subresources, of buckets and of objects.
+const OTHERS: &[&str] = &[
+    "attributes",
+    "delete",
+    "legal-hold",
+    "location",
+    "restore",
+    "retention",
+    "select",
+    "torrent",
+    "uploadId",
+    "uploads",
+    "versions",
+];
+
+/// Parameters of operations, besides those of `guard::QUERY`.
+const PARAMETERS: &[&str] = &[
+    "id",
+    "partNumber",
+    "select-type",
+    "version-id-marker",
+    "versionId",
+];
+
+/// Headers that are passed on beside those of `guard::HEADERS`, or what they begin with.
+const HEADERS: &[&str] = &[
+    "x-amz-acl",
+    "x-amz-bucket-object-lock-",
+    "x-amz-bypass-governance-retention",
+    "x-amz-checksum-",
+    "x-amz-confirm-remove-self-bucket-access",
+    "x-amz-copy-source-server-side-encryption-",
+    "x-amz-expected-bucket-owner",
+    "x-amz-grant-",
+    "x-amz-meta-",
+    "x-amz-mfa",
+    "x-amz-object-lock-",
+    "x-amz-object-ownership",
+    "x-amz-server-side-encryption",
+    "x-amz-source-expected-bucket-owner",
+    "x-amz-tagging",
+    "x-amz-tagging-directive",
+    "x-amz-transition-default-minimum-object-size",
+    "x-amz-website-redirect-location",
+    "x-amz-write-offset-bytes",
+];
+
+/// Headers of the caller's connection, signature and framing, and one that names another object.
+const NOT_PASSED: &[&str] = &[
+    "x-amz-api-version",
+    "x-amz-content-sha256",
+    "x-amz-copy-source",
+    "x-amz-date",
+    "x-amz-decoded-content-length",
+    "x-amz-security-token",
+    "x-amz-te",
+    "x-amz-trailer",
+    "x-amz-user-agent",
+];
+
+/// Headers of HTTP that mean something to S3.
+const STANDARD: &[HeaderName] = &[
+    header::CACHE_CONTROL,
+    header::CONTENT_DISPOSITION,
+    header::CONTENT_LANGUAGE,
+    header::CONTENT_TYPE,
+    header::EXPIRES,
+    header::IF_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_NONE_MATCH,
+    header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE,
+    header::RANGE,
+];
+
+/// Headers of the origin's answer that are about its connection, or that this node has its own of.
+const NOT_RETURNED: &[&str] = &[
+    "connection",
+    "date",
+    "keep-alive",
+    "proxy-authenticate",
+    "server",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-amz-id-2",
+    "x-amz-request-id",
+];
+
+/// What a request names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum On {
+    Object,
+    /// What is listed: the objects under the parameter `prefix`.
+    Listing,
+    Bucket,
+}
+
+/// An operation that an S3 origin can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// `None`: for all to whom something in the bucket is allowed.
+    action: Option<Action>,
+    on: On,
+    /// Whether the origin does it even where this node could.
+    always: bool,
+    changes: bool,
+    /// Its answer names keys or buckets, so it is not for a part of a bucket that passes as one.
+    names: bool,
+}
+
+impl Operation {
+    /// The operation that a request asks for; `None` if it is not one to pass on.
+    ///
+    /// # Errors
+    /// `Unsupported` for a parameter or header that nobody knows, or two subresources at once: what
+    /// the origin would make of these is not known.
+    pub fn of(
+        method: &Method,
+        target: &Target,
+        headers: &HeaderMap,
+    ) -> Result<Option<Self>, Refusal> {
+        let object = !target.key.is_empty();
+        if target.bucket.is_empty() || (!object && *method == Method::POST) {
+            return Ok(None);
+        }
+        let subresource = subresource(target)?;
+        let operation = |action, on| Operation {
+            action: Some(action),
+            on,
+            always: subresource.is_some(),
+            changes: !matches!(*method, Method::GET | Method::HEAD),
+            names: on != On::Object || matches!(subresource, Some("uploads" | "uploadId")),
+        };
+        let found = match (method.as_str(), object, subresource) {
+            (_, false, Some("location")) => return Ok(None),
+            ("GET", false, Some("versions" | "uploads") | None) => {
+                operation(Action::List, On::Listing)
+            }
+            ("HEAD", false, None) => Operation {
+                action: None,
+                ..operation(Action::Read, On::Bucket)
+            },
+            ("PUT" | "DELETE", false, None) => Operation {
+                always: true,
+                ..operation(Action::Admin, On::Bucket)
+            },
+            ("GET" | "PUT" | "DELETE", false, Some(what)) if SETTINGS.contains(&what) => {
+                operation(Action::Admin, On::Bucket)
+            }
+            (
+                "GET" | "HEAD",
+                true,
+                None
+                | Some("acl" | "tagging" | "attributes" | "legal-hold" | "retention" | "torrent"),
+            ) => Operation {
+                // The cache has one version, whole, and no checksums of it.
+                always: subresource.is_some()
+                    || target.query("versionId").is_some()
+                    || (*method == Method::HEAD && headers.contains_key("x-amz-checksum-mode")),
+                ..operation(Action::Read, On::Object)
+            },
+            ("POST", true, Some("select")) => Operation {
+                changes: false,
+                ..operation(Action::Read, On::Object)
+            },
+            ("PUT", true, Some("acl" | "legal-hold" | "retention" | "encryption")) => {
+                operation(Action::Admin, On::Object)
+            }
+            ("PUT" | "DELETE", true, None | Some("tagging" | "uploadId"))
+            | ("POST", true, Some("uploads" | "uploadId" | "restore")) => Operation {
+                always: true,
+                ..operation(Action::Write, On::Object)
+            },
+            // Whoever may write the parts may list them.
+            ("GET", true, Some("uploadId")) => operation(Action::Write, On::Object),
+            _ => return Ok(None),
+        };
+        let known = |name: &str| {
+            guard::HEADERS.contains(&name)
+                || HEADERS
+                    .iter()
+                    .any(|h| name == *h || (h.ends_with('-') && name.starts_with(h)))
+                || name.starts_with("x-amz-server-side-encryption")
+        };
+        match headers
+            .keys()
+            .find(|n| n.as_str().starts_with("x-amz-") && !known(n.as_str()))
+        {
+            Some(name) => Err(guard::not_offered(format!("the header {name}"))),
+            None => Ok(Some(found)),
+        }
+    }
+
+    /// Whether the origin does it even where this node could.
+    pub fn is_always_the_origins(&self) -> bool {
+        self.always
+    }
+
+    /// Whether the caller may do this, with these headers.
+    ///
+    /// # Errors
+    /// `PermissionDenied`.
+    pub fn permit(
+        &self,
+        policy: &Policy,
+        target: &Target,
+        headers: &HeaderMap,
+        source: Option<&Source>,
+    ) -> Result<()> {
+        let name = match self.on {
+            On::Object => target.key.as_str(),
+            On::Listing => target.query("prefix").unwrap_or_default(),
+            On::Bucket => "",
+        };
+        match self.action {
+            Some(action) => policy.check(action, &target.bucket, name)?,
+            None => policy.check_known(&target.bucket)?,
+        }
+        let gives_away = headers.iter().any(|(name, value)| match name.as_str() {
+            "x-amz-acl" => !guard::is_private(value.as_bytes()),
+            "x-amz-bypass-governance-retention" => true,
+            name => name.starts_with("x-amz-grant-") || name.starts_with("x-amz-object-lock-"),
+        });
+        if gives_away {
+            policy.check(Action::Admin, &target.bucket, name)?;
+        }
+        match source {
+            Some(source) => policy.check(Action::Read, source.name.bucket(), source.name.key()),
+            None => Ok(()),
+        }
+    }
+
+    fn changes(&self, target: &Target) -> Result<Changes> {
+        Ok(match (self.changes, self.on) {
+            (false, _) => Changes::Nothing,
+            (true, On::Object) => Changes::Object(object::name(&target.bucket, &target.key)?),
+            (true, _) => Changes::Bucket(target.bucket.clone()),
+        })
+    }
+
+    /// The origin that does it, if there is one: an S3 service that is asked for a bucket as a
+    /// whole, or for objects.
+    ///
+    /// # Errors
+    /// That there is no such bucket.
+    pub async fn origin(
+        &self,
+        engine: &Engine,
+        method: &Method,
+        target: &Target,
+    ) -> Result<Option<(Arc<dyn Origin>, S3Place)>> {
+        let makes = self.on == On::Bucket && *method == Method::PUT && self.changes;
+        let origin = if makes && subresource(target).is_ok_and(|s| s.is_none()) {
+            match engine.buckets().origin_to_be(&target.bucket).await {
+                // Made by this node, then, or refused by it.
+                Err(e) if e.kind() == ErrorKind::BucketNotFound => return Ok(None),
+                other => other?,
+            }
+        } else {
+            engine.buckets().origin(&target.bucket).await?
+        };
+        let place = origin
+            .s3()
+            .filter(|place| place.prefix.is_empty() || !self.names);
+        Ok(place.map(|place| (origin, place)))
+    }
+}
+
+/// The one parameter that says what of a bucket or an object is meant.
+fn subresource(target: &Target) -> Result<Option<&str>, Refusal> {
+    let mut found: Option<&str> = None;
+    for (i, (name, _)) in target.query.iter().enumerate() {
+        if target.query[..i].iter().any(|(n, _)| n == name) {
+            let e = Error::invalid(format!("the query parameter {name:?} is there twice"));
+            return Err(e.hint("which of them is meant cannot be known").into());
+        }
+        let what = SETTINGS.iter().chain(OTHERS).find(|s| *s == name).copied();
+        match (what, found) {
+            (Some(what), None) => found = Some(what),
+            (Some(what), Some(other)) => {
+                let e = Error::invalid(format!("both {other:?} and {what:?} are asked for"));
+                return Err(e.hint("send one request for each").into());
+            }
+            (None, _) if is_parameter(name) => {}
+            (None, _) => {
+                return Err(guard::not_offered(format!(
+                    "the query parameter {:?}",
+                    forebay_core::name::shorten(name)
+                )));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn is_parameter(name: &str) -> bool {
+    guard::QUERY.contains(&name)
+        || PARAMETERS.contains(&name)
+        || name.starts_with("response-")
+        || is_of_signature(name)
+}
+
+/// Presigned requests carry their signature, and sometimes headers, in parameters.
+fn is_of_signature(name: &str) -> bool {
+    name.get(..6)
+        .is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
+}
+
+/// A request as it was checked here.
+pub struct Checked<'a> {
+    pub method: &'a Method,
+    pub target: &'a Target,
+    pub headers: &'a HeaderMap,
+    pub body: ByteStream,
+    pub trailing: Trailing,
+    /// Of a copy.
+    pub source: Option<(&'a Source, S3Place)>,
+}
+
+/// Sends a request to its origin and gives back the answer.
+///
+/// # Errors
+/// What is wrong with its body, or that the origin could not be asked.
+pub async fn forward(
+    engine: &Engine,
+    operation: &Operation,
+    origin: Arc<dyn Origin>,
+    request: Checked<'_>,
+    note: &Note,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let Checked {
+        method,
+        target,
+        headers,
+        body,
+        trailing,
+        source,
+    } = request;
+    let mut passed = passed(headers);
+    if let Some((source, place)) = source {
+        passed.insert("x-amz-copy-source", source.header(&place)?);
+    }
+    let length = length(method, headers)?;
+    let (mut held, mut verified) = (Vec::new(), None::<Verified>);
+    let body = if length == 0 {
+        ForwardBody::Empty
+    } else {
+        let (body, outcome) = verify(body, length, headers, trailing)?;
+        verified = Some(outcome.clone());
+        if length <= HELD_BODY_MAX_BYTES {
+            let bytes = collect(body, length, engine.budget(), &mut held)
+                .await
+                .map_err(|e| outcome.failure().unwrap_or_else(|| e.into()))?;
+            // What came behind the body goes before it.
+            add_checksums(&mut passed, headers, &outcome)?;
+            ForwardBody::Bytes(bytes)
+        } else {
+            let trailer = trailer(headers, &outcome);
+            ForwardBody::Stream(length, body, trailer)
+        }
+    };
+    let request = ForwardRequest {
+        method: method.clone(),
+        key: target.key.clone(),
+        query: target
+            .query
+            .iter()
+            .filter(|(n, _)| !is_of_signature(n) && n != "x-id")
+            .cloned()
+            .collect(),
+        headers: passed,
+        body,
+    };
+    let changes = operation.changes(target)?;
+    let is_read = operation.on == On::Object
+        && matches!(*method, Method::GET | Method::HEAD)
+        && subresource(target).is_ok_and(|s| s.is_none());
+    let changed = changes != Changes::Nothing;
+    let answer = match engine.forward(origin, request, changes, held).await {
+        Ok(answer) => answer,
+        // What was found wrong with the body outranks what the origin made of the broken body.
+        Err(e) => {
+            let failure = verified.and_then(|v| v.failure());
+            return Err(failure.unwrap_or_else(|| e.into()));
+        }
+    };
+    returned(answer, is_read, changed, note).await
+}
+
+/// What became of an object that was removed.
+#[derive(Debug, Default)]
+pub struct Removed {
+    /// Whether a marker of removal was made, or removed.
+    pub is_marker: bool,
+    pub marker: Option<String>,
+}
+
+/// Removes an object, or one version of it, at its origin; `None` where that is no S3 service.
+///
+/// # Errors
+/// The origin's, under its code where that is one of S3's for a removal.
+pub async fn remove(
+    engine: &Engine,
+    name: &ObjectName,
+    version: Option<&str>,
+) -> Result<Option<Removed>, Refusal> {
+    let origin = engine.buckets().origin(name.bucket()).await?;
+    if origin.s3().is_none() {
+        return Ok(None);
+    }
+    let request = ForwardRequest {
+        method: Method::DELETE,
+        key: name.key().to_owned(),
+        query: version
+            .map(|version| ("versionId".to_owned(), version.to_owned()))
+            .into_iter()
+            .collect(),
+        headers: HeaderMap::new(),
+        body: ForwardBody::Empty,
+    };
+    let changes = Changes::Object(name.clone());
+    let mut answer = engine.forward(origin, request, changes, Vec::new()).await?;
+    let header = |name: &str| {
+        let value = answer.headers.get(name)?;
+        value.to_str().ok().map(str::to_owned)
+    };
+    if answer.status.is_success() {
+        return Ok(Some(Removed {
+            is_marker: header("x-amz-delete-marker").as_deref() == Some("true"),
+            marker: header("x-amz-version-id"),
+        }));
+    }
+    let mut document = BytesMut::new();
+    while let Some(Ok(piece)) = answer.body.next().await {
+        document.extend_from_slice(&piece);
+    }
+    let said = std::str::from_utf8(&document)
+        .ok()
+        .and_then(ErrorDocument::parse)
+        .unwrap_or_default();
+    let e = Error::invalid(format!(
+        "the origin answered {} {}",
+        answer.status,
+        said.describe()
+    ));
+    Err(Refusal::bad(
+        match said.code.as_str() {
+            "AccessDenied" => "AccessDenied",
+            "NoSuchVersion" => "NoSuchVersion",
+            "InternalError" => "InternalError",
+            _ => "InvalidArgument",
+        },
+        e,
+    ))
+}
+
+/// The origin's answer as this node's.
+async fn returned(
+    answer: ForwardResponse,
+    is_read: bool,
+    changed: bool,
+    note: &Note,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let ForwardResponse {
+        status,
+        headers,
+        mut body,
+    } = answer;
+    let mut response = Response::new(AnswerBody::Empty);
+    *response.status_mut() = status;
+    let length = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse::<u64>().ok());
+    for (name, value) in &headers {
+        if !NOT_RETURNED.contains(&name.as_str()) {
+            response.headers_mut().append(name, value.clone());
+        }
+    }
+    if is_read {
+        note.x_cache(response.headers_mut(), CacheStatus::Bypass);
+    }
+    let has_none = note.method == Method::HEAD
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if has_none {
+        if status.is_client_error() || status.is_server_error() {
+            note.set_error(format!("the origin answered {status}"));
+        }
+        return Ok(response);
+    }
+    if changed || status.is_client_error() || status.is_server_error() {
+        let mut document = BytesMut::new();
+        while let Some(piece) = body.next().await {
+            document.extend_from_slice(&piece?);
+            if document.len() > DOCUMENT_MAX_BYTES {
+                let e = Error::corrupt("the origin's answer is longer than any of S3's");
+                return Err(e.into());
+            }
+        }
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        if !status.is_success() {
+            let said = std::str::from_utf8(&document)
+                .ok()
+                .and_then(ErrorDocument::parse);
+            note.set_error(match said {
+                Some(said) => format!("the origin answered {status}: {}", said.describe()),
+                None => format!("the origin answered {status}"),
+            });
+        }
+        *response.body_mut() = AnswerBody::full(document.freeze());
+    } else {
+        *response.body_mut() = AnswerBody::stream(body, length);
+    }
+    Ok(response)
+}
+
+/// The headers that go to the origin.
+fn passed(headers: &HeaderMap) -> HeaderMap {
+    let mut out = HeaderMap::new();
+    for (name, value) in headers {
+        let is_ours = name.as_str().starts_with("x-amz-") && !NOT_PASSED.contains(&name.as_str());
+        // An empty condition is none.
+        let is_empty_condition = name.as_str().starts_with("if-") && value.is_empty();
+        if (is_ours || STANDARD.contains(name)) && !is_empty_condition {
+            out.append(name.clone(), value.clone());
+        }
+    }
+    if let Some(md5) = headers.get("content-md5") {
+        out.insert("content-md5", md5.clone());
+    }
+    let encoding = headers
+        .get(header::CONTENT_ENCODING)
+        .and_then(|v| v.to_str().ok())
+        .map(str::to_owned);
+    if let Some(kept) = super::convert::content_encoding(encoding)
+        && let Ok(kept) = HeaderValue::from_str(&kept)
+    {
+        out.insert(header::CONTENT_ENCODING, kept);
+    }
+    out
+}
+
+/// The length of the body, without its framing.
+fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
+    let number = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| v.parse::<u64>().ok())
+    };
+    let length = number("x-amz-decoded-content-length").or_else(|| number("content-length"));
+    match length {
+        Some(n) => Ok(n),
+        None if headers.contains_key(header::TRANSFER_ENCODING)
+            && matches!(*method, Method::PUT | Method::POST) =>
+        {
+            let e = Error::invalid("the length of the body is not known")
+                .hint("send Content-Length, or x-amz-decoded-content-length");
+            Err(Refusal::with_status(
+                "MissingContentLength",
+                StatusCode::LENGTH_REQUIRED,
+                e,
+            ))
+        }
+        None => Ok(0),
+    }
+}
+
+/// A whole body. Memory for it is held as it comes, so an announcement alone holds nothing.
+async fn collect(
+    mut body: ByteStream,
+    length: u64,
+    budget: &MemoryBudget,
+    held: &mut Vec<Reservation>,
+) -> Result<Bytes> {
+    let mut whole = BytesMut::new();
+    let mut allowed = UNRESERVED_BYTES;
+    while let Some(piece) = body.next().await {
+        let piece = piece?;
+        let total = (whole.len() + piece.len()) as u64;
+        if total > allowed {
+            let more = (total - allowed).max(allowed.min(length.saturating_sub(allowed)));
+            held.push(budget.hold(more).await?);
+            allowed += more;
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
+}
+
+/// The names of the checksums that come behind the body.
+fn trailers(headers: &HeaderMap) -> impl Iterator<Item = String> {
+    headers
+        .get_all("x-amz-trailer")
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .map(|name| name.trim().to_ascii_lowercase())
+}
+
+/// The checksum behind a body that streams, behind it again. S3 takes one.
+fn trailer(headers: &HeaderMap, found: &Verified) -> Option<Trailer> {
+    let name = trailers(headers).next()?;
+    let algorithm = name.strip_prefix("x-amz-checksum-")?.to_owned();
+    // Of 4, 8, 20 and 32 bytes in base64.
+    let value_bytes = match algorithm.as_str() {
+        "crc32" | "crc32c" => 8,
+        "crc64nvme" => 12,
+        "sha1" => 28,
+        "sha256" => 44,
+        _ => return None,
+    };
+    let found = found.clone();
+    let value = move || {
+        let sums = found.checksum();
+        let sum = value(&sums, &algorithm).map(str::to_owned);
+        sum.ok_or_else(|| Error::internal(format!("the {algorithm} of an upload is not known")))
+    };
+    Some(Trailer {
+        name,
+        value_bytes,
+        value: Box::new(value),
+    })
+}
+
+/// Checksums that came in trailers, as headers.
+fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) -> Result<()> {
+    let sums = found.checksum();
+    for name in trailers(headers) {
+        let Some(sum) = name
+            .strip_prefix("x-amz-checksum-")
+            .and_then(|algorithm| value(&sums, algorithm))
+        else {
+            continue;
+        };
+        let name: HeaderName = name
+            .parse()
+            .map_err(|_| Error::internal("the name of a checksum"))?;
+        let sum = HeaderValue::from_str(sum).map_err(|_| Error::internal("a checksum"))?;
+        passed.insert(name, sum);
+    }
+    Ok(())
+}
