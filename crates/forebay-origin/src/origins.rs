@@ -485,7 +485,7 @@ impl Origins {
     /// # Errors
     /// `BucketNotFound` where no origin is asked to make it.
     pub fn get_to_be(&self, bucket: &str) -> Result<Arc<dyn Origin>> {
-        let made_here = |w: &Wildcard| matches!(w.source, Source::Directories(_));
+        let made_here = |w: &Arc<Wildcard>| matches!(w.source, Source::Directories(_));
         if !self.named.contains_key(bucket) && self.wildcards.iter().any(made_here) {
             return Err(self.unknown(bucket));
         }
