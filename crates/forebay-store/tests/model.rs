@@ -476,7 +476,7 @@ impl World {
         for (dir, stats) in self.dirs.iter().zip(self.store().stats().dirs) {
             let on_disk = disk_bytes(dir);
             assert!(
-                on_disk <= stats.used_bytes + (16 << 10),
+                on_disk <= stats.used_bytes + (20 << 10),
                 "{}: {on_disk} bytes on disk, {} charged",
                 self.at(),
                 stats.used_bytes
