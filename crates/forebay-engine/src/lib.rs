@@ -31,6 +31,7 @@ mod flight;
 mod forward;
 mod generation;
 mod members;
+mod operate;
 mod read;
 mod resolve;
 mod rules;
@@ -52,6 +53,7 @@ pub use forebay_origin::{
 pub use forebay_store::Wait;
 pub use forward::Changes;
 pub use members::{AUX_INDEX, MemberRead};
+pub use operate::{CacheChange, CachedState};
 pub use read::{Conditions, Head, Read, ReadOptions};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
@@ -152,6 +154,8 @@ impl Engine {
         &self.inner.buckets
     }
 
+    /// For tests, which look at what the engine does to it. All others go through the engine.
+    #[doc(hidden)]
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.inner.store.as_ref()
     }

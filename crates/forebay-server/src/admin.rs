@@ -134,8 +134,7 @@ fn ready(app: &App) -> Response<Full<Bytes>> {
     let ready = app.ready.load(Relaxed);
     let dirs: Vec<_> = app
         .engine
-        .store()
-        .map(|s| s.stats())
+        .cache_stats()
         .iter()
         .flat_map(|s| &s.dirs)
         .map(|d| json!({"path": d.path, "state": d.state.as_str()}))

@@ -119,9 +119,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
     if let Some((tls, Some(identity))) = identity {
         tls.install(identity);
     }
-    if let Some(store) = app.engine.store() {
-        store.set_sources(&sources_of(&origins));
-    }
+    app.engine.set_sources(&sources_of(&origins));
     app.origins.install(origins);
     app.engine.set_rules(merged.engine().rules);
     app.in_flight.set_most(merged.limits.requests_in_flight);

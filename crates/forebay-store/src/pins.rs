@@ -248,6 +248,11 @@ impl Store {
         was
     }
 
+    /// Whether a name is pinned, cached or not. RAM only.
+    pub fn is_pinned(&self, name: &ObjectName) -> bool {
+        self.inner.pins.contains(name.hash128())
+    }
+
     /// All pinned names, cached or not, in the order of names.
     pub fn pinned(&self) -> Vec<ObjectName> {
         let mut names = self.inner.pins.names();

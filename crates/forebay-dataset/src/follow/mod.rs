@@ -193,9 +193,7 @@ impl Plans {
     pub fn new(datasets: &Datasets) -> Self {
         let engine = datasets.engine().clone();
         let table = Arc::new(Table::default());
-        if let Some(store) = engine.store() {
-            store.set_advisor(Some(table.clone()));
-        }
+        engine.set_advisor(Some(table.clone()));
         let inner = Inner {
             engine,
             datasets: datasets.clone(),
@@ -504,8 +502,8 @@ impl Inner {
     fn ahead_most(&self) -> u64 {
         let capacity: u64 = self
             .engine
-            .store()
-            .map_or(0, |s| s.stats().dirs.iter().map(|d| d.capacity_bytes).sum());
+            .cache_stats()
+            .map_or(0, |s| s.dirs.iter().map(|d| d.effective_bytes).sum());
         capacity / limits::PLAN_AHEAD_SHARE
     }
 }

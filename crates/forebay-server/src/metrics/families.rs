@@ -23,7 +23,7 @@ pub fn page(app: &App) -> Page {
     clients(&mut page, &app.metrics);
     let engine = app.engine.stats().snapshot();
     cache(&mut page, &engine, app.engine.fills_in_flight());
-    let stats = app.engine.store().map(|s| s.stats());
+    let stats = app.engine.cache_stats();
     store(&mut page, &stats.unwrap_or_default());
     origins(&mut page, &app.origins.stats());
     batches(&mut page, &app.batcher.stats().snapshot());

@@ -233,12 +233,7 @@ fn object_entry(call: &Call, bucket: &str, e: ListEntry, with_version: bool) -> 
     // What lies in the cache is told to those who may read it.
     let readable = call.policy.allows(Action::Read, bucket, &e.key);
     let cached = readable
-        && crate::object::name(bucket, &e.key).is_ok_and(|n| {
-            call.app
-                .engine
-                .store()
-                .is_some_and(|s| s.peek(&n).is_some())
-        });
+        && crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.is_cached(&n));
     let version = if with_version {
         e.etag.map(|t| t.trim_matches('"').to_owned())
     } else {

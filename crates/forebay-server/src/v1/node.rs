@@ -2,8 +2,8 @@
 
 use super::{Call, error::json_response, is_local, not_offered, warm};
 use crate::{auth, body::AnswerBody, config::Action, object, process};
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
-use forebay_engine::{ListRequest, ReadOptions};
+use forebay_core::{Error, ObjectName, Result, limits};
+use forebay_engine::{CacheChange, ListRequest};
 use forebay_origin::{OperationStats, OriginStats};
 use forebay_protocol::node::{
     Batches, CacheDir, CacheStatus, EngineStatus, Listen, Memory, NodeInfo, NodeState, Operation,
@@ -13,7 +13,7 @@ use forebay_store::{DirStats, StoreStats};
 use http::{Method, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Names in one pin, unpin or evict report that are told one by one.
 const REPORT_ERRORS_MAX: usize = 100;
@@ -77,11 +77,7 @@ fn status(call: &Call) -> Status {
         },
         origins: configured.collect(),
         origin_stats: app.origins.stats().into_iter().map(origin).collect(),
-        cache: app
-            .engine
-            .store()
-            .map(|store| cache(store.stats()))
-            .unwrap_or_default(),
+        cache: app.engine.cache_stats().map(cache).unwrap_or_default(),
         reads: Reads {
             total: s.reads_hit + s.reads_miss + s.reads_revalidated + s.reads_bypass,
             hit: s.reads_hit,
@@ -179,28 +175,14 @@ fn origin((name, s): (String, OriginStats)) -> OriginStatus {
     }
 }
 
-/// The store, or why there is none.
-fn store(call: &Call) -> Result<&Arc<forebay_store::Store>> {
-    call.app.engine.store().ok_or_else(|| {
-        Error::unsupported("this node has no cache").hint("start it with --cache DIR:SIZE")
-    })
-}
-
 async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
     call.note.set_name(bucket, key);
     call.permit(Action::Read, bucket, key)?;
     let name = object::name(bucket, key)?;
     let engine = &call.app.engine;
-    // What is here now, before the question makes it fresh.
-    let before = engine.store().and_then(|s| s.head(&name));
-    let head = engine.head(&name, &ReadOptions::default()).await?;
-    let meta = head.meta;
-    let cached = match engine.store() {
-        Some(store) if engine.rule(bucket).cache => store.coverage(&name, &meta),
-        _ => 0,
-    };
-    let validated = before.as_ref().map_or(0, |h| h.validated_at_secs);
+    let (head, here) = engine.stat(&name).await?;
+    let (meta, validated) = (head.meta, here.validated_at_secs);
     let rule = engine.rule(bucket);
     let fresh_until = match (validated, rule.freshness) {
         (0, _) | (_, forebay_engine::Freshness::Always) => Value::Null,
@@ -214,7 +196,7 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
         &json!({
             "bucket": bucket, "key": key, "size": meta.size, "etag": meta.etag, "last_modified": object::http_date(meta.last_modified_ms),
             "last_modified_ms": meta.last_modified_ms, "version": format!("{:016x}", meta.version().0), "attributes": meta.attributes,
-            "cache": head.cache.as_str(), "cached_bytes": cached, "pinned": before.is_some_and(|h| h.pinned) || store(call).is_ok_and(|s| s.pinned().contains(&name)),
+            "cache": head.cache.as_str(), "cached_bytes": here.bytes, "pinned": here.pinned,
             "validated_at": (validated > 0).then_some(validated), "fresh_until": fresh_until,
         }),
     ))
@@ -226,7 +208,7 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
             "the pins are for keys that have admin on something".into(),
         ));
     }
-    let mut names = store(call)?.pinned();
+    let mut names = call.app.engine.pinned()?;
     names.retain(|n| call.policy.allows(Action::Admin, n.bucket(), n.key()));
     let names: Vec<Value> = names
         .iter()
@@ -381,28 +363,27 @@ impl Selection {
 }
 
 async fn change(call: &Call, what: &str) -> Result<Response<AnswerBody>> {
+    let change = match what {
+        "pin" => CacheChange::Pin,
+        "unpin" => CacheChange::Unpin,
+        _ => CacheChange::Evict,
+    };
     let selection = Selection::of(call).await?;
-    let store = store(call)?.clone();
     let mut report = Report::default();
     if selection.prefix.is_some() {
         let mut token = None;
         loop {
             let (names, next) = selection.page(&call.app.engine, token).await?;
-            report = apply(
-                &store,
-                what,
-                names.into_iter().map(|n| n.0).collect(),
-                selection.dry_run,
-                report,
-            )
-            .await?;
+            let names = names.into_iter().map(|n| n.0).collect();
+            report.add(call, change, names, selection.dry_run).await?;
             token = next;
             if token.is_none() {
                 break;
             }
         }
     } else {
-        report = apply(&store, what, selection.names()?, selection.dry_run, report).await?;
+        let names = selection.names()?;
+        report.add(call, change, names, selection.dry_run).await?;
     }
     Ok(json_response(
         StatusCode::OK,
@@ -423,48 +404,36 @@ struct Report {
     errors: Vec<Value>,
 }
 
-/// The store's calls write to disk, so they run where that may block.
-async fn apply(
-    store: &Arc<forebay_store::Store>,
-    what: &str,
-    names: Vec<ObjectName>,
-    dry_run: bool,
-    mut report: Report,
-) -> Result<Report> {
-    let (store, what) = (store.clone(), what.to_owned());
-    tokio::task::spawn_blocking(move || {
-        let pinned: std::collections::HashSet<ObjectName> =
-            if dry_run || what == "pin" { store.pinned().into_iter().collect() } else { Default::default() };
-        for name in names {
-            report.objects += 1;
-            let outcome: Result<u64> = match what.as_str() {
-                "pin" if pinned.contains(&name) => Ok(0),
-                "pin" if dry_run => Ok(1),
-                "pin" => store.pin(&name).map(|()| 1),
-                "unpin" if dry_run => Ok(u64::from(pinned.contains(&name))),
-                "unpin" => Ok(u64::from(store.unpin(&name))),
-                _ if pinned.contains(&name) => Ok(0),
-                _ if dry_run => Ok(store.peek(&name).map_or(0, |p| p.record_bytes)),
-                _ => Ok(store.evict(&name)),
-            };
+impl Report {
+    async fn add(
+        &mut self,
+        call: &Call,
+        change: CacheChange,
+        names: Vec<ObjectName>,
+        dry_run: bool,
+    ) -> Result<()> {
+        let engine = &call.app.engine;
+        for (name, outcome) in engine.change_cache(change, names, dry_run).await? {
+            self.objects += 1;
             match outcome {
-                Ok(0) => report.unchanged += 1,
+                Ok(0) => self.unchanged += 1,
                 Ok(n) => {
-                    report.changed += 1;
-                    if what == "evict" {
-                        report.bytes += n;
+                    self.changed += 1;
+                    if change == CacheChange::Evict {
+                        self.bytes += n;
                     }
                 }
                 Err(e) => {
-                    report.failed += 1;
-                    if report.errors.len() < REPORT_ERRORS_MAX {
-                        report.errors.push(json!({"bucket": name.bucket(), "key": name.key(), "message": e.describe()}));
+                    self.failed += 1;
+                    if self.errors.len() < REPORT_ERRORS_MAX {
+                        let (bucket, key) = (name.bucket(), name.key());
+                        let message = e.describe();
+                        let error = json!({"bucket": bucket, "key": key, "message": message});
+                        self.errors.push(error);
                     }
                 }
             }
         }
-        report
-    })
-    .await
-    .map_err(|e| Error::new(ErrorKind::Internal, format!("the work on the cache ended: {e}")))
+        Ok(())
+    }
 }
