@@ -1,7 +1,8 @@
 //! The S3 front: path-style and virtual-host, anonymous or signed.
 //!
 //! A request goes through: the guards (`guard.rs`), who it is from, then the operation. Signatures
-//! are checked by the `s3s` library. Requests that need none (over the Unix socket, or while no keys
+//! are checked by the `s3s` library, those of plain reads before it in `signature.rs`. Requests that
+//! need none (over the Unix socket, or while no keys
 //! are configured) may carry one all the same, since SDKs sign with whatever keys they find: it is
 //! taken off unread. The framing of uploads is undone on the way (`chunked.rs`).
 //!
@@ -25,6 +26,7 @@ mod list;
 mod multipart;
 mod path;
 mod read;
+mod signature;
 mod verify;
 mod write;
 
@@ -39,6 +41,7 @@ use crate::{
     request_body::UploadBody,
 };
 use bytes::Bytes;
+use chrono::Utc;
 use error::Refusal;
 use forebay_core::{Error, name::validate_bucket, sync::Mutex};
 use forebay_engine::{ByteStream, Engine};
@@ -96,6 +99,8 @@ pub struct Front {
     hostnames: Vec<String>,
     access: Arc<Access>,
     serving: Arc<Serving>,
+    /// Checks the signatures of plain reads.
+    reads: signature::Reads,
     /// Checks signatures, and gives what it finds right to `serving`.
     verifier: S3Service,
 }
@@ -151,6 +156,7 @@ impl Front {
             hostnames: config.listen.hostnames.clone(),
             access,
             serving,
+            reads: signature::Reads::default(),
             verifier: verifier.build(),
         }
     }
@@ -210,6 +216,24 @@ impl Front {
         }
         guard::check_signature(&target, &head.headers)?;
         guard::check_scope(&target, &head.headers)?;
+        if read::is_read(&head.method, &target)
+            && let Some(key) = self
+                .reads
+                .verified(&head, &target, &self.access, Utc::now())
+            && let Some(caller) = self.access.of_key(key)
+        {
+            note.set_caller(&caller.name);
+            head.headers.remove(header::AUTHORIZATION);
+            let request = Verified {
+                head,
+                target: Arc::new(target),
+                policy: caller.policy,
+                note,
+                body: stream(body),
+                trailing: Trailing::None,
+            };
+            return self.serving.serve(request).await;
+        }
         let (body, aside) = match framing {
             // Its length is asked for.
             Framing::None => (Body::http_body_unsync(body), Aside::None),

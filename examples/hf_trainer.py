@@ -1,0 +1,53 @@
+"""The Trainer of Hugging Face transformers: a small language model from Parquet.
+
+python examples/hf_trainer.py
+"""
+
+import sys
+
+import forebay
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+DATA = sys.argv[1] if len(sys.argv) > 1 else "s3://my-bucket/corpus/**.parquet"
+LENGTH = 64
+
+
+def tokens(batch):
+    """Bytes are tokens enough for an example. Your tokenizer goes here."""
+    ids = torch.zeros(len(batch), LENGTH, dtype=torch.long)
+    for i, text in enumerate(batch.numpy()["text"]):
+        data = torch.frombuffer(bytearray(text.encode()[:LENGTH]), dtype=torch.uint8)
+        ids[i, : len(data)] = data.long()
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+class PlannedTrainer(Trainer):
+    """The order is the loader's. The Trainer would make a DataLoader and deal the rows out again."""
+
+    def get_train_dataloader(self):
+        return self.train_dataset
+
+
+def main():
+    dataset = forebay.open(DATA, columns=["text"])
+    loader = dataset.loader(batch_size=8, shuffle=forebay.Block(16), seed=7, collate=tokens)
+    config = GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=1, n_head=2)
+    trainer = PlannedTrainer(
+        GPT2LMHeadModel(config),
+        TrainingArguments(
+            output_dir="trained",
+            max_steps=20,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=10,
+            disable_tqdm=True,
+        ),
+        train_dataset=loader,
+    )
+    result = trainer.train()
+    print(f"{result.global_step} steps, loss {result.training_loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()
