@@ -1,0 +1,62 @@
+"""examples/: each program runs as it stands, against a node with the data of the quick starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_documents import far  # noqa: F401 - a fixture
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+#: How each is started, the package that it is an example for, and what it prints.
+PROGRAMS = {
+    "pytorch_ddp.py": (TORCHRUN, "torch", r"epoch 1: 3 steps on 2 ranks, loss \d"),
+    "lightning_fit.py": ([], "lightning", r"12 steps in 2 epochs"),
+    "hf_trainer.py": ([], "transformers", r"20 steps, loss \d"),
+    "jax_train.py": ([], "jax", r"epoch 1: loss \d"),
+    "webdataset_dropin.py": ([], "webdataset", r"96 samples .* 96 .*\nthe same samples"),
+    "aistore_client.py": ([], "aistore", r"images/001.tar 000001.jpg \d+"),
+    "boto3_client.py": ([], "boto3", r"images/003.tar: \d+ bytes, HIT"),
+}
+
+
+def run(arguments, far, tmp_path):  # noqa: F811
+    env = {**os.environ, "FOREBAY_NODE": far.url, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_runs(far, tmp_path, name):  # noqa: F811
+    launcher, package, expected = PROGRAMS[name]
+    pytest.importorskip(package)
+    done = run([*launcher, str(EXAMPLES / name)], far, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(expected, done.stdout), done.stdout
+
+
+def test_the_notebook_runs_from_top_to_bottom(far, tmp_path):  # noqa: F811
+    cells = json.loads((EXAMPLES / "look_around.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    done = run(["-c", "\n".join(code)], far, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("samples") >= 2, done.stdout
+
+
+def test_every_example_is_tested_and_in_the_table():
+    programs = {f.name for f in EXAMPLES.glob("*.py")}
+    assert programs == set(PROGRAMS)
+    table = (EXAMPLES / "README.md").read_text()
+    assert all(f"({name})" in table for name in [*programs, "look_around.ipynb"])
