@@ -185,6 +185,11 @@ def test_what_open_asks_for(node):
     )
     forebay.open("b/x/", client=client, labels="s3://b/labels.csv")
     forebay.open("b/x.tfrecord", client=client, example=True, labels={"from": "path"})
+    named = {"z": "string", "a": pa.list_(pa.float32())}
+    forebay.open("b/x", client=client, schema=named)
+    forebay.open("b/x", client=client, schema=pa.schema(list(named.items())[1:]))
+    with pytest.raises(TypeError):
+        forebay.open("b/x", client=client, schema=["a"])
     assert asked == [
         {
             "sources": ["s3://b/x/**", "b/y"],
@@ -195,6 +200,8 @@ def test_what_open_asks_for(node):
         },
         {"sources": ["b/x/"], "labels": {"from": "file", "name": "b/labels.csv"}},
         {"sources": ["b/x.tfrecord"], "example": True, "labels": {"from": "path"}},
+        {"sources": ["b/x"], "schema": {"z": "string", "a": "list<item: float>"}},
+        {"sources": ["b/x"], "schema": {"a": "list<item: float>"}},
     ]
     with pytest.raises(forebay.InvalidRequest):
         forebay.open("a", client=client, url="http://127.0.0.1:1")
