@@ -223,7 +223,8 @@ def test_what_is_wrong_is_said(node, put, scratch):
         (f"manifest:{here}/none", 404, "none"),
     ]:
         answer = post(node, spec)
-        message = answer.json()["message"]
+        told = answer.json()
+        message = f"{told['message']} ({told.get('hint')})"
         assert answer.status_code == status and all(p in message for p in parts), (
             spec,
             answer.status_code,
