@@ -82,6 +82,9 @@ pub struct RunOptions {
     pub may_read: Option<MayRead>,
 }
 
+/// Requests that are parsed on the runtime's threads; longer ones go to others.
+const PARSED_HERE_BYTES: usize = 64 << 10;
+
 /// An answer on its way.
 pub struct BatchAnswer {
     pub content_type: String,
@@ -145,6 +148,30 @@ impl Batcher {
         result
     }
 
+    /// The request, and which of its entries may not be read. A long one takes its time, on a thread
+    /// for that.
+    async fn parse(
+        &self,
+        body: Bytes,
+        default_bucket: Option<&str>,
+        options: &RunOptions,
+    ) -> Result<(BatchRequest, Denied)> {
+        let short = body.len() < PARSED_HERE_BYTES;
+        let (bucket, coloc) = (default_bucket.map(str::to_owned), options.coloc.clone());
+        let (may_read, most) = (options.may_read.clone(), self.config.max_entries);
+        let parse = move || {
+            let request = BatchRequest::parse(&body, bucket.as_deref(), coloc.as_deref(), most)?;
+            let denied = denied(&request, may_read.as_ref())?;
+            Ok((request, denied))
+        };
+        if short {
+            return parse();
+        }
+        tokio::task::spawn_blocking(parse)
+            .await
+            .map_err(|e| Error::internal("the request could not be parsed").source(e))?
+    }
+
     async fn run_uncounted(
         &self,
         default_bucket: Option<&str>,
@@ -162,13 +189,7 @@ impl Batcher {
             ));
         }
         let held = self.reserve_for(&body)?;
-        let request = BatchRequest::parse(
-            &body,
-            default_bucket,
-            options.coloc.as_deref(),
-            self.config.max_entries,
-        )?;
-        let denied = denied(&request, options.may_read.as_ref())?;
+        let (request, denied) = self.parse(body.clone(), default_bucket, &options).await?;
         self.check_buckets(&request, &denied).await?;
 
         let reservation = self

@@ -1,12 +1,19 @@
 //! Who may open what: asked before anything is looked up.
+//!
+//! Names that a manifest brings in are checked like those of the request, for each caller, before
+//! an opening is begun or joined (`registry.rs`): what an opening looks up, and what its errors say,
+//! is then of names that all who wait for it may read.
 
-use crate::{Dataset, DatasetSpec, FileTable, LabelSource, pattern::Wanted};
-use forebay_core::{Error, Result, name::shorten};
-use std::ops::Range;
+use crate::{Dataset, DatasetSpec, FileTable, LabelSource, blocking::blocking, pattern::Wanted};
+use forebay_core::{Error, Result, name::shorten, sync::Mutex};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+
+/// Sets of rights whose answers a dataset remembers.
+const ANSWERS_KEPT: usize = 64;
 
 /// What a caller may do. Names are keys or prefixes: what is allowed on a prefix is allowed on all
 /// below it.
-pub trait Access: Send + Sync {
+pub trait Access: Send + Sync + 'static {
     /// # Errors
     /// `PermissionDenied`.
     fn read(&self, bucket: &str, name: &str) -> Result<()>;
@@ -14,9 +21,28 @@ pub trait Access: Send + Sync {
     /// # Errors
     /// `PermissionDenied`.
     fn list(&self, bucket: &str, prefix: &str) -> Result<()>;
+
+    /// Stands for all that is allowed: callers with equal rights get equal answers.
+    fn rights(&self) -> u128;
+
+    /// Who the caller is; leases on plans belong to it.
+    fn caller(&self) -> Caller;
+
+    /// The same, for a thread of its own.
+    fn shared(&self) -> Arc<dyn Access>;
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Caller {
+    /// Whoever runs the node, or uses one without keys: every lease is theirs.
+    Operator,
+    /// The holder of a key, by a number that stands for the key.
+    Key(u128),
 }
 
 /// Everything is allowed.
+#[derive(Clone, Copy)]
 pub struct Everything;
 
 impl Access for Everything {
@@ -26,6 +52,18 @@ impl Access for Everything {
 
     fn list(&self, _: &str, _: &str) -> Result<()> {
         Ok(())
+    }
+
+    fn rights(&self) -> u128 {
+        0
+    }
+
+    fn caller(&self) -> Caller {
+        Caller::Operator
+    }
+
+    fn shared(&self) -> Arc<dyn Access> {
+        Arc::new(*self)
     }
 }
 
@@ -58,30 +96,74 @@ pub(crate) fn check_wanted(
     Ok(())
 }
 
+/// Answers that [`Dataset::check_access`] gave, by the rights of those who asked, the latest first.
+/// Neither files nor rights change, so an answer holds for ever.
+#[derive(Default)]
+pub(crate) struct Answers(Mutex<VecDeque<(u128, Result<()>)>>);
+
 impl Dataset {
-    /// Whether all its files may be read: those of a bucket at once where what their names have in
-    /// common is allowed.
+    /// Whether all its files may be read. Where no grant covers what the names of a bucket have in
+    /// common, each name is asked for, once for each set of rights; that takes its time.
     ///
     /// # Errors
     /// `PermissionDenied`, for the first that may not.
     pub fn check_access(&self, access: &dyn Access) -> Result<()> {
-        let files = self.files();
-        for (range, common) in self.in_common() {
-            if access
-                .read(
-                    files.bucket(range.start),
-                    &files.key(range.start)[..*common],
-                )
-                .is_ok()
-            {
-                continue;
-            }
-            for i in range.clone() {
-                access.read(files.bucket(i), files.key(i))?;
+        let rights = access.rights();
+        if let Some(answer) = self.checked(rights) {
+            return answer;
+        }
+        let answer = may_read(access, self.files(), self.in_common());
+        let mut answers = self.answers().0.lock();
+        answers.truncate(ANSWERS_KEPT - 1);
+        answers.push_front((rights, answer.clone()));
+        answer
+    }
+
+    fn checked(&self, rights: u128) -> Option<Result<()>> {
+        let answers = self.answers().0.lock();
+        answers
+            .iter()
+            .find(|(of, _)| *of == rights)
+            .map(|(_, answer)| answer.clone())
+    }
+
+    /// The same as [`Dataset::check_access`], on a thread that may take its time.
+    pub(crate) async fn allow(self: &Arc<Self>, access: &dyn Access) -> Result<()> {
+        match self.checked(access.rights()) {
+            Some(answer) => answer,
+            None => {
+                let (this, access) = (self.clone(), access.shared());
+                blocking(move || this.check_access(&*access)).await?
             }
         }
-        Ok(())
     }
+}
+
+/// Whether all files of a table may be read, those of a bucket at once where what their names have
+/// in common is allowed.
+///
+/// # Errors
+/// `PermissionDenied`, for the first that may not.
+pub(crate) fn may_read(
+    access: &dyn Access,
+    files: &FileTable,
+    in_common: &[(Range<usize>, usize)],
+) -> Result<()> {
+    for (range, common) in in_common {
+        if access
+            .read(
+                files.bucket(range.start),
+                &files.key(range.start)[..*common],
+            )
+            .is_ok()
+        {
+            continue;
+        }
+        for i in range.clone() {
+            access.read(files.bucket(i), files.key(i))?;
+        }
+    }
+    Ok(())
 }
 
 /// Files that follow one another in one bucket, with the length of what their keys have in common:

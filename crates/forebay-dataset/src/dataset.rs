@@ -9,7 +9,7 @@
 
 use crate::{
     Format,
-    access::in_common,
+    access::{Answers, in_common},
     labels::Labels,
     table::{FileRef, FileTable},
 };
@@ -53,6 +53,7 @@ pub struct Dataset {
     labels: Option<Labels>,
     options: String,
     in_common: Vec<(Range<usize>, usize)>,
+    answers: Answers,
     memory_bytes: u64,
 }
 
@@ -207,6 +208,7 @@ impl Dataset {
             labels,
             options,
             in_common,
+            answers: Answers::default(),
             memory_bytes,
         })
     }
@@ -348,6 +350,10 @@ impl Dataset {
     /// common.
     pub(crate) fn in_common(&self) -> &[(Range<usize>, usize)] {
         &self.in_common
+    }
+
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.answers
     }
 
     /// Memory that it holds, about.

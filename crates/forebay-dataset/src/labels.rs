@@ -2,6 +2,7 @@
 
 use crate::{
     LabelSource,
+    blocking::blocking,
     disk::{Decoder, put, put_bytes},
     manifest::read_whole,
     table::FileTable,
@@ -10,7 +11,7 @@ use arrow_schema::DataType;
 use forebay_core::{Error, ObjectName, Result, limits, name::shorten};
 use forebay_engine::Engine;
 use forebay_format::labels::{LabelColumns, Labels as File, label_of_path};
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 use xxhash_rust::xxh3::Xxh3;
 
 /// No label.
@@ -33,7 +34,7 @@ impl Labels {
     pub(crate) async fn of_spec(
         engine: &Engine,
         source: Option<&LabelSource>,
-        files: &FileTable,
+        files: &Arc<FileTable>,
     ) -> Result<Option<Self>> {
         let (name, columns) = match source {
             None => return Ok(None),
@@ -46,8 +47,21 @@ impl Labels {
                 },
             ),
         };
-        let bytes = read_whole(engine, &name, limits::SIDE_FILE_MAX_BYTES).await?;
-        let table = File::parse(name.key(), &bytes, &columns)?;
+        // Their names and labels, as a table, take about as much again.
+        let (bytes, _memory) = read_whole(engine, &name, limits::SIDE_FILE_MAX_BYTES, 2).await?;
+        let files = files.clone();
+        let labels = blocking(move || Self::of_file(&name, &bytes, &columns, &files));
+        labels.await?.map(Some)
+    }
+
+    /// From an object of names and labels.
+    fn of_file(
+        name: &ObjectName,
+        bytes: &[u8],
+        columns: &LabelColumns,
+        files: &FileTable,
+    ) -> Result<Self> {
+        let table = File::parse(name.key(), bytes, columns)?;
         let (mut numbers, mut names): (HashMap<&str, u32>, Vec<Box<str>>) = Default::default();
         let mut of = Vec::with_capacity(files.len());
         for i in 0..files.len() {
@@ -70,11 +84,11 @@ impl Labels {
                 shorten(files.key(0))
             )));
         }
-        Ok(Some(Labels::Table {
+        Ok(Labels::Table {
             of,
             names,
             numbers: table.are_numbers(),
-        }))
+        })
     }
 
     pub(crate) fn of<'a>(&'a self, files: &'a FileTable, file: usize) -> Option<&'a str> {

@@ -10,6 +10,7 @@
 //! Start reading at `registry.rs` (what opening does, in order), then `dataset.rs`.
 
 mod access;
+mod blocking;
 mod dataset;
 mod disk;
 pub mod follow;
@@ -28,11 +29,11 @@ mod stats;
 pub mod stream;
 mod table;
 
-pub use access::{Access, Everything};
+pub use access::{Access, Caller, Everything};
 pub use dataset::{Dataset, Located};
 pub use forebay_format::tabular::{FileIndex, Format};
 pub use manifest::ManifestLines;
-pub use progress::Progress;
+pub use progress::{Progress, Watched};
 pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{
     Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,

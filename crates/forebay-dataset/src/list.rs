@@ -6,15 +6,16 @@
 //!   and ten thousand names take ten.
 //! - Exact names that lie close together are looked up in pages of a listing too; the others are
 //!   asked for one by one.
-//! - A manifest is read. Files that it gives with size and version are taken at its word: reads are
+//! - A manifest was read when the caller's right to its lines was checked. Files that it gives with size and version are taken at its word: reads are
 //!   conditional on it, so a wrong word is an error then.
 //!
 //! Invariant: the answer is in the order of the sources, within a pattern by name, and holds no
 //! name twice.
 
 use crate::{
-    Format,
-    manifest::{self, Line},
+    Dataset, Format,
+    blocking::blocking,
+    manifest::Manifest,
     pattern::{Globs, Wanted},
     progress::Progress,
     table::{FileRef, FileTable, FileTableBuilder},
@@ -22,7 +23,7 @@ use crate::{
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{Engine, ListRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};
-use std::{collections::HashSet, ops::Range};
+use std::{collections::HashSet, ops::Range, sync::Arc};
 
 /// Fewer exact names than this are asked for one by one.
 const EXACT_LISTED_FROM: usize = 16;
@@ -57,15 +58,18 @@ pub(crate) struct Unreadable {
     pub first: Option<String>,
 }
 
-/// Lists what is wanted. `known` are the files of an earlier opening of the same spec.
+/// Lists what is wanted. `manifests` are those of `wanted`, in its order; `known` is an earlier
+/// opening of the same spec.
 pub(crate) async fn list(
     engine: &Engine,
     wanted: Vec<Wanted>,
-    known: Option<&FileTable>,
+    manifests: Vec<Arc<Manifest>>,
+    known: Option<Arc<Dataset>>,
     progress: &Progress,
 ) -> Result<Listed> {
     let mut out = Collected::new(wanted.len() > 1);
     let mut wanted = wanted.into_iter().peekable();
+    let mut manifests = manifests.into_iter();
     while let Some(next) = wanted.next() {
         match next {
             Wanted::Pattern {
@@ -74,7 +78,8 @@ pub(crate) async fn list(
                 globs,
             } => {
                 let begin = out.files.len();
-                list_pattern(engine, &bucket, &prefix, &globs, known, progress, &mut out).await?;
+                let known = known.clone();
+                out = list_pattern(engine, &bucket, &prefix, &globs, known, progress, out).await?;
                 out.by_pattern.push(Found {
                     files: begin..out.files.len(),
                     written: if globs.names_hidden() {
@@ -96,30 +101,33 @@ pub(crate) async fn list(
                 }
             }
             Wanted::Manifest(bucket, key) => {
-                let name = ObjectName::new(bucket, key)?;
-                let lines = manifest::read(engine, &name).await?;
-                out.format = out.format.or(lines.format);
-                let mut unknown = Vec::new();
-                let mut files = Vec::with_capacity(lines.lines.len());
-                for line in lines.lines {
-                    match line {
-                        Line::Known(file) => files.push(Some(file)),
-                        Line::Name(name) => {
-                            unknown.push(name);
-                            files.push(None);
-                        }
-                    }
-                }
-                let mut found = look_up(engine, unknown, progress)
+                let manifest = manifests
+                    .next()
+                    .ok_or_else(|| Error::internal("a manifest was not read"))?;
+                out.format = out.format.or(manifest.format);
+                let of = manifest.clone();
+                let unknown = blocking(move || {
+                    let unknown = (0..of.files.len()).filter(|&i| !of.known[i]);
+                    unknown.map(|i| of.files.name(i)).collect::<Vec<_>>()
+                })
+                .await?;
+                let found = look_up(engine, unknown, progress)
                     .await
-                    .map_err(|e| e.context(format_args!("manifest {name}")))?
-                    .into_iter();
-                for file in files {
-                    let file = file
-                        .or_else(|| found.next())
-                        .ok_or_else(|| Error::internal("a name of the manifest was lost"))?;
-                    out.push(file)?;
-                }
+                    .map_err(|e| e.context(format_args!("manifest {bucket}/{key}")))?;
+                out = blocking(move || {
+                    let mut found = found.into_iter();
+                    for (file, known) in manifest.files.iter().zip(&manifest.known) {
+                        let file = match known {
+                            true => Some(file),
+                            false => found.next(),
+                        };
+                        out.push(
+                            file.ok_or_else(|| Error::internal("a name of the manifest was lost"))?,
+                        )?;
+                    }
+                    Ok::<_, Error>(out)
+                })
+                .await??;
             }
         }
         progress.listed(out.files.len());
@@ -152,6 +160,31 @@ impl Collected {
         }
     }
 
+    /// The files of a listing.
+    fn take(&mut self, tables: &[FileTable]) -> Result<()> {
+        let mut last = "";
+        let mut sorted = true;
+        for table in tables {
+            sorted &= table.is_empty()
+                || (*table.key(0) > *last
+                    && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
+            if let Some(end) = table.len().checked_sub(1) {
+                last = table.key(end);
+            }
+        }
+        let mut files = tables.iter().flat_map(FileTable::iter);
+        if !sorted {
+            let mut files: Vec<FileRef> = files.collect();
+            files.sort_by(|a, b| a.name.cmp(&b.name));
+            files.into_iter().try_for_each(|file| self.push(file))
+        } else if self.seen.is_none() {
+            // One listing in order has no name twice.
+            files.try_for_each(|file| self.files.push(&file))
+        } else {
+            files.try_for_each(|file| self.push(file))
+        }
+    }
+
     /// The first time that a name comes is its place.
     fn push(&mut self, file: FileRef) -> Result<()> {
         let seen = self.seen.get_or_insert_default();
@@ -168,44 +201,22 @@ async fn list_pattern(
     bucket: &str,
     prefix: &str,
     globs: &Globs,
-    known: Option<&FileTable>,
+    known: Option<Arc<Dataset>>,
     progress: &Progress,
-    out: &mut Collected,
-) -> Result<()> {
-    let mut segments = stream::iter(segments(bucket, prefix, known))
+    mut out: Collected,
+) -> Result<Collected> {
+    let of = (bucket.to_owned(), prefix.to_owned());
+    let cut = blocking(move || segments(&of.0, &of.1, known.as_deref().map(Dataset::files)));
+    let mut segments = stream::iter(cut.await?)
         .map(|(after, until)| list_segment(engine, bucket, prefix, globs, after, until, progress))
         .buffered(limits::DATASET_LIST_PAGES);
-    let mut last = String::new();
-    let mut sorted = true;
     let mut tables = Vec::new();
     while let Some((table, unreadable)) = segments.try_next().await? {
         out.unreadable.count += unreadable.count;
         out.unreadable.first = out.unreadable.first.take().or(unreadable.first);
-        sorted &= table.is_empty()
-            || (*table.key(0) > *last && (1..table.len()).all(|i| table.key(i - 1) < table.key(i)));
-        if let Some(end) = table.len().checked_sub(1) {
-            last = table.key(end).to_owned();
-        }
         tables.push(table);
     }
-    if sorted {
-        let single = out.seen.is_none();
-        for file in tables.iter().flat_map(FileTable::iter) {
-            // One listing in order has no name twice.
-            if single {
-                out.files.push(&file)?
-            } else {
-                out.push(file)?
-            }
-        }
-    } else {
-        let mut files: Vec<FileRef> = tables.iter().flat_map(FileTable::iter).collect();
-        files.sort_by(|a, b| a.name.cmp(&b.name));
-        for file in files {
-            out.push(file)?;
-        }
-    }
-    Ok(())
+    blocking(move || out.take(&tables).map(|()| out)).await?
 }
 
 /// Where pages of a listing begin and end, as far as an earlier opening tells: after one name, up

@@ -5,23 +5,42 @@
 //! version nothing is asked of the origin. The first line of a manifest that is written here says
 //! what it is; lines that are empty or begin with `#` are passed over.
 
-use crate::{Dataset, Format, table::FileRef};
-use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::shorten};
+use crate::{
+    Access, Dataset, Format,
+    access::{in_common, may_read},
+    blocking::blocking,
+    table::{FileRef, FileTable, FileTableBuilder},
+};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, name::shorten};
 use forebay_engine::{Engine, ReadOptions};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
+use xxhash_rust::xxh3::xxh3_128;
 
-/// One line of a manifest.
-pub(crate) enum Line {
-    /// With size and version.
-    Known(FileRef),
-    Name(ObjectName),
+/// What a manifest says.
+pub(crate) struct Manifest {
+    /// Its files in the order of its lines. Where a line gave no version, size and tag mean
+    /// nothing.
+    pub files: FileTable,
+    /// For each file, whether its line gave size and version.
+    pub known: Vec<bool>,
+    pub format: Option<Format>,
+    /// Of its bytes.
+    pub digest: u128,
+    in_common: Vec<(Range<usize>, usize)>,
+    /// For the table.
+    _memory: Option<Reservation>,
 }
 
-pub(crate) struct Lines {
-    pub lines: Vec<Line>,
-    pub format: Option<Format>,
+impl Manifest {
+    /// Whether the caller may read all that it names.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, for the first that may not.
+    pub(crate) fn check_access(&self, access: &dyn Access) -> Result<()> {
+        may_read(access, &self.files, &self.in_common)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -53,50 +72,69 @@ struct Entry {
 const VERSION: u32 = 1;
 
 /// Reads a manifest through the cache.
-pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Lines> {
-    let bytes = read_whole(engine, name, limits::DATASET_MANIFEST_MAX_BYTES).await?;
-    parse(&bytes).map_err(|e| e.context(format_args!("manifest {name}")))
+pub(crate) async fn read(engine: &Engine, name: &ObjectName) -> Result<Manifest> {
+    // A table is about as large as the lines that it is made of.
+    let (bytes, mut memory) =
+        read_whole(engine, name, limits::DATASET_MANIFEST_MAX_BYTES, 2).await?;
+    let parsed = blocking(move || parse(&bytes)).await?;
+    let mut manifest = parsed.map_err(|e| e.context(format_args!("manifest {name}")))?;
+    memory.shrink(manifest.files.memory_bytes());
+    manifest._memory = Some(memory);
+    Ok(manifest)
 }
 
-/// A whole object of at most `most` bytes.
-pub(crate) async fn read_whole(engine: &Engine, name: &ObjectName, most: u64) -> Result<Vec<u8>> {
+/// A whole object of at most `most` bytes, and memory for it `times` over: it is about to be
+/// parsed into something of its own size.
+pub(crate) async fn read_whole(
+    engine: &Engine,
+    name: &ObjectName,
+    most: u64,
+    times: u64,
+) -> Result<(Vec<u8>, Reservation)> {
     let mut read = engine.read(name, None, &ReadOptions::default()).await?;
-    if read.meta.size > most {
+    let size = read.meta.size;
+    if size > most {
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("{name} has {} bytes; the most are {most}", read.meta.size),
+            format!("{name} has {size} bytes; the most are {most}"),
         ));
     }
-    // What is read is parsed at once; until then it is memory of this request.
-    let _held = engine.budget().hold(read.meta.size.max(1)).await?;
-    let mut out = Vec::with_capacity(read.meta.size as usize);
+    let held = engine.budget().hold((size * times).max(1)).await?;
+    let mut out = Vec::with_capacity(size as usize);
     while let Some(piece) = read.body.next().await {
         out.extend_from_slice(&piece?);
     }
-    Ok(out)
+    Ok((out, held))
 }
 
-fn parse(bytes: &[u8]) -> Result<Lines> {
+fn parse(bytes: &[u8]) -> Result<Manifest> {
     let text =
         std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is no text: {e}")))?;
-    let (mut lines, mut format) = (Vec::new(), None);
+    let (mut files, mut known, mut format) = (FileTableBuilder::default(), Vec::new(), None);
+    let unknown = |name| FileRef {
+        name,
+        size: 0,
+        etag: None,
+        last_modified_ms: 0,
+    };
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let at = |e: Error| e.context(format_args!("line {}", number + 1));
-        if lines.len() >= limits::DATASET_FILES_MAX {
+        if files.len() >= limits::DATASET_FILES_MAX {
             return Err(Error::new(
                 ErrorKind::TooLarge,
                 format!("more than {} files", limits::DATASET_FILES_MAX),
             ));
         }
         if !line.starts_with('{') {
-            lines.push(Line::Name(object(line).map_err(at)?));
+            files.push(&unknown(object(line).map_err(at)?))?;
+            known.push(false);
             continue;
         }
-        if lines.is_empty() && line.contains("\"forebay_manifest\"") {
+        if files.is_empty() && line.contains("\"forebay_manifest\"") {
             let head: Head =
                 serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
             if head.forebay_manifest != VERSION {
@@ -114,28 +152,38 @@ fn parse(bytes: &[u8]) -> Result<Lines> {
                 .hint(r#"{"name": "bucket/key"}, with "size" and "etag" where they are known"#))
         })?;
         let name = object(&entry.name).map_err(at)?;
-        lines.push(match (entry.size, entry.etag, entry.last_modified_ms) {
-            (Some(size), Some(etag), _) => Line::Known(FileRef {
-                name,
-                size,
-                etag: Some(etag),
-                last_modified_ms: 0,
-            }),
-            (Some(size), None, Some(last_modified_ms)) => Line::Known(FileRef {
-                name,
-                size,
-                etag: None,
-                last_modified_ms,
-            }),
-            _ => Line::Name(name),
-        });
+        let (size, etag, last_modified_ms) = match (entry.size, entry.etag, entry.last_modified_ms)
+        {
+            (Some(size), Some(etag), _) => (size, Some(etag), 0),
+            (Some(size), None, Some(time)) => (size, None, time),
+            _ => {
+                files.push(&unknown(name))?;
+                known.push(false);
+                continue;
+            }
+        };
+        files.push(&FileRef {
+            name,
+            size,
+            etag,
+            last_modified_ms,
+        })?;
+        known.push(true);
     }
-    if lines.is_empty() {
+    if files.is_empty() {
         return Err(
             Error::invalid("it names no files").hint("one file on each line, as bucket/key")
         );
     }
-    Ok(Lines { lines, format })
+    let files = files.finish();
+    Ok(Manifest {
+        in_common: in_common(&files),
+        files,
+        known,
+        format,
+        digest: xxh3_128(bytes),
+        _memory: None,
+    })
 }
 
 fn object(text: &str) -> Result<ObjectName> {
@@ -209,15 +257,19 @@ mod tests {
         let text = "# a comment\n\n{\"forebay_manifest\": 1, \"format\": \"parquet\"}\nbk/a b.parquet\r\ns3://bk/c\n\
                     {\"name\": \"bk/d\", \"size\": 5, \"etag\": \"\\\"x\\\"\", \"rows\": 7}\n{\"name\": \"bk/e\", \"size\": 5}\n\
                     {\"name\": \"bk/f\", \"size\": 6, \"last_modified_ms\": 9}\n";
-        let Lines { lines, format } = parse(text.as_bytes()).unwrap();
+        let Manifest {
+            files,
+            known,
+            format,
+            ..
+        } = parse(text.as_bytes()).unwrap();
         assert_eq!(format, Some(Format::Parquet));
-        let told: Vec<String> = lines
+        let told: Vec<String> = files
             .iter()
-            .map(|l| match l {
-                Line::Known(f) => {
-                    format!("{} {} {:?} {}", f.name, f.size, f.etag, f.last_modified_ms)
-                }
-                Line::Name(n) => n.to_string(),
+            .zip(known)
+            .map(|(f, known)| match known {
+                true => format!("{} {} {:?} {}", f.name, f.size, f.etag, f.last_modified_ms),
+                false => f.name.to_string(),
             })
             .collect();
         assert_eq!(

@@ -12,6 +12,7 @@
 
 use crate::{
     Dataset, Format, OnDamaged,
+    blocking::blocking,
     list::head,
     progress::Progress,
     select::Companions,
@@ -36,8 +37,6 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// What is fed to a parser in place: that is done in well under a millisecond.
-const FED_INLINE_MAX_BYTES: usize = 128 << 10;
 /// How often a file that changes while it is indexed is begun anew.
 const FRESH_STARTS: u32 = 3;
 /// The least that is read of a file's end.
@@ -45,6 +44,9 @@ const TAIL_LEAST_BYTES: u64 = 4 << 10;
 /// Where a header is at least this far away, it is fetched alone; nearer, the bytes between are
 /// read too.
 const SKIP_FROM_BYTES: u64 = 4 * limits::CHUNK_BYTES;
+/// What is parsed on the runtime's threads; what is longer goes to others.
+const INLINE_BYTES: usize = 128 << 10;
+const INLINE_MEMBERS: usize = 2000;
 /// What is no more than a header.
 const HEADER_MAX_BYTES: u64 = 64 << 10;
 
@@ -92,18 +94,24 @@ struct One {
 
 /// Indexes what `known` does not know.
 pub(crate) async fn index(
-    mut order: Order,
-    known: Option<&Dataset>,
+    order: Order,
+    known: Option<Arc<Dataset>>,
     progress: &Arc<Progress>,
 ) -> Result<Indexed> {
+    let (mut order, mut indexes, to_index) = blocking(move || {
+        let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; order.files.len()];
+        if let Some(known) = known.filter(|k| k.format() == order.format) {
+            reuse(&order.files, &known, &mut indexes);
+        }
+        let to_index: Vec<u32> = (0u32..)
+            .zip(&indexes)
+            .filter(|(_, index)| index.is_none())
+            .map(|(i, _)| i)
+            .collect();
+        (order, indexes, to_index)
+    })
+    .await?;
     let count = order.files.len();
-    let mut indexes: Vec<Option<Arc<FileIndex>>> = vec![None; count];
-    if let Some(known) = known.filter(|k| k.format() == order.format) {
-        reuse(&order.files, known, &mut indexes);
-    }
-    let to_index: Vec<u32> = (0..count as u32)
-        .filter(|&i| indexes[i as usize].is_none())
-        .collect();
     // Where features are those of the first records, the first file's hold for all.
     if order
         .options
@@ -157,46 +165,63 @@ pub(crate) async fn index(
     }
     let shared = Arc::into_inner(shared)
         .ok_or_else(|| Error::internal("a task that indexes files goes on"))?;
-    let mut files = shared.order.files;
-    let mut skipped = Vec::new();
-    if !changed.is_empty() || !damaged.is_empty() {
+    let files = shared.order.files;
+    blocking(move || {
+        let mut indexed = Indexed {
+            files,
+            indexes: Vec::new(),
+            indexed_files,
+            reused_files,
+            bytes,
+            skipped: Vec::new(),
+        };
         assert!(damaged.is_empty() || on_damaged == OnDamaged::Skip);
-        let mut kept = FileTableBuilder::default();
-        for i in 0..files.len() {
-            match (damaged.remove(&(i as u32)), changed.remove(&(i as u32))) {
-                (Some(e), _) => skipped.push((files.name(i).to_string(), e)),
-                (None, Some(file)) => kept.push(&file)?,
-                (None, None) => kept.push(&files.file(i))?,
-            }
-        }
-        files = kept.finish();
-    }
-    let indexes: Vec<Arc<FileIndex>> = indexes.into_iter().flatten().collect();
-    if indexes.len() != files.len() {
-        return Err(Error::internal(format!(
-            "{} of {} files have an index",
-            indexes.len(),
-            files.len()
-        )));
-    }
-    if files.is_empty() {
-        let first = skipped
-            .first()
-            .map(|(n, e)| format!(": {n}: {}", e.message()))
-            .unwrap_or_default();
-        return Err(Error::corrupt(format!(
-            "all {} files are damaged{first}",
-            skipped.len()
-        )));
-    }
-    Ok(Indexed {
-        files,
-        indexes,
-        indexed_files,
-        reused_files,
-        bytes,
-        skipped,
+        indexed.take(indexes, changed, damaged).map(|()| indexed)
     })
+    .await?
+}
+
+impl Indexed {
+    /// Takes over the indexes; leaves out what is damaged, and takes what changed as it is now.
+    fn take(
+        &mut self,
+        indexes: Vec<Option<Arc<FileIndex>>>,
+        mut changed: HashMap<u32, FileRef>,
+        mut damaged: HashMap<u32, Error>,
+    ) -> Result<()> {
+        let files = &self.files;
+        if !changed.is_empty() || !damaged.is_empty() {
+            let mut kept = FileTableBuilder::default();
+            for i in 0..files.len() {
+                match (damaged.remove(&(i as u32)), changed.remove(&(i as u32))) {
+                    (Some(e), _) => self.skipped.push((files.name(i).to_string(), e)),
+                    (None, Some(file)) => kept.push(&file)?,
+                    (None, None) => kept.push(&files.file(i))?,
+                }
+            }
+            self.files = kept.finish();
+        }
+        self.indexes = indexes.into_iter().flatten().collect();
+        if self.indexes.len() != self.files.len() {
+            return Err(Error::internal(format!(
+                "{} of {} files have an index",
+                self.indexes.len(),
+                self.files.len()
+            )));
+        }
+        if self.files.is_empty() {
+            let first = self
+                .skipped
+                .first()
+                .map(|(n, e)| format!(": {n}: {}", e.message()))
+                .unwrap_or_default();
+            return Err(Error::corrupt(format!(
+                "all {} files are damaged{first}",
+                self.skipped.len()
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Takes over the indexes of files that are as they were.
@@ -368,7 +393,12 @@ async fn index_one(
     let meta = Arc::new(file.meta());
     if matches!(format, Format::Tar | Format::Zip) {
         let members = engine.members_of_version(&file.name, &meta).await?;
-        return Ok((FileIndex::of_members(&members, file.size, options)?, 0));
+        if members.len() < INLINE_MEMBERS {
+            return Ok((FileIndex::of_members(&members, file.size, options)?, 0));
+        }
+        let (size, options) = (file.size, options.clone());
+        let index = blocking(move || FileIndex::of_members(&members, size, &options)).await?;
+        return Ok((index?, 0));
     }
     let mut source = Source {
         engine,
@@ -391,12 +421,15 @@ async fn index_one(
         let text = source
             .alone(0..beside.size.min(limits::SIDE_FILE_MAX_BYTES))
             .await?;
-        return side_file::index(&text, file.size, options)
+        let (size, options) = (file.size, options.clone());
+        let index = blocking(move || side_file::index(&text, size, &options)).await?;
+        return index
             .map(|index| (index, source.bytes))
             .map_err(|e| e.context(&beside.name));
     }
     let mut indexer = FileIndexer::new(*format, file.size, options)?;
     let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
+    let mut fed = 0;
     if from_end && file.size > 0 {
         let tail_bytes = learned.map_or(limits::FOOTER_FIRST_READ_BYTES, |l| {
             l.tail_bytes.load(Relaxed)
@@ -407,30 +440,55 @@ async fn index_one(
         if let Some(learned) = learned {
             learned.learn(*format, &tail);
         }
+        fed = tail.len();
         indexer.feed(file.size - tail.len() as u64, tail)?;
     }
-    while let Need::Ranges(ranges) = indexer.step()? {
+    loop {
+        let need;
+        (indexer, need) = inline_if(fed < INLINE_BYTES, indexer, FileIndexer::step).await?;
+        let Need::Ranges(ranges) = need? else { break };
+        fed = 0;
         for range in ranges {
             let read = if from_end {
                 source.alone(range.clone()).await?
             } else {
                 source.on(range.clone()).await?
             };
-            indexer = fed(indexer, range.start, read).await?;
+            fed += read.len();
+            let fed_now;
+            (indexer, fed_now) = inline_if(read.len() < INLINE_BYTES, indexer, move |indexer| {
+                indexer.feed(range.start, read)
+            })
+            .await?;
+            fed_now?;
         }
     }
-    Ok((indexer.finish()?, source.bytes))
+    let bytes = source.bytes;
+    let (_, index) = inline_if(fed < INLINE_BYTES, Some(indexer), |indexer| {
+        indexer
+            .take()
+            .ok_or_else(|| Error::internal("an index was finished twice"))?
+            .finish()
+    })
+    .await?;
+    Ok((index?, bytes))
 }
 
-/// Feeds a parser; what takes its time on a thread that may be busy.
-async fn fed(mut indexer: FileIndexer, at: u64, bytes: Bytes) -> Result<FileIndexer> {
-    if bytes.len() <= FED_INLINE_MAX_BYTES {
-        indexer.feed(at, bytes)?;
-        return Ok(indexer);
+/// Parses here what is short, on a thread for that what is long.
+async fn inline_if<P: Send + 'static, T: Send + 'static>(
+    short: bool,
+    mut parser: P,
+    parse: impl FnOnce(&mut P) -> T + Send + 'static,
+) -> Result<(P, T)> {
+    let work = move || {
+        let parsed = parse(&mut parser);
+        (parser, parsed)
+    };
+    if short {
+        Ok(work())
+    } else {
+        blocking(work).await
     }
-    let fed = tokio::task::spawn_blocking(move || indexer.feed(at, bytes).map(|()| indexer));
-    fed.await
-        .map_err(|e| Error::internal("a thread that indexes a file failed").source(e))?
 }
 
 /// Bytes of one version for a parser.

@@ -1,7 +1,25 @@
 //! How far an opening is: shared by all who wait for it.
 
 use forebay_protocol::dataset::OpenProgress;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// How far the opening is that one caller waits for. It shows nothing before the caller was let in.
+#[derive(Debug, Default)]
+pub struct Watched(OnceLock<Arc<Progress>>);
+
+impl Watched {
+    pub fn now(&self) -> OpenProgress {
+        self.0.get().map(|p| p.now()).unwrap_or_default()
+    }
+
+    pub(crate) fn is(&self, progress: Arc<Progress>) {
+        // A caller waits for one opening.
+        let _ = self.0.set(progress);
+    }
+}
 
 /// Live numbers of one opening.
 #[derive(Debug, Default)]

@@ -1,30 +1,35 @@
 //! The datasets of a node: opened once for all who ask, kept, updated by reading only what changed.
 //!
 //! [`Datasets::open`], in order: parse the patterns (`pattern.rs`), check what the caller may do
-//! (`access.rs`), join an opening of the same spec that is under way or begin one in a task of its
-//! own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those
+//! (`access.rs`), read the manifests that are named and check each of their lines likewise
+//! (`manifest.rs`), join an opening of the same spec and lines that is under way or begin one in a
+//! task of its own; there: list (`list.rs`), choose files and format (`select.rs`), read the indexes of those
 //! files that are new or changed (`open.rs`), and put the dataset together (`dataset.rs`). What
 //! comes of it is kept in RAM within a bound.
 //!
 //! Invariants: one opening of a spec at a time; what is handed out never changes; a caller gets
-//! nothing that has a file it may not read.
+//! nothing that has a file it may not read. An opening looks up only names that each caller who
+//! waits for it may read, so that its errors, and what it says of files that it left out, are for
+//! all of them.
 
 use crate::{
     Access, Dataset, DatasetSpec, FileTable, Format,
     access::check_wanted,
+    blocking::blocking,
     dataset::Parts,
     disk::Disk,
     labels::Labels,
     list::list,
+    manifest::{self, Manifest},
     open::{Indexed, Order, index},
     pattern::{self, Wanted},
-    progress::Progress,
+    progress::{Progress, Watched},
     schema::common_schema,
     select::{Selected, select},
     stats::DatasetStats,
 };
 use arrow_schema::SchemaRef;
-use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
 use forebay_engine::{Engine, Flights, Joined};
 use forebay_format::tabular::IndexOptions;
 use std::{
@@ -33,6 +38,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use xxhash_rust::xxh3::Xxh3;
 
 /// What an operator may say about datasets.
 #[derive(Clone, Debug)]
@@ -85,7 +91,11 @@ struct Inner {
     engine: Engine,
     config: DatasetsConfig,
     disk: Option<Arc<Disk>>,
+    /// By the spec, and what its manifests say.
     opening: Flights<u128, Opened>,
+    /// By the manifest's name.
+    manifests: Flights<u128, Arc<Manifest>>,
+    /// Of each opening.
     progress: Mutex<HashMap<u128, Arc<Progress>>>,
     kept: Mutex<Kept>,
     stats: DatasetStats,
@@ -160,6 +170,7 @@ impl Datasets {
             config,
             disk,
             opening: Flights::default(),
+            manifests: Flights::default(),
             progress: Mutex::default(),
             kept: Mutex::default(),
             stats: DatasetStats::default(),
@@ -191,51 +202,134 @@ impl Datasets {
     /// `PermissionDenied`, `NotFound` if nothing matches, `Corrupt` for a file that cannot be read,
     /// and whatever keeps the origin from answering.
     pub async fn open(&self, spec: &DatasetSpec, access: &dyn Access) -> Result<Opened> {
-        spec.check()?;
-        let sources = spec.sources.clone();
-        let wanted = blocking(move || pattern::parse(&sources)).await??;
-        check_wanted(access, spec, &wanted)?;
-        let follower = match self.inner.opening.join(spec.key()) {
-            Joined::Follower(follower) => {
-                self.inner.stats.joined.add(1);
-                follower
+        self.open_watched(spec, access, &Watched::default()).await
+    }
+
+    /// The same; `watched` shows meanwhile how far it is.
+    ///
+    /// # Errors
+    /// As [`Datasets::open`].
+    pub async fn open_watched(
+        &self,
+        spec: &DatasetSpec,
+        access: &dyn Access,
+        watched: &Watched,
+    ) -> Result<Opened> {
+        // Of a million names that takes its time.
+        let (spec, may) = (Arc::new(spec.clone()), access.shared());
+        let (spec, wanted, spec_key) = blocking(move || {
+            spec.check()?;
+            let wanted = pattern::parse(&spec.sources)?;
+            check_wanted(&*may, &spec, &wanted)?;
+            let key = spec.key();
+            Ok::<_, Error>((spec, wanted, key))
+        })
+        .await??;
+        let manifests = self.manifests(&wanted, access).await?;
+        let key = match manifests.as_slice() {
+            [] => spec_key,
+            manifests => {
+                let mut hash = Xxh3::new();
+                hash.update(&spec_key.to_le_bytes());
+                manifests
+                    .iter()
+                    .for_each(|m| hash.update(&m.digest.to_le_bytes()));
+                hash.digest128()
             }
-            Joined::Leader(leader) => {
-                let follower = leader.follower();
-                let progress = Arc::new(Progress::default());
-                self.inner
-                    .progress
-                    .lock()
-                    .insert(spec.key(), progress.clone());
-                let (this, spec) = (self.clone(), spec.clone());
-                tokio::spawn(async move {
-                    let began = Instant::now();
-                    let opened = this.open_now(&spec, wanted, &progress, began).await;
-                    this.inner.progress.lock().remove(&spec.key());
-                    match &opened {
-                        Ok(opened) => {
-                            this.inner.stats.opened.add(1);
-                            this.inner
-                                .stats
-                                .open_us
-                                .add(began.elapsed().as_micros() as u64);
-                            tracing::info!(dataset = ?opened.dataset, indexed = opened.indexed_files, ms = began.elapsed().as_millis() as u64, "opened");
-                        }
-                        Err(_) => this.inner.stats.failed.add(1),
+        };
+        let follower = {
+            let mut under_way = self.inner.progress.lock();
+            match self.inner.opening.join(key) {
+                Joined::Follower(follower) => {
+                    self.inner.stats.joined.add(1);
+                    if let Some(progress) = under_way.get(&key) {
+                        watched.is(progress.clone());
                     }
-                    leader.publish(opened);
-                });
-                follower
+                    follower
+                }
+                Joined::Leader(leader) => {
+                    let follower = leader.follower();
+                    let progress = Arc::new(Progress::default());
+                    watched.is(progress.clone());
+                    under_way.insert(key, progress.clone());
+                    let under_way = UnderWay {
+                        of: self.inner.clone(),
+                        key,
+                        progress,
+                    };
+                    let sources = Sources {
+                        spec,
+                        key: spec_key,
+                        wanted,
+                        manifests,
+                    };
+                    let this = self.clone();
+                    // `under_way` ends before the flight does, however that ends.
+                    tokio::spawn(async move {
+                        let leader = leader;
+                        let opened = this.open_counted(sources, under_way).await;
+                        leader.publish(opened);
+                    });
+                    follower
+                }
             }
         };
         let opened = follower.wait().await?;
-        opened.dataset.check_access(access)?;
+        opened.dataset.allow(access).await?;
         Ok(opened)
     }
 
-    /// How far an opening of this spec is, if one is under way.
-    pub fn progress(&self, spec: &DatasetSpec) -> Option<Arc<Progress>> {
-        self.inner.progress.lock().get(&spec.key()).cloned()
+    /// The manifests of `wanted`, in their order, each line of which the caller may read. A manifest
+    /// that several openings want at a time is read once.
+    async fn manifests(
+        &self,
+        wanted: &[Wanted],
+        access: &dyn Access,
+    ) -> Result<Vec<Arc<Manifest>>> {
+        let mut manifests = Vec::new();
+        for one in wanted {
+            let Wanted::Manifest(bucket, key) = one else {
+                continue;
+            };
+            let name = ObjectName::new(bucket.as_str(), key.as_str())?;
+            let follower = match self.inner.manifests.join(name.hash128()) {
+                Joined::Follower(follower) => follower,
+                Joined::Leader(leader) => {
+                    let follower = leader.follower();
+                    let engine = self.inner.engine.clone();
+                    tokio::spawn(async move {
+                        leader.publish(manifest::read(&engine, &name).await.map(Arc::new));
+                    });
+                    follower
+                }
+            };
+            let (read, may) = (follower.wait().await?, access.shared());
+            manifests.push(
+                blocking(move || read.check_access(&*may).map(|()| read))
+                    .await?
+                    .map_err(|e| e.context(format_args!("manifest {bucket}/{key}")))?,
+            );
+        }
+        Ok(manifests)
+    }
+
+    async fn open_counted(&self, sources: Sources, under_way: UnderWay) -> Result<Opened> {
+        let (began, stats) = (Instant::now(), &self.inner.stats);
+        let opened = self.open_now(sources, &under_way.progress, began).await;
+        match &opened {
+            Ok(opened) => {
+                stats.opened.add(1);
+                stats.open_us.add(began.elapsed().as_micros() as u64);
+                tracing::info!(
+                    dataset = ?opened.dataset,
+                    indexed = opened.indexed_files,
+                    ms = began.elapsed().as_millis() as u64,
+                    "opened"
+                );
+            }
+            Err(_) => stats.failed.add(1),
+        }
+        opened
     }
 
     /// A dataset that was opened before, by its id.
@@ -258,7 +352,7 @@ impl Datasets {
             )
             .hint("open it again: it may have been opened at another node, or long ago")
         })?;
-        dataset.check_access(access)?;
+        dataset.allow(access).await?;
         Ok(dataset)
     }
 
@@ -284,35 +378,38 @@ impl Datasets {
     }
 
     /// Datasets in RAM that the caller may read, the most recently used first.
-    pub fn list(&self, access: &dyn Access) -> Vec<Arc<Dataset>> {
+    pub async fn list(&self, access: &dyn Access) -> Vec<Arc<Dataset>> {
         let mut all: Vec<(Arc<Dataset>, u64)> =
             self.inner.kept.lock().by_id.values().cloned().collect();
         all.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
-        all.into_iter()
-            .map(|(d, _)| d)
-            .filter(|d| d.check_access(access).is_ok())
-            .collect()
+        let mut allowed = Vec::new();
+        for (dataset, _) in all {
+            if dataset.allow(access).await.is_ok() {
+                allowed.push(dataset);
+            }
+        }
+        allowed
     }
 
     async fn open_now(
         &self,
-        spec: &DatasetSpec,
-        wanted: Vec<Wanted>,
+        sources: Sources,
         progress: &Arc<Progress>,
         began: Instant,
     ) -> Result<Opened> {
         let engine = &self.inner.engine;
-        let known = self.known(spec).await?;
-        let listed = list(
-            engine,
+        let Sources {
+            spec,
+            key,
             wanted,
-            known.as_deref().map(Dataset::files),
-            progress,
-        )
-        .await?;
+            manifests,
+        } = sources;
+        let known = self.known(key).await?;
+        let listed = list(engine, wanted, manifests, known.clone(), progress).await?;
         progress.listed(listed.files.len());
         let unreadable = listed.unreadable.clone();
-        let mut selected = select(listed, spec.format, &spec.sources)?;
+        let of = spec.clone();
+        let mut selected = blocking(move || select(listed, of.format, &of.sources)).await??;
         if selected.unsure {
             selected.format = by_first_bytes(engine, &selected.files, selected.format).await?;
         }
@@ -323,13 +420,16 @@ impl Datasets {
                 )
                 .hint("name their format if they have columns"));
             }
-            let labels = Labels::of_spec(engine, spec.labels.as_ref(), &selected.files).await?;
-            (
-                Dataset::of_objects(selected.files, spec.block_rows, labels, spec.options())?,
-                Counts::default(),
-            )
+            let files = Arc::new(selected.files);
+            let labels = Labels::of_spec(engine, spec.labels.as_ref(), &files).await?;
+            let files = Arc::into_inner(files)
+                .ok_or_else(|| Error::internal("the files of an opening are in use"))?;
+            let of = spec.clone();
+            let dataset =
+                blocking(move || Dataset::of_objects(files, of.block_rows, labels, of.options()));
+            (dataset.await??, Counts::default())
         } else {
-            self.of_files(spec, selected, known.as_deref(), progress)
+            self.of_files(&spec, selected, known.clone(), progress)
                 .await?
         };
         let stats = &self.inner.stats;
@@ -343,8 +443,8 @@ impl Datasets {
         self.inner
             .kept
             .lock()
-            .keep(Some(spec.key()), &dataset, self.inner.config.memory_bytes);
-        self.keep_on_disk(spec.key(), &dataset).await;
+            .keep(Some(key), &dataset, self.inner.config.memory_bytes);
+        self.keep_on_disk(key, &dataset).await;
         let previous = known
             .map(|k| k.id().to_owned())
             .filter(|id| id != dataset.id());
@@ -365,7 +465,7 @@ impl Datasets {
         &self,
         spec: &DatasetSpec,
         selected: Selected,
-        known: Option<&Dataset>,
+        known: Option<Arc<Dataset>>,
         progress: &Arc<Progress>,
     ) -> Result<(Dataset, Counts)> {
         let format = selected.format;
@@ -393,7 +493,7 @@ impl Datasets {
         if let Some(rows) = spec.block_rows {
             (options.block_rows, options.block_bytes) = (rows, u64::MAX);
         }
-        if let Some(known) = known {
+        if let Some(known) = &known {
             let indexes = (0..known.files().len()).filter_map(|i| known.index(i));
             let mut last: Option<&SchemaRef> = None;
             for schema in indexes.map(|index| index.schema()) {
@@ -419,18 +519,21 @@ impl Datasets {
             bytes,
             skipped,
         } = index(order, known, progress).await?;
-        let schema = common_schema(format, &files, &indexes, named.as_ref())?;
-        let parts = Parts {
-            format,
-            files,
-            indexes,
-            shape: None,
-            schema,
-            labels: None,
-            options: spec.options(),
-        };
+        let options = spec.options();
+        let dataset = blocking(move || {
+            let schema = common_schema(format, &files, &indexes, named.as_ref())?;
+            Dataset::of_parts(Parts {
+                format,
+                files,
+                indexes,
+                shape: None,
+                schema,
+                labels: None,
+                options,
+            })
+        });
         Ok((
-            Dataset::of_parts(parts)?,
+            dataset.await??,
             Counts {
                 indexed: indexed_files,
                 reused: reused_files,
@@ -441,11 +544,11 @@ impl Datasets {
     }
 
     /// What this spec was last opened as.
-    async fn known(&self, spec: &DatasetSpec) -> Result<Option<Arc<Dataset>>> {
-        if let Some(known) = self.inner.kept.lock().latest(spec.key()) {
+    async fn known(&self, key: u128) -> Result<Option<Arc<Dataset>>> {
+        if let Some(known) = self.inner.kept.lock().latest(key) {
             return Ok(Some(known));
         }
-        let (disk, key) = (self.inner.disk.clone(), spec.key());
+        let disk = self.inner.disk.clone();
         let loaded = blocking(move || disk.and_then(|d| d.by_spec(key))).await?;
         Ok(loaded.map(|dataset| {
             self.inner.stats.loaded.add(1);
@@ -471,6 +574,29 @@ impl Datasets {
             self.inner.stats.keep_failed.add(1);
             tracing::warn!(error = %e.describe(), "the index of a dataset was not kept on disk");
         }
+    }
+}
+
+/// What an opening begins with: the caller's right to all of it was checked.
+struct Sources {
+    spec: Arc<DatasetSpec>,
+    /// The spec's.
+    key: u128,
+    wanted: Vec<Wanted>,
+    /// Those of `wanted`, in its order.
+    manifests: Vec<Arc<Manifest>>,
+}
+
+/// An opening in the list of those that go on; dropping it takes it out.
+struct UnderWay {
+    of: Arc<Inner>,
+    key: u128,
+    progress: Arc<Progress>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.of.progress.lock().remove(&self.key);
     }
 }
 
@@ -501,11 +627,4 @@ async fn by_first_bytes(engine: &Engine, files: &FileTable, by_name: Format) -> 
         (Format::Objects, Some(other)) => other,
         _ => by_name,
     })
-}
-
-/// Runs what may wait for a disk, or burn CPU, on a thread made for that.
-async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(f)
-        .await
-        .map_err(|e| Error::internal("a worker thread failed").source(e))
 }

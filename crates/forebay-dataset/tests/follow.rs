@@ -1,9 +1,9 @@
 //! Plans that the cache follows: leases begin, move, end and run out; what is wanted is kept and
 //! fetched ahead; what nobody wants is let go.
 
-use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_core::{ErrorKind, MemoryBudget, Result, SystemClock, limits};
 use forebay_dataset::{
-    Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
+    Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
     follow::{Plans, Registration},
 };
 use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness};
@@ -148,7 +148,9 @@ impl World {
             for position in 0..plan.rows_per_epoch() {
                 self.read(plan.row_at(epoch, position).row).await;
                 if let Some(lease) = lease {
-                    self.plans.progress(lease, epoch, position + 1).unwrap();
+                    self.plans
+                        .progress(lease, epoch, position + 1, &Everything)
+                        .unwrap();
                 }
             }
             found.push(1.0 - (self.fetched() - before) as f64 / (OBJECTS * OBJECT_BYTES) as f64);
@@ -222,7 +224,9 @@ fn jobs_over_one_dataset_share_what_they_fetch() {
             for position in 0..OBJECTS as u64 {
                 for (plan, lease) in plans.iter().zip(&leases) {
                     w.read(plan.row_at(epoch, position).row).await;
-                    w.plans.progress(lease, epoch, position + 1).unwrap();
+                    w.plans
+                        .progress(lease, epoch, position + 1, &Everything)
+                        .unwrap();
                 }
             }
             found.push(1.0 - (w.fetched() - before) as f64 / (2 * OBJECTS * OBJECT_BYTES) as f64);
@@ -253,7 +257,9 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
         assert_eq!(w.plans.counts(), (2, 1), "equal plans are one");
         for position in 0..OBJECTS as u64 {
             w.read(plan.row_at(0, position).row).await;
-            w.plans.progress(&lease.lease, 0, position + 1).unwrap();
+            w.plans
+                .progress(&lease.lease, 0, position + 1, &Everything)
+                .unwrap();
         }
         // The other has not read anything yet.
         let mut places: Vec<_> = w
@@ -264,12 +270,15 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             .collect();
         places.sort_unstable();
         assert_eq!(places, [(0, 0), (1, 0)]);
-        w.plans.release(&lease.lease).unwrap();
+        w.plans.release(&lease.lease, &Everything).unwrap();
         assert_eq!(w.plans.counts(), (1, 1));
-        w.plans.release(&again.lease).unwrap();
+        w.plans.release(&again.lease, &Everything).unwrap();
         assert_eq!(w.plans.counts(), (0, 0));
         assert_eq!(
-            w.plans.release(&again.lease).unwrap_err().kind(),
+            w.plans
+                .release(&again.lease, &Everything)
+                .unwrap_err()
+                .kind(),
             ErrorKind::NotFound
         );
 
@@ -303,7 +312,7 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             ((2, 1), 1)
         );
         for lease in [first, other] {
-            w.plans.release(&lease.lease).unwrap();
+            w.plans.release(&lease.lease, &Everything).unwrap();
         }
         for wrong in ["", &"j".repeat(129)] {
             assert_eq!(
@@ -321,13 +330,16 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             ..w.registration(&plan)
         };
         let short = w.plans.register(&short, &Everything).await.unwrap();
-        w.plans.progress(&short.lease, 0, 5).unwrap();
+        w.plans.progress(&short.lease, 0, 5, &Everything).unwrap();
         until("a lease without a word runs out", || {
             w.plans.counts() == (0, 0)
         })
         .await;
         assert_eq!(w.plans.stats().expired.load(Relaxed), 1);
-        let gone = w.plans.progress(&short.lease, 0, 6).unwrap_err();
+        let gone = w
+            .plans
+            .progress(&short.lease, 0, 6, &Everything)
+            .unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::NotFound);
         assert!(
             gone.describe().contains("register the plan again"),
@@ -337,7 +349,13 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
 
         let following = w
             .plans
-            .follow(plan.clone(), std::slice::from_ref(&w.dataset), 0, 0, 0)
+            .follow(
+                plan.clone(),
+                std::slice::from_ref(&w.dataset),
+                (0, 0),
+                0,
+                Caller::Key(1),
+            )
             .unwrap();
         following.progress(0, 9).unwrap();
         assert_eq!(
@@ -394,12 +412,12 @@ fn what_comes_next_is_fetched_ahead_within_its_budget() {
             most * OBJECT_BYTES as u64,
             "no more than the budget"
         );
-        w.plans.progress(&lease.lease, 0, 100).unwrap();
+        w.plans.progress(&lease.lease, 0, 100, &Everything).unwrap();
         until("it goes on from where the job is", || {
             (100..100 + most).all(|at| w.is_here(plan.row_at(0, at).row))
         })
         .await;
-        w.plans.release(&lease.lease).unwrap();
+        w.plans.release(&lease.lease, &Everything).unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         let fetched = w.fetched();
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -443,7 +461,7 @@ fn rows_that_are_asked_for_say_where_a_job_is() {
         w.plans.asked("another dataset", &rows(0, 16..32));
         assert_eq!(place(), (0, 8));
         w.plans
-            .progress(&lease.lease, 0, OBJECTS as u64 - 1)
+            .progress(&lease.lease, 0, OBJECTS as u64 - 1, &Everything)
             .unwrap();
         w.plans.asked(w.dataset.id(), &rows(1, 0..16));
         assert_eq!(place().0, 1, "over the end of an epoch");
@@ -507,15 +525,112 @@ fn a_registration_that_makes_no_sense_is_refused() {
         let lease = w.plans.register(&good, &Everything).await.unwrap().lease;
         assert_eq!(
             w.plans
-                .progress(&lease, 0, OBJECTS as u64 + 1)
+                .progress(&lease, 0, OBJECTS as u64 + 1, &Everything)
                 .unwrap_err()
                 .kind(),
             ErrorKind::Invalid
         );
         assert_eq!(
-            w.plans.progress("0", 0, 0).unwrap_err().kind(),
+            w.plans.progress("0", 0, 0, &Everything).unwrap_err().kind(),
             ErrorKind::NotFound
         );
         assert_eq!(w.plans.counts(), (1, 1));
+    });
+}
+
+/// A key that may read everything.
+#[derive(Clone, Copy)]
+struct Key(u128);
+
+impl Access for Key {
+    fn read(&self, _: &str, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn list(&self, _: &str, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn rights(&self) -> u128 {
+        0
+    }
+
+    fn caller(&self) -> Caller {
+        Caller::Key(self.0)
+    }
+
+    fn shared(&self) -> Arc<dyn Access> {
+        Arc::new(*self)
+    }
+}
+
+#[test]
+fn a_lease_obeys_the_key_that_registered_it_and_no_other() {
+    run(async {
+        let w = world(64).await;
+        let plan = w.plan(1, Shuffle::Full);
+        let named = Registration {
+            job: Some("job".into()),
+            ..w.registration(&plan)
+        };
+        let (mine, other) = (Key(1), Key(2));
+        let lease = w.plans.register(&named, &mine).await.unwrap().lease;
+        let missing = ErrorKind::NotFound;
+        let moved = w.plans.progress(&lease, 0, 9, &other);
+        assert_eq!(moved.unwrap_err().kind(), missing);
+        let ended = w.plans.release(&lease, &other);
+        assert_eq!(ended.unwrap_err().kind(), missing);
+        assert!(w.plans.list(&other).is_empty());
+        // The same job under another key is another job.
+        let theirs = w.plans.register(&named, &other).await.unwrap().lease;
+        assert_ne!(theirs, lease);
+        assert_eq!(w.plans.list(&other).len(), 1);
+        assert_eq!(w.plans.list(&mine)[0].lease, lease);
+        assert_eq!(w.plans.list(&Everything).len(), 2);
+        assert_eq!(w.plans.progress(&lease, 0, 9, &mine).unwrap().position, 9);
+        w.plans.release(&theirs, &Everything).unwrap();
+
+        // A stream's lease is seen by its caller, and ends with the stream alone.
+        let datasets = std::slice::from_ref(&w.dataset);
+        let following = w
+            .plans
+            .follow(plan.clone(), datasets, (0, 0), 0, other.caller())
+            .unwrap();
+        let of_stream = w.plans.list(&other).remove(0).lease;
+        for access in [&mine as &dyn Access, &other, &Everything] {
+            let moved = w.plans.progress(&of_stream, 0, 9, access);
+            assert_eq!(moved.unwrap_err().kind(), missing);
+            let ended = w.plans.release(&of_stream, access);
+            assert_eq!(ended.unwrap_err().kind(), missing);
+        }
+        assert_eq!(w.plans.list(&mine).len(), 1);
+        drop(following);
+        w.plans.release(&lease, &mine).unwrap();
+        assert_eq!(w.plans.counts(), (0, 0));
+    });
+}
+
+#[test]
+fn the_end_of_the_last_epoch_is_no_place_to_go_on_from() {
+    run(async {
+        let w = world(64).await;
+        let plan = w.plan(1, Shuffle::Full);
+        let last = Registration {
+            epoch: limits::PLAN_EPOCHS_MAX - 1,
+            position: OBJECTS as u64,
+            ahead_bytes: 1 << 20,
+            ..w.registration(&plan)
+        };
+        let refused = w.plans.register(&last, &Everything).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid);
+        // One row before it, what is fetched ahead ends with the epochs.
+        let before = Registration {
+            position: OBJECTS as u64 - 1,
+            ..last
+        };
+        let lease = w.plans.register(&before, &Everything).await.unwrap().lease;
+        let row = plan.row_at(limits::PLAN_EPOCHS_MAX - 1, OBJECTS as u64 - 1);
+        until("the last row is fetched ahead", || w.is_here(row.row)).await;
+        w.plans.release(&lease, &Everything).unwrap();
     });
 }

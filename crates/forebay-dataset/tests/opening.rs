@@ -8,9 +8,9 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Result, name::hash_name};
 use forebay_dataset::{
-    Access, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
+    Access, Caller, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
 };
 use forebay_format::tabular::Projection;
 use forebay_origin::{Fault, Operation};
@@ -68,7 +68,7 @@ async fn every_format_is_opened_and_each_row_is_found() {
         let again = b.datasets.get(d.id(), &Everything).await.unwrap();
         assert_eq!(again.id(), d.id());
     }
-    assert_eq!(b.datasets.list(&Everything).len(), 8);
+    assert_eq!(b.datasets.list(&Everything).await.len(), 8);
 }
 
 #[tokio::test]
@@ -566,6 +566,7 @@ async fn a_file_that_changes_or_disappears_while_it_is_opened() {
 }
 
 /// What begins so may be read; nothing may be listed but what begins so too.
+#[derive(Clone, Copy)]
 struct Only(&'static str);
 
 impl Access for Only {
@@ -579,6 +580,18 @@ impl Access for Only {
 
     fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
         self.read(bucket, prefix)
+    }
+
+    fn rights(&self) -> u128 {
+        hash_name("only", self.0)
+    }
+
+    fn caller(&self) -> Caller {
+        Caller::Key(self.rights())
+    }
+
+    fn shared(&self) -> Arc<dyn Access> {
+        Arc::new(*self)
     }
 }
 
@@ -619,9 +632,117 @@ async fn nobody_opens_what_he_may_not_read() {
     assert!(b.datasets.get(mine.id(), &Only("a/")).await.is_ok());
     denied(b.datasets.get(all.id(), &Only("a/")).await);
     denied(b.datasets.get(mine.id(), &Only("b/")).await);
-    assert_eq!(b.datasets.list(&Only("a/")).len(), 1);
+    assert_eq!(b.datasets.list(&Only("a/")).await.len(), 1);
     assert!(mine.check_access(&Only("a")).is_ok());
     assert!(all.check_access(&Only("a")).is_ok() && all.check_access(&Only("ab")).is_err());
+}
+
+/// Whoever may write a manifest learns nothing by it of what he may not read: not whether it is
+/// there, not its size, columns or bytes, and not from those who open the same with more rights.
+#[tokio::test]
+async fn a_manifest_tells_nothing_of_what_its_reader_may_not_read() {
+    let b = Bench::new();
+    b.put("a/1.parquet", parquet(&[1]));
+    b.put("secret/1.parquet", parquet(&[1]));
+    b.put("secret/2.parquet", "secret bytes");
+    let lines = [
+        "bk/secret/1.parquet",
+        "bk/secret/2.parquet",
+        "bk/secret/nothing.parquet",
+        "elsewhere/secret.parquet",
+        r#"{"name": "bk/secret/2.parquet", "size": 12, "etag": "\"x\""}"#,
+    ];
+    let specs: Vec<DatasetSpec> = lines
+        .iter()
+        .enumerate()
+        .map(|(i, line)| {
+            b.put(&format!("a/{i}.txt"), format!("bk/a/1.parquet\n{line}\n"));
+            DatasetSpec {
+                on_damaged: forebay_dataset::OnDamaged::Skip,
+                ..DatasetSpec::of(format!("manifest:bk/a/{i}.txt"))
+            }
+        })
+        .collect();
+    let calls = || {
+        (
+            b.lists(),
+            b.gets(),
+            b.faults.calls(Operation::Head),
+            b.datasets.stats().joined.get(),
+        )
+    };
+    let mine = Only("a/");
+    for spec in &specs {
+        let (lists, gets, heads, joined) = calls();
+        let e = b.datasets.open(spec, &mine).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{e}");
+        assert!(!e.describe().contains("PAR1"), "{}", e.describe());
+        assert_eq!(
+            calls(),
+            (lists, gets + 1, heads, joined),
+            "the manifest is read and nothing else: {spec:?}"
+        );
+    }
+    // Nor does he who asks while another, with more rights, opens the same.
+    for spec in &specs {
+        let fresh = b.fresh();
+        let (theirs, denied) = tokio::join!(fresh.open(spec, &Everything), fresh.open(spec, &mine));
+        assert_eq!(denied.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(fresh.stats().joined.get(), 0);
+        drop(theirs);
+    }
+    // What names only what he may read is his.
+    b.put("a/mine.txt", "bk/a/1.parquet\n");
+    let spec = DatasetSpec::of("manifest:bk/a/mine.txt");
+    assert_eq!(
+        b.datasets.open(&spec, &mine).await.unwrap().dataset.rows(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn what_was_checked_once_for_some_rights_is_not_checked_again() {
+    struct Counted(Arc<std::sync::atomic::AtomicU64>, u128);
+    impl Access for Counted {
+        fn read(&self, _: &str, name: &str) -> Result<()> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            // Two grants, none of which covers what all names have in common.
+            if name.starts_with("a/x") || (name.starts_with("a/y") && self.1 == 1) {
+                Ok(())
+            } else {
+                Err(Error::permission_denied("no"))
+            }
+        }
+        fn list(&self, _: &str, _: &str) -> Result<()> {
+            Ok(())
+        }
+        fn rights(&self) -> u128 {
+            self.1
+        }
+        fn caller(&self) -> Caller {
+            Caller::Key(self.1)
+        }
+        fn shared(&self) -> Arc<dyn Access> {
+            Arc::new(Counted(self.0.clone(), self.1))
+        }
+    }
+    let b = Bench::new();
+    for i in 0..50 {
+        b.put(&format!("a/{}{i}.bin", ["x", "y"][i % 2]), "1");
+    }
+    let id = b.open("bk/a/").await.unwrap().dataset.id().to_owned();
+    let asked = Arc::default();
+    let (both, one) = (Counted(Arc::clone(&asked), 1), Counted(asked.clone(), 2));
+    let count = || asked.load(std::sync::atomic::Ordering::Relaxed);
+    b.datasets.get(&id, &both).await.unwrap();
+    assert_eq!(count(), 51);
+    for _ in 0..10 {
+        b.datasets.get(&id, &both).await.unwrap();
+        assert!(b.datasets.get(&id, &one).await.is_err());
+    }
+    assert!(count() < 51 + 60, "{}", count());
+    assert!(b.datasets.list(&one).await.is_empty());
+    assert_eq!(b.datasets.list(&both).await.len(), 1);
 }
 
 #[tokio::test]

@@ -45,7 +45,8 @@ pub(super) async fn run(
         let (epoch, position) = (next / rows, next % rows);
         // A piece of the window at a time, and within one epoch.
         let end = next + STRIDE_ROWS.min(window.div_ceil(2)).min(rows - position);
-        if end > at.saturating_add(window) || epoch >= followed.until_epoch.load(Relaxed) {
+        let until = followed.until_epoch.load(Relaxed);
+        if end > at.saturating_add(window) || epoch >= until.min(limits::PLAN_EPOCHS_MAX) {
             let _ = tokio::time::timeout(LOOK_EVERY, wake.notified()).await;
             if plans.strong_count() == 0 {
                 return;

@@ -24,7 +24,7 @@ mod table;
 pub use layout::Layout;
 pub use table::Table;
 
-use crate::{Access, Dataset, Datasets};
+use crate::{Access, Caller, Dataset, Datasets};
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::{Plan, PlanDocument};
@@ -120,7 +120,7 @@ pub(crate) struct Inner {
     state: Mutex<State>,
     stats: FollowStats,
     next: AtomicU64,
-    /// Makes of that the numbers of leases: who was not told one does not know it.
+    /// Makes of that the numbers of leases, which cannot be guessed.
     secret: RandomState,
 }
 
@@ -135,6 +135,7 @@ struct State {
 
 struct Held {
     plan: String,
+    owner: Owner,
     /// Over all epochs.
     at: u64,
     until_epoch: Option<u64>,
@@ -143,7 +144,34 @@ struct Held {
     expires: Option<Instant>,
 }
 
+/// Whose a lease is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Of whoever registered it.
+    Job(Caller),
+    /// Of work that goes on here, on behalf of a caller; it ends with the work.
+    Work(Caller),
+}
+
+impl Owner {
+    fn caller(self) -> Caller {
+        match self {
+            Owner::Job(caller) | Owner::Work(caller) => caller,
+        }
+    }
+}
+
 impl Held {
+    /// Whether a caller may know of it.
+    fn is_of(&self, caller: Caller) -> bool {
+        caller == Caller::Operator || self.owner.caller() == caller
+    }
+
+    /// Whether a caller may move and end it.
+    fn obeys(&self, caller: Caller) -> bool {
+        self.is_of(caller) && matches!(self.owner, Owner::Job(_))
+    }
+
     fn renew(&mut self) {
         self.expires = self.lasts.map(|lasts| Instant::now() + lasts);
     }
@@ -152,7 +180,7 @@ impl Held {
 /// A plan of work that goes on here; dropping it ends the lease.
 pub struct Following {
     plans: Plans,
-    lease: String,
+    lease: u64,
 }
 
 impl Following {
@@ -161,16 +189,14 @@ impl Following {
     /// # Errors
     /// `Invalid` for a place that cannot be.
     pub fn progress(&self, epoch: u64, position: u64) -> Result<()> {
-        self.plans
-            .progress(&self.lease, epoch, position)
-            .map(|_| ())
+        self.plans.moved(self.lease, epoch, position, |_| true)
     }
 }
 
 impl Drop for Following {
     fn drop(&mut self) {
-        // It is there: nobody else knows it, and it does not run out.
-        let _ = self.plans.release(&self.lease);
+        // It is there: nobody else may end it, and it does not run out.
+        let _ = self.plans.ended(self.lease, |_| true);
     }
 }
 
@@ -250,18 +276,22 @@ impl Plans {
         let at = place(&plan, registration.epoch, registration.position)?;
         let lasts = Duration::from_secs(registration.lease_seconds);
         let lease = match &registration.job {
-            Some(job) => self.inner.secret.hash_one((job, plan.identity())),
+            // Another key that says the same has a lease of its own.
+            Some(job) => self
+                .inner
+                .secret
+                .hash_one((access.caller(), job, plan.identity())),
             None => self.new_lease(),
         };
-        self.hold(
-            lease,
-            plan,
-            layouts,
+        let held = Held {
+            plan: plan.identity().to_owned(),
+            owner: Owner::Job(access.caller()),
             at,
-            registration.until_epoch,
-            Some(lasts),
-            registration.ahead_bytes,
-        )?;
+            until_epoch: registration.until_epoch,
+            lasts: Some(lasts),
+            expires: None,
+        };
+        self.hold(lease, held, plan, layouts, registration.ahead_bytes)?;
         self.of(lease)
     }
 
@@ -274,17 +304,24 @@ impl Plans {
         &self,
         plan: Arc<Plan>,
         datasets: &[Arc<Dataset>],
-        epoch: u64,
-        position: u64,
+        (epoch, position): (u64, u64),
         ahead_bytes: u64,
+        caller: Caller,
     ) -> Result<Following> {
         let layouts = self.layouts(datasets);
-        let at = place(&plan, epoch, position)?;
+        let held = Held {
+            plan: plan.identity().to_owned(),
+            owner: Owner::Work(caller),
+            at: place(&plan, epoch, position)?,
+            until_epoch: None,
+            lasts: None,
+            expires: None,
+        };
         let lease = self.new_lease();
-        self.hold(lease, plan, layouts, at, None, None, ahead_bytes)?;
+        self.hold(lease, held, plan, layouts, ahead_bytes)?;
         Ok(Following {
             plans: self.clone(),
-            lease: format!("{lease:016x}"),
+            lease,
         })
     }
 
@@ -309,15 +346,12 @@ impl Plans {
     }
 
     /// Enters a lease, or renews it. Without a time it lasts until it is released.
-    #[allow(clippy::too_many_arguments)]
     fn hold(
         &self,
         lease: u64,
+        mut held: Held,
         plan: Arc<Plan>,
         layouts: Vec<Arc<Layout>>,
-        at: u64,
-        until_epoch: Option<u64>,
-        lasts: Option<Duration>,
         ahead_bytes: u64,
     ) -> Result<()> {
         let identity = plan.identity().to_owned();
@@ -331,7 +365,7 @@ impl Plans {
                 .hint("release plans that ended, or let their leases run out"));
             }
             if !state.groups.contains_key(&identity) {
-                let followed = Arc::new(Followed::new(plan, layouts, at));
+                let followed = Arc::new(Followed::new(plan, layouts, held.at));
                 let group = Group {
                     followed: followed.clone(),
                     wake: Arc::new(Notify::new()),
@@ -340,13 +374,7 @@ impl Plans {
                 state.groups.insert(identity.clone(), group);
                 self.inner.table.add(followed);
             }
-            let held = Held {
-                plan: identity.clone(),
-                at,
-                until_epoch,
-                lasts,
-                expires: lasts.map(|lasts| Instant::now() + lasts),
-            };
+            held.renew();
             if state.held.insert(lease, held).is_some() {
                 self.inner.stats.renewed.fetch_add(1, Relaxed);
             } else {
@@ -380,74 +408,72 @@ impl Plans {
     /// lease.
     ///
     /// # Errors
-    /// `NotFound` for a lease that ran out or was released; `Invalid` for a place that cannot be.
-    pub fn progress(&self, lease: &str, epoch: u64, position: u64) -> Result<Lease> {
-        let id = parse(lease)?;
-        {
-            let mut state = self.inner.state.lock();
-            let identity = state
-                .held
-                .get(&id)
-                .map(|h| h.plan.clone())
-                .ok_or_else(|| unknown(lease))?;
-            let followed = state
-                .groups
-                .get(&identity)
-                .map(|g| g.followed.clone())
-                .ok_or_else(|| unknown(lease))?;
-            let at = place(&followed.plan, epoch, position)?;
-            if let Some(held) = state.held.get_mut(&id) {
-                held.at = at;
-                held.renew();
-            }
-            state.settle(&identity);
-        }
+    /// `NotFound` for a lease that ran out or was released, and for one of another key or of a
+    /// stream; `Invalid` for a place that cannot be.
+    pub fn progress(
+        &self,
+        lease: &str,
+        epoch: u64,
+        position: u64,
+        access: &dyn Access,
+    ) -> Result<Lease> {
+        let (id, caller) = (parse(lease)?, access.caller());
+        self.moved(id, epoch, position, |held| held.obeys(caller))?;
         self.of(id)
+    }
+
+    fn moved(
+        &self,
+        id: u64,
+        epoch: u64,
+        position: u64,
+        may: impl FnOnce(&Held) -> bool,
+    ) -> Result<()> {
+        let mut state = self.inner.state.lock();
+        let state = &mut *state;
+        let held = state.held.get_mut(&id).filter(|held| may(held));
+        let held = held.ok_or_else(|| unknown(&text(id)))?;
+        let group = state.groups.get(&held.plan);
+        let group = group.ok_or_else(|| unknown(&text(id)))?;
+        held.at = place(&group.followed.plan, epoch, position)?;
+        held.renew();
+        let identity = held.plan.clone();
+        state.settle(&identity);
+        Ok(())
     }
 
     /// Ends a lease.
     ///
     /// # Errors
-    /// `NotFound` if there is none.
-    pub fn release(&self, lease: &str) -> Result<()> {
-        let id = parse(lease)?;
+    /// `NotFound` if there is none, or it is one of another key or of a stream.
+    pub fn release(&self, lease: &str, access: &dyn Access) -> Result<()> {
+        let caller = access.caller();
+        self.ended(parse(lease)?, |held| held.obeys(caller))
+    }
+
+    fn ended(&self, id: u64, may: impl FnOnce(&Held) -> bool) -> Result<()> {
         let mut state = self.inner.state.lock();
-        if !state.end(id, &self.inner.table) {
-            return Err(unknown(lease));
+        if !state.held.get(&id).is_some_and(may) || !state.end(id, &self.inner.table) {
+            return Err(unknown(&text(id)));
         }
         self.inner.stats.released.fetch_add(1, Relaxed);
         Ok(())
     }
 
-    /// All leases, in the order of their numbers.
+    /// The caller's leases, in the order of their numbers; those of its streams too.
     pub fn list(&self, access: &dyn Access) -> Vec<Lease> {
-        let mut ids: Vec<(u64, String)> = self
+        let caller = access.caller();
+        let mut ids: Vec<u64> = self
             .inner
             .state
             .lock()
             .held
             .iter()
-            .map(|(id, h)| (*id, h.plan.clone()))
+            .filter(|(_, held)| held.is_of(caller))
+            .map(|(id, _)| *id)
             .collect();
         ids.sort_unstable();
-        let may = |plan: &String| {
-            let followed = self
-                .inner
-                .state
-                .lock()
-                .groups
-                .get(plan)
-                .map(|g| g.followed.clone());
-            followed.is_some_and(|f| {
-                f.layouts
-                    .iter()
-                    .all(|l| l.dataset().check_access(access).is_ok())
-            })
-        };
-        ids.iter()
-            .filter(|(_, plan)| may(plan))
-            .filter_map(|(id, _)| self.of(*id).ok())
-            .collect()
+        ids.into_iter().filter_map(|id| self.of(id).ok()).collect()
     }
 
     /// Rows of a dataset are being read. Where they are what a plan on it would read about now, its
@@ -479,7 +505,7 @@ impl Plans {
 
     fn of(&self, lease: u64) -> Result<Lease> {
         let state = self.inner.state.lock();
-        let text = format!("{lease:016x}");
+        let text = text(lease);
         let held = state.held.get(&lease).ok_or_else(|| unknown(&text))?;
         let group = state.groups.get(&held.plan).ok_or_else(|| unknown(&text))?;
         let rows = group.followed.plan.rows_per_epoch();
@@ -568,6 +594,11 @@ async fn sweep(plans: Weak<Inner>) {
 }
 
 fn check(registration: &Registration) -> Result<()> {
+    let sources = registration.plan.sources.len();
+    if sources > limits::PLAN_SOURCES_MAX {
+        return Err(Error::invalid(format!("a plan over {sources} datasets"))
+            .hint(format!("at most {}", limits::PLAN_SOURCES_MAX)));
+    }
     if let Some(job) = &registration.job
         && !(1..=limits::PLAN_JOB_NAME_MAX_BYTES).contains(&job.len())
     {
@@ -605,7 +636,9 @@ fn check(registration: &Registration) -> Result<()> {
 /// A place as one number.
 fn place(plan: &Plan, epoch: u64, position: u64) -> Result<u64> {
     let rows = plan.rows_per_epoch();
-    if epoch >= limits::PLAN_EPOCHS_MAX || position > rows {
+    // The end of an epoch is the beginning of the next one, which there must be.
+    let epochs = epoch.saturating_add(u64::from(position == rows));
+    if epochs >= limits::PLAN_EPOCHS_MAX || position > rows {
         return Err(Error::invalid(format!(
             "position {position} of epoch {epoch}, in a plan of {rows} rows an epoch"
         ))
@@ -619,6 +652,10 @@ fn parse(lease: &str) -> Result<u64> {
         .ok()
         .filter(|_| lease.len() == 16)
         .ok_or_else(|| unknown(lease))
+}
+
+fn text(lease: u64) -> String {
+    format!("{lease:016x}")
 }
 
 fn unknown(lease: &str) -> Error {

@@ -31,7 +31,7 @@ pub use forebay_protocol::stream::{Lane, StreamRequest};
 pub use stats::StreamStats;
 
 use crate::{
-    Access, Datasets, Rows,
+    Access, Caller, Datasets, Rows,
     follow::{Following, Plans},
 };
 use bytes::Bytes;
@@ -154,7 +154,7 @@ impl Streams {
                 .map_or((until, 0), |step| (step.next.epoch, step.next.position)),
         };
         let following = self
-            .follow(steps.plan().clone(), datasets.clone(), at)
+            .follow(steps.plan().clone(), datasets.clone(), at, access.caller())
             .await;
         let source = DatasetSource::new(
             inner.rows.clone(),
@@ -180,10 +180,11 @@ impl Streams {
         plan: Arc<Plan>,
         datasets: Vec<Arc<crate::Dataset>>,
         at: (u64, u64),
+        caller: Caller,
     ) -> Option<Following> {
         let plans = self.inner.followed.clone();
         let following =
-            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at.0, at.1, 0))
+            tokio::task::spawn_blocking(move || plans.follow(plan, &datasets, at, 0, caller))
                 .await
                 .ok()?;
         following

@@ -47,6 +47,17 @@ pub struct Caller {
     pub policy: Arc<Policy>,
 }
 
+impl Caller {
+    /// The holder of a token without a name of its own: a number in a list may be another's after
+    /// the next reload.
+    fn known_by(self, token: &Secret) -> Self {
+        Caller {
+            policy: self.policy.of_key(&format!("token {}", token.reveal())),
+            ..self
+        }
+    }
+}
+
 /// The keys of one moment.
 #[derive(Default)]
 struct Table {
@@ -286,7 +297,9 @@ impl Table {
         }
         for (i, token) in tokens.iter().enumerate() {
             let name = format!("token-{}", self.tokens.len() + 1);
-            self.add_named(name, |table, caller| table.add_token(token, caller), None)
+            let add =
+                |table: &mut Table, caller: Caller| table.add_token(token, caller.known_by(token));
+            self.add_named(name, add, None)
                 .map_err(|e| e.context(format!("{place}: tokens[{i}]")))?;
         }
         Ok(())
@@ -311,6 +324,9 @@ impl Table {
                 }
             }
             match &key.token {
+                Some(token) if key.name.is_none() && key.access_key.is_empty() => {
+                    table.add_token(token, caller.known_by(token))
+                }
                 Some(token) => table.add_token(token, caller),
                 None => Ok(()),
             }
@@ -326,7 +342,7 @@ impl Table {
         allow: Option<&[Grant]>,
     ) -> Result<()> {
         let name: Arc<str> = name.into();
-        let policy = Policy::of(allow)?;
+        let policy = Policy::of(allow)?.of_key(&format!("key {name}"));
         let caller = Caller {
             name: name.clone(),
             policy,

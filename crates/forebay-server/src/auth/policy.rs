@@ -13,10 +13,18 @@
 use crate::config::{Action, Grant};
 use forebay_core::{Error, Result};
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// The grants of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy(Option<Vec<Rule>>);
+pub struct Policy {
+    /// `None`: everything is allowed.
+    rules: Option<Vec<Rule>>,
+    /// Stands for the rules.
+    rights: u128,
+    /// Stands for the key; `None` where none is needed.
+    key: Option<u128>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
@@ -44,7 +52,13 @@ impl BucketName {
 impl Policy {
     /// Everything is allowed.
     pub fn full() -> Arc<Policy> {
-        Arc::new(Policy(None))
+        Arc::new(Self::with(None))
+    }
+
+    fn with(rules: Option<Vec<Rule>>) -> Policy {
+        let rights = xxh3_128(format!("{rules:?}").as_bytes());
+        let key = None;
+        Policy { rules, rights, key }
     }
 
     /// `None`: everything is allowed. An empty list: nothing is.
@@ -59,11 +73,30 @@ impl Policy {
             .iter()
             .enumerate()
             .map(|(i, g)| rule(g).map_err(|e| e.context(format!("allow[{i}]"))));
-        Ok(Arc::new(Policy(Some(rules.collect::<Result<_>>()?))))
+        Ok(Arc::new(Self::with(Some(rules.collect::<Result<_>>()?))))
+    }
+
+    /// The same, as the policy of a key: what stands for it is made of its public name or, where
+    /// it has none, of its token.
+    pub fn of_key(&self, key: &str) -> Arc<Policy> {
+        Arc::new(Policy {
+            key: Some(xxh3_128(key.as_bytes())),
+            ..self.clone()
+        })
     }
 
     pub fn is_full(&self) -> bool {
-        self.0.is_none()
+        self.rules.is_none()
+    }
+
+    /// A number that stands for all that is allowed.
+    pub fn rights(&self) -> u128 {
+        self.rights
+    }
+
+    /// A number that stands for the key; `None` where none was needed.
+    pub fn key(&self) -> Option<u128> {
+        self.key
     }
 
     /// Whether `action` is allowed on `name`: an object's key, or a prefix with all that is under
@@ -120,7 +153,9 @@ impl Policy {
     }
 
     fn some(&self, holds: impl Fn(&Rule) -> bool) -> bool {
-        self.0.as_ref().is_none_or(|rules| rules.iter().any(holds))
+        self.rules
+            .as_ref()
+            .is_none_or(|rules| rules.iter().any(holds))
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
 use bytes::Bytes;
 use forebay_core::{Attributes, Error, Result, limits};
-use forebay_dataset::{Access, Dataset, DatasetSpec, Opened};
+use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched};
 use forebay_engine::PutRequest;
 use forebay_format::tabular::type_name;
 use forebay_protocol::{
@@ -37,6 +37,7 @@ const SKIPPED_TOLD: usize = 100;
 const MANIFEST_PIECE_LINES: usize = 1000;
 
 /// What a key may do, as the registry of datasets asks.
+#[derive(Clone)]
 pub(crate) struct Allowed(pub Arc<Policy>);
 
 impl Access for Allowed {
@@ -47,13 +48,25 @@ impl Access for Allowed {
     fn list(&self, bucket: &str, prefix: &str) -> Result<()> {
         self.0.check(Action::List, bucket, prefix)
     }
+
+    fn rights(&self) -> u128 {
+        self.0.rights()
+    }
+
+    fn caller(&self) -> Caller {
+        self.0.key().map_or(Caller::Operator, Caller::Key)
+    }
+
+    fn shared(&self) -> Arc<dyn Access> {
+        Arc::new(self.clone())
+    }
 }
 
 pub async fn datasets(call: &Call, id: &str, rest: &str) -> Result<Response<AnswerBody>> {
     match (&call.note.method, id, rest.trim_end_matches('/')) {
         (&Method::POST, "", "") => open(call).await,
         (&Method::GET, "", "") => {
-            let open = call.app.datasets.list(&allowed(call));
+            let open = call.app.datasets.list(&allowed(call)).await;
             let datasets = open.iter().map(|d| describe(d)).collect();
             Ok(json_response(StatusCode::OK, &Descriptions { datasets }))
         }
@@ -95,7 +108,10 @@ fn of_type(body: AnswerBody, content_type: &'static str) -> Response<AnswerBody>
 
 async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let body = call.read_body(limits::DATASET_SPEC_MAX_BYTES).await?;
-    let spec = DatasetSpec::parse(&body)?;
+    // Up to a million names.
+    let spec = tokio::task::spawn_blocking(move || DatasetSpec::parse(&body))
+        .await
+        .map_err(|e| Error::internal("a description could not be read").source(e))??;
     if call
         .query("progress")
         .is_some_and(|v| v == "true" || v == "1")
@@ -116,21 +132,18 @@ fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> +
     let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
     let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let of = spec.clone();
-    let registry = datasets.clone();
-    let opening = async move { datasets.open(&spec, &allowed).await }.boxed();
+    let watched = Arc::new(Watched::default());
+    let seen = watched.clone();
+    let opening = async move { datasets.open_watched(&spec, &allowed, &seen).await }.boxed();
     stream::unfold(Some((opening, ticks)), move |state| {
-        let (of, registry) = (of.clone(), registry.clone());
+        let watched = watched.clone();
         async move {
             let (mut opening, mut ticks) = state?;
-            loop {
-                tokio::select! {
-                    opened = &mut opening => return Some((line(&ended(opened)), None)),
-                    _ = ticks.tick() => {
-                        let Some(progress) = registry.progress(&of) else { continue };
-                        let event = OpenEvent::Progress(progress.now());
-                        return Some((line(&event), Some((opening, ticks))));
-                    }
+            tokio::select! {
+                opened = &mut opening => Some((line(&ended(opened)), None)),
+                _ = ticks.tick() => {
+                    let event = OpenEvent::Progress(watched.now());
+                    Some((line(&event), Some((opening, ticks))))
                 }
             }
         }

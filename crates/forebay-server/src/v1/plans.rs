@@ -4,10 +4,10 @@
 //!   lease;
 //! - `PUT /v1/datasets/plans/<lease>` `{"epoch": 0, "position": 4096}` says where the job is, and
 //!   renews the lease;
-//! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists leases on plans
-//!   over data that the caller may read.
+//! - `DELETE /v1/datasets/plans/<lease>` ends it; `GET /v1/datasets/plans` lists the caller's leases.
 //!
-//! A lease's number cannot be guessed: it is all that is needed to renew or end it.
+//! A lease belongs to the key that registered it: no other moves, ends or sees it. Whoever needs no
+//! key, on the Unix socket or at a node without keys, sees and ends all.
 
 use super::{Call, datasets::allowed, error::json_response, not_offered};
 use crate::body::AnswerBody;
@@ -46,11 +46,11 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
             let at: Progress = body(call.json().await?, r#"{"epoch": 0, "position": 4096}"#)?;
             Ok(json_response(
                 StatusCode::OK,
-                &plans.progress(lease, at.epoch, at.position)?,
+                &plans.progress(lease, at.epoch, at.position, &allowed(call))?,
             ))
         }
         (&Method::DELETE, lease) if !lease.is_empty() => {
-            plans.release(lease)?;
+            plans.release(lease, &allowed(call))?;
             Ok(json_response(StatusCode::OK, &json!({ "released": lease })))
         }
         _ => Err(not_offered(call)),
