@@ -815,3 +815,22 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
         .unwrap();
     assert_eq!(bench.gets(), gets, "what was read is on the disk");
 }
+
+/// A manifest may claim any size.
+#[tokio::test]
+async fn sizes_that_are_lies_are_errors() {
+    let b = Bench::new();
+    let lie = format!(
+        r#"{{"name": "bk/x", "size": {}, "etag": "\"e\""}}"#,
+        u64::MAX
+    );
+    b.put("m.txt", format!("{lie}\n{}\n", lie.replace("bk/x", "bk/y")));
+    let spec = r#"{"sources": ["manifest:bk/m.txt"], "format": "objects"}"#;
+    let dataset = b.open_spec(spec).await.unwrap().dataset;
+    let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+    for wanted in [&[0][..], &[1, 0]] {
+        let e = rows.read(&dataset, wanted, &Projection::All).await;
+        assert_eq!(e.unwrap_err().kind(), ErrorKind::TooLarge);
+    }
+    assert!(rows.hold(&dataset, 0, &Projection::All).await.is_err());
+}

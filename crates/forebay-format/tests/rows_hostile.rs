@@ -6,10 +6,11 @@ mod common;
 mod rows_common;
 
 use arrow_array::{
-    ArrayRef, Int32Array, RecordBatch,
+    Array, ArrayRef, Int32Array, Int64Array, RecordBatch,
     builder::{Int32Builder, ListBuilder},
 };
 use arrow_schema::{DataType, Field, Schema};
+use bytes::Bytes;
 use common::{Rng, cases};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_format::{
@@ -996,5 +997,66 @@ fn stored_indexes_that_are_damaged() {
                 ErrorKind::Corrupt
             );
         }
+    }
+}
+
+/// A dictionary makes gigabytes of kilobytes. Whoever sets a bound is asked for memory before that
+/// happens, and few rows can be read all the same.
+#[test]
+fn a_bounded_reader_asks_for_memory_before_it_decodes() {
+    use arrow_array::LargeBinaryArray;
+    let value = vec![7u8; 256 << 10];
+    let many: ArrayRef = Arc::new(LargeBinaryArray::from(vec![&value[..]; 100]));
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
+    let batch = RecordBatch::try_from_iter([("n", numbers), ("blob", many)]).unwrap();
+    for stated in [true, false] {
+        let mut properties = WriterProperties::builder()
+            .set_max_row_group_row_count(None)
+            .set_dictionary_page_size_limit(1 << 20);
+        if !stated {
+            properties = properties
+                .set_statistics_enabled(parquet::file::properties::EnabledStatistics::None);
+        }
+        let mut w =
+            ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties.build())).unwrap();
+        (0..40).for_each(|_| w.write(&batch).unwrap());
+        let bytes = w.into_inner().unwrap();
+        assert!(bytes.len() < 2 << 20, "{}", bytes.len());
+        let mut rng = Rng::new();
+        let mut file = Source::new(bytes.clone());
+        let index = file
+            .index(Format::Parquet, &IndexOptions::default(), &mut rng)
+            .unwrap();
+        let reader = file.open(Arc::new(index), &mut rng).unwrap();
+        let drive = |rows: Rows, allowed: u64| {
+            let mut read = reader.read(0, rows, &Projection::All).unwrap();
+            read.allow(allowed);
+            loop {
+                match read.step().unwrap() {
+                    Need::Done => return Ok(read.finish_pieces().unwrap()),
+                    Need::Memory(bytes) => return Err(bytes),
+                    Need::Ranges(ranges) => {
+                        for r in ranges {
+                            let part = &bytes[r.start as usize..r.end as usize];
+                            read.feed(r.start, Bytes::copy_from_slice(part)).unwrap();
+                        }
+                    }
+                }
+            }
+        };
+        // 4000 values of 256 KiB are a gigabyte.
+        let asked = drive(Rows::All, 64 << 20).unwrap_err();
+        assert!((64 << 20..1200 << 20).contains(&asked), "{asked}");
+        let some: Vec<u32> = (0..4000).step_by(2).collect();
+        let asked = drive(Rows::sorted(some).unwrap(), 64 << 20).unwrap_err();
+        assert!((64 << 20..700 << 20).contains(&asked), "{asked}");
+        let few = Rows::sorted((0..4000).step_by(40).collect::<Vec<u32>>()).unwrap();
+        let pieces = drive(few, 64 << 20).unwrap();
+        assert!(pieces.len() > 1, "batches of long values are short");
+        let rows: usize = pieces.iter().map(RecordBatch::num_rows).sum();
+        assert_eq!(rows, 100);
+        let n = pieces[0].column(0);
+        let n = n.as_any().downcast_ref::<Int64Array>().unwrap();
+        assert_eq!((n.value(0), n.value(1)), (0, 40));
     }
 }

@@ -7,23 +7,24 @@
 //! What several requests want of one block while it waits for its turn is decoded once
 //! (`together.rs`).
 //!
-//! Memory: fetched bytes are held from the budget while a block is decoded, and nothing else is
-//! waited for meanwhile. A decoded block that is to stay takes its memory if that is there, after
-//! the cache has given way; if not, only the wanted rows are decoded, which the answer has memory
-//! for.
+//! Memory: fetched bytes are held from the budget while a block is decoded, and so is what decoding
+//! makes of them, as it grows. A block that is to stay whole takes that memory if it is there, after
+//! the cache has given way; if not, or if it is too large for any memory, only the wanted rows are
+//! decoded, which may wait for memory.
 
 use super::{
     RowBatch, RowMemory, Rows,
     attempts::attempts,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, conform, gather, take_rows},
+    gather::{Pick, conform, gather, has_views},
+    grown::Grown,
     joined, of_file,
+    pieces::Pieces,
     stats::add,
     together::{Decoded, Outcome, outcome},
 };
 use crate::Dataset;
-use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use forebay_core::{
@@ -42,6 +43,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Ranges of one block that are fetched at the same time.
 const RANGES_AT_ONCE: usize = 16;
+
+/// What is decoded of a part of a block without memory of its own.
+const PART_FREE_BYTES: u64 = 64 << 10;
+/// Rows that are copied on the runtime's threads; more go to others.
+const COPIED_HERE_BYTES: u64 = 256 << 10;
 
 /// What rows are read as: for keys of caches.
 #[derive(Clone)]
@@ -78,24 +84,47 @@ struct Part {
     block: u32,
     /// Each once, ascending.
     rows: Vec<u32>,
+    /// How often each is wanted.
+    times: Vec<u32>,
     /// One of them, as the dataset numbers it.
     example: u64,
 }
 
 /// A part that was read.
 struct PartRead {
-    batch: RecordBatch,
-    /// The batch is the whole block; else it has the part's rows.
+    pieces: Pieces,
+    /// The pieces are the whole block's; else they have the part's rows.
     whole: Option<Arc<Block>>,
+    /// The pieces are these.
+    decoded: Option<Arc<Decoded>>,
 }
 
 impl PartRead {
-    /// Lets go of a block that is there whole.
-    fn copy_rows(&mut self, rows: &[u32]) -> Result<()> {
-        if self.whole.is_some() {
-            self.batch = take_rows(&self.batch, rows)?;
-            self.whole = None;
+    /// What the part's rows take when they are copied: all of them, as often as they are wanted, and
+    /// each once.
+    fn bytes_of(&self, part: &Part) -> (u64, u64) {
+        let row = |(at, &row): (usize, &u32)| if self.whole.is_some() { row } else { at as u32 };
+        let rows = || part.rows.iter().enumerate().map(row);
+        let all = self.pieces.bytes_of(rows().zip(part.times.iter().copied()));
+        if part.times.iter().all(|&times| times == 1) {
+            return (all, all);
         }
+        (all, self.pieces.bytes_of(rows().map(|row| (row, 1))))
+    }
+
+    /// Lets go of a block that is there whole.
+    async fn copy_rows(&mut self, rows: &[u32], bytes: u64) -> Result<()> {
+        if self.whole.is_none() {
+            return Ok(());
+        }
+        let taken = if bytes < COPIED_HERE_BYTES {
+            self.pieces.take(rows)?
+        } else {
+            let (pieces, rows) = (self.pieces.clone(), rows.to_vec());
+            joined(tokio::task::spawn_blocking(move || pieces.take(&rows)).await)??
+        };
+        self.pieces = taken.into();
+        self.whole = None;
         Ok(())
     }
 }
@@ -118,6 +147,8 @@ impl Rows {
         let one_block = parts.len() == 1;
         let (mut waiting, mut pending) = (parts.into_iter().enumerate(), FuturesUnordered::new());
         let mut read = Vec::new();
+        let held = memory.held.first().map_or(0, Reservation::bytes);
+        let (mut answer, mut copied) = (0u64, 0u64);
         loop {
             while pending.len() < self.inner.config.blocks_in_flight.max(1)
                 && let Some((number, part)) = waiting.next()
@@ -127,10 +158,14 @@ impl Rows {
             match pending.next().await {
                 Some(part) => {
                     let (number, part, mut done) = part?;
+                    let (all, once) = done.bytes_of(&part);
+                    answer = answer.saturating_add(all);
+                    self.check_answer(answer)?;
                     // A row-wise order has a few rows in each of many blocks, which are not to stay
                     // in memory until the last of them is there.
-                    if !whole && !one_block {
-                        done.copy_rows(&part.rows)?;
+                    if !whole && !one_block && answer.saturating_add(copied + once) <= held {
+                        done.copy_rows(&part.rows, once).await?;
+                        copied += once;
                     }
                     read.push((number, part, done));
                 }
@@ -139,26 +174,39 @@ impl Rows {
         }
         drop(pending);
         read.sort_unstable_by_key(|(number, ..)| *number);
+        // Before it is copied: what is copied out of blocks, and the answer.
+        let most = self.inner.answers.holdable_bytes();
+        self.settle(&mut memory, (answer + copied).min(most))
+            .await?;
+        let (mut batches, mut firsts) = (Vec::new(), Vec::with_capacity(read.len()));
+        for (.., part) in &read {
+            firsts.push(batches.len());
+            batches.extend_from_slice(part.pieces.batches());
+        }
         // In a whole block a row is where it is; in a part of one it is as far as its place among
         // the part's rows.
         for pick in &mut picks {
             let (_, part, read) = &read[pick.0];
-            if read.whole.is_none() {
-                pick.1 = part.rows.partition_point(|&r| (r as usize) < pick.1);
-            }
+            let row = match read.whole {
+                Some(_) => pick.1,
+                None => part.rows.partition_point(|&r| (r as usize) < pick.1),
+            };
+            let (piece, row) = read.pieces.place(row);
+            *pick = (firsts[pick.0] + piece, row);
         }
-        let mut batches = Vec::with_capacity(read.len());
         for (.., part) in read {
-            batches.push(part.batch);
             memory.blocks.extend(part.whole);
+            memory.decoded.extend(part.decoded);
         }
         let began = Instant::now();
         let (batch, memory) = joined(
             tokio::task::spawn_blocking(move || -> Result<_> {
                 let batch = gather(&schema, &batches, &picks)?;
                 // Blocks of which rows were copied need not wait for the answer to be sent.
-                if batches.len() > 1 {
+                let copied = batches.len() > 1;
+                if copied && !schema.fields().iter().any(|f| has_views(f.data_type())) {
                     memory.blocks.clear();
+                    memory.decoded.clear();
                 }
                 Ok((batch, memory))
             })
@@ -188,8 +236,9 @@ impl Rows {
         let inner = &self.inner;
         let key = self.block_key(dataset, part.file, part.block, keys);
         let whole = |block: Arc<Block>| PartRead {
-            batch: block.batch.clone(),
+            pieces: block.pieces.clone(),
             whole: Some(block),
+            decoded: None,
         };
         if let Some(block) = inner.cache.get(&key) {
             add(&inner.stats.blocks_reused, 1);
@@ -199,12 +248,17 @@ impl Rows {
             .index(part.file as usize)
             .map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
         let much = keys.whole || part.rows.len() as u64 * 2 >= range;
-        if much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key) {
+        let wanted = much || inner.cache.is_worth(&key) || inner.decoding_whole.contains(&key);
+        if wanted && inner.cache.may_be_whole(&key) {
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => return Ok(whole(block)),
-                // No memory to keep it, or damage where it may not be wanted: the wanted rows are
-                // read all the same.
-                Err(e) if matches!(e.kind(), ErrorKind::Busy | ErrorKind::Corrupt) => {}
+                // No memory to keep it, too much for any memory, or damage where it may not be
+                // wanted: the wanted rows are read all the same.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        ErrorKind::Busy | ErrorKind::TooLarge | ErrorKind::Corrupt
+                    ) => {}
                 Err(e) => return Err(e),
             }
         }
@@ -220,9 +274,18 @@ impl Rows {
             }
             outcome => outcome,
         };
-        Ok(PartRead {
-            batch: outcome.result?.take(&part.rows)?,
-            whole: None,
+        let decoded = outcome.result?;
+        Ok(match decoded.take(&part.rows)? {
+            Some(taken) => PartRead {
+                pieces: taken.into(),
+                whole: None,
+                decoded: None,
+            },
+            None => PartRead {
+                pieces: decoded.pieces.clone(),
+                whole: None,
+                decoded: Some(decoded),
+            },
         })
     }
 
@@ -241,6 +304,7 @@ impl Rows {
                 let (rows, dataset, keys) = (self.clone(), dataset.clone(), keys.clone());
                 let part = Part {
                     rows: Vec::new(),
+                    times: Vec::new(),
                     ..*part
                 };
                 tokio::spawn(async move {
@@ -282,18 +346,25 @@ impl Rows {
                     BlockRows::sorted(rows.as_slice())
                 }
             };
-            let (batch, ns) = self.decode(&file, part.block, rows, keys).await?;
+            let room = Room::part();
+            let (pieces, memory, ns) = self.decode(&file, part.block, rows, keys, room).await?;
             add(&self.inner.stats.blocks_read_in_part, 1);
             self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
-            Ok(batch)
+            Ok((pieces, memory))
         };
-        let decoded: Result<RecordBatch> = decoded.await;
+        let decoded: Result<(Pieces, Grown)> = decoded.await;
         // What fails before its turn has to be closed as well.
         let (rows, alone) = closed
             .or_else(|| close.take().map(|close| close()))
             .unwrap_or_default();
         Outcome {
-            result: decoded.map(|batch| Arc::new(Decoded { batch, rows })),
+            result: decoded.map(|(pieces, memory)| {
+                Arc::new(Decoded {
+                    pieces,
+                    rows,
+                    _memory: memory,
+                })
+            }),
             alone,
         }
     }
@@ -311,7 +382,7 @@ impl Rows {
     /// A block whole, decoded once for all who want it; and whether that had to be done now.
     ///
     /// # Errors
-    /// `Busy` if there is no memory for it to stay.
+    /// `Busy` if there is no memory for it to stay now, `TooLarge` if there never is.
     pub(super) async fn block(
         &self,
         dataset: &Arc<Dataset>,
@@ -324,6 +395,9 @@ impl Rows {
             add(&self.inner.stats.blocks_reused, 1);
             return Ok((block, false));
         }
+        if !self.inner.cache.may_be_whole(&key) {
+            return Err(too_large());
+        }
         match self.inner.decoding_whole.join(key) {
             Joined::Follower(follower) => Ok((follower.wait().await?, true)),
             Joined::Leader(leader) => {
@@ -333,10 +407,14 @@ impl Rows {
                     // Who finished between the look into the cache and the join has left it there.
                     let decoded = match rows.inner.cache.get(&key) {
                         Some(block) => Ok(block),
-                        None => rows.decode_whole(&dataset, file, block, &keys).await,
+                        None => rows.decode_whole(&dataset, file, block, &keys, key).await,
                     };
-                    if let Ok(block) = &decoded {
-                        rows.inner.cache.insert(key, block);
+                    match &decoded {
+                        Ok(block) => rows.inner.cache.insert(key, block),
+                        Err(e) if e.kind() == ErrorKind::TooLarge => {
+                            rows.inner.cache.needs(key, u64::MAX);
+                        }
+                        Err(_) => {}
                     }
                     leader.publish(decoded);
                 });
@@ -351,30 +429,30 @@ impl Rows {
         file: u32,
         block: u32,
         keys: &Keys,
+        key: BlockKey,
     ) -> Result<Arc<Block>> {
         let file = self.open_file(dataset, file, keys.options).await?;
         let coded = bytes_of(&file, block);
-        let spare = |bytes| {
-            self.spare_block(bytes).ok_or_else(|| {
-                Error::busy(format!(
-                    "there is no memory to keep a block of {bytes} bytes"
-                ))
-            })
-        };
         // Told before the work is done, for it would be done again in part.
-        let expected = spare(self.inner.cache.expected_decoded(keys.wanted, coded))?;
-        let (batch, ns) = self
-            .decode(&file, block, || Ok(BlockRows::All), keys)
+        let cache = &self.inner.cache;
+        let expected = cache
+            .expected_decoded(keys.wanted, coded)
+            .max(cache.need_of(&key));
+        let mut room = Room::whole(key);
+        // A guess by other blocks says nothing for good.
+        room.grow_now(self, expected)
+            .map_err(|e| e.with_kind(ErrorKind::Busy))?;
+        let (pieces, mut memory, ns) = self
+            .decode(&file, block, || Ok(BlockRows::All), keys, room)
             .await?;
-        let bytes = batch.get_array_memory_size() as u64;
+        let bytes = pieces.memory_bytes();
         self.inner
             .cache
             .decoded_whole(keys.wanted, coded, bytes, ns);
-        drop(expected);
-        let memory = spare(bytes)?;
+        memory.shrink(bytes);
         add(&self.inner.stats.blocks_decoded, 1);
         Ok(Arc::new(Block {
-            batch,
+            pieces,
             bytes,
             _memory: memory,
         }))
@@ -403,15 +481,16 @@ impl Rows {
         ])
     }
 
-    /// Rows of one block, and the nanoseconds that decoding them took. Which rows is asked for when
-    /// it is the block's turn.
+    /// Rows of one block, memory for them, and the nanoseconds that decoding them took. Which rows is
+    /// asked for when it is the block's turn.
     async fn decode(
         &self,
         file: &Arc<OpenFile>,
         block: u32,
         rows: impl FnOnce() -> Result<BlockRows>,
         keys: &Keys,
-    ) -> Result<(RecordBatch, u64)> {
+        mut room: Room,
+    ) -> Result<(Pieces, Grown, u64)> {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").source(e);
         let _in_flight = inner.blocks.acquire().await.map_err(closed)?;
@@ -423,56 +502,159 @@ impl Rows {
             .reader
             .read_for(block as usize, wanted.clone(), &keys.schema)?;
         loop {
-            let (rows, of) = (self.clone(), file.clone());
-            let decoded = joined(
+            let (rows, of, schema) = (self.clone(), file.clone(), keys.schema.clone());
+            let wanted = wanted.clone();
+            let (done, ns);
+            (done, held, room, ns) = joined(
                 tokio::task::spawn_blocking(move || {
                     let began = Instant::now();
                     let mut disk = Duration::ZERO;
-                    let step = step(&rows, &of, &mut read, &mut held, &mut disk);
+                    let step = step(&rows, &of, &mut read, &mut held, &mut room, &mut disk);
                     let done = match step {
-                        Ok(None) => read.finish().map(Step::Done),
-                        Ok(Some(ranges)) => Ok(Step::Missing(read, ranges)),
+                        Ok(Stopped::Done) => {
+                            let blocks = of.reader.index().blocks();
+                            let first = blocks.row_range(block as usize).start;
+                            finish(read, &schema, |n| first + wanted.nth(n))
+                        }
+                        Ok(Stopped::Missing(ranges)) => Ok(Step::Missing(read, ranges)),
+                        Ok(Stopped::Full(bytes)) => Ok(Step::Full(read, bytes)),
                         Err(e) => Err(e),
                     };
                     add(&rows.inner.stats.fetch_ns, disk.as_nanos() as u64);
-                    (
-                        done,
-                        held,
-                        began.elapsed().saturating_sub(disk).as_nanos() as u64,
-                    )
+                    let ns = began.elapsed().saturating_sub(disk).as_nanos() as u64;
+                    (done, held, room, ns)
                 })
                 .await,
             )?;
             drop(thread);
-            let ranges;
-            let (done, kept, ns) = decoded;
-            held = kept;
             spent_ns += ns;
             add(&inner.stats.decode_ns, ns);
-            match done? {
-                Step::Done(batch) => {
-                    let first = file.reader.index().blocks().row_range(block as usize).start;
-                    let row_of = |n| first + wanted.nth(n);
-                    return Ok((conform(batch, &keys.schema, row_of)?, spent_ns));
-                }
-                Step::Missing(unfinished, missing) => (read, ranges) = (unfinished, missing),
-            }
             let began = Instant::now();
-            let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
-            let memory = match self.spare(bytes) {
-                Some(memory) => memory,
-                None => inner.engine.budget().hold(bytes).await?,
-            };
-            held.push(memory);
-            for (range, bytes) in
-                fetch_all(inner, &file.name, &file.meta, file.unpacked, ranges).await?
-            {
-                read.feed(range.start, bytes)?;
+            match done? {
+                Step::Done(pieces) => {
+                    // Formats that decode at the end ask for nothing before it.
+                    room.grow(self, pieces.memory_bytes()).await?;
+                    return Ok((pieces, room.memory, spent_ns));
+                }
+                Step::Full(unfinished, bytes) => {
+                    read = unfinished;
+                    room.grow(self, bytes).await?;
+                }
+                Step::Missing(unfinished, ranges) => {
+                    read = unfinished;
+                    let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+                    let memory = match self.spare(bytes) {
+                        Some(memory) => memory,
+                        None => inner.engine.budget().hold(bytes).await?,
+                    };
+                    held.push(memory);
+                    for (range, bytes) in
+                        fetch_all(inner, &file.name, &file.meta, file.unpacked, ranges).await?
+                    {
+                        read.feed(range.start, bytes)?;
+                    }
+                }
             }
             add(&inner.stats.fetch_ns, began.elapsed().as_nanos() as u64);
             thread = inner.decoding.acquire().await.map_err(closed)?;
         }
     }
+}
+
+/// Memory for what is decoded of one block.
+struct Room {
+    memory: Grown,
+    /// What needs no memory of its own: the answer has some.
+    free: u64,
+    /// The block is to stay whole: it waits for no memory.
+    whole: Option<BlockKey>,
+}
+
+impl Room {
+    fn part() -> Self {
+        Room {
+            memory: Grown::default(),
+            free: PART_FREE_BYTES,
+            whole: None,
+        }
+    }
+
+    fn whole(key: BlockKey) -> Self {
+        Room {
+            memory: Grown::default(),
+            free: 0,
+            whole: Some(key),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.memory.bytes() + self.free
+    }
+
+    /// Room for so many bytes in all, if it is to be had now.
+    ///
+    /// # Errors
+    /// `Busy` if it is not; `TooLarge` if it never will be.
+    fn grow_now(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
+        let Some(more) = bytes.checked_sub(self.bytes()).filter(|&more| more > 0) else {
+            return Ok(());
+        };
+        let inner = &rows.inner;
+        let mut most = inner.engine.budget().holdable_bytes();
+        if self.whole.is_some() {
+            most = most.min(inner.whole_blocks.holdable_bytes());
+        }
+        if bytes > most {
+            return Err(too_large().context(format_args!("{bytes} bytes")));
+        }
+        let held = match self.whole {
+            Some(_) => rows.spare_block(more),
+            None => rows.spare(more).map(|held| vec![held]),
+        };
+        let held = held.ok_or_else(|| {
+            Error::busy(format!("there is no memory for a block of {bytes} bytes"))
+        })?;
+        self.memory.add(more, held);
+        Ok(())
+    }
+
+    /// The same; for some rows of a block it waits.
+    async fn grow(&mut self, rows: &Rows, bytes: u64) -> Result<()> {
+        match self.grow_now(rows, bytes) {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                if let Some(key) = self.whole {
+                    // Not to be found out again by decoding.
+                    rows.inner.cache.needs(key, bytes);
+                    return Err(e);
+                }
+                let more = bytes.saturating_sub(self.bytes());
+                let held = rows.inner.engine.budget().hold(more).await?;
+                self.memory.add(more, vec![held]);
+                Ok(())
+            }
+            grown => grown,
+        }
+    }
+}
+
+fn too_large() -> Error {
+    Error::new(
+        ErrorKind::TooLarge,
+        "a block that is larger, decoded, than the memory for blocks",
+    )
+    .hint("write files with smaller row groups, ask for fewer rows or columns at a time, or raise memory.budget")
+}
+
+/// The rows as the dataset has them. `row_of` tells the row of the file that the nth of them is.
+fn finish(read: BlockRead, schema: &SchemaRef, row_of: impl Fn(usize) -> u64) -> Result<Step> {
+    let mut pieces = Vec::new();
+    let mut before = 0;
+    for batch in read.finish_pieces()? {
+        let rows = batch.num_rows();
+        pieces.push(conform(batch, schema, |n| row_of(before + n))?);
+        before += rows;
+    }
+    Ok(Step::Done(Pieces::new(pieces)?))
 }
 
 /// What a block takes in its file, or in what that unpacks to.
@@ -482,48 +664,64 @@ fn bytes_of(file: &OpenFile, block: u32) -> u64 {
 }
 
 enum Step {
-    Done(RecordBatch),
+    Done(Pieces),
     Missing(BlockRead, Vec<Range<u64>>),
+    /// Memory for so many decoded bytes is missing.
+    Full(BlockRead, u64),
 }
 
-/// Goes on with a block as far as what it needs is on the local disk, and adds up the time that
-/// reading that took. `None`: it is done.
+/// Why a block did not go on.
+enum Stopped {
+    Done,
+    Missing(Vec<Range<u64>>),
+    Full(u64),
+}
+
+/// Goes on with a block as far as what it needs is on the local disk and there is memory, and adds
+/// up the time that reading the disk took.
 fn step(
     rows: &Rows,
     file: &OpenFile,
     read: &mut BlockRead,
     held: &mut Vec<Reservation>,
+    room: &mut Room,
     disk: &mut Duration,
-) -> Result<Option<Vec<Range<u64>>>> {
+) -> Result<Stopped> {
+    // Whether what was fed last was all there: if not, it is asked for again.
+    let mut there = true;
     loop {
-        let Need::Ranges(ranges) = read.step()? else {
-            return Ok(None);
+        read.allow(room.bytes());
+        let ranges = match read.step()? {
+            Need::Done => return Ok(Stopped::Done),
+            Need::Memory(bytes) => match room.grow_now(rows, bytes) {
+                Ok(()) => continue,
+                Err(e) if e.kind() == ErrorKind::Busy => return Ok(Stopped::Full(bytes)),
+                Err(e) => return Err(e),
+            },
+            Need::Ranges(ranges) => merged(ranges),
         };
-        let ranges = merged(ranges);
         let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
         let engine: &Engine = &rows.inner.engine;
-        if file.unpacked
+        if !there
+            || file.unpacked
             || !ranges
                 .iter()
                 .all(|r| engine.may_have_version(&file.name, &file.meta, r))
         {
-            return Ok(Some(ranges));
+            return Ok(Stopped::Missing(ranges));
         }
         let Some(memory) = rows.spare(bytes) else {
-            return Ok(Some(ranges));
+            return Ok(Stopped::Missing(ranges));
         };
         held.push(memory);
         for range in &ranges {
             let mut out = Vec::with_capacity((range.end - range.start) as usize);
             let began = Instant::now();
-            let there = engine.append_version(&file.name, &file.meta, range.clone(), &mut out);
+            there = engine.append_version(&file.name, &file.meta, range.clone(), &mut out);
             *disk += began.elapsed();
             if !there {
                 // What was fed is not asked for again.
-                let Need::Ranges(left) = read.step()? else {
-                    return Ok(None);
-                };
-                return Ok(Some(merged(left)));
+                break;
             }
             read.feed(range.start, Bytes::from(out))?;
         }
@@ -613,12 +811,18 @@ fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
             .last_mut()
             .filter(|p| (p.file, p.block) == (file, block));
         match same {
-            Some(part) if part.rows.last() == Some(&row) => {}
-            Some(part) => part.rows.push(row),
+            Some(part) if part.rows.last() == Some(&row) => {
+                part.times.last_mut().into_iter().for_each(|n| *n += 1);
+            }
+            Some(part) => {
+                part.rows.push(row);
+                part.times.push(1);
+            }
             None => parts.push(Part {
                 file,
                 block,
                 rows: vec![row],
+                times: vec![1],
                 example: rows[at],
             }),
         }

@@ -13,9 +13,8 @@
 //!
 //! Invariant: the blocks that the cache itself holds take at most `max_bytes`.
 
-use super::lru::Lru;
-use arrow_array::RecordBatch;
-use forebay_core::{Reservation, VersionId, limits, sync::Mutex};
+use super::{grown::Grown, lru::Lru, pieces::Pieces};
+use forebay_core::{VersionId, limits, sync::Mutex};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Weak},
@@ -27,9 +26,9 @@ const COLUMNS_REMEMBERED: usize = 1024;
 /// A block, or the wanted columns of it, whole.
 #[derive(Debug)]
 pub(super) struct Block {
-    pub batch: RecordBatch,
+    pub pieces: Pieces,
     pub bytes: u64,
-    pub _memory: Vec<Reservation>,
+    pub _memory: Grown,
 }
 
 /// What tells decoded blocks apart.
@@ -53,6 +52,10 @@ struct Inner {
     /// The same, the oldest first.
     spent_order: VecDeque<BlockKey>,
     spent_bytes: u64,
+    /// Blocks for which there was no memory: what they take at least, and the same, the oldest
+    /// first.
+    needs: HashMap<BlockKey, u64>,
+    needs_order: VecDeque<BlockKey>,
     /// Of blocks that were decoded whole lately, by what their columns are: nanoseconds, bytes in
     /// the file, bytes decoded.
     whole: HashMap<u64, (f64, f64, f64)>,
@@ -141,6 +144,34 @@ impl BlockCache {
             .is_some_and(|&(spent, bytes)| spent as f64 >= bytes as f64 * ns / coded)
     }
 
+    /// Notes that a block takes so many bytes at least when it is decoded whole, and there was no
+    /// memory for it. `u64::MAX`: there never is.
+    pub(super) fn needs(&self, key: BlockKey, bytes: u64) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        if let Some(known) = inner.needs.get_mut(&key) {
+            *known = bytes.max(*known);
+            return;
+        }
+        inner.needs.insert(key, bytes);
+        inner.needs_order.push_back(key);
+        if inner.needs_order.len() > limits::ROWS_BLOCKS_REMEMBERED
+            && let Some(oldest) = inner.needs_order.pop_front()
+        {
+            inner.needs.remove(&oldest);
+        }
+    }
+
+    /// What is known of that; 0: nothing.
+    pub(super) fn need_of(&self, key: &BlockKey) -> u64 {
+        self.inner.lock().needs.get(key).copied().unwrap_or(0)
+    }
+
+    /// Whether it is not known that the block is too large to be decoded whole.
+    pub(super) fn may_be_whole(&self, key: &BlockKey) -> bool {
+        self.need_of(key) != u64::MAX
+    }
+
     /// What a block of so many bytes in its file will take, decoded, by those with such columns
     /// before it. Before there was one, not more than in the file: what is too large is seen when
     /// it is there.
@@ -185,6 +216,7 @@ impl BlockCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow_array::RecordBatch;
     use arrow_schema::Schema;
     use forebay_core::MemoryBudget;
 
@@ -198,11 +230,12 @@ mod tests {
     }
 
     fn block(budget: &MemoryBudget, bytes: u64) -> Arc<Block> {
-        let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
+        let mut memory = Grown::default();
+        memory.add(bytes, vec![budget.try_hold(bytes).unwrap()]);
         Arc::new(Block {
-            batch,
+            pieces: RecordBatch::new_empty(Arc::new(Schema::empty())).into(),
             bytes,
-            _memory: vec![budget.try_hold(bytes).unwrap()],
+            _memory: memory,
         })
     }
 
@@ -257,5 +290,22 @@ mod tests {
         assert!(cache.is_worth(&key(1)));
         cache.spent(key(4), 10_000, 10);
         assert!(!cache.is_worth(&key(1)));
+    }
+
+    #[test]
+    fn what_is_too_large_is_remembered_up_to_a_bound() {
+        let cache = BlockCache::new(1 << 20);
+        let most = limits::ROWS_BLOCKS_REMEMBERED as u32;
+        for n in 0..=most {
+            assert!(cache.may_be_whole(&key(n)));
+            cache.needs(key(n), 7);
+            assert!(cache.may_be_whole(&key(n)));
+            cache.needs(key(n), u64::MAX);
+            cache.needs(key(n), 9);
+            assert!(!cache.may_be_whole(&key(n)));
+        }
+        assert!(cache.may_be_whole(&key(0)) && !cache.may_be_whole(&key(1)));
+        assert_eq!(cache.need_of(&key(0)), 0);
+        assert_eq!(cache.inner.lock().needs.len(), most as usize);
     }
 }

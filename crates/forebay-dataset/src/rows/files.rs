@@ -6,13 +6,16 @@
 use super::{Rows, blocks::fetch_all, joined, lru::Lru};
 use crate::Dataset;
 use bytes::Bytes;
-use forebay_core::{Error, ObjectMeta, ObjectName, Result, VersionId, sync::Mutex};
+use forebay_core::{Error, ObjectMeta, ObjectName, Reservation, Result, VersionId, sync::Mutex};
 use forebay_engine::{Flights, Joined};
 use forebay_format::{
     ArchiveKind,
     tabular::{FileOpener, FileReader, Format, Need},
 };
 use std::{ops::Range, sync::Arc};
+
+/// Files that take less are counted by what may be kept of them alone.
+const COUNTED_FROM_BYTES: u64 = 4 << 20;
 
 /// Name, version, and what the dataset's options make of the file.
 type FileKey = (u128, VersionId, u64);
@@ -24,6 +27,8 @@ pub(super) struct OpenFile {
     pub reader: Arc<FileReader>,
     /// Its bytes are those that it unpacks to.
     pub unpacked: bool,
+    /// For what the reader holds, where that is much.
+    _memory: Option<Reservation>,
 }
 
 pub(super) struct Files {
@@ -70,7 +75,9 @@ impl Rows {
                         let files = &rows.inner.files;
                         let mut kept = files.open.lock();
                         kept.insert(key, open.clone(), open.reader.memory_bytes() as u64 + 512);
-                        kept.shrink_to(files.max_bytes);
+                        // One that is larger than all that is kept is not to be read again for
+                        // each request; its memory is of the budget.
+                        kept.shrink_to_most(files.max_bytes);
                     }
                     leader.publish(opened);
                 });
@@ -99,9 +106,11 @@ impl Rows {
                 meta,
                 reader: Arc::new(FileReader::of_members(index, members)?),
                 unpacked,
+                _memory: None,
             });
         }
         let mut opener = FileOpener::new(index)?;
+        let (mut held, mut fed) = (Vec::new(), 0);
         loop {
             let (stepped, need) = joined(
                 tokio::task::spawn_blocking(move || {
@@ -112,16 +121,27 @@ impl Rows {
             )?;
             opener = stepped;
             let Need::Ranges(ranges) = need? else { break };
+            let bytes: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+            held.push(engine.budget().hold(bytes.max(1)).await?);
+            fed += bytes;
             for (range, bytes) in fetch_all(&self.inner, &name, &meta, false, ranges).await? {
                 opener.feed(range.start, bytes)?;
             }
         }
         let reader = joined(tokio::task::spawn_blocking(move || opener.finish()).await)??;
+        // Values of dictionaries may be the bytes that were fetched.
+        drop(held);
+        let takes = (reader.memory_bytes() as u64).max(fed);
+        let memory = match takes >= COUNTED_FROM_BYTES {
+            true => Some(engine.budget().hold(takes).await?),
+            false => None,
+        };
         Ok(OpenFile {
             name,
             meta,
             reader: Arc::new(reader),
             unpacked: false,
+            _memory: memory,
         })
     }
 }

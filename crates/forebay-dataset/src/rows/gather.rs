@@ -1,12 +1,14 @@
 //! Rows of several batches, put into the order that was asked for.
 
 use arrow_array::{
-    Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, cast::AsArray, new_null_array,
+    Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
+    new_null_array,
 };
-use arrow_schema::{ArrowError, DataType, SchemaRef};
-use arrow_select::{interleave::interleave, take::take_record_batch};
-use forebay_core::{Error, ErrorKind, Result};
+use arrow_schema::{DataType, SchemaRef};
+use arrow_select::interleave::interleave;
+use forebay_core::{Error, Result};
 use forebay_format::tabular::cast;
+use std::ops::Range;
 
 /// One wanted row: which batch it is in, and where.
 pub(super) type Pick = (usize, usize);
@@ -14,8 +16,7 @@ pub(super) type Pick = (usize, usize);
 /// The rows of `picks`, in that order. Rows that follow each other in one batch are a slice of it,
 /// without a copy.
 ///
-/// # Errors
-/// `TooLarge` if a column of text or bytes does not fit an Arrow array.
+/// They are known to fit an answer ([`bytes_of_rows`]), so no column has more than offsets can tell.
 pub(super) fn gather(
     schema: &SchemaRef,
     parts: &[RecordBatch],
@@ -29,21 +30,24 @@ pub(super) fn gather(
     {
         return Ok(parts[part].slice(first, picks.len()));
     }
+    copy(schema, parts, picks)
+}
+
+/// The same, always as a copy.
+pub(super) fn copy(
+    schema: &SchemaRef,
+    parts: &[RecordBatch],
+    picks: &[Pick],
+) -> Result<RecordBatch> {
     let columns = (0..schema.fields().len()).map(|c| {
         let arrays: Vec<&dyn Array> = parts.iter().map(|p| p.column(c).as_ref()).collect();
-        check_length(&arrays, picks)
-            .and_then(|()| interleave(&arrays, picks))
-            .map_err(|e| match e {
-                ArrowError::OffsetOverflowError(_) => Error::new(
-                    ErrorKind::TooLarge,
-                    format!(
-                        "the rows have more than 2 GiB in column {:?}",
-                        schema.field(c).name()
-                    ),
-                )
-                .hint("ask for fewer rows at a time"),
-                e => Error::internal("rows of several blocks cannot be put together").source(e),
-            })
+        interleave(&arrays, picks).map_err(|e| {
+            let column = schema.field(c).name();
+            Error::internal(format!(
+                "rows of the column {column:?} cannot be put together"
+            ))
+            .source(e)
+        })
     });
     let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
@@ -51,32 +55,118 @@ pub(super) fn gather(
         .map_err(|e| Error::internal("rows of several blocks do not make a batch").source(e))
 }
 
-/// A copy of some rows of a batch.
-pub(super) fn take_rows(batch: &RecordBatch, rows: &[u32]) -> Result<RecordBatch> {
-    take_record_batch(batch, &UInt32Array::from(rows.to_vec()))
-        .map_err(|e| Error::internal("rows cannot be taken from a block").source(e))
+/// What rows of an array take when they are copied, each so many times: values, offsets and views,
+/// of what is nested in it too. (Of a dictionary its keys: rows may share the values.)
+pub(super) fn bytes_of_rows(array: &dyn Array, rows: &[(u32, u32)]) -> u64 {
+    let count = || rows.iter().map(|&(_, times)| u64::from(times)).sum::<u64>();
+    if let Some(width) = width(array.data_type()) {
+        return count().saturating_mul(width);
+    }
+    rows.iter()
+        .map(|&(row, times)| u64::from(times) * range_bytes(array, row as usize..row as usize + 1))
+        .fold(0, u64::saturating_add)
 }
 
-/// Whether the bytes of the picked values can be told by offsets of 31 bits.
-fn check_length(arrays: &[&dyn Array], picks: &[Pick]) -> Result<(), ArrowError> {
-    let offsets: Vec<&[i32]> = match arrays.first().map(|a| a.data_type()) {
-        Some(DataType::Utf8) => arrays
+/// Bytes of a value, where all of a type have as many.
+fn width(of: &DataType) -> Option<u64> {
+    match of {
+        DataType::Null => Some(0),
+        DataType::Boolean => Some(1),
+        DataType::FixedSizeBinary(bytes) => u64::try_from(*bytes).ok(),
+        DataType::FixedSizeList(item, items) => {
+            Some(width(item.data_type())?.saturating_mul(u64::try_from(*items).ok()?))
+        }
+        DataType::Struct(fields) => fields.iter().map(|f| width(f.data_type())).sum(),
+        DataType::Dictionary(keys, _) => width(keys),
+        _ => of.primitive_width().map(|bytes| bytes as u64),
+    }
+}
+
+fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
+    let len = (rows.end - rows.start) as u64;
+    if let Some(width) = width(array.data_type()) {
+        return len.saturating_mul(width);
+    }
+    // Offsets never fall, and the last one is within the values.
+    fn spanned<O: OffsetSizeTrait>(offsets: &[O], rows: &Range<usize>) -> Range<usize> {
+        offsets[rows.start].as_usize()..offsets[rows.end].as_usize()
+    }
+    fn text<O: OffsetSizeTrait>(offsets: &[O], rows: &Range<usize>) -> u64 {
+        let bytes = spanned(offsets, rows);
+        ((bytes.end - bytes.start) + (rows.end - rows.start) * size_of::<O>()) as u64
+    }
+    fn list<O: OffsetSizeTrait>(array: &dyn Array, rows: &Range<usize>) -> u64 {
+        let list = array.as_list::<O>();
+        let items = range_bytes(list.values(), spanned(list.value_offsets(), rows));
+        items + ((rows.end - rows.start) * size_of::<O>()) as u64
+    }
+    fn views<O: OffsetSizeTrait>(array: &dyn Array, rows: &Range<usize>) -> u64 {
+        let list = array.as_list_view::<O>();
+        let items = rows.clone().map(|row| {
+            let first = list.value_offset(row).as_usize();
+            range_bytes(
+                list.values(),
+                first..first + list.value_size(row).as_usize(),
+            )
+        });
+        items.sum::<u64>() + ((rows.end - rows.start) * 2 * size_of::<O>()) as u64
+    }
+    // A view holds up to twelve bytes itself.
+    let viewed = |views: &[u128]| {
+        let long = views
             .iter()
-            .map(|a| a.as_string::<i32>().value_offsets())
-            .collect(),
-        Some(DataType::Binary) => arrays
-            .iter()
-            .map(|a| a.as_binary::<i32>().value_offsets())
-            .collect(),
-        _ => return Ok(()),
+            .map(|&view| u64::from(view as u32))
+            .filter(|&len| len > 12);
+        long.sum::<u64>() + len * size_of::<u128>() as u64
     };
-    let total: i64 = picks
-        .iter()
-        .map(|&(part, row)| i64::from(offsets[part][row + 1] - offsets[part][row]))
-        .sum();
-    match usize::try_from(total) {
-        Ok(total) if total <= i32::MAX as usize => Ok(()),
-        _ => Err(ArrowError::OffsetOverflowError(total as usize)),
+    match array.data_type() {
+        DataType::Utf8 => text(array.as_string::<i32>().value_offsets(), &rows),
+        DataType::LargeUtf8 => text(array.as_string::<i64>().value_offsets(), &rows),
+        DataType::Binary => text(array.as_binary::<i32>().value_offsets(), &rows),
+        DataType::LargeBinary => text(array.as_binary::<i64>().value_offsets(), &rows),
+        DataType::Utf8View => viewed(&array.as_string_view().views()[rows]),
+        DataType::BinaryView => viewed(&array.as_binary_view().views()[rows]),
+        DataType::List(_) => list::<i32>(array, &rows),
+        DataType::LargeList(_) => list::<i64>(array, &rows),
+        DataType::ListView(_) => views::<i32>(array, &rows),
+        DataType::LargeListView(_) => views::<i64>(array, &rows),
+        DataType::Map(..) => {
+            let map = array.as_map();
+            let entries = range_bytes(map.entries(), spanned(map.value_offsets(), &rows));
+            entries + len * size_of::<i32>() as u64
+        }
+        DataType::FixedSizeList(_, items) => {
+            let items = usize::try_from(*items).unwrap_or(0);
+            let list = array.as_fixed_size_list();
+            range_bytes(list.values(), rows.start * items..rows.end * items)
+        }
+        DataType::Struct(_) => {
+            let columns = array.as_struct().columns().iter();
+            columns.map(|c| range_bytes(c, rows.clone())).sum()
+        }
+        // Unions and runs: by the average.
+        _ => {
+            let all = array.get_array_memory_size() as u64;
+            all.div_ceil(array.len().max(1) as u64).saturating_mul(len)
+        }
+    }
+}
+
+/// Whether rows of a type are copied only in part: views lead to bytes that stay where they are.
+pub(super) fn has_views(of: &DataType) -> bool {
+    match of {
+        DataType::Utf8View | DataType::BinaryView => true,
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::ListView(item)
+        | DataType::LargeListView(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => has_views(item.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|f| has_views(f.data_type())),
+        DataType::Dictionary(_, values) => has_views(values),
+        DataType::RunEndEncoded(_, values) => has_views(values.data_type()),
+        DataType::Union(fields, _) => fields.iter().any(|(_, f)| has_views(f.data_type())),
+        _ => false,
     }
 }
 
@@ -132,8 +222,12 @@ pub(super) fn conform(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::{Int32Array, StringArray};
+    use arrow_array::{
+        BinaryViewArray, FixedSizeBinaryArray, Int32Array, LargeBinaryArray, ListArray,
+        StringArray, types::Int32Type,
+    };
     use arrow_schema::{Field, Schema};
+    use forebay_core::ErrorKind;
     use std::sync::Arc;
 
     fn batch(from: i32, rows: i32) -> RecordBatch {
@@ -203,5 +297,29 @@ mod tests {
         }
         let missing = Arc::new(Schema::new(vec![Field::new("y", DataType::Int64, false)]));
         assert!(conform(batch(0, 4), &missing, |n| n as u64).is_err());
+    }
+
+    #[test]
+    fn what_rows_take_is_known_before_they_are_copied() {
+        let long = "x".repeat(1000);
+        let of = |array: ArrayRef, rows: &[(u32, u32)]| bytes_of_rows(&array, rows);
+        let twice = [(0, 1), (1, 2)];
+        assert_eq!(of(Arc::new(Int32Array::from(vec![1, 2])), &twice), 3 * 4);
+        let text = StringArray::from(vec!["a", &long]);
+        assert_eq!(of(Arc::new(text), &twice), 1 + 2000 + 3 * 4);
+        let large = LargeBinaryArray::from(vec![&b"a"[..], long.as_bytes()]);
+        assert_eq!(of(Arc::new(large.clone()), &twice), 1 + 2000 + 3 * 8);
+        let views = BinaryViewArray::from(vec![&b"a"[..], long.as_bytes()]);
+        assert_eq!(of(Arc::new(views), &twice), 2000 + 3 * 16);
+        let fixed = FixedSizeBinaryArray::try_from_iter([[0u8; 7], [1; 7]].iter()).unwrap();
+        assert_eq!(of(Arc::new(fixed), &twice), 3 * 7);
+        let list = ListArray::from_iter_primitive::<Int32Type, _, _>([
+            Some(vec![Some(1)]),
+            Some(vec![Some(2); 100]),
+        ]);
+        assert_eq!(of(Arc::new(list), &twice), 4 + 800 + 3 * 4);
+        let nested = RecordBatch::try_from_iter([("b", Arc::new(large) as ArrayRef)]).unwrap();
+        let nested = arrow_array::StructArray::from(nested);
+        assert_eq!(of(Arc::new(nested.slice(1, 1)), &[(0, 2)]), 2000 + 2 * 8);
     }
 }

@@ -55,7 +55,8 @@ impl Rows {
         }
         if dataset.format() == Format::Objects {
             let (inner, files) = (&self.inner, dataset.files());
-            let bytes = rows.clone().map(|row| files.size(row as usize)).sum();
+            let sizes = rows.clone().map(|row| files.size(row as usize));
+            let bytes = sizes.fold(0u64, u64::saturating_add);
             if columns
                 .schema(dataset.schema())?
                 .column_with_name("data")

@@ -70,6 +70,18 @@ impl<K: Copy + Eq + Hash, V> Lru<K, V> {
         }
     }
 
+    /// The same, but never the one that was used last.
+    pub(super) fn shrink_to_most(&mut self, cost: u64) {
+        while self.cost > cost
+            && self.held.len() > 1
+            && let Some((_, key)) = self.by_use.pop_first()
+        {
+            if let Some(gone) = self.held.remove(&key) {
+                self.cost -= gone.cost;
+            }
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }

@@ -9,8 +9,10 @@
 //!    already are taken as they are (`cache.rs`); of the others the bytes that hold the rows are
 //!    fetched, many blocks at a time, and decoded on threads for that. A block that is wanted again
 //!    and again is decoded whole and kept.
+//!    What decoding takes is asked for as it is seen (`grown.rs`), and a block stays in the pieces
+//!    that it was decoded in (`pieces.rs`).
 //! 4. **Gather** (`gather.rs`): rows of all blocks are put into the order that was asked for,
-//!    duplicates included.
+//!    duplicates included. What they will take is added up before they are copied.
 //!
 //! A stream that knows its order holds blocks ahead of their use ([`Rows::hold`]): while a [`Hold`]
 //! lives, reads of that block decode nothing.
@@ -30,9 +32,11 @@ mod cache;
 mod config;
 mod files;
 mod gather;
+mod grown;
 mod hold;
 mod lru;
 mod objects;
+mod pieces;
 mod stats;
 mod together;
 
@@ -50,7 +54,7 @@ use forebay_engine::{Engine, Flights};
 use forebay_format::tabular::{Format, Projection};
 use stats::add;
 use std::{sync::Arc, time::Instant};
-use together::Together;
+use together::{Decoded, Together};
 use tokio::sync::Semaphore;
 
 /// Rows, and the memory that they take.
@@ -65,8 +69,10 @@ pub struct RowBatch {
 #[derive(Debug, Default)]
 pub struct RowMemory {
     held: Vec<Reservation>,
-    /// Blocks that the rows are slices of.
+    /// Blocks that the rows are slices of, or whose bytes their views lead to.
     blocks: Vec<Arc<Block>>,
+    /// The same, of blocks that were decoded in part.
+    decoded: Vec<Arc<Decoded>>,
 }
 
 impl From<Vec<Reservation>> for RowMemory {
@@ -74,6 +80,7 @@ impl From<Vec<Reservation>> for RowMemory {
         Self {
             held,
             blocks: Vec::new(),
+            decoded: Vec::new(),
         }
     }
 }
@@ -242,6 +249,7 @@ impl Rows {
             }
         };
         let bytes = batch_bytes(&read.batch);
+        self.check_answer(bytes)?;
         self.settle(&mut read.memory, bytes).await?;
         let stats = &self.inner.stats;
         add(&stats.requests, 1);
@@ -287,8 +295,9 @@ impl Rows {
             let bytes = rows.iter().fold(0u64, |sum, &row| {
                 sum.saturating_add(dataset.files().size(row as usize))
             });
-            self.check_answer(bytes + BESIDE_BYTES)?;
-            return Ok(bytes + BESIDE_BYTES);
+            let bytes = bytes.saturating_add(BESIDE_BYTES);
+            self.check_answer(bytes)?;
+            return Ok(bytes);
         }
         let average = dataset.files().total_bytes() / dataset.rows().max(1);
         let expected = average
@@ -314,7 +323,6 @@ impl Rows {
 
     /// Takes what an answer is larger than expected, and gives back what it is smaller.
     async fn settle(&self, memory: &mut RowMemory, bytes: u64) -> Result<()> {
-        self.check_answer(bytes)?;
         let held = memory.held.first().map_or(0, Reservation::bytes);
         if bytes < held - held / 4 {
             memory.held.iter_mut().for_each(|held| held.shrink(bytes));

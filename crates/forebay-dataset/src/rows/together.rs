@@ -9,7 +9,7 @@
 //! Invariant: a group that can be joined has a task that will close it. The task ends without that
 //! only when nobody waits for the group any more, and then the group can no longer be joined.
 
-use super::{cache::BlockKey, gather::take_rows};
+use super::{cache::BlockKey, grown::Grown, pieces::Pieces};
 use arrow_array::RecordBatch;
 use forebay_core::{Error, Result, sync::Mutex};
 use std::{collections::HashMap, sync::Arc};
@@ -18,16 +18,18 @@ use tokio::sync::watch;
 /// Rows of a block, decoded.
 #[derive(Debug)]
 pub(super) struct Decoded {
-    pub batch: RecordBatch,
+    pub pieces: Pieces,
     /// Which these are: each once, ascending.
     pub rows: Vec<u32>,
+    /// For what they take.
+    pub _memory: Grown,
 }
 
 impl Decoded {
-    /// Some of the rows: each once, ascending.
-    pub fn take(&self, rows: &[u32]) -> Result<RecordBatch> {
+    /// Some of the rows, each once, ascending; `None`: they are all of them.
+    pub fn take(&self, rows: &[u32]) -> Result<Option<RecordBatch>> {
         if rows == self.rows {
-            return Ok(self.batch.clone());
+            return Ok(None);
         }
         let places = rows
             .iter()
@@ -35,7 +37,7 @@ impl Decoded {
         let places = places
             .collect::<Result<Vec<u32>, _>>()
             .map_err(|_| Error::internal("a row was not decoded with its group"))?;
-        take_rows(&self.batch, &places)
+        self.pieces.take(&places).map(Some)
     }
 }
 
@@ -196,8 +198,9 @@ mod tests {
             rows.iter().map(|&r| i64::from(r) * 10),
         ));
         Arc::new(Decoded {
-            batch: RecordBatch::try_from_iter([("n", numbers)]).unwrap(),
+            pieces: RecordBatch::try_from_iter([("n", numbers)]).unwrap().into(),
             rows: rows.to_vec(),
+            _memory: Grown::default(),
         })
     }
 
@@ -222,13 +225,8 @@ mod tests {
         assert!(next.is_some(), "a group that was closed is not joined");
         drop(late);
         for (told, rows) in [(first, &[2, 7][..]), (second, &[0, 7, 9])] {
-            let batch = outcome(told)
-                .await
-                .unwrap()
-                .result
-                .unwrap()
-                .take(rows)
-                .unwrap();
+            let decoded = outcome(told).await.unwrap().result.unwrap();
+            let batch = decoded.take(rows).unwrap().unwrap();
             let got: Vec<i64> = batch
                 .column(0)
                 .as_primitive::<Int64Type>()
@@ -240,6 +238,7 @@ mod tests {
             );
         }
         assert!(decoded(&[1, 2]).take(&[3]).is_err());
+        assert!(decoded(&[1, 2]).take(&[1, 2]).unwrap().is_none());
     }
 
     #[tokio::test]

@@ -17,9 +17,12 @@ use super::{
     thrift::{Bad, Compact, Type},
 };
 use ::parquet::{
-    basic::{Compression, Encoding},
+    basic::{Compression, Encoding, Type as PhysicalType},
     column::page::{Page, PageReader},
-    file::{metadata::ColumnChunkMetaData, serialized_reader::SerializedPageReader},
+    file::{
+        metadata::{ColumnChunkMetaData, RowGroupMetaData},
+        serialized_reader::SerializedPageReader,
+    },
 };
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
@@ -42,11 +45,28 @@ fn most_per_byte(codec: Compression) -> u64 {
 }
 
 /// Watches over the pages of one read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Checker {
     /// Whether the decoder skips rows.
     skips: bool,
     decoded: u64,
+    columns: Vec<Expected>,
+    /// No value is longer, as far as that was looked at.
+    longest: u64,
+}
+
+/// What the pages of a column let expect.
+#[derive(Debug)]
+struct Expected {
+    /// Where its pages of data begin; it stands for the column.
+    first: i64,
+    /// Values of the pages so far, and what those take in memory.
+    values: u64,
+    bytes: u64,
+    /// What a value of its dictionary takes on the average.
+    dictionary: Option<u64>,
+    /// Whether values of any length come from it.
+    by_dictionary: bool,
 }
 
 #[derive(Debug, Default)]
@@ -71,10 +91,163 @@ struct Header {
 const RLE: i32 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
 const DELTA_BYTE_ARRAY: i32 = 7;
+const PLAIN_DICTIONARY: i32 = 2;
+const RLE_DICTIONARY: i32 = 8;
+
+/// Of a value whose length is its own, beside its bytes.
+const OFFSET_BYTES: u64 = 8;
+/// A dictionary is unpacked to find its longest value where that, so many times, could come to more
+/// than this.
+const LONGEST_LOOKED_AT_VALUES: u64 = 1024;
+const LONGEST_LOOKED_AT_BYTES: u64 = 64 << 20;
+/// Values that share their beginnings with the one before could all be as long as their page. They
+/// are hardly ever longer than this part of it, and to take them for longer makes batches short.
+const DELTA_LONGEST_SHARE: u64 = 16;
+
+/// What a value of a column takes in memory; `None` where that depends on the value.
+fn value_bytes(chunk: &ColumnChunkMetaData) -> Option<u64> {
+    match chunk.column_type() {
+        PhysicalType::BOOLEAN => Some(1),
+        PhysicalType::INT32 | PhysicalType::FLOAT => Some(4),
+        PhysicalType::INT64 | PhysicalType::DOUBLE => Some(8),
+        PhysicalType::INT96 => Some(12),
+        PhysicalType::FIXED_LEN_BYTE_ARRAY => {
+            Some(u64::try_from(chunk.column_descr().type_length()).unwrap_or(0))
+        }
+        PhysicalType::BYTE_ARRAY => None,
+    }
+}
+
+/// The length of the longest value of a dictionary of byte arrays.
+fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> Result<u64> {
+    let (buf, values) = match page_alone(page, chunk)
+        .map_err(|e| e.context(format!("the Parquet page at offset {at}")))?
+    {
+        Some(Page::DictionaryPage {
+            buf, num_values, ..
+        }) => (buf, num_values),
+        _ => return Err(damaged(at, "it is no dictionary")),
+    };
+    let (mut rest, mut longest) = (&buf[..], 0);
+    for _ in 0..values {
+        let too_short = || damaged(at, "its values are longer than it is");
+        let (len, after) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
+        let len = u32::from_le_bytes(*len);
+        rest = after.get(len as usize..).ok_or_else(too_short)?;
+        longest = longest.max(u64::from(len));
+    }
+    Ok(longest)
+}
+
+/// A page by itself, unpacked.
+fn page_alone(page: Bytes, chunk: &ColumnChunkMetaData) -> Result<Option<Page>> {
+    let len = page.len() as i64;
+    guarded("a Parquet page", || {
+        let alone = chunk
+            .clone()
+            .into_builder()
+            .set_data_page_offset(0)
+            .set_dictionary_page_offset(None)
+            .set_total_compressed_size(len);
+        let alone = alone.build().map_err(parquet_error)?;
+        SerializedPageReader::new(Arc::new(page), &alone, 0, None)
+            .and_then(|mut r| r.get_next_page())
+            .map_err(parquet_error)
+    })
+}
 
 impl Checker {
     pub fn new(skips: bool) -> Self {
-        Self { skips, decoded: 0 }
+        Self {
+            skips,
+            ..Self::default()
+        }
+    }
+
+    /// What a row of `group` takes in memory, about, by the headers of the pages so far and what the
+    /// footer states; and whether that is sure. How often the long values of a dictionary come, no
+    /// header tells.
+    pub fn expected_row_bytes(&self, group: &RowGroupMetaData) -> (u64, bool) {
+        let rows = u128::try_from(group.num_rows()).unwrap_or(1).max(1);
+        let mut sure = true;
+        let mut of = |column: &Expected| {
+            let chunk = group
+                .columns()
+                .iter()
+                .find(|chunk| chunk.data_page_offset() == column.first)?;
+            let values = u128::try_from(chunk.num_values()).ok()?;
+            // Of values that stand for themselves the pages know better.
+            let stated = chunk.unencoded_byte_array_data_bytes();
+            let stated = stated.and_then(|bytes| u128::try_from(bytes).ok());
+            let stated = stated.filter(|_| column.by_dictionary);
+            sure &= stated.is_some() || !column.by_dictionary;
+            let bytes = match stated {
+                Some(bytes) => bytes + values * u128::from(OFFSET_BYTES),
+                None => u128::from(column.bytes) * values / u128::from(column.values.max(1)),
+            };
+            Some(bytes.div_ceil(rows))
+        };
+        let bytes: u128 = self.columns.iter().filter_map(&mut of).sum();
+        (u64::try_from(bytes).unwrap_or(u64::MAX), sure)
+    }
+
+    /// What all values of the pages so far take in memory, about.
+    pub fn expected_bytes(&self) -> u64 {
+        let bytes = self.columns.iter().map(|column| column.bytes);
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// The length of the longest value that the pages so far may have. (Of dictionaries and prefixes
+    /// one long value may be there a million times.)
+    pub fn longest_value(&self) -> u64 {
+        self.longest
+    }
+
+    /// Notes what a page will come to.
+    fn expect(
+        &mut self,
+        page: Bytes,
+        at: u64,
+        header: &Header,
+        chunk: &ColumnChunkMetaData,
+    ) -> Result<()> {
+        let decoded = header.decoded.max(0) as u64;
+        let values = header.values.max(0) as u64;
+        let (width, first) = (value_bytes(chunk), chunk.data_page_offset());
+        let known = self.columns.iter().position(|c| c.first == first);
+        let known = known.unwrap_or_else(|| {
+            self.columns.push(Expected {
+                first,
+                values: 0,
+                bytes: 0,
+                dictionary: None,
+                by_dictionary: false,
+            });
+            self.columns.len() - 1
+        });
+        let column = &mut self.columns[known];
+        if header.body == Some(7) {
+            column.dictionary = Some(decoded / values.max(1) + OFFSET_BYTES);
+            let most = decoded.saturating_mul(LONGEST_LOOKED_AT_VALUES);
+            if width.is_none() && most > LONGEST_LOOKED_AT_BYTES {
+                self.longest = self.longest.max(longest_of_dictionary(page, at, chunk)?);
+            }
+            return Ok(());
+        }
+        if width.is_none() && header.encoding == DELTA_BYTE_ARRAY {
+            self.longest = self.longest.max(decoded / DELTA_LONGEST_SHARE);
+        }
+        let each = match (width, header.encoding, column.dictionary) {
+            (Some(width), ..) => width,
+            (None, PLAIN_DICTIONARY | RLE_DICTIONARY, Some(mean)) => {
+                column.by_dictionary = true;
+                mean
+            }
+            _ => decoded / values.max(1) + OFFSET_BYTES,
+        };
+        column.values = column.values.saturating_add(values);
+        column.bytes = column.bytes.saturating_add(values.saturating_mul(each));
+        Ok(())
     }
 
     /// Takes the bytes of one or more whole pages that lie at `offset`.
@@ -144,6 +317,7 @@ impl Checker {
                     return Err(damaged(here, "it inflates to more than it says"));
                 }
             }
+            self.expect(bytes.slice(at..data + stored), here, &header, chunk)?;
             let delta = matches!(header.encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY);
             let repeated = self.skips && chunk.column_descr().max_rep_level() > 0;
             let levels = match header.body {
@@ -204,19 +378,7 @@ fn unpacked_page(
     delta: bool,
     repeated: bool,
 ) -> Result<()> {
-    let len = page.len() as i64;
-    let unpacked = guarded("a Parquet page", || {
-        let alone = chunk
-            .clone()
-            .into_builder()
-            .set_data_page_offset(0)
-            .set_dictionary_page_offset(None)
-            .set_total_compressed_size(len);
-        let alone = alone.build().map_err(parquet_error)?;
-        SerializedPageReader::new(Arc::new(page), &alone, 0, None)
-            .and_then(|mut r| r.get_next_page())
-            .map_err(parquet_error)
-    });
+    let unpacked = page_alone(page, chunk);
     let column = chunk.column_descr();
     let too_long = || damaged(at, "its levels are longer than it is");
     let (data, values, encoding) =

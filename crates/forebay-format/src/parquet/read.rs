@@ -2,9 +2,10 @@
 //!
 //! First, where few rows are wanted, the page indexes of the wanted columns that are not known yet;
 //! then what the decoder asks for: pages, or whole column chunks. Where half of the rows are wanted
-//! or more, all are decoded and the wanted ones taken. Rows are decoded in batches of bounded size
-//! and put together at the end, so that a row group that unpacks to more than it said is given up
-//! on in time.
+//! or more, all are decoded and the wanted ones taken, batch by batch. Rows are decoded in batches of
+//! bounded size, which stay as they are: what a row group unpacks to is known neither from its footer
+//! nor from its pages (a dictionary makes gigabytes of kilobytes), so memory is asked for by what the
+//! pages' headers let expect, and then by what came of them.
 //!
 //! Invariant: a decoder that is told to select rows sees page indexes that do not change while it
 //! lives. All that it looks at were read before it was made; whether a row group's are used at all
@@ -20,16 +21,20 @@ use ::parquet::{
         push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder},
     },
 };
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, RecordBatch, RecordBatchOptions};
+use arrow_data::ArrayData;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashSet, ops::Range, sync::Arc};
 
 /// Row groups that are smaller are read by column chunk: finding the pages would take longer.
 const PAGES_FROM_BYTES: u64 = 128 << 10;
-/// Rows that are decoded at a time.
+/// Rows that are decoded at a time, at most and at least.
 const BATCH_ROWS: usize = 64 << 10;
+const BATCH_ROWS_LEAST: usize = 64;
+/// What a batch should take.
+const BATCH_BYTES: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -51,8 +56,17 @@ pub(crate) struct Read {
     held: Held,
     checker: Checker,
     decoder: Option<ParquetPushDecoder>,
+    batch_rows: usize,
+    /// Wanted rows of each batch, in the order of the file's columns.
     decoded: Vec<RecordBatch>,
+    /// What those take, and the buffers that were counted for it.
     decoded_bytes: u64,
+    counted: HashSet<usize>,
+    /// Rows that were decoded, and, of `rows`, how many of them were wanted.
+    seen_rows: usize,
+    seen_wanted: usize,
+    /// Memory that there is for decoded rows.
+    allowed: u64,
     done: bool,
 }
 
@@ -114,10 +128,19 @@ impl Read {
             held: Held::default(),
             checker: Checker::new(select),
             decoder: None,
+            batch_rows: if select { wanted } else { group_rows as usize }.clamp(1, BATCH_ROWS),
             decoded: Vec::new(),
             decoded_bytes: 0,
+            counted: HashSet::new(),
+            seen_rows: 0,
+            seen_wanted: 0,
+            allowed: u64::MAX,
             done,
         })
+    }
+
+    pub fn allow(&mut self, bytes: u64) {
+        self.allowed = bytes;
     }
 
     pub fn step(&mut self) -> Result<Need> {
@@ -154,6 +177,11 @@ impl Read {
             None => self.decoder()?,
         };
         loop {
+            let expected = self.expected();
+            if expected > self.allowed {
+                self.decoder = Some(decoder);
+                return Ok(Need::Memory(expected));
+            }
             match guarded(&self.what(), || decoder.try_decode().map_err(parquet_error))
                 .map_err(|e| e.context(self.what()))?
             {
@@ -183,27 +211,25 @@ impl Read {
                             .pages(range.start, &bytes, group.column(column))?;
                         buffers.push(bytes);
                     }
+                    let batch_rows = self.rows_at_a_time();
+                    if batch_rows < self.batch_rows && self.seen_rows == 0 {
+                        // Nothing was decoded so far: it begins anew, with shorter batches.
+                        self.batch_rows = batch_rows;
+                        decoder = self.decoder()?;
+                        let again =
+                            guarded(&self.what(), || decoder.try_decode().map_err(parquet_error))?;
+                        if !matches!(&again, DecodeResult::NeedsData(same) if *same == ranges) {
+                            return Err(Error::internal(
+                                "a decoder that began anew asks for other bytes",
+                            ));
+                        }
+                    }
                     self.held.clear();
                     decoder
                         .push_ranges(ranges, buffers)
                         .map_err(parquet_error)?;
                 }
-                DecodeResult::Data(batch) => {
-                    self.decoded_bytes += batch
-                        .columns()
-                        .iter()
-                        .map(|c| c.get_buffer_memory_size() as u64)
-                        .sum::<u64>();
-                    if self.decoded_bytes > limits::BLOCK_DECODED_MAX_BYTES {
-                        let max = limits::BLOCK_DECODED_MAX_BYTES;
-                        return Err(Error::new(
-                            ErrorKind::TooLarge,
-                            format!("{} holds more than {max} bytes", self.what()),
-                        )
-                        .hint("ask for fewer rows or columns"));
-                    }
-                    self.decoded.push(batch);
-                }
+                DecodeResult::Data(batch) => self.take(batch)?,
                 DecodeResult::Finished => {
                     self.done = true;
                     return Ok(Need::Done);
@@ -212,55 +238,126 @@ impl Read {
         }
     }
 
+    /// Rows that come out of the decoder in all.
+    fn rows_to_decode(&self) -> usize {
+        match self.select {
+            true => self.rows.count(self.group_rows),
+            false => self.group_rows as usize,
+        }
+    }
+
+    fn rows_at_a_time(&self) -> usize {
+        let group = self.arrow.metadata().row_group(self.row_group);
+        let mean = BATCH_BYTES / self.checker.expected_row_bytes(group).0.max(1);
+        let longest = 4 * BATCH_BYTES / self.checker.longest_value().max(1);
+        let most = usize::try_from(mean.min(longest)).unwrap_or(usize::MAX);
+        self.batch_rows.min(most.max(BATCH_ROWS_LEAST))
+    }
+
+    /// What there will be after the next batch, by what is known; where that is sure, after the last.
+    fn expected(&self) -> u64 {
+        let group = self.arrow.metadata().row_group(self.row_group);
+        let (mut row, sure) = self.checker.expected_row_bytes(group);
+        let left = self.rows_to_decode().saturating_sub(self.seen_rows);
+        let mut rows = left.min(self.batch_rows);
+        if sure {
+            let wanted = self.rows.count(self.group_rows);
+            rows = rows.max(wanted.saturating_sub(self.seen_wanted));
+        } else if self.seen_wanted > 0 {
+            row = self.decoded_bytes.div_ceil(self.seen_wanted as u64);
+        }
+        let mut more = (rows as u64).saturating_mul(row);
+        if sure && self.select {
+            // The rows are some of those in the pages.
+            more = more.min(self.checker.expected_bytes());
+        }
+        self.decoded_bytes.saturating_add(more)
+    }
+
+    /// Keeps the wanted rows of a batch.
+    fn take(&mut self, batch: RecordBatch) -> Result<()> {
+        let rows = batch.num_rows();
+        let batch = match (&self.rows, self.select) {
+            (Rows::Sorted(wanted), false) => {
+                let (first, end) = (self.seen_rows, self.seen_rows + rows);
+                let from = wanted.partition_point(|&row| (row as usize) < first);
+                let to = wanted.partition_point(|&row| (row as usize) < end);
+                let here = wanted[from..to].iter().map(|&row| row - first as u32);
+                let here = Rows::Sorted(here.collect());
+                guarded(&self.what(), || take_rows(&batch, &here))?
+            }
+            _ => batch,
+        };
+        self.seen_rows += rows;
+        self.seen_wanted += batch.num_rows();
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        for column in batch.columns() {
+            self.count(&column.to_data());
+        }
+        if self.decoded_bytes > limits::BLOCK_DECODED_MAX_BYTES {
+            let max = limits::BLOCK_DECODED_MAX_BYTES;
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!("{} holds more than {max} bytes", self.what()),
+            )
+            .hint("ask for fewer rows or columns"));
+        }
+        self.decoded.push(batch);
+        Ok(())
+    }
+
+    /// Adds up the buffers of an array that is kept. Views of several batches may lead to one buffer.
+    fn count(&mut self, array: &ArrayData) {
+        let nulls = array.nulls().map(|nulls| nulls.buffer());
+        for buffer in array.buffers().iter().chain(nulls) {
+            if self.counted.insert(buffer.data_ptr().as_ptr() as usize) {
+                self.decoded_bytes += buffer.capacity() as u64;
+            }
+        }
+        for child in array.child_data() {
+            self.count(child);
+        }
+    }
+
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
         self.held.put(offset, bytes);
         Ok(())
     }
 
-    pub fn finish(self) -> Result<RecordBatch> {
+    /// The wanted rows, in batches as they were decoded.
+    pub fn finish(self) -> Result<Vec<RecordBatch>> {
         let what = self.what();
         let wanted = self.rows.count(self.group_rows);
-        let options = RecordBatchOptions::new().with_row_count(Some(wanted));
         if wanted == 0 {
-            return Ok(RecordBatch::new_empty(self.schema));
+            return Ok(vec![RecordBatch::new_empty(self.schema)]);
         }
-        let found: usize = self.decoded.iter().map(RecordBatch::num_rows).sum();
-        let decoded = if self.select {
-            wanted
-        } else {
-            self.group_rows as usize
-        };
-        if !self.columns.is_empty() && found != decoded {
-            return Err(Error::corrupt(format!(
-                "{what} gave {found} rows of {decoded}"
-            )));
+        if self.columns.is_empty() {
+            let options = RecordBatchOptions::new().with_row_count(Some(wanted));
+            return RecordBatch::try_new_with_options(self.schema, Vec::new(), &options)
+                .map(|batch| vec![batch])
+                .map_err(arrow_error);
+        }
+        let (found, all) = (self.seen_rows, self.rows_to_decode());
+        if found != all || self.seen_wanted != wanted {
+            return Err(Error::corrupt(format!("{what} gave {found} rows of {all}")));
         }
         // The decoder gives columns in the order of the file.
         let mut sorted = self.columns.clone();
         sorted.sort_unstable();
-        let columns = self.columns.iter().map(|c| {
-            let at = sorted
+        let order = self.columns.iter().map(|c| {
+            sorted
                 .binary_search(c)
-                .map_err(|_| Error::internal("a column that was asked for is gone"))?;
-            let parts: Vec<&dyn Array> =
-                self.decoded.iter().map(|b| b.column(at).as_ref()).collect();
-            match parts.as_slice() {
-                [_] => Ok(self.decoded[0].column(at).clone()),
-                parts => arrow_select::concat::concat(parts).map_err(arrow_error),
-            }
+                .map_err(|_| Error::internal("a column that was asked for is gone"))
         });
-        let columns: Vec<ArrayRef> = columns.collect::<Result<_>>()?;
-        if columns.is_empty() {
-            return RecordBatch::try_new_with_options(self.schema, columns, &options)
-                .map_err(arrow_error);
-        }
-        let batch =
-            RecordBatch::try_new(self.schema, columns).map_err(|e| arrow_error(e).context(what))?;
-        if self.select {
-            Ok(batch)
-        } else {
-            take_rows(&batch, &self.rows)
-        }
+        let order = order.collect::<Result<Vec<usize>>>()?;
+        let pieces = self.decoded.into_iter().map(|batch| {
+            let columns = order.iter().map(|&at| batch.column(at).clone()).collect();
+            RecordBatch::try_new(self.schema.clone(), columns)
+                .map_err(|e| arrow_error(e).context(&what))
+        });
+        pieces.collect()
     }
 
     fn what(&self) -> String {
@@ -268,15 +365,10 @@ impl Read {
     }
 
     fn decoder(&self) -> Result<ParquetPushDecoder> {
-        let wanted = if self.select {
-            self.rows.count(self.group_rows)
-        } else {
-            self.group_rows as usize
-        };
         let mut builder = ParquetPushDecoderBuilder::new_with_metadata(self.arrow.clone())
             .with_row_groups(vec![self.row_group])
             .with_projection(self.mask.clone())
-            .with_batch_size(wanted.min(BATCH_ROWS));
+            .with_batch_size(self.batch_rows);
         if let (true, Rows::Sorted(rows)) = (self.select, &self.rows) {
             builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(
                 runs(rows).into_iter(),

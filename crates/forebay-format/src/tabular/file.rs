@@ -278,7 +278,7 @@ impl FileIndexer {
     pub fn finish(mut self) -> Result<FileIndex> {
         match self.step()? {
             Need::Done => each!(self.inner, x => x.finish()),
-            Need::Ranges(_) => Err(Error::internal(
+            Need::Memory(_) | Need::Ranges(_) => Err(Error::internal(
                 "an index was asked for before its file was read",
             )),
         }

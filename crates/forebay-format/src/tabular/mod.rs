@@ -73,6 +73,9 @@ use std::ops::Range;
 pub enum Need {
     /// These bytes, each range in one buffer.
     Ranges(Vec<Range<u64>>),
+    /// Memory for so many decoded bytes in all ([`BlockRead::allow`]). Only a reader that was
+    /// given a bound asks for it.
+    Memory(u64),
     /// Nothing more: `finish` has what was asked for.
     Done,
 }

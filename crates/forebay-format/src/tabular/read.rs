@@ -1,6 +1,6 @@
 //! Rows of a block of any format.
 
-use super::{Detail, FileIndex, Format, Need, Projection, Rows};
+use super::{Detail, FileIndex, Format, Need, Projection, Rows, arrow_error};
 use crate::{MemberIndex, ipc, jsonl, parquet, records, samples};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -258,17 +258,49 @@ impl BlockRead {
         each!(&mut self.inner, x => x.feed(offset, bytes))
     }
 
+    /// Bounds what is decoded, in bytes; it is asked for more ([`Need::Memory`]) before much is
+    /// decoded beyond that. Without this there is no bound but the limit for a block. Other formats
+    /// than Parquet decode when they finish, and ask for nothing.
+    pub fn allow(&mut self, bytes: u64) {
+        if let Reading::Parquet(read) = &mut self.inner {
+            read.allow(bytes);
+        }
+    }
+
     /// The rows, in order.
     ///
     /// # Errors
     /// As [`BlockRead::step`]; `TooLarge` if they do not fit in one batch; `Internal` before
     /// `Done`.
-    pub fn finish(mut self) -> Result<RecordBatch> {
+    pub fn finish(self) -> Result<RecordBatch> {
+        let mut pieces = self.finish_pieces()?;
+        match (pieces.pop(), pieces.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(last), false) => {
+                let schema = last.schema();
+                pieces.push(last);
+                arrow_select::concat::concat_batches(&schema, &pieces).map_err(arrow_error)
+            }
+            (None, _) => Err(Error::internal("a block was read as no batch at all")),
+        }
+    }
+
+    /// The rows, in order, in batches as they were decoded: one at least.
+    ///
+    /// # Errors
+    /// As [`BlockRead::step`]; `TooLarge` if those of one batch do not fit; `Internal` before
+    /// `Done`.
+    pub fn finish_pieces(mut self) -> Result<Vec<RecordBatch>> {
         if self.step()? != Need::Done {
             return Err(Error::internal(
                 "rows were asked for before their bytes were read",
             ));
         }
-        each!(self.inner, x => x.finish())
+        match self.inner {
+            Reading::Parquet(read) => read.finish(),
+            Reading::Ipc(read) => read.finish().map(|batch| vec![batch]),
+            Reading::Members(read) => read.finish().map(|batch| vec![batch]),
+            Reading::Records(read) => read.finish().map(|batch| vec![batch]),
+        }
     }
 }

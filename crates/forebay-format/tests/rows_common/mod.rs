@@ -57,6 +57,7 @@ impl Source {
             assert!(round < 100_000, "the parser goes on asking");
             let mut ranges = match step(p)? {
                 Need::Done => return Ok(()),
+                Need::Memory(_) => unreachable!("no bound was set"),
                 Need::Ranges(ranges) => ranges,
             };
             assert!(!ranges.is_empty(), "something is needed, and it is nothing");

@@ -1,0 +1,123 @@
+//! What rows take is in the memory budget before it is allocated. A file of its own: the peak of the
+//! process is looked at.
+
+mod support;
+
+use arrow_array::{ArrayRef, LargeBinaryArray, RecordBatch, StringArray, cast::AsArray};
+use forebay_core::{ErrorKind, MemoryBudget, SystemClock};
+use forebay_dataset::{Rows, RowsConfig};
+use forebay_engine::{Engine, EngineConfig, FixedBuckets};
+use forebay_format::tabular::Projection;
+use forebay_origin::{LocalOrigin, Origin};
+use std::sync::Arc;
+use support::*;
+
+const BUDGET_BYTES: u64 = 64 << 20;
+const ROWS: usize = 300_000;
+const VALUE_BYTES: usize = 1000;
+
+/// The most that the process has had in memory.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
+    let kib = line.split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() << 10
+}
+
+fn one_row_group(batches: impl Iterator<Item = RecordBatch>) -> Vec<u8> {
+    let properties = parquet::file::properties::WriterProperties::builder()
+        .set_max_row_group_row_count(None)
+        .build();
+    let mut batches = batches.peekable();
+    let schema = batches.peek().unwrap().schema();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(Vec::new(), schema, Some(properties)).unwrap();
+    batches.for_each(|batch| writer.write(&batch).unwrap());
+    writer.into_inner().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_rows_take_is_reserved_before_it_is_allocated() {
+    let b = Bench::new();
+    // One text, 300,000 times: 300 MB that a dictionary makes of some hundred kilobytes.
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(VALUE_BYTES); 1000]));
+    let texts = RecordBatch::try_from_iter([("text", text)]).unwrap();
+    let bomb = one_row_group((0..ROWS / 1000).map(|_| texts.clone()));
+    assert!(bomb.len() < 1 << 20, "{}", bomb.len());
+    b.put("bomb.parquet", bomb);
+    let blob: ArrayRef = Arc::new(LargeBinaryArray::from(vec![&vec![7u8; 1 << 20][..]; 4]));
+    let blobs = RecordBatch::try_from_iter([("blob", blob)]).unwrap();
+    b.put("blobs.parquet", one_row_group(std::iter::once(blobs)));
+
+    let mut buckets = FixedBuckets::default();
+    let origin: Arc<dyn Origin> = Arc::new(LocalOrigin::open(&b.path("")).unwrap());
+    buckets.0.insert(BUCKET.to_owned(), origin);
+    let engine = Engine::new(
+        EngineConfig::default(),
+        Arc::new(buckets),
+        None,
+        Arc::new(SystemClock),
+        MemoryBudget::new(BUDGET_BYTES),
+    );
+    let rows = Rows::new(engine, RowsConfig::default());
+    let before = peak_bytes();
+
+    // A row may be asked for many times.
+    let blobs = b.open("bk/blobs.parquet").await.unwrap().dataset;
+    let e = rows.read(&blobs, &[0; 2000], &Projection::All).await;
+    assert_eq!(e.unwrap_err().kind(), ErrorKind::TooLarge);
+    assert_eq!(rows.stats().gather_ns, 0, "nothing was copied");
+    let few = rows
+        .read(&blobs, &[3, 3, 0], &Projection::All)
+        .await
+        .unwrap();
+    assert_eq!(
+        few.batch.column(0).as_binary::<i64>().value(1).len(),
+        1 << 20
+    );
+    drop(few);
+
+    // Neither half of a block, nor all of it, is decoded where there is no memory for it.
+    let bomb = b.open("bk/bomb.parquet").await.unwrap().dataset;
+    let decoded = rows.stats().blocks_decoded;
+    let every_second: Vec<u64> = (0..ROWS as u64).step_by(2).collect();
+    for wanted in [every_second, (0..ROWS as u64).collect()] {
+        for whole in [false, true] {
+            let read = match whole {
+                false => rows.read(&bomb, &wanted, &Projection::All).await,
+                true => rows.read_of_blocks(&bomb, &wanted, &Projection::All).await,
+            };
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::TooLarge);
+        }
+    }
+    assert_eq!(rows.stats().blocks_decoded, decoded);
+    let e = rows.hold(&bomb, 0, &Projection::All).await.unwrap_err();
+    let kinds = [ErrorKind::TooLarge, ErrorKind::Busy];
+    assert!(kinds.contains(&e.kind()), "{e}");
+
+    // Some rows of it are read as often as anybody likes, even where that comes to be as much work
+    // as to decode all of it.
+    for round in 0..40u64 {
+        let wanted: Vec<u64> = (0..64)
+            .map(|i| (i * 4_001 + round * 97) % ROWS as u64)
+            .collect();
+        let read = rows.read(&bomb, &wanted, &Projection::All).await.unwrap();
+        assert_eq!(read.batch.num_rows(), 64);
+        let text = read.batch.column(0).as_string::<i32>();
+        assert!((0..64).all(|i| text.value(i).len() == VALUE_BYTES));
+    }
+    assert_eq!(rows.stats().blocks_decoded, decoded);
+    let took = peak_bytes() - before;
+    assert!(
+        took < 3 * BUDGET_BYTES,
+        "{} MiB more than before",
+        took >> 20
+    );
+    tokio::time::timeout(std::time::Duration::from_secs(5), async {
+        while rows.engine().budget().used_bytes() > 5 << 20 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .expect("what was reserved comes back");
+}
