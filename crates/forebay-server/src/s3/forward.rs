@@ -617,16 +617,30 @@ fn passed(headers: &HeaderMap) -> HeaderMap {
 
 /// The length of the body, without its framing.
 fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusal> {
-    let number = |name: &str| {
-        headers
-            .get(name)
-            .and_then(|v| v.to_str().ok())
-            .and_then(|v| v.parse::<u64>().ok())
+    let number = |name: &str| match headers.get(name).map(|v| v.to_str()) {
+        None => Ok(None),
+        Some(text) => match text.ok().and_then(|t| t.parse::<u64>().ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(Error::invalid(format!(
+                "the header {name} is not a number of bytes"
+            ))),
+        },
     };
-    let length = number("x-amz-decoded-content-length").or_else(|| number("content-length"));
+    let is_framed = headers
+        .get("x-amz-content-sha256")
+        .is_some_and(|v| v.as_bytes().starts_with(b"STREAMING-"));
+    let length = match number("x-amz-decoded-content-length")? {
+        Some(n) => Some(n),
+        None => number("content-length")?,
+    };
     match length {
+        Some(n) if n > limits::PUT_OBJECT_MAX_BYTES => {
+            let (most, kind) = (limits::PUT_OBJECT_MAX_BYTES, ErrorKind::TooLarge);
+            let e = Error::new(kind, format!("{n} bytes in one request, more than {most}"));
+            Err(e.hint("use a multipart upload").into())
+        }
         Some(n) => Ok(n),
-        None if headers.contains_key(header::TRANSFER_ENCODING)
+        None if (headers.contains_key(header::TRANSFER_ENCODING) || is_framed)
             && matches!(*method, Method::PUT | Method::POST) =>
         {
             let e = Error::invalid("the length of the body is not known")
