@@ -25,7 +25,9 @@ use super::{
 };
 use crate::{auth::Policy, body::AnswerBody, config::Action, note::Note, object};
 use bytes::{Bytes, BytesMut};
-use forebay_core::{CacheStatus, Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result};
+use forebay_core::{
+    CacheStatus, Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits,
+};
 use forebay_engine::{
     ByteStream, Changes, Engine, ForwardBody, ForwardRequest, ForwardResponse, Origin, S3Place,
     Trailer,
