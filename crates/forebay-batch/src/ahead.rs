@@ -11,7 +11,7 @@ use crate::{
     produce::Work,
     stats::add,
 };
-use forebay_core::{CacheStatus, Error, Result};
+use forebay_core::{CacheStatus, Error, ErrorKind, Result};
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -127,35 +127,42 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Tries again what may pass: each attempt with a time limit, with growing pauses between them.
+/// Begins an entry anew, with growing pauses, when its object changed while it was read or the node
+/// had no room for it; all in the time that an entry has. Failures of the way to the origin are made
+/// good there, once (`forebay_origin::Resilient`): to count attempts here too would multiply them.
 pub(crate) async fn with_attempts<T, F: Future<Output = Result<T>>>(
     work: &Work,
     mut attempt: impl FnMut() -> F,
 ) -> Result<T> {
     let config = &work.batcher.config;
     let stats = &work.batcher.stats;
-    let mut made = 0;
-    loop {
-        made += 1;
-        let result = match timeout(config.entry_timeout, attempt()).await {
-            Ok(result) => result,
-            Err(_) => Err(
-                Error::timeout(format!("no answer in {:?}", config.entry_timeout))
-                    .hint("batch.entry_timeout sets the limit"),
-            ),
-        };
-        match result {
-            Err(e) if e.kind().is_transient() && made < config.attempts.max(1) => {
-                add(&stats.recoveries, 1);
-                tokio::time::sleep(Duration::from_millis(20u64 << made.min(6))).await;
-            }
-            Err(e) => {
-                if made > 1 {
-                    add(&stats.recoveries_failed, 1);
+    let attempts = async {
+        let mut made = 0;
+        loop {
+            made += 1;
+            match attempt().await {
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::VersionChanged | ErrorKind::Busy)
+                        && made < config.attempts.max(1) =>
+                {
+                    add(&stats.recoveries, 1);
+                    tokio::time::sleep(Duration::from_millis(20u64 << made.min(6))).await;
                 }
-                return Err(e);
+                Err(e) => {
+                    if made > 1 {
+                        add(&stats.recoveries_failed, 1);
+                    }
+                    return Err(e);
+                }
+                done => return done,
             }
-            done => return done,
         }
+    };
+    match timeout(config.entry_timeout, attempts).await {
+        Ok(result) => result,
+        Err(_) => Err(
+            Error::timeout(format!("no answer in {:?}", config.entry_timeout))
+                .hint("batch.entry_timeout sets the limit"),
+        ),
     }
 }

@@ -16,9 +16,10 @@ pub struct BatchConfig {
     pub read_ahead_entries: usize,
     /// Size of one outgoing buffer, bytes.
     pub frame_bytes: usize,
-    /// How long one attempt for one entry may take to give its first bytes.
+    /// How long one entry may take to give its first bytes: longer than the origin takes to fail.
     pub entry_timeout: Duration,
-    /// Attempts for an entry that fails in a way that may pass, the first included.
+    /// Attempts for an entry whose object changes while it is read, or that the node has no room
+    /// for, the first included.
     pub attempts: u32,
     /// Threads that are ready to run, for each core of the machine, from which on batches are
     /// slowed down. 0: never.
@@ -46,7 +47,7 @@ impl Default for BatchConfig {
             soft_errors_max: limits::BATCH_SOFT_ERRORS_DEFAULT,
             read_ahead_entries: limits::BATCH_READ_AHEAD_ENTRIES,
             frame_bytes: limits::BATCH_FRAME_BYTES,
-            entry_timeout: Duration::from_secs(20),
+            entry_timeout: Duration::from_secs(90),
             attempts: 5,
             throttle_ready_per_core: 16,
             throttle_disk_percent: 90,

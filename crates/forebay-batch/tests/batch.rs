@@ -709,24 +709,25 @@ async fn a_client_that_leaves_ends_the_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_origin_that_stumbles_is_asked_again() {
+async fn an_object_that_changes_is_begun_anew_and_a_failing_origin_is_not_asked_again() {
     let b = Bench::new(MINUTE);
-    b.origin.set("a", noise(10, 1));
-    b.origin.down.store(true, SeqCst);
+    b.origin.set("large", noise(3 * MIB, 1));
+    let first = Some(forebay_core::ByteRange::Inclusive(0, 9));
+    b.get_range("large", first).await.unwrap();
+    settled(&b.engine).await;
+    b.origin.set("large", noise(3 * MIB, 2));
     let batcher = batcher(&b);
-    let origin = b.origin.clone();
-    tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_millis(60)).await;
-        origin.down.store(false, SeqCst);
-    });
-    assert_eq!(
-        tar_of(&batcher, &[object("a")], r#","strm":true"#)
-            .await
-            .unwrap()[0]
-            .1,
-        noise(10, 1)
-    );
-    assert!(batcher.stats().snapshot().recoveries > 0);
+    let large = [object("large")];
+    let tar = tar_of(&batcher, &large, r#","strm":true"#).await.unwrap();
+    assert_eq!(tar[0].1, noise(3 * MIB, 2));
+    let recoveries = batcher.stats().snapshot().recoveries;
+    assert!(recoveries > 0);
+
+    // Attempts are made at the origin, once along the path; this one makes none.
+    b.origin.down.store(true, SeqCst);
+    let missing = [object("missing")];
+    assert!(tar_of(&batcher, &missing, r#","strm":true"#).await.is_err());
+    assert_eq!(batcher.stats().snapshot().recoveries, recoveries);
 }
 
 #[tokio::test(flavor = "multi_thread")]

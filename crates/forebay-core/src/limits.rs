@@ -114,6 +114,10 @@ pub const ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS: u64 = 30;
 pub const ORIGIN_CONNECT_TIMEOUT_DEFAULT_SECS: u64 = 5;
 /// Attempts for one origin request, the first one included.
 pub const ORIGIN_ATTEMPTS_DEFAULT: u32 = 5;
+/// No attempt of an origin request begins later than this after the first has failed.
+pub const ORIGIN_RETRY_DEADLINE_DEFAULT_SECS: u64 = 60;
+/// How long a request waits for a place under `requests_in_flight`.
+pub const ORIGIN_PLACE_WAIT_MAX_SECS: u64 = 60;
 
 /// Requests that the node works on at the same time; the next one is answered 503.
 pub const REQUESTS_IN_FLIGHT_DEFAULT: usize = 4096;

@@ -68,6 +68,12 @@ impl ObjectMeta {
                 .any(|ms| made_etag(self.size, *ms).trim_matches('"') == tag)
     }
 
+    /// Whether the origin tells versions apart: with neither an ETag nor a time of modification, two
+    /// of one size look the same.
+    pub fn names_version(&self) -> bool {
+        self.etag.is_some() || self.last_modified_ms != 0
+    }
+
     pub fn version(&self) -> VersionId {
         let mut h = Xxh3::new();
         match &self.etag {
@@ -97,6 +103,9 @@ pub enum CacheStatus {
     /// The origin said that the cached version is still current; every byte came from the local
     /// disk.
     Revalidated,
+    /// The origin failed, and the bucket's rule lets an older version than usual be served
+    /// meanwhile; every byte came from the local disk.
+    Stale,
     /// The cache was not asked: caching is off, or the request said so.
     Bypass,
 }
@@ -107,6 +116,7 @@ impl CacheStatus {
             CacheStatus::Hit => "HIT",
             CacheStatus::Miss => "MISS",
             CacheStatus::Revalidated => "REVALIDATED",
+            CacheStatus::Stale => "STALE",
             CacheStatus::Bypass => "BYPASS",
         }
     }

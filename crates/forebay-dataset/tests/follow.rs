@@ -60,6 +60,7 @@ async fn world(cache: usize) -> World {
     let rule = BucketRule {
         freshness: Freshness::Immutable,
         cache: true,
+        ..BucketRule::default()
     };
     let config = EngineConfig {
         rules: BucketRules {

@@ -159,11 +159,15 @@ impl Engine {
                 if e.kind() == ErrorKind::NotFound {
                     self.forget(name, Some(asked.generation)).await;
                 }
-                return Err(e);
+                let stale = self.or_stale(name, e).await?;
+                return Ok(Head {
+                    meta: stale.meta,
+                    cache: stale.status,
+                });
             }
         };
         match cached {
-            Some(c) if c.meta.version() == meta.version() => {
+            Some(c) if meta.names_version() && c.meta.version() == meta.version() => {
                 self.revalidated(name, asked, &c.meta).await;
                 Ok(Head {
                     meta: c.meta,
@@ -294,6 +298,12 @@ impl Engine {
         // What the answer says of itself must hold for all its bytes, the ones that are read later
         // too.
         let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
+        if status == CacheStatus::Stale && !here {
+            return Err(Error::origin_unavailable(format!(
+                "{name}: the origin cannot be asked, and of bytes {range:?} not all are here"
+            ))
+            .hint("try again when the origin answers"));
+        }
         let mut pieces = Sequential::new(self.clone(), name.clone(), meta.clone(), range.clone());
         let (first, source) = match pieces.next().await? {
             Some(piece) => piece,

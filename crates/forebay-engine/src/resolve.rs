@@ -6,7 +6,8 @@
 //! an older version is here.
 //!
 //! Invariant: what is returned was current at the origin at some moment not before the bucket's
-//! freshness rule allows. What an answer says holds for the moment of the question: that is the
+//! freshness rule allows, or, where the origin failed and the status says `STALE`, its bound for
+//! that. What an answer says holds for the moment of the question: that is the
 //! time that is kept with it.
 
 use crate::{
@@ -14,7 +15,9 @@ use crate::{
     fill::ChunkRun, stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{CacheStatus, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
+use forebay_core::{
+    CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
+};
 use forebay_origin::{GetRequest, GetResponse};
 use forebay_store::WouldWait;
 use std::{
@@ -224,11 +227,36 @@ impl Engine {
                                 engine.fill_from(run).await;
                             }
                         }
-                        Err(e) => leader.publish(Err(e)),
+                        Err(e) => leader.publish(engine.or_stale(&name, e).await),
                     }
                 });
                 follower.wait().await
             }
+        }
+    }
+
+    /// What is here, where the origin failed and the bucket's rule allows it; else the failure.
+    /// It is looked up again, because the name may have been written meanwhile, and because nothing
+    /// is held while the origin is asked.
+    pub(crate) async fn or_stale(&self, name: &ObjectName, e: Error) -> Result<Resolved> {
+        let rule = self.rule(name.bucket());
+        // An answer is none of the origin's failures, whatever it says.
+        let failed = matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable);
+        if !failed || rule.stale_if_error.is_zero() {
+            return Err(e);
+        }
+        let cached = self.cached(name).await.ok().flatten();
+        let now = self.inner.clock.now_secs();
+        match cached {
+            Some(c) if rule.may_be_stale(c.validated_at_secs, now) => {
+                tracing::debug!(object = %name, error = %e, "served stale: the origin failed");
+                Ok(Resolved {
+                    meta: c.meta,
+                    status: CacheStatus::Stale,
+                    data: c.data,
+                })
+            }
+            _ => Err(e),
         }
     }
 
@@ -254,7 +282,7 @@ impl Engine {
                     return Err(e);
                 }
             };
-            if meta.version() == c.meta.version() {
+            if meta.names_version() && meta.version() == c.meta.version() {
                 self.revalidated(name, asked, &c.meta).await;
                 return Ok((
                     Resolved {
@@ -370,6 +398,19 @@ impl Engine {
                     data: Some(data),
                 },
                 None,
+            ));
+        }
+        if !meta.names_version() && self.rule(name.bucket()).freshness != Freshness::Immutable {
+            // It would be fetched in several requests, and nothing tells whether they meet one
+            // version.
+            return Err(Error::unsupported(format!(
+                "{name} has {} bytes and its origin names no version of it: it has neither an ETag \
+                 nor a Last-Modified",
+                meta.size
+            ))
+            .hint(
+                "let the server send one of them, or say freshness = \"immutable\" or cache = \
+                 false for this bucket",
             ));
         }
         self.keep_head(name, asked, &meta).await?;

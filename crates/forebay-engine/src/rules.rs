@@ -1,4 +1,5 @@
-//! What holds for each bucket: how fresh an answer must be, and whether it is cached at all.
+//! What holds for each bucket: how fresh an answer must be, how much older it may be while the
+//! origin fails, and whether it is cached at all.
 
 use forebay_core::limits::REVALIDATE_AFTER_DEFAULT_SECS;
 use hashbrown::HashMap;
@@ -47,6 +48,27 @@ pub struct BucketRule {
     pub freshness: Freshness,
     /// `false`: every read goes to the origin and nothing is kept (`X-Cache: BYPASS`).
     pub cache: bool,
+    /// For so long after it ceased to be fresh, a cached version is served when the origin fails
+    /// (`X-Cache: STALE`). Zero: never.
+    pub stale_if_error: Duration,
+}
+
+impl BucketRule {
+    /// Whether what was validated at `validated_at_secs` may be served at `now_secs` because the
+    /// origin could not be asked. As for [`Freshness::is_fresh`], a validation from the future, or
+    /// of time zero, is none.
+    pub fn may_be_stale(self, validated_at_secs: u32, now_secs: u32) -> bool {
+        if self.stale_if_error.is_zero() || validated_at_secs == 0 || validated_at_secs > now_secs {
+            return false;
+        }
+        let fresh = match self.freshness {
+            Freshness::Immutable => return true,
+            Freshness::Always => Duration::ZERO,
+            Freshness::RevalidateAfter(ttl) => ttl,
+        };
+        let age = Duration::from_secs((now_secs - validated_at_secs).into());
+        age < fresh.saturating_add(self.stale_if_error)
+    }
 }
 
 impl Default for BucketRule {
@@ -54,6 +76,7 @@ impl Default for BucketRule {
         Self {
             freshness: Freshness::default(),
             cache: true,
+            stale_if_error: Duration::ZERO,
         }
     }
 }
@@ -74,6 +97,23 @@ impl BucketRules {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn staleness_is_bounded_and_off_by_default() {
+        let rule = |freshness, bound| BucketRule {
+            freshness,
+            stale_if_error: Duration::from_secs(bound),
+            ..BucketRule::default()
+        };
+        let minute = Freshness::RevalidateAfter(Duration::from_secs(60));
+        let hour = rule(minute, 3600);
+        assert!(hour.may_be_stale(1000, 1000 + 3659) && !hour.may_be_stale(1000, 1000 + 3660));
+        assert!(!hour.may_be_stale(0, 60) && !hour.may_be_stale(1001, 1000));
+        let always = rule(Freshness::Always, 10);
+        assert!(always.may_be_stale(1000, 1009) && !always.may_be_stale(1000, 1010));
+        assert!(!rule(minute, 0).may_be_stale(1000, 1000));
+        assert!(!BucketRule::default().may_be_stale(1000, 1000));
+    }
 
     #[test]
     fn freshness_is_a_matter_of_rule_and_clock() {

@@ -26,6 +26,8 @@ counters! {
     reads_miss,
     /// Reads answered with `REVALIDATED`.
     reads_revalidated,
+    /// Reads answered with `STALE`.
+    reads_stale,
     /// Reads answered with `BYPASS`.
     reads_bypass,
     /// Reads that failed before their first byte.
@@ -70,6 +72,7 @@ impl EngineStats {
             CacheStatus::Hit => &self.reads_hit,
             CacheStatus::Miss => &self.reads_miss,
             CacheStatus::Revalidated => &self.reads_revalidated,
+            CacheStatus::Stale => &self.reads_stale,
             CacheStatus::Bypass => &self.reads_bypass,
         }
         .fetch_add(1, Relaxed);

@@ -25,7 +25,8 @@ use forebay_engine::{
 };
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_origin::{
-    Counters, Fault, Faults as OriginFaults, Faulty, Operation, PutRequest, Resilient, RetryPolicy,
+    Circuit, Counters, Fault, Faults as OriginFaults, Faulty, Operation, PutRequest, Resilient,
+    RetryPolicy, Timed,
 };
 use forebay_store::{
     DirConfig, Store, StoreConfig,
@@ -249,20 +250,23 @@ impl World {
             first_delay: Duration::from_millis(1),
             longest_delay: Duration::from_millis(5),
             deadline: Duration::from_secs(5),
-            idle_timeout: Duration::from_millis(400),
         };
+        let idle_timeout = Duration::from_millis(400);
         let (mut buckets, mut rules) = (FixedBuckets::default(), BucketRules::default());
         for ((bucket, freshness), history) in BUCKETS.iter().zip(&self.histories) {
             let faulty = Arc::new(Faulty::new(
                 Arc::new(history.clone()),
                 self.origin_faults.clone(),
             ));
+            // Two circuits: what one of the many faults costs is not what this test is about.
+            let circuit = || Arc::new(Circuit::new(idle_timeout));
             buckets.0.insert(
                 (*bucket).into(),
                 Arc::new(Resilient::new(
-                    faulty,
+                    Arc::new(Timed::new(faulty, idle_timeout, circuit())),
                     policy.clone(),
                     Arc::new(Counters::default()),
+                    circuit(),
                 )),
             );
             rules.buckets.insert(
@@ -270,6 +274,7 @@ impl World {
                 BucketRule {
                     freshness: *freshness,
                     cache: true,
+                    ..BucketRule::default()
                 },
             );
         }

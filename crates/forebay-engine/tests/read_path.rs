@@ -4,7 +4,9 @@
 mod support;
 
 use forebay_core::{ByteRange, ErrorKind};
-use forebay_engine::{Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome};
+use forebay_engine::{
+    BucketRule, BucketRules, Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome,
+};
 use futures::{StreamExt, future::join_all, stream};
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 use support::{Bench, collect, name, noise, settled};
@@ -66,6 +68,28 @@ async fn an_origin_without_etags_is_revalidated_by_its_head() {
     b.origin.set("a", noise(3 * MIB, 2));
     b.clock.advance(Duration::from_secs(61));
     assert_eq!(b.get("a").await.unwrap(), (noise(3 * MIB, 2), "MISS"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_without_a_version_is_never_taken_for_unchanged_nor_put_together() {
+    let b = Bench::new(MINUTE);
+    b.origin.without_versions.store(true, SeqCst);
+    b.origin.set("a", "one");
+    b.origin.set("large", noise(3 * MIB, 1));
+    b.get("a").await.unwrap();
+    b.origin.set("a", "two");
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (b"two".to_vec(), "MISS"));
+    let e = b.get("large").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    b.engine.set_rules(BucketRules {
+        default: BucketRule {
+            freshness: Freshness::Immutable,
+            ..BucketRule::default()
+        },
+        ..BucketRules::default()
+    });
+    assert_eq!(b.get("large").await.unwrap().0, noise(3 * MIB, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -730,4 +754,62 @@ async fn revalidations_under_a_small_budget_do_not_wait_for_each_other() {
         assert_eq!(read.unwrap().0, noise(MIB, 100 + i as u64));
     }
     settled(&b.engine).await;
+}
+
+#[tokio::test]
+async fn a_failing_origin_is_stood_in_for_by_what_is_here_within_a_bound() {
+    let b = Bench::new(MINUTE);
+    let rule = BucketRule {
+        freshness: MINUTE,
+        stale_if_error: Duration::from_secs(600),
+        ..BucketRule::default()
+    };
+    b.engine.set_rules(BucketRules {
+        default: rule,
+        ..BucketRules::default()
+    });
+    b.origin.set("a", "one");
+    b.origin.set("written", "one");
+    b.origin.set("whole", noise(3 * MIB, 1));
+    b.origin.set("part", noise(3 * MIB, 2));
+    for key in ["a", "written", "whole"] {
+        b.get(key).await.unwrap();
+    }
+    let first = Some(ByteRange::Inclusive(0, 9));
+    b.get_range("part", first).await.unwrap();
+    settled(&b.engine).await;
+
+    b.origin.down.store(true, SeqCst);
+    b.clock.advance(Duration::from_secs(61));
+    assert_eq!(b.get("a").await.unwrap(), (b"one".to_vec(), "STALE"));
+    assert_eq!(b.get("whole").await.unwrap(), (noise(3 * MIB, 1), "STALE"));
+    assert_eq!(b.get_range("part", first).await.unwrap().1, "STALE");
+    let e = b.get("part").await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::OriginUnavailable, "{e}");
+    let head = b.engine.head(&name("a"), &ReadOptions::default()).await;
+    assert_eq!(head.unwrap().cache.as_str(), "STALE");
+    assert_eq!(b.engine.stats().snapshot().reads_stale, 3);
+    // A write that may have happened leaves nothing that could be older than it.
+    let body = forebay_origin::body::from_bytes("two".into());
+    let written = name("written");
+    let put = b.engine.put(&written, PutRequest::default(), Some(3), body);
+    assert!(put.await.is_err());
+    assert!(b.get("written").await.is_err());
+
+    b.origin.down.store(false, SeqCst);
+    assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
+    b.origin.down.store(true, SeqCst);
+    b.clock.advance(Duration::from_secs(659));
+    assert_eq!(b.get("a").await.unwrap().1, "STALE");
+    b.clock.advance(Duration::from_secs(1));
+    assert!(b.get("a").await.is_err(), "past the bound");
+
+    // What the origin says is no failure.
+    b.origin.down.store(false, SeqCst);
+    b.get("a").await.unwrap();
+    b.clock.advance(Duration::from_secs(61));
+    b.origin.remove("a");
+    assert_eq!(b.get("a").await.unwrap_err().kind(), ErrorKind::NotFound);
+    b.origin.down.store(true, SeqCst);
+    assert!(b.get("a").await.is_err(), "it is known to be gone");
 }

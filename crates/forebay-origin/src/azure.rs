@@ -7,7 +7,7 @@
 
 use crate::{
     ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
-    PutCondition, PutRequest, PutResponse, UploadedPart, assemble,
+    PutCondition, PutRequest, PutResponse, UploadedPart,
     body::{self, exact},
     credentials,
     failure::{self, Site},
@@ -440,7 +440,7 @@ impl Origin for AzureOrigin {
         body: ByteStream,
     ) -> Result<PutResponse> {
         let Some(n) = size.filter(|n| *n <= BUFFERED_BODY_MAX_BYTES) else {
-            return assemble::put_in_parts(self, key, request, size, body).await;
+            return Err(body::needs_parts(key, BUFFERED_BODY_MAX_BYTES));
         };
         let content = body::collect(exact(body, n, format!("the body of put {key:?}")), n).await?;
         let mut h = headers::attributes(Dialect::Azure, &request.attributes)?;
@@ -611,9 +611,11 @@ impl Origin for AzureOrigin {
         let mut h = headers::attributes(Dialect::Azure, &attributes)?;
         condition_headers(&condition, &mut h)?;
         let mut list = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>");
+        // `Latest`: not yet committed, or committed by an attempt whose answer was lost. The ids are
+        // of this upload alone.
         for part in &parts {
             list.push_str(&format!(
-                "<Uncommitted>{}</Uncommitted>",
+                "<Latest>{}</Latest>",
                 quick_xml::escape::escape(part.etag.trim_matches('"'))
             ));
         }

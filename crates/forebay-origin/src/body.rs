@@ -22,6 +22,17 @@ pub fn empty() -> ByteStream {
     stream::empty().boxed()
 }
 
+/// What an origin says to a body that only [`Resilient`](crate::Resilient) can send it, in parts.
+pub(crate) fn needs_parts(key: &str, limit: u64) -> Error {
+    Error::new(
+        ErrorKind::TooLarge,
+        format!(
+            "put {key:?}: a body of unknown length, or of more than {limit} bytes, is sent in \
+            parts"
+        ),
+    )
+}
+
 /// Reads a body of at most `limit` bytes into one buffer.
 ///
 /// # Errors

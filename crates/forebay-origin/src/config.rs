@@ -124,7 +124,7 @@ pub struct OriginConfig {
     /// An answer or a body that is silent for this long counts as broken. Default: 30s.
     #[serde(with = "duration")]
     pub idle_timeout: Duration,
-    /// No attempt begins later than this after the first. Default: 60s.
+    /// No attempt begins later than this after the first has failed. Default: 60s.
     #[serde(with = "duration")]
     pub retry_deadline: Duration,
 }
@@ -156,7 +156,7 @@ impl Default for OriginConfig {
             attempts: limits::ORIGIN_ATTEMPTS_DEFAULT,
             connect_timeout: Duration::from_secs(limits::ORIGIN_CONNECT_TIMEOUT_DEFAULT_SECS),
             idle_timeout: Duration::from_secs(limits::ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS),
-            retry_deadline: Duration::from_secs(60),
+            retry_deadline: Duration::from_secs(limits::ORIGIN_RETRY_DEADLINE_DEFAULT_SECS),
         }
     }
 }

@@ -91,6 +91,11 @@ pub struct OriginStats {
     /// Slow GETs that were sent a second time, and those whose second answer came first.
     pub hedges: u64,
     pub hedges_won: u64,
+    /// Requests that failed at once because the origin did not answer ([`Circuit`](crate::Circuit)).
+    pub circuit_refused: u64,
+    /// Circuits of this origin that are open: 1, or for a wildcard whose buckets have addresses of
+    /// their own, the number of such buckets.
+    pub circuits_open: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -152,6 +157,7 @@ pub struct Counters {
     pub(crate) continuations: AtomicU64,
     pub(crate) hedges: AtomicU64,
     pub(crate) hedges_won: AtomicU64,
+    refused: AtomicU64,
 }
 
 impl Counters {
@@ -180,7 +186,13 @@ impl Counters {
             continuations: self.continuations.load(Relaxed),
             hedges: self.hedges.load(Relaxed),
             hedges_won: self.hedges_won.load(Relaxed),
+            circuit_refused: self.refused.load(Relaxed),
+            circuits_open: 0,
         }
+    }
+
+    pub(crate) fn refuse(&self) {
+        self.refused.fetch_add(1, Relaxed);
     }
 
     fn error(&self, operation: Operation, e: &Error) {

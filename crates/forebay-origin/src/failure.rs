@@ -5,6 +5,7 @@
 //! whether a batch may put a placeholder, which status the client gets. A `Site` names the origin
 //! and the object, so that every message says where.
 
+use crate::s3::xml;
 use forebay_core::{Error, ErrorKind, name::shorten};
 use http::{HeaderMap, StatusCode};
 use std::{error::Error as _, io, time::Duration};
@@ -45,21 +46,12 @@ impl ErrorDocument {
     /// Reads `<Code>` and `<Message>`, or the JSON `"message"` of GCS; what is not there stays
     /// empty.
     pub(crate) fn parse(body: &str) -> Self {
-        let tag = |name: &str| -> Option<String> {
-            let start = body.find(&format!("<{name}>"))? + name.len() + 2;
-            let len = body[start..].find(&format!("</{name}>"))?;
-            let raw = &body[start..start + len];
-            Some(
-                quick_xml::escape::unescape(raw)
-                    .map(|s| s.into_owned())
-                    .unwrap_or_else(|_| raw.to_owned()),
-            )
-        };
-        if let Some(code) = tag("Code") {
-            return Self {
-                code,
-                message: tag("Message").unwrap_or_default(),
-            };
+        if body
+            .trim_start_matches('\u{feff}')
+            .trim_start()
+            .starts_with('<')
+        {
+            return xml::error_document(body);
         }
         let json = serde_json::from_str::<serde_json::Value>(body).unwrap_or_default();
         let message = json["error"]["message"]
@@ -357,6 +349,37 @@ mod tests {
                 .message()
                 .contains("a & b")
         );
+    }
+
+    #[test]
+    fn error_documents_are_read_as_xml() {
+        let read = |body: &str| {
+            let doc = ErrorDocument::parse(body);
+            (doc.code, doc.message)
+        };
+        let is = |code: &str, message: &str| (code.to_owned(), message.to_owned());
+        assert_eq!(
+            read(
+                "<?xml version=\"1.0\"?>\n<!-- <Code>No</Code> --><Error xmlns='x'><Code a=\"1\">\
+                 SlowDown</Code><Message><![CDATA[a < b]]> &#38; c</Message></Error>"
+            ),
+            is("SlowDown", "a < b & c")
+        );
+        // As STS wraps it, and as Azure begins it.
+        assert_eq!(
+            read("<ErrorResponse><Error><Code>ExpiredToken</Code></Error></ErrorResponse>"),
+            is("ExpiredToken", "")
+        );
+        assert_eq!(
+            read("\u{feff}<?xml version=\"1.0\"?><Error><Code>ServerBusy</Code></Error>"),
+            is("ServerBusy", "")
+        );
+        // Cut short: what came counts.
+        assert_eq!(
+            read("<Error><Code>NoSuchBucket</Code><Message>The spec"),
+            is("NoSuchBucket", "")
+        );
+        assert_eq!(read("<html><p>Bad gateway<br></html>"), is("", ""));
     }
 
     #[test]

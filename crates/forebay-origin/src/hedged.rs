@@ -4,8 +4,8 @@
 //! A batch waits for the slowest of its objects, so with many objects it always meets the origin's
 //! tail. A second request rarely meets it again. What that costs is bounded: second requests are at
 //! most a configured share of all GETs (a quiet origin saves up a few), they take only places of
-//! the limiter that are free at once, and none are sent for a while to an origin that answers that
-//! it is busy. What the first answers were is not known before [`LEARN_REQUESTS`] of them have
+//! the limiter that are free at once, and none are sent for a while to an origin that fails: that
+//! says it is busy, does not answer, or breaks connections. What the first answers were is not known before [`LEARN_REQUESTS`] of them have
 //! come.
 //!
 //! Times are kept as a histogram with buckets that grow by a tenth, halved now and then, so that it
@@ -19,6 +19,7 @@
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
     Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters, limited::Limiter,
+    retry::is_of_transport,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -38,7 +39,7 @@ const REMEMBER_REQUESTS: u32 = 1024;
 const SAVED_MAX: f64 = 16.0;
 /// An origin that answers sooner than this has no tail worth a request.
 const SHORTEST_WAIT: Duration = Duration::from_millis(2);
-/// No second requests for so long after the origin said that it is busy.
+/// No second requests for so long after the origin failed.
 const BACK_OFF: Duration = Duration::from_secs(5);
 
 const BUCKET_FIRST: Duration = Duration::from_micros(500);
@@ -101,7 +102,7 @@ impl Hedging {
     }
 
     fn look_at(&self, e: &Error) {
-        if e.kind() == ErrorKind::Busy {
+        if transient(e) {
             self.state.lock().not_before = Some(Instant::now() + BACK_OFF);
         }
     }
@@ -143,10 +144,7 @@ impl State {
 
 /// An error that another attempt may not meet; every other one is an answer.
 fn transient(e: &Error) -> bool {
-    matches!(
-        e.kind(),
-        ErrorKind::Timeout | ErrorKind::OriginUnavailable | ErrorKind::Busy
-    )
+    e.kind() == ErrorKind::Busy || is_of_transport(e.kind())
 }
 
 /// An origin whose slow GETs are sent again. Under the limiter, which a first request has passed

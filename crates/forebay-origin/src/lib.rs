@@ -2,10 +2,10 @@
 //! well-behaved.
 //!
 //! The engine sees an `Arc<dyn Origin>` per bucket and nothing else of the world outside.
-//! Implementations are stacked, each one thing, from the inside: the service itself, the counters,
-//! hedged reads, the limiter of requests and bytes, then retries and continuation of broken bodies
-//! (outermost, so that waiting for the next attempt holds no place in the limiter). Tests put
-//! [`Faulty`] in between.
+//! Implementations are stacked, each one thing, from the inside: the service itself, the end of its
+//! silence, the counters, hedged reads, the limiter of requests and bytes, then retries and
+//! continuation of broken bodies (outermost, so that waiting for the next attempt holds no place in
+//! the limiter) behind the circuit breaker. Tests put [`Faulty`] in between.
 //!
 //! Hidden contracts, which every implementation keeps and the conformance suite checks:
 //! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with
@@ -21,6 +21,7 @@ mod assemble;
 mod aws;
 mod azure;
 pub mod body;
+mod circuit;
 pub mod config;
 pub mod conformance;
 mod counted;
@@ -35,13 +36,16 @@ mod local;
 mod origins;
 mod prefixed;
 mod resilient;
+mod retry;
 mod s3;
 pub mod testing;
+mod timed;
 mod traits;
 mod transport;
 mod web;
 
 pub use azure::AzureOrigin;
+pub use circuit::Circuit;
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats, is_failure};
 pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
@@ -50,7 +54,9 @@ pub use limited::{Limited, Limiter};
 pub use local::LocalOrigin;
 pub use origins::{Origins, WILDCARD, open};
 pub use prefixed::Prefixed;
-pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient, RetryPolicy};
+pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient};
+pub use retry::RetryPolicy;
 pub use s3::S3Origin;
+pub use timed::Timed;
 pub use traits::*;
 pub use web::WebOrigin;

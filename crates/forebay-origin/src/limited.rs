@@ -1,7 +1,8 @@
 //! At most so many requests in flight and bytes per second to one origin; whoever comes first is
 //! served first.
 //!
-//! A request holds its place until its body is finished or dropped. Writes have places of their own
+//! Nobody waits for a place for longer than [`limits::ORIGIN_PLACE_WAIT_MAX_SECS`]; then the node is
+//! `Busy`. A request holds its place until its body is finished or dropped. Writes have places of their own
 //! (a quarter), because a copy through this node reads and writes at the same time: if reads could
 //! take every place, copies would wait for each other for ever.
 
@@ -10,7 +11,7 @@ use crate::{
     Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
 };
 use async_trait::async_trait;
-use forebay_core::{Error, ObjectMeta, Result, sync::Mutex};
+use forebay_core::{Error, ObjectMeta, Result, limits, sync::Mutex};
 use futures::{StreamExt, stream};
 use http::Method;
 use std::{
@@ -94,10 +95,16 @@ impl Limiter {
             return Ok(permit);
         }
         let _waiting = Waiting::begin(&self.counters.waiting);
-        of.clone()
-            .acquire_owned()
-            .await
-            .map_err(|_| Error::internal("the limiter of an origin is closed"))
+        let longest = Duration::from_secs(limits::ORIGIN_PLACE_WAIT_MAX_SECS);
+        match tokio::time::timeout(longest, of.clone().acquire_owned()).await {
+            Ok(place) => place.map_err(|_| Error::internal("the limiter of an origin is closed")),
+            Err(_) => Err(Error::busy(format!(
+                "no place for another request to the origin in {longest:?}: {} wait",
+                self.counters.waiting.load(Relaxed)
+            ))
+            .hint("the origin is slow, or requests_in_flight of this origin is too low")
+            .retry_after(Duration::from_secs(1))),
+        }
     }
 
     async fn pass(&self, bytes: usize) {

@@ -6,8 +6,8 @@
 //! and all of them share the limits and counters of their origin.
 
 use crate::{
-    Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin, Origin,
-    OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy,
+    Circuit, Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin,
+    Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy, Timed,
     aws::{AwsSettings, Environment},
     azure::AzureOrigin,
     local,
@@ -38,10 +38,34 @@ struct Shared {
     limiter: Arc<Limiter>,
     hedging: Option<Arc<Hedging>>,
     policy: RetryPolicy,
+    idle_timeout: Duration,
+    circuit: Arc<Circuit>,
+}
+
+/// The circuits of the addresses that several mappings may share: whether a service answers does
+/// not depend on the bucket.
+#[derive(Default)]
+struct Circuits(HashMap<String, Arc<Circuit>>);
+
+impl Circuits {
+    fn of(&mut self, config: &OriginConfig, url: &OriginUrl) -> Arc<Circuit> {
+        let address = match url {
+            OriginUrl::Web { base } => Some(base.as_str()),
+            _ => config.endpoint.as_deref(),
+        };
+        let address = address
+            .and_then(|a| url::Url::parse(a).ok())
+            .map(|a| a.origin().ascii_serialization());
+        let new = || Arc::new(Circuit::new(config.idle_timeout));
+        match address {
+            Some(address) => self.0.entry(address).or_insert_with(new).clone(),
+            None => new(),
+        }
+    }
 }
 
 impl Shared {
-    fn new(config: &OriginConfig) -> Self {
+    fn new(config: &OriginConfig, circuit: Arc<Circuit>) -> Self {
         let counters = Arc::new(Counters::default());
         let limiter = Arc::new(Limiter::new(
             config.requests_in_flight,
@@ -51,7 +75,6 @@ impl Shared {
         let policy = RetryPolicy {
             attempts: config.attempts,
             deadline: config.retry_deadline,
-            idle_timeout: config.idle_timeout,
             ..RetryPolicy::default()
         };
         let hedging = (config.hedge_percent > 0).then(|| {
@@ -66,21 +89,49 @@ impl Shared {
             limiter,
             hedging,
             policy,
+            idle_timeout: config.idle_timeout,
+            circuit,
+        }
+    }
+
+    /// The same with a circuit of its own.
+    fn with_own_circuit(&self) -> Self {
+        Self {
+            circuit: Arc::new(Circuit::new(self.idle_timeout)),
+            ..self.clone()
+        }
+    }
+
+    fn retry(&self) -> (RetryPolicy, Arc<Counters>) {
+        (self.policy.clone(), self.counters.clone())
+    }
+
+    fn stats(&self) -> OriginStats {
+        OriginStats {
+            circuits_open: self.circuit.is_open().into(),
+            ..self.counters.stats()
         }
     }
 
     /// The stack of wrappers around a service or a directory.
     fn stack(&self, raw: Arc<dyn Origin>, parts: bool) -> Arc<dyn Origin> {
-        let mut origin: Arc<dyn Origin> = Arc::new(Counted::new(raw, self.counters.clone()));
+        let circuit = &self.circuit;
+        let timed = Arc::new(Timed::new(raw, self.idle_timeout, circuit.clone()));
+        let mut origin: Arc<dyn Origin> = Arc::new(Counted::new(timed, self.counters.clone()));
         if let Some(hedging) = &self.hedging {
             origin = Arc::new(Hedged::new(origin, hedging.clone()));
         }
         let limited = Arc::new(Limited::new(origin, self.limiter.clone()));
         let (policy, counters) = (self.policy.clone(), self.counters.clone());
         if parts {
-            Arc::new(Resilient::new(limited, policy, counters))
+            Arc::new(Resilient::new(limited, policy, counters, circuit.clone()))
         } else {
-            Arc::new(Resilient::without_parts(limited, policy, counters))
+            Arc::new(Resilient::without_parts(
+                limited,
+                policy,
+                counters,
+                circuit.clone(),
+            ))
         }
     }
 }
@@ -90,7 +141,7 @@ impl Shared {
 /// # Errors
 /// A configuration that makes no sense, a directory that is not there.
 pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
-    Ok(open_shared(config, &Environment::of_process())?.0)
+    open_in(config, &Environment::of_process())
 }
 
 /// [`open`] with other environment variables than the process's.
@@ -98,7 +149,7 @@ pub fn open(config: &OriginConfig) -> Result<Arc<dyn Origin>> {
 /// # Errors
 /// As [`open`].
 pub fn open_in(config: &OriginConfig, env: &Environment) -> Result<Arc<dyn Origin>> {
-    Ok(open_shared(config, env)?.0)
+    Ok(open_shared(config, env, &mut Circuits::default())?.0)
 }
 
 /// What tells one origin from another: its kind, address, bucket and prefix, as far as they can be
@@ -137,21 +188,33 @@ fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
     })
 }
 
-fn open_shared(config: &OriginConfig, env: &Environment) -> Result<(Arc<dyn Origin>, Shared)> {
+fn open_shared(
+    config: &OriginConfig,
+    env: &Environment,
+    circuits: &mut Circuits,
+) -> Result<(Arc<dyn Origin>, Shared)> {
     let url = config.check()?;
-    let shared = Shared::new(config);
+    let shared = Shared::new(config, circuits.of(config, &url));
     let (raw, prefix, parts): (Arc<dyn Origin>, String, bool) = match url {
         OriginUrl::S3 {
             bucket: Some(bucket),
             prefix,
         } => {
             let client = S3Endpoint::new(config, env)?.client(Address::Bucket(bucket))?;
-            (Arc::new(S3Origin::new(client)), prefix, true)
+            (
+                Arc::new(S3Origin::new(client, shared.retry())),
+                prefix,
+                true,
+            )
         }
         OriginUrl::Gcs { bucket, prefix } => {
             let client = S3Endpoint::google(config, &bucket)?.client(Address::Bucket(bucket))?;
             // It takes bodies of any length by itself.
-            (Arc::new(S3Origin::new(client)), prefix, false)
+            (
+                Arc::new(S3Origin::new(client, shared.retry())),
+                prefix,
+                false,
+            )
         }
         OriginUrl::Azure { container, prefix } => (
             Arc::new(AzureOrigin::new(config, &container)?),
@@ -186,20 +249,24 @@ struct Wildcard {
     config: OriginConfig,
     source: Source,
     shared: Shared,
+    /// Whether each bucket has an address of its own, and so a circuit: Amazon's are by region.
+    own_circuits: bool,
     open: Mutex<OpenBuckets>,
     exists: Mutex<HashMap<String, (Instant, bool)>>,
 }
 
 #[derive(Default)]
 struct OpenBuckets {
-    by_name: HashMap<String, Arc<dyn Origin>>,
+    by_name: HashMap<String, (Arc<dyn Origin>, Arc<Circuit>)>,
     /// Oldest first.
     order: VecDeque<String>,
 }
 
 impl Wildcard {
-    fn new(config: &OriginConfig) -> Result<Self> {
-        let source = match config.check()? {
+    fn new(config: &OriginConfig, circuits: &mut Circuits) -> Result<Self> {
+        let url = config.check()?;
+        let circuit = circuits.of(config, &url);
+        let source = match url {
             OriginUrl::S3 { bucket: None, .. } => {
                 Source::Endpoint(S3Endpoint::new(config, &Environment::of_process())?)
             }
@@ -219,10 +286,12 @@ impl Wildcard {
                 );
             }
         };
+        let own_circuits = matches!(&source, Source::Endpoint(s3) if s3.is_by_region());
         Ok(Self {
             config: config.clone(),
             source,
-            shared: Shared::new(config),
+            own_circuits,
+            shared: Shared::new(config, circuit),
             open: Mutex::default(),
             exists: Mutex::default(),
         })
@@ -246,19 +315,25 @@ impl Wildcard {
                 root.display()
             )));
         }
-        if let Some(origin) = self.open.lock().by_name.get(bucket) {
+        if let Some((origin, _)) = self.open.lock().by_name.get(bucket) {
             return Ok(origin.clone());
         }
         let (raw, parts): (Arc<dyn Origin>, bool) = match &self.source {
             Source::Endpoint(endpoint) => (
                 Arc::new(S3Origin::new(
                     endpoint.client(Address::Bucket(bucket.to_owned()))?,
+                    self.shared.retry(),
                 )),
                 true,
             ),
             Source::Directories(root) => (Arc::new(LocalOrigin::open(&root.join(bucket))?), false),
         };
-        let origin = self.shared.stack(raw, parts);
+        let shared = if self.own_circuits {
+            self.shared.with_own_circuit()
+        } else {
+            self.shared.clone()
+        };
+        let origin = shared.stack(raw, parts);
         let mut open = self.open.lock();
         if open.by_name.len() >= OPEN_BUCKETS_MAX
             && let Some(oldest) = open.order.pop_front()
@@ -267,7 +342,7 @@ impl Wildcard {
         }
         if open
             .by_name
-            .insert(bucket.to_owned(), origin.clone())
+            .insert(bucket.to_owned(), (origin.clone(), shared.circuit))
             .is_none()
         {
             open.order.push_back(bucket.to_owned());
@@ -321,6 +396,16 @@ impl Wildcard {
         Ok(found)
     }
 
+    fn stats(&self) -> OriginStats {
+        let mut stats = self.shared.stats();
+        if self.own_circuits {
+            let open = self.open.lock();
+            let circuits = open.by_name.values().filter(|(_, c)| c.is_open());
+            stats.circuits_open = circuits.count() as u64;
+        }
+        stats
+    }
+
     async fn list(&self) -> Result<Vec<String>> {
         match &self.source {
             Source::Endpoint(endpoint) => endpoint.list_buckets().await,
@@ -350,6 +435,7 @@ pub struct Origins {
     /// What identifies those that were configured ([`identity_of`]).
     identities: BTreeMap<String, String>,
     wildcard_identities: Vec<String>,
+    circuits: Circuits,
 }
 
 impl Origins {
@@ -377,11 +463,12 @@ impl Origins {
         let env = Environment::of_process();
         let identity = identity_of(config, &env)?;
         if bucket.starts_with(WILDCARD) {
-            self.wildcards.push(Arc::new(Wildcard::new(config)?));
+            let wildcard = Wildcard::new(config, &mut self.circuits)?;
+            self.wildcards.push(Arc::new(wildcard));
             self.wildcard_identities.push(identity);
             return Ok(());
         }
-        let (origin, shared) = open_shared(config, &env)?;
+        let (origin, shared) = open_shared(config, &env, &mut self.circuits)?;
         self.insert(bucket, origin, Some((config.clone(), shared)))?;
         self.identities.insert(bucket.to_owned(), identity);
         Ok(())
@@ -616,14 +703,14 @@ impl Origins {
     pub fn stats(&self) -> Vec<(String, OriginStats)> {
         let named = self.named.iter().filter_map(|(name, named)| {
             let (_, shared) = named.configured.as_ref()?;
-            Some((name.clone(), shared.counters.stats()))
+            Some((name.clone(), shared.stats()))
         });
         let wild = self.wildcards.iter().enumerate().map(|(i, w)| {
             let name = match i {
                 0 => WILDCARD.to_owned(),
                 more => format!("{WILDCARD}{}", more + 1),
             };
-            (name, w.shared.counters.stats())
+            (name, w.stats())
         });
         named.chain(wild).collect()
     }
@@ -740,11 +827,11 @@ mod tests {
 
     #[test]
     fn open_buckets_are_bounded() {
-        let w = Wildcard::new(&OriginConfig {
+        let config = OriginConfig {
             endpoint: Some("http://127.0.0.1:1".into()),
             ..config("s3://".into())
-        })
-        .unwrap();
+        };
+        let w = Wildcard::new(&config, &mut Circuits::default()).unwrap();
         for i in 0..OPEN_BUCKETS_MAX + 10 {
             w.get(&format!("bucket-{i}")).unwrap();
         }

@@ -2,11 +2,14 @@
 //!
 //! - A request that fails in a transient way is sent again after a random part of a delay that
 //!   doubles (full jitter), or after the origin's own Retry-After if that is longer; at most
-//!   `attempts` times, and never begun later than `deadline` after the first.
-//! - A body that ends early, fails or is silent for `idle_timeout` is continued from the next byte
-//!   by a ranged request for the same version: `If-Match` where there is a strong ETag, and the
-//!   ETag (or size and time of modification) compared in any case. If the object is another one by
-//!   now, the body ends with `VersionChanged`: a reader never gets bytes of two versions.
+//!   `attempts` times, and never begun later than `deadline` after the first failure
+//!   ([`RetryPolicy`]). While the origin does not answer at all, requests fail at once instead
+//!   ([`Circuit`]).
+//! - A body that ends early or fails is continued from the next byte by a ranged request for the
+//!   same version: `If-Match` where there is a strong ETag, and the ETag (or size and time of
+//!   modification) compared in any case. If the object is another one by now, the body ends with
+//!   `VersionChanged`: a reader never gets bytes of two versions. Where the origin names no
+//!   version, a body that breaks off is not continued.
 //! - Writes are repeated only if their body can be: it is held in memory up to
 //!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts that are, and a longer part
 //!   of a client's own upload has one attempt.
@@ -15,13 +18,16 @@
 //! [`Resilient::put`](Origin::put) and [`Resilient::complete_upload`](Origin::complete_upload).
 
 use crate::{
-    ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, assemble,
-    body, counted::Counters,
+    ByteStream, Circuit, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse,
+    ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, RetryPolicy, S3Place,
+    UploadedPart, assemble, body,
+    circuit::{Admission, Attempt},
+    counted::Counters,
+    retry::{Attempts, is_of_transport},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits, sync::Mutex};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use futures::{StreamExt, stream};
 use http::{
     Method,
@@ -30,108 +36,40 @@ use http::{
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
 };
-use tokio::time::Instant;
 
 /// Bodies up to this are held in memory, so that their request can be repeated.
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
 /// A continued body has made progress, and its attempts begin anew, after this many bytes.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
-#[derive(Clone, Debug)]
-pub struct RetryPolicy {
-    /// The first one included.
-    pub attempts: u32,
-    /// The first delay is a random part of this; it doubles from attempt to attempt.
-    pub first_delay: Duration,
-    pub longest_delay: Duration,
-    /// No attempt begins later than this after the first.
-    pub deadline: Duration,
-    /// An answer or a body that is silent for this long counts as broken.
-    pub idle_timeout: Duration,
-}
-
-impl Default for RetryPolicy {
-    fn default() -> Self {
-        Self {
-            attempts: limits::ORIGIN_ATTEMPTS_DEFAULT,
-            first_delay: Duration::from_millis(100),
-            longest_delay: Duration::from_secs(10),
-            deadline: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(limits::ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS),
-        }
-    }
-}
-
-/// The attempts of one request.
-struct Attempts<'a> {
-    policy: &'a RetryPolicy,
-    made: u32,
-    until: Instant,
-}
-
-impl<'a> Attempts<'a> {
-    fn begin(policy: &'a RetryPolicy) -> Self {
-        Self {
-            policy,
-            made: 1,
-            until: Instant::now() + policy.deadline,
-        }
-    }
-
-    /// Waits for the next attempt, or gives the error back if there is none.
-    async fn again(&mut self, e: Error) -> Result<(), Error> {
-        // `Busy` and `VersionChanged` are for those who asked to decide.
-        if !matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) {
-            return Err(e);
-        }
-        if self.made >= self.policy.attempts {
-            return Err(if self.made > 1 {
-                e.context(format_args!("after {} attempts", self.made))
-            } else {
-                e
-            });
-        }
-        let most = self
-            .policy
-            .first_delay
-            .saturating_mul(1 << (self.made - 1).min(16))
-            .min(self.policy.longest_delay);
-        let delay = most
-            .mul_f64(rand::random::<f64>())
-            .max(e.retry_after_hint().unwrap_or_default());
-        if Instant::now() + delay > self.until {
-            return Err(e.context(format_args!(
-                "after {} attempts in {:?}",
-                self.made, self.policy.deadline
-            )));
-        }
-        tracing::debug!(error = %e, attempt = self.made, ?delay, "trying again");
-        tokio::time::sleep(delay).await;
-        self.made += 1;
-        Ok(())
-    }
-}
-
 /// An origin whose transient failures are made good.
+#[derive(Clone)]
 pub struct Resilient(Arc<Shared>);
 
 struct Shared {
     inner: Arc<dyn Origin>,
     policy: RetryPolicy,
     counters: Arc<Counters>,
+    circuit: Arc<Circuit>,
     /// Whether a body of unknown length is better sent in parts: true for services, false for a
     /// directory.
     parts: bool,
 }
 
 impl Resilient {
-    pub fn new(inner: Arc<dyn Origin>, policy: RetryPolicy, counters: Arc<Counters>) -> Self {
+    /// `circuit` is the one that the [`Timed`](crate::Timed) below reports to.
+    pub fn new(
+        inner: Arc<dyn Origin>,
+        policy: RetryPolicy,
+        counters: Arc<Counters>,
+        circuit: Arc<Circuit>,
+    ) -> Self {
         Self(Arc::new(Shared {
             inner,
             policy,
             counters,
+            circuit,
             parts: true,
         }))
     }
@@ -141,46 +79,88 @@ impl Resilient {
         inner: Arc<dyn Origin>,
         policy: RetryPolicy,
         counters: Arc<Counters>,
+        circuit: Arc<Circuit>,
     ) -> Self {
         Self(Arc::new(Shared {
             inner,
             policy,
             counters,
+            circuit,
             parts: false,
         }))
+    }
+
+    /// Stores a part that is in memory, again if need be.
+    pub(crate) async fn upload_part_of(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u32,
+        content: Bytes,
+    ) -> Result<UploadedPart> {
+        let size = content.len() as u64;
+        let send = || {
+            let body = body::from_bytes(content.clone());
+            self.0.inner.upload_part(key, upload, number, size, body)
+        };
+        self.0.simple(send).await
+    }
+
+    /// What a conditional write that was repeated may conclude from `PreconditionFailed`: nothing.
+    fn unless_its_own(&self, what: &str, key: &str, repeated: u32, e: Error) -> Error {
+        if e.kind() != ErrorKind::PreconditionFailed || repeated == 0 {
+            return e;
+        }
+        Error::origin_unavailable(format!(
+            "{what} {:?} at {}: it is not known whether it was written",
+            forebay_core::name::shorten(key),
+            self.describe()
+        ))
+        .hint(
+            "an attempt got no answer and the next one found the condition not met: look at the \
+             object",
+        )
+        .source(e)
     }
 }
 
 impl Shared {
-    /// Repeats `request` while it fails in a transient way; an attempt without an answer ends after
-    /// the idle timeout if `bounded`. `seen` gets the number of attempts that failed in a way that
-    /// leaves open what they did.
+    fn admit(&self, attempt: Attempt) -> Result<Admission> {
+        self.circuit
+            .admit(attempt, || self.inner.describe())
+            .inspect_err(|_| self.counters.refuse())
+    }
+
+    /// Before work that the origin's failure would make useless.
+    fn check(&self) -> Result<()> {
+        self.circuit
+            .check(|| self.inner.describe())
+            .inspect_err(|_| self.counters.refuse())
+    }
+
+    /// Repeats `request` while it fails in a transient way. `seen` gets the number of attempts that
+    /// failed in a way that leaves open what they did.
     async fn repeat<T, F: Future<Output = Result<T>> + Send>(
         &self,
-        what: &str,
-        bounded: bool,
         seen: &mut u32,
         mut request: impl FnMut() -> F + Send,
     ) -> Result<T> {
         let mut attempts = Attempts::begin(&self.policy);
+        let mut admission = self.admit(Attempt::First)?;
         loop {
-            let result = if bounded {
-                match tokio::time::timeout(self.policy.idle_timeout, request()).await {
-                    Ok(result) => result,
-                    Err(_) => Err(Error::timeout(format!(
-                        "{what}: {} did not answer within {:?}",
-                        self.inner.describe(),
-                        self.policy.idle_timeout
-                    ))),
-                }
-            } else {
-                request().await
-            };
-            let e = match result {
+            let e = match request().await {
                 Ok(answer) => return Ok(answer),
                 Err(e) => e,
             };
-            attempts.again(e).await?;
+            if is_of_transport(e.kind()) {
+                admission.failed();
+            }
+            attempts.again(e.clone()).await?;
+            // What the origin said says more than that it is not asked again.
+            let Ok(next) = self.circuit.admit(Attempt::Next, || self.inner.describe()) else {
+                return Err(e);
+            };
+            admission = next;
             *seen += 1;
             self.counters.retries.fetch_add(1, Relaxed);
         }
@@ -188,10 +168,9 @@ impl Shared {
 
     async fn simple<T, F: Future<Output = Result<T>> + Send>(
         &self,
-        what: &str,
         request: impl FnMut() -> F + Send,
     ) -> Result<T> {
-        self.repeat(what, true, &mut 0, request).await
+        self.repeat(&mut 0, request).await
     }
 }
 
@@ -229,10 +208,9 @@ impl Body {
                     Err(e) => return self.fail(e),
                 }
             };
-            let idle = self.shared.policy.idle_timeout;
-            let broken = match tokio::time::timeout(idle, stream.next()).await {
-                Ok(Some(Ok(bytes))) if bytes.is_empty() => continue,
-                Ok(Some(Ok(bytes))) => {
+            let broken = match stream.next().await {
+                Some(Ok(bytes)) if bytes.is_empty() => continue,
+                Some(Ok(bytes)) => {
                     let n = bytes.len() as u64;
                     if n > self.rest.end - self.rest.start {
                         let e = Error::corrupt(format!(
@@ -245,24 +223,18 @@ impl Body {
                     self.rest.start += n;
                     return Some(Ok(bytes));
                 }
-                Ok(None) if self.rest.is_empty() => {
+                None if self.rest.is_empty() => {
                     self.done = true;
                     self.stream = None;
                     return None;
                 }
-                Ok(None) => Error::origin_unavailable(format!(
+                None => Error::origin_unavailable(format!(
                     "{}: the body ended {} bytes early",
                     self.what(),
                     self.rest.end - self.rest.start
                 )),
-                Ok(Some(Err(e)))
-                    if matches!(e.kind(), ErrorKind::Timeout | ErrorKind::OriginUnavailable) =>
-                {
-                    e
-                }
-                Ok(Some(Err(e))) => return self.fail(e),
-                Err(_) => Error::timeout(format!("{}: nothing came for {idle:?}", self.what()))
-                    .hint("check the network, or raise idle_timeout"),
+                Some(Err(e)) if is_of_transport(e.kind()) => e,
+                Some(Err(e)) => return self.fail(e),
             };
             // Dropped before waiting: it holds a connection and a place in the limiter.
             self.stream = None;
@@ -270,6 +242,9 @@ impl Body {
                 // Everything came; only the end was untidy.
                 self.done = true;
                 return None;
+            }
+            if !self.meta.names_version() {
+                return self.fail(broken.context("a body whose version has no name"));
             }
             if let Err(e) = self.wait(broken).await {
                 return self.fail(e);
@@ -289,9 +264,9 @@ impl Body {
         }
         self.broke_at = self.rest.start;
         self.failures += 1;
-        let mut attempts = Attempts::begin(&self.shared.policy);
-        attempts.made = self.failures;
-        attempts.again(e).await
+        Attempts::after(&self.shared.policy, self.failures)
+            .again(e)
+            .await
     }
 
     /// Asks for the rest, of the same version.
@@ -311,7 +286,7 @@ impl Body {
         };
         let answer = self
             .shared
-            .simple("get", || inner.get(&key, request.clone()))
+            .simple(|| inner.get(&key, request.clone()))
             .await;
         let answer = answer.map_err(|e| match e.kind() {
             ErrorKind::PreconditionFailed
@@ -351,13 +326,13 @@ impl Origin for Resilient {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
-        self.0.simple("head", || self.0.inner.head(key)).await
+        self.0.simple(|| self.0.inner.head(key)).await
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
         let answer = self
             .0
-            .simple("get", || self.0.inner.get(key, request.clone()))
+            .simple(|| self.0.inner.get(key, request.clone()))
             .await?;
         let GetResponse { meta, range, body } = answer;
         let body = Body {
@@ -380,9 +355,7 @@ impl Origin for Resilient {
     }
 
     async fn list(&self, request: ListRequest) -> Result<ListPage> {
-        self.0
-            .simple("list", || self.0.inner.list(request.clone()))
-            .await
+        self.0.simple(|| self.0.inner.list(request.clone())).await
     }
 
     /// A conditional write that is repeated may meet its own first attempt. Its
@@ -395,6 +368,8 @@ impl Origin for Resilient {
         size: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
+        // Before the body is taken from its sender.
+        self.0.check()?;
         match size {
             Some(n) if n <= REPEATABLE_BODY_MAX_BYTES => {
                 let bytes =
@@ -409,25 +384,10 @@ impl Origin for Resilient {
                         body::from_bytes(bytes.clone()),
                     )
                 };
-                let result = self.0.repeat("put", false, &mut repeated, send).await;
-                match result {
-                    Err(e)
-                        if e.kind() == ErrorKind::PreconditionFailed
-                            && repeated > 0
-                            && request.condition != PutCondition::Always =>
-                    {
-                        Err(Error::origin_unavailable(format!(
-                            "put {key:?} at {}: it is not known whether it was written",
-                            self.describe()
-                        ))
-                        .hint(
-                            "an attempt got no answer and the next one found the condition not \
-                            met: look at the object",
-                        )
-                        .source(e))
-                    }
-                    other => other,
-                }
+                self.0
+                    .repeat(&mut repeated, send)
+                    .await
+                    .map_err(|e| self.unless_its_own("put", key, repeated, e))
             }
             _ if !self.0.parts => self.0.inner.put(key, request, size, body).await,
             _ => assemble::put_in_parts(self, key, request, size, body).await,
@@ -435,9 +395,10 @@ impl Origin for Resilient {
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        self.0.simple("delete", || self.0.inner.delete(key)).await
+        self.0.simple(|| self.0.inner.delete(key)).await
     }
 
+    /// As for [`put`](Origin::put).
     async fn copy(
         &self,
         from: &str,
@@ -445,12 +406,18 @@ impl Origin for Resilient {
         to: &str,
         request: PutRequest,
     ) -> Result<PutResponse> {
-        // The origin may work for long on a large object before it answers.
+        let mut repeated = 0;
+        // A source of another version is no attempt's doing.
+        let conditional = request.condition != PutCondition::Always;
         self.0
-            .repeat("copy", false, &mut 0, || {
+            .repeat(&mut repeated, || {
                 self.0.inner.copy(from, if_match, to, request.clone())
             })
             .await
+            .map_err(|e| match conditional {
+                true => self.unless_its_own("copy to", to, repeated, e),
+                false => e,
+            })
     }
 
     fn s3(&self) -> Option<S3Place> {
@@ -460,6 +427,7 @@ impl Origin for Resilient {
     /// What can be sent again, and comes to the same then, is tried again on an answer that says
     /// "later", too. The last such answer is the client's.
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        self.0.check()?;
         let ForwardRequest {
             method,
             key,
@@ -502,7 +470,7 @@ impl Origin for Resilient {
                 Err(e)
             }
         };
-        match self.0.repeat("forward", false, &mut 0, send).await {
+        match self.0.simple(send).await {
             Err(e) => later.lock().take().ok_or(e),
             done => done,
         }
@@ -510,9 +478,7 @@ impl Origin for Resilient {
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
         self.0
-            .simple("create an upload", || {
-                self.0.inner.create_upload(key, request.clone())
-            })
+            .simple(|| self.0.inner.create_upload(key, request.clone()))
             .await
     }
 
@@ -524,6 +490,7 @@ impl Origin for Resilient {
         size: u64,
         body: ByteStream,
     ) -> Result<UploadedPart> {
+        self.0.check()?;
         if size > REPEATABLE_BODY_MAX_BYTES {
             return self
                 .0
@@ -531,21 +498,14 @@ impl Origin for Resilient {
                 .upload_part(key, upload, number, size, body)
                 .await;
         }
-        let bytes = body::collect(
-            body::exact(body, size, format!("part {number} of {key:?}")),
-            size,
-        )
-        .await?;
-        let send = || {
-            self.0
-                .inner
-                .upload_part(key, upload, number, size, body::from_bytes(bytes.clone()))
-        };
-        self.0.repeat("upload a part", false, &mut 0, send).await
+        let body = body::exact(body, size, format!("part {number} of {key:?}"));
+        let content = body::collect(body, size).await?;
+        self.upload_part_of(key, upload, number, content).await
     }
 
     /// A repeated completion that finds no upload looks whether the object is there with the right
-    /// size: then an earlier attempt made it.
+    /// size: then an earlier attempt made it. One that finds its condition not met is as unsure as
+    /// a [`put`](Origin::put).
     async fn complete_upload(
         &self,
         key: &str,
@@ -555,25 +515,20 @@ impl Origin for Resilient {
         let mut repeated = 0;
         let size: u64 = parts.iter().map(|p| p.size).sum();
         let send = || self.0.inner.complete_upload(key, upload, parts.clone());
-        match self
-            .0
-            .repeat("complete the upload", false, &mut repeated, send)
-            .await
-        {
+        match self.0.repeat(&mut repeated, send).await {
             Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await
             {
                 Ok(meta) if meta.size == size => Ok(PutResponse { etag: meta.etag }),
                 _ => Err(e),
             },
-            other => other,
+            Err(e) => Err(self.unless_its_own("complete the upload of", key, repeated, e)),
+            done => done,
         }
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {
         self.0
-            .simple("abort the upload", || {
-                self.0.inner.abort_upload(key, upload)
-            })
+            .simple(|| self.0.inner.abort_upload(key, upload))
             .await
     }
 }

@@ -10,11 +10,15 @@ use crate::{
     failure::{self, Site},
 };
 use bytes::Bytes;
-use forebay_core::{Error, Result};
-use futures::{StreamExt, TryStreamExt};
+use forebay_core::{Error, Result, sync::Mutex};
+use futures::{StreamExt, TryStreamExt, stream};
 use http::{HeaderMap, Method};
-use std::sync::Once;
-use std::time::Duration;
+use std::{
+    sync::{Arc, Once},
+    task::Poll,
+    time::Duration,
+};
+use tokio::time::Instant;
 
 /// Error documents longer than this are cut.
 const ERROR_BODY_MAX_BYTES: usize = 16 << 10;
@@ -149,37 +153,48 @@ impl Transport {
         }
     }
 
-    /// A streamed body: the wait is measured from the last byte that was taken from it, and its own
-    /// error is the one reported.
+    /// A streamed body: the service is waited for only since the last piece was taken from the body,
+    /// and not while the body itself is, which may be paced or come from a slow sender. An error of
+    /// the body is the one reported.
     async fn send_stream(
         &self,
         site: Site<'_>,
         mut request: reqwest::Request,
         body: ByteStream,
     ) -> Result<reqwest::Response> {
-        use forebay_core::sync::Mutex;
-        use std::sync::Arc;
-        let progress = Arc::new(Mutex::new((tokio::time::Instant::now(), None::<Error>)));
-        let seen = progress.clone();
-        let body = body.inspect(move |item| {
-            let mut p = seen.lock();
-            p.0 = tokio::time::Instant::now();
-            if let Err(e) = item {
-                p.1 = Some(e.clone());
+        struct Progress {
+            /// When the service was last seen to take something; `None` while the body is waited
+            /// for.
+            since: Option<Instant>,
+            error: Option<Error>,
+        }
+        let progress = Arc::new(Mutex::new(Progress {
+            since: Some(Instant::now()),
+            error: None,
+        }));
+        let (seen, mut body) = (progress.clone(), body);
+        let body = stream::poll_fn(move |context| {
+            let next = body.poll_next_unpin(context);
+            let mut progress = seen.lock();
+            progress.since = next.is_ready().then(Instant::now);
+            if let Poll::Ready(Some(Err(e))) = &next {
+                progress.error = Some(e.clone());
             }
+            next
         });
         *request.body_mut() = Some(reqwest::Body::wrap_stream(body));
         let answer = self.client.execute(request);
         tokio::pin!(answer);
         loop {
-            let until = progress.lock().0 + self.idle_timeout;
+            let since = progress.lock().since.unwrap_or_else(Instant::now);
             tokio::select! {
-                answer = &mut answer => return answer.map_err(|e| match progress.lock().1.take() {
+                answer = &mut answer => return answer.map_err(|e| match progress.lock().error.take() {
                     Some(own) => own,
                     None => failure::from_transport(site, &e),
                 }),
-                () = tokio::time::sleep_until(until) => {
-                    if progress.lock().0 + self.idle_timeout <= tokio::time::Instant::now() {
+                () = tokio::time::sleep_until(since + self.idle_timeout) => {
+                    let since = progress.lock().since;
+                    if since.is_some_and(|s| s + self.idle_timeout <= Instant::now()) {
                         return Err(no_answer(site, self.idle_timeout));
                     }
                 }

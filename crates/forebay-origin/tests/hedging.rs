@@ -92,8 +92,8 @@ async fn the_first_answer_is_taken_and_the_loser_is_let_go() {
 async fn a_second_request_that_fails_or_is_late_does_no_harm() {
     let b = bench(10, 8).await;
     for second in [
-        Fault::Error(ErrorKind::OriginUnavailable),
         Fault::Delay(LATE),
+        Fault::Error(ErrorKind::OriginUnavailable),
     ] {
         let before = b.counters.stats();
         b.faults
@@ -150,15 +150,18 @@ async fn second_requests_are_a_bounded_share() {
 }
 
 #[tokio::test]
-async fn a_busy_origin_and_a_full_limiter_get_no_second_requests() {
-    let b = bench(20, 8).await;
-    b.faults.next(Operation::Get, Fault::Error(ErrorKind::Busy));
-    assert_eq!(read(&*b.origin).await.unwrap_err().kind(), ErrorKind::Busy);
-    let before = b.counters.stats().hedges;
-    b.faults
-        .next(Operation::Get, Fault::Delay(Duration::from_millis(200)));
-    assert!(read(&*b.origin).await.is_ok());
-    assert_eq!(b.counters.stats().hedges, before);
+async fn an_origin_that_fails_and_a_full_limiter_get_no_second_requests() {
+    // SlowDown, 429 and 503 are OriginUnavailable.
+    for kind in [ErrorKind::OriginUnavailable, ErrorKind::Timeout] {
+        let b = bench(20, 8).await;
+        b.faults.next(Operation::Get, Fault::Error(kind));
+        assert_eq!(read(&*b.origin).await.unwrap_err().kind(), kind);
+        let before = b.counters.stats().hedges;
+        b.faults
+            .next(Operation::Get, Fault::Delay(Duration::from_millis(200)));
+        assert!(read(&*b.origin).await.is_ok());
+        assert_eq!(b.counters.stats().hedges, before);
+    }
 
     let b = bench(20, 2).await;
     assert_eq!(b.limiter.free().0, 1);

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_origin::{
-    Counted, Counters, Fault, Faults, Faulty, GetRequest, Limited, Limiter, LocalOrigin, Operation,
-    Origin, PutCondition, PutRequest, Resilient, RetryPolicy, body, conformance::pattern,
+    Circuit, Counted, Counters, Fault, Faults, Faulty, GetRequest, Limited, Limiter, LocalOrigin,
+    Operation, Origin, PutCondition, PutRequest, Resilient, RetryPolicy, Timed, body,
+    conformance::pattern,
 };
 use futures::{FutureExt, StreamExt, stream};
 use std::{
@@ -22,6 +23,12 @@ struct Bench {
 }
 
 const SIZE: usize = 1_000_000;
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A circuit that nothing is reported to.
+fn closed() -> Arc<Circuit> {
+    Arc::new(Circuit::new(IDLE))
+}
 
 fn policy() -> RetryPolicy {
     RetryPolicy {
@@ -29,7 +36,6 @@ fn policy() -> RetryPolicy {
         first_delay: Duration::from_millis(1),
         longest_delay: Duration::from_millis(5),
         deadline: Duration::from_secs(5),
-        idle_timeout: Duration::from_millis(200),
     }
 }
 
@@ -48,8 +54,14 @@ async fn bench() -> Bench {
         .unwrap();
     let (faults, counters) = (Faults::new(), Arc::new(Counters::default()));
     let faulty = Arc::new(Faulty::new(local.clone(), faults.clone()));
-    let counted = Arc::new(Counted::new(faulty, counters.clone()));
-    let origin = Arc::new(Resilient::new(counted, policy(), counters.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, closed()));
+    let counted = Arc::new(Counted::new(timed, counters.clone()));
+    let origin = Arc::new(Resilient::new(
+        counted,
+        policy(),
+        counters.clone(),
+        closed(),
+    ));
     Bench {
         _dir: dir,
         local,
@@ -142,6 +154,7 @@ async fn no_attempt_begins_after_the_deadline() {
         Arc::new(Faulty::new(b.local.clone(), b.faults.clone())),
         slow,
         b.counters.clone(),
+        closed(),
     );
     b.faults
         .always(Operation::Head, Fault::Error(ErrorKind::OriginUnavailable));
@@ -352,6 +365,226 @@ async fn a_conditional_write_does_not_lose_to_itself() {
         .await
         .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{e}");
+}
+
+#[tokio::test]
+async fn a_conditional_copy_or_completion_does_not_lose_to_itself() {
+    let b = bench().await;
+    let request = PutRequest {
+        condition: PutCondition::IfAbsent,
+        ..Default::default()
+    };
+    b.faults
+        .next(Operation::Copy, Fault::LoseAnswer(ErrorKind::Timeout));
+    let e = b
+        .origin
+        .copy("a", None, "b", request.clone())
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::OriginUnavailable, "{e}");
+    let e = b
+        .origin
+        .copy("a", None, "b", request.clone())
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::PreconditionFailed, "{e}");
+
+    // The upload is there still, as at services that keep it for a while.
+    let id = b.origin.create_upload("c", request).await.unwrap();
+    let part = body::from_bytes("abc".into());
+    let part = b.origin.upload_part("c", &id, 1, 3, part).await.unwrap();
+    b.faults.next(
+        Operation::CompleteUpload,
+        Fault::Error(ErrorKind::OriginUnavailable),
+    );
+    b.faults.next(
+        Operation::CompleteUpload,
+        Fault::Error(ErrorKind::PreconditionFailed),
+    );
+    let e = b.origin.complete_upload("c", &id, vec![part]).await;
+    assert_eq!(e.unwrap_err().kind(), ErrorKind::OriginUnavailable);
+}
+
+#[tokio::test]
+async fn an_upload_whose_writer_goes_away_is_aborted() {
+    let late = Fault::Delay(Duration::from_millis(150));
+    for (operation, fault) in [
+        (Operation::CreateUpload, late),
+        (Operation::UploadPart, Fault::Stall),
+        (Operation::CompleteUpload, Fault::Stall),
+    ] {
+        let b = bench().await;
+        b.faults.next(operation, fault);
+        let origin = b.origin.clone();
+        let body = body::from_bytes(pattern(20 << 20));
+        let writer =
+            tokio::spawn(
+                async move { origin.put("long", PutRequest::default(), None, body).await },
+            );
+        until(|| b.faults.calls(operation) > 0).await;
+        writer.abort();
+        assert!(writer.await.unwrap_err().is_cancelled());
+        until(|| b.faults.calls(Operation::AbortUpload) == 1).await;
+        let uploads = b._dir.path().join(".forebay/uploads");
+        until(|| std::fs::read_dir(&uploads).is_ok_and(|d| d.count() == 0)).await;
+        assert!(b.local.head("long").await.is_err(), "{operation:?}");
+    }
+}
+
+/// Waits for what happens in a task of its own.
+async fn until(done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "it does not happen"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn parts_in_flight_stay_within_what_a_write_reserves() {
+    const GIB: u64 = 1 << 30;
+    // Parts of 8 MiB, of 17 MB, and of 43 MB, which pass through without being held.
+    for (size, in_flight) in [(None, 3), (Some(160 * GIB), 1), (Some(400 * GIB), 1)] {
+        let b = bench().await;
+        b.faults.always(Operation::UploadPart, Fault::Stall);
+        let piece = pattern(1 << 20);
+        let read = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let counter = read.clone();
+        let body = stream::repeat_with(move || {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(piece.clone())
+        });
+        let origin = b.origin.clone();
+        let writer = tokio::spawn(async move {
+            origin
+                .put("long", PutRequest::default(), size, body.boxed())
+                .await
+        });
+        until(|| b.faults.calls(Operation::UploadPart) == in_flight).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(b.faults.calls(Operation::UploadPart), in_flight);
+        let taken = read.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(
+            taken <= 33,
+            "{taken} MiB were taken from a body of {size:?}"
+        );
+        writer.abort();
+    }
+}
+
+#[tokio::test]
+async fn waiting_for_ones_turn_is_not_the_origins_silence() {
+    let b = bench().await;
+    b.faults
+        .always(Operation::Get, Fault::Delay(Duration::from_millis(100)));
+    // One read at a time, of which ten take five times the idle timeout; and slow bytes.
+    let limiter = Arc::new(Limiter::new(1, Some(500_000), b.counters.clone()));
+    let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, closed()));
+    let once = RetryPolicy {
+        attempts: 1,
+        ..policy()
+    };
+    let limited = Arc::new(Limited::new(timed, limiter));
+    let origin = Resilient::new(limited, once, b.counters.clone(), closed());
+    let range = GetRequest {
+        range: Some(0..1000),
+        ..Default::default()
+    };
+    let reads = (0..10).map(|_| read(&origin, "a", range.clone()));
+    for read in futures::future::join_all(reads).await {
+        assert_eq!(read.unwrap(), b.content[..1000]);
+    }
+    b.faults.clear();
+    let range = GetRequest {
+        range: Some(0..600_000),
+        ..Default::default()
+    };
+    assert_eq!(
+        read(&origin, "a", range).await.unwrap(),
+        b.content[..600_000],
+        "a piece of 256 KiB takes half a second at this rate"
+    );
+}
+
+#[tokio::test]
+async fn a_stalled_origin_costs_one_timeout() {
+    let b = bench().await;
+    let circuit = closed();
+    let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, circuit.clone()));
+    let once = RetryPolicy {
+        attempts: 1,
+        ..policy()
+    };
+    let origin = Resilient::new(timed, once, b.counters.clone(), circuit.clone());
+    assert!(origin.head("a").await.is_ok());
+    for operation in [Operation::Head, Operation::Get, Operation::Put] {
+        b.faults.always(operation, Fault::Stall);
+    }
+    let e = origin.head("a").await.unwrap_err();
+    assert_eq!((e.kind(), circuit.is_open()), (ErrorKind::Timeout, true));
+
+    let begun = Instant::now();
+    for _ in 0..50 {
+        let body = body::from_bytes("x".into());
+        let refused = [
+            origin.head("a").await.err(),
+            read(&origin, "a", GetRequest::default()).await.err(),
+            origin
+                .put("b", PutRequest::default(), Some(1), body)
+                .await
+                .err(),
+        ];
+        for e in refused.map(Option::unwrap) {
+            assert_eq!(e.kind(), ErrorKind::Timeout, "{e}");
+            assert!(e.retry_after_hint().is_some(), "{e}");
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_millis(900), "not at once");
+    let s = b.counters.stats();
+    assert_eq!(
+        (s.circuit_refused, b.faults.calls(Operation::Get)),
+        (150, 0)
+    );
+
+    b.faults.clear();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(origin.head("a").await.is_ok(), "the probe");
+    assert!(!circuit.is_open() && origin.head("a").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_single_request_is_tried_again_though_it_opened_the_circuit() {
+    let b = bench().await;
+    let circuit = closed();
+    let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, circuit.clone()));
+    let origin = Resilient::new(timed, policy(), b.counters.clone(), circuit.clone());
+    b.faults.next(Operation::Head, Fault::Stall);
+    assert!(origin.head("a").await.is_ok());
+    assert!(!circuit.is_open());
+    assert_eq!(b.counters.stats().retries, 1);
+}
+
+#[tokio::test]
+async fn what_a_client_breaks_off_does_not_open_the_circuit() {
+    let b = bench().await;
+    let circuit = closed();
+    let timed = Arc::new(Timed::new(b.local.clone(), IDLE, circuit.clone()));
+    let origin = Resilient::new(timed, policy(), b.counters.clone(), circuit.clone());
+    for _ in 0..10 {
+        let late = stream::once(async {
+            tokio::time::sleep(IDLE + IDLE / 4).await;
+            Err(Error::timeout("the client is silent"))
+        });
+        let put = origin.put("b", PutRequest::default(), None, late.boxed());
+        assert_eq!(put.await.unwrap_err().kind(), ErrorKind::Timeout);
+        assert!(!circuit.is_open());
+    }
 }
 
 #[tokio::test]

@@ -152,6 +152,8 @@ pub struct Reads {
     pub hit: u64,
     pub miss: u64,
     pub revalidated: u64,
+    /// Served past their freshness, because the origin failed.
+    pub stale: u64,
     pub bypass: u64,
     pub failed: u64,
     pub bytes_from_cache: u64,

@@ -20,7 +20,7 @@ pub struct Info {
     pub size: u64,
     pub etag: Option<String>,
     pub last_modified: Option<String>,
-    /// `HIT`, `MISS`, `REVALIDATED` or `BYPASS`, as the node said.
+    /// `HIT`, `MISS`, `REVALIDATED`, `STALE` or `BYPASS`, as the node said.
     pub cache: Option<String>,
 }
 

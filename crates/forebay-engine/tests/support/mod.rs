@@ -41,20 +41,28 @@ pub struct MemoryOrigin {
     pub down: AtomicBool,
     pub without_etags: AtomicBool,
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
+    /// Neither ETags nor times of modification.
+    pub without_versions: AtomicBool,
 }
 
 impl MemoryOrigin {
     pub fn set(&self, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let version = self.versions.fetch_add(1, SeqCst) + 1;
-        let etag = (!self.without_etags.load(SeqCst)).then(|| format!("\"v{version}\""));
+        let nameless = self.without_versions.load(SeqCst);
+        let etag =
+            (!nameless && !self.without_etags.load(SeqCst)).then(|| format!("\"v{version}\""));
         let meta = ObjectMeta {
             size: data.len() as u64,
             etag,
-            last_modified_ms: version as i64 * 1000,
+            last_modified_ms: if nameless { 0 } else { version as i64 * 1000 },
             attributes: Default::default(),
         };
         self.objects.lock().insert(key.into(), (data, meta));
+    }
+
+    pub fn remove(&self, key: &str) {
+        self.objects.lock().remove(key);
     }
 
     pub fn requests(&self) -> usize {
@@ -324,6 +332,7 @@ impl Bench {
             default: BucketRule {
                 freshness,
                 cache: true,
+                ..BucketRule::default()
             },
             ..Default::default()
         };

@@ -4,17 +4,24 @@
 //! Directories are walked in the order of their keys: a directory `a` sorts as `a/`, after `a.txt`
 //! and before `a0`. Sub-trees that cannot hold a key of the page are not entered. Memory is one
 //! directory's names for each level.
+//!
+//! The names of a large directory are kept for its next page ([`Listings`]), so that a listing
+//! reads and sorts it once and not once for each thousand names. They are used only while the
+//! directory's times say that nothing in it was added or removed.
 
-use super::{Opened, RESERVED, Root};
+use super::{Opened, RESERVED, Root, Seen, meta_of};
 use crate::{
     ListEntry, ListPage, ListRequest,
     failure::{self, Site},
 };
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, Result, limits, sync::Mutex};
 use std::{
-    fs, io,
+    fs::{self, Metadata},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 /// What the visitor wants next.
@@ -74,7 +81,22 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
             }
             // Deleted since its directory was read.
             Err(e) if e.kind() == forebay_core::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
+            // A file that cannot be read is there all the same, as its readers are told.
+            Err(e) => match fs::metadata(root.path.join(key)) {
+                Ok(m) => {
+                    tracing::debug!(key, error = %e, "listed without its ETag");
+                    let meta = meta_of(&m, Default::default());
+                    last = format!("k:{key}");
+                    page.entries.push(ListEntry {
+                        key: key.to_owned(),
+                        size: meta.size,
+                        etag: None,
+                        last_modified_ms: meta.last_modified_ms,
+                    });
+                }
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+                Err(_) => return Err(e),
+            },
         }
         Ok(Next::Continue)
     };
@@ -118,8 +140,8 @@ impl Walk<'_> {
             operation: "list",
             key: dir,
         };
-        let here = match fs::metadata(path) {
-            Ok(m) => (m.dev(), m.ino()),
+        let seen = match fs::metadata(path) {
+            Ok(m) => m,
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.is_empty() => return Ok(true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(
@@ -129,6 +151,7 @@ impl Walk<'_> {
             }
             Err(e) => return Err(failure::from_io(site, e)),
         };
+        let here = (seen.dev(), seen.ino());
         if self.ancestors.contains(&here) {
             tracing::warn!(
                 directory = dir,
@@ -137,14 +160,19 @@ impl Walk<'_> {
             );
             return Ok(true);
         }
-        let names = match sorted_names(path, dir) {
+        let listings = &self.root.listings;
+        let names = match listings.get(dir, &seen) {
+            Some(names) => Ok(names),
+            None => sorted_names(path, dir).map(|names| listings.keep(dir, &seen, names)),
+        };
+        let names = match names {
             Ok(names) => names,
             // Removed since its parent was read.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
             Err(e) => return Err(failure::from_io(site, e)),
         };
         self.ancestors.push(here);
-        for name in names {
+        for name in names.iter() {
             let key = format!("{dir}{name}");
             if let Some(sub) = key.strip_suffix('/') {
                 if self.wants(&key)
@@ -172,10 +200,95 @@ impl Walk<'_> {
     }
 }
 
+/// Directories with fewer names than this are read again for each page.
+const KEPT_FROM_NAMES: usize = 2 * limits::LIST_PAGE_MAX_KEYS;
+/// What the kept names of one bucket may take: about two million of twenty bytes.
+const KEPT_MAX_BYTES: usize = 64 << 20;
+const KEPT_MAX: usize = 8;
+/// A directory that was changed so shortly before it was read may change again within one tick of
+/// its clock.
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
+/// Names that no page has asked for in this time are dropped by the next listing.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// The sorted names of large directories, newest use last.
+#[derive(Default)]
+pub(super) struct Listings(Mutex<Vec<Kept>>);
+
+struct Kept {
+    dir: String,
+    here: (u64, u64),
+    seen: Seen,
+    changed: (i64, i64),
+    names: Arc<Vec<String>>,
+    bytes: usize,
+    used: Instant,
+}
+
+impl Listings {
+    fn get(&self, dir: &str, now: &Metadata) -> Option<Arc<Vec<String>>> {
+        let mut kept = self.0.lock();
+        kept.retain(|k| k.used.elapsed() < KEPT_FOR);
+        let at = kept.iter().position(|k| k.dir == dir)?;
+        let mut found = kept.remove(at);
+        if found.here != (now.dev(), now.ino())
+            || found.seen != Seen::of(now)
+            || found.changed != (now.ctime(), now.ctime_nsec())
+        {
+            return None;
+        }
+        found.used = Instant::now();
+        let names = found.names.clone();
+        kept.push(found);
+        Some(names)
+    }
+
+    /// `seen` is of before the names were read.
+    fn keep(&self, dir: &str, seen: &Metadata, listed: Names) -> Arc<Vec<String>> {
+        let names = Arc::new(listed.names);
+        let settled = seen
+            .modified()
+            .is_ok_and(|t| t.elapsed().is_ok_and(|age| age > SETTLED_AFTER));
+        if names.len() < KEPT_FROM_NAMES || listed.has_links || !settled {
+            return names;
+        }
+        let bytes = names
+            .iter()
+            .map(|n| n.capacity() + size_of::<String>())
+            .sum();
+        if bytes > KEPT_MAX_BYTES {
+            return names;
+        }
+        let mut kept = self.0.lock();
+        while kept.len() >= KEPT_MAX
+            || kept.iter().map(|k| k.bytes).sum::<usize>() + bytes > KEPT_MAX_BYTES
+        {
+            kept.remove(0);
+        }
+        kept.push(Kept {
+            dir: dir.to_owned(),
+            here: (seen.dev(), seen.ino()),
+            seen: Seen::of(seen),
+            changed: (seen.ctime(), seen.ctime_nsec()),
+            names: names.clone(),
+            bytes,
+            used: Instant::now(),
+        });
+        names
+    }
+}
+
+struct Names {
+    names: Vec<String>,
+    /// What a symbolic link leads to changes without its directory.
+    has_links: bool,
+}
+
 /// The names in a directory, `/` after those of directories, in the order of keys. Names that are
 /// no keys are left out.
-fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
+fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
     let mut names = Vec::new();
+    let mut has_links = false;
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         let mut name = match entry.file_name().into_string() {
@@ -195,6 +308,7 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
             continue;
         }
         let kind = entry.file_type()?;
+        has_links |= kind.is_symlink();
         let (is_dir, is_file) = if kind.is_symlink() {
             // A link that leads nowhere is no object.
             fs::metadata(entry.path())
@@ -211,7 +325,7 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Vec<String>> {
         names.push(name);
     }
     names.sort_unstable();
-    Ok(names)
+    Ok(Names { names, has_links })
 }
 
 /// Removes directories without files, from the leaves up; stops at nothing that holds a file.
@@ -229,4 +343,84 @@ pub(super) fn remove_empty_directories(root: &Path) {
         }
     }
     inner(root.to_owned(), true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LocalOrigin, Origin};
+
+    fn request(token: Option<String>) -> ListRequest {
+        ListRequest {
+            max_keys: 1000,
+            token,
+            ..Default::default()
+        }
+    }
+
+    /// Lists it all and says how many pages came from names that were kept.
+    async fn listed(origin: &LocalOrigin) -> (Vec<String>, usize) {
+        let (mut keys, mut token, mut from_kept) = (Vec::new(), None, 0);
+        loop {
+            from_kept += usize::from(!origin.0.listings.0.lock().is_empty());
+            let page = origin.list(request(token)).await.unwrap();
+            keys.extend(page.entries.into_iter().map(|e| e.key));
+            token = page.next_token;
+            if token.is_none() {
+                return (keys, from_kept);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_directory_is_read_once_for_all_its_pages_and_again_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..5500 {
+            fs::write(dir.path().join(format!("{i:05}")), "").unwrap();
+        }
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        tokio::time::sleep(2 * SETTLED_AFTER).await;
+        let (keys, from_kept) = listed(&origin).await;
+        assert_eq!(
+            (keys.len(), from_kept),
+            (5500, 5),
+            "the first of six pages reads"
+        );
+        assert!(keys.is_sorted());
+
+        fs::remove_file(dir.path().join("00007")).unwrap();
+        fs::write(dir.path().join("00007b"), "").unwrap();
+        let (keys, _) = listed(&origin).await;
+        assert!(keys[7] == "00007b" && keys.len() == 5500);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_does_not_fail_the_listing() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        for (name, mode) in [("a", 0o644), ("b", 0o000), ("c", 0o644)] {
+            let path = dir.path().join(name);
+            fs::write(&path, name).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        // A thread that is not root, which may read everything.
+        let listed = std::thread::spawn(move || {
+            // SAFETY: changes only what this thread may do with files.
+            unsafe { libc::setfsuid(65_534) };
+            (
+                origin.0.open("read", "b").map(drop),
+                page(&origin.0, &request(None)),
+            )
+        });
+        let (unreadable, page) = listed.join().unwrap();
+        assert!(unreadable.is_err());
+        let entries = page.unwrap().entries;
+        let found: Vec<_> = entries
+            .iter()
+            .map(|e| (e.key.as_str(), e.size, e.etag.is_some()))
+            .collect();
+        assert_eq!(found, [("a", 1, true), ("b", 1, false), ("c", 1, true)]);
+    }
 }

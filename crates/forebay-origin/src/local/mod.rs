@@ -2,7 +2,10 @@
 //!
 //! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its
 //!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
-//!   the old one.
+//!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
+//!   it that are not known to be on the disk.
+//! - Between the check of a condition and the rename that relies on it, no other write or delete
+//!   of this process takes place.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
 //!   writes leaves in an extended attribute; so two writes within one tick of the clock differ too.
 //!   Files that others write have the first three.
@@ -31,6 +34,7 @@ use bytes::{Bytes, BytesMut};
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, name};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
+    collections::HashSet,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Write},
     ops::Range,
@@ -53,9 +57,17 @@ pub struct LocalOrigin(Arc<Root>);
 struct Root {
     path: PathBuf,
     description: String,
-    /// Held from the check of a condition to the rename that relies on it.
-    conditional: forebay_core::sync::Mutex<()>,
+    /// Held by each write and delete while it takes place, and alone from the check of a condition
+    /// to the rename that relies on it. Only by threads that may wait.
+    changes: forebay_core::sync::RwLock<()>,
+    /// Directories whose names are known to be on the disk, and so are those of the ones above.
+    synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
+    listings: list::Listings,
 }
+
+/// Directories that are remembered as synced; when there are more, they are forgotten and synced
+/// again.
+const SYNCED_MAX: usize = 65_536;
 
 impl LocalOrigin {
     /// # Errors
@@ -85,7 +97,9 @@ impl LocalOrigin {
         let origin = Self(Arc::new(Root {
             path,
             description,
-            conditional: forebay_core::sync::Mutex::new(()),
+            changes: Default::default(),
+            synced: Default::default(),
+            listings: Default::default(),
         }));
         origin.remove_stale();
         Ok(origin)
@@ -297,7 +311,10 @@ impl Root {
             )
         };
         let from = unfinished.path().to_owned();
-        let guard = (request.condition != PutCondition::Always).then(|| self.conditional.lock());
+        // A link fails by itself where something is; only If-Match looks first.
+        let matches = matches!(request.condition, PutCondition::IfMatch(_));
+        let alone = matches.then(|| self.changes.write());
+        let shared = (!matches).then(|| self.changes.read());
         if let PutCondition::IfMatch(etag) = &request.condition {
             match self.open("put", key) {
                 Ok(there) if there.meta.etag.as_ref() == Some(etag) => {}
@@ -316,6 +333,7 @@ impl Root {
         for _ in 0..16 {
             match &placed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
+                    self.forget_synced(parent);
                     fs::create_dir_all(parent).map_err(|e| match e.kind() {
                         // A file is where a directory would have to be.
                         io::ErrorKind::AlreadyExists => {
@@ -338,22 +356,55 @@ impl Root {
             }
             Err(e) => return Err(io(e)),
         }
-        drop(guard);
+        drop((alone, shared));
         if request.condition != PutCondition::IfAbsent {
             unfinished.0 = None;
         }
-        // The directory is synced, so that an acknowledged write outlives a crash.
-        File::open(parent).and_then(|d| d.sync_all()).map_err(io)?;
+        // An acknowledged write outlives a crash.
+        self.sync_to(parent).map_err(io)?;
         let m = file.metadata().map_err(io)?;
         Ok(PutResponse {
             etag: meta_of(&m, attributes::read(file)).etag,
         })
     }
 
+    /// Syncs a directory, and the ones above it up to one whose name is known to be on the disk:
+    /// another write may have made them and not have come to sync them yet.
+    fn sync_to(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()?;
+        let mut new = Vec::new();
+        let mut at = dir;
+        while at != self.path && !self.synced.lock().contains(at) {
+            let Some(above) = at.parent().filter(|a| a.starts_with(&self.path)) else {
+                break;
+            };
+            File::open(above)?.sync_all()?;
+            new.push(at.to_owned());
+            at = above;
+        }
+        if !new.is_empty() {
+            let mut synced = self.synced.lock();
+            if synced.len() + new.len() > SYNCED_MAX {
+                synced.clear();
+            }
+            synced.extend(new);
+        }
+        Ok(())
+    }
+
+    /// `dir`, or one above it, is about to be made or removed.
+    fn forget_synced(&self, dir: &Path) {
+        let mut synced = self.synced.lock();
+        for above in dir.ancestors().take_while(|a| *a != self.path) {
+            synced.remove(above);
+        }
+    }
+
     /// Removes the directories that a delete left empty, up to the root.
     fn prune(&self, from: Option<&Path>) {
         let mut dir = from;
         while let Some(d) = dir.filter(|d| *d != self.path && d.starts_with(&self.path)) {
+            self.synced.lock().remove(d);
             if fs::remove_dir(d).is_err() {
                 return;
             }
@@ -378,6 +429,26 @@ impl Drop for Unfinished {
         if let Some(path) = self.0.take() {
             // It may be linked into its place already; this name goes in any case.
             let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// What has been written of a body. Dropped because its sender failed or went away, the file is
+/// removed by a thread that may wait.
+struct Received(Option<(File, Unfinished)>);
+
+impl Received {
+    fn take(mut self) -> (File, Unfinished) {
+        self.0.take().expect("taken once, with the whole of it")
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        if let Some(written) = self.0.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn_blocking(move || drop(written));
         }
     }
 }
@@ -477,10 +548,13 @@ impl Origin for LocalOrigin {
             Some(n) => exact(body, n, format!("the body of put {key:?}")),
             None => body,
         };
-        let (file, unfinished) = self.receive("put", key, body).await?;
+        let received = self.receive("put", key, body).await?;
         let key = key.to_owned();
-        self.blocking(move |root| root.publish(&key, &file, unfinished, &request))
-            .await
+        self.blocking(move |root| {
+            let (file, unfinished) = received.take();
+            root.publish(&key, &file, unfinished, &request)
+        })
+        .await
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
@@ -491,6 +565,7 @@ impl Origin for LocalOrigin {
                 Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(e) => return Err(e),
             };
+            let _shared = root.changes.read();
             match fs::remove_file(&path) {
                 Ok(()) => {
                     root.prune(path.parent());
@@ -568,10 +643,13 @@ impl Origin for LocalOrigin {
         self.blocking(move |root| upload::check(root, &k, &id).map(drop))
             .await?;
         let body = exact(body, size, format!("part {number} of {key:?}"));
-        let (file, unfinished) = self.receive("upload a part of", key, body).await?;
+        let received = self.receive("upload a part of", key, body).await?;
         let (k, id) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::add_part(root, &k, &id, number, size, &file, unfinished))
-            .await
+        self.blocking(move |root| {
+            let (file, unfinished) = received.take();
+            upload::add_part(root, &k, &id, number, size, &file, unfinished)
+        })
+        .await
     }
 
     async fn complete_upload(
@@ -599,12 +677,13 @@ impl LocalOrigin {
         operation: &'static str,
         key: &str,
         mut body: ByteStream,
-    ) -> Result<(File, Unfinished)> {
+    ) -> Result<Received> {
         let owned = key.to_owned();
-        let (mut file, unfinished) = self
+        let mut received = self
             .blocking(move |root| {
                 root.path_of(&owned)?;
-                root.temporary(root.site(operation, &owned))
+                let made = root.temporary(root.site(operation, &owned))?;
+                Ok(Received(Some(made)))
             })
             .await?;
         let mut buffered: Vec<Bytes> = Vec::new();
@@ -622,18 +701,19 @@ impl LocalOrigin {
                 let pieces = std::mem::take(&mut buffered);
                 bytes = 0;
                 let owned = key.to_owned();
-                file = self
+                received = self
                     .blocking(move |root| {
+                        let (mut file, unfinished) = received.take();
                         for piece in &pieces {
                             file.write_all(piece)
                                 .map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
                         }
-                        Ok(file)
+                        Ok(Received(Some((file, unfinished))))
                     })
                     .await?;
             }
             if last {
-                return Ok((file, unfinished));
+                return Ok(received);
             }
         }
     }
@@ -644,4 +724,57 @@ fn read_small(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut text)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn put(origin: &LocalOrigin, key: &'static str) -> tokio::task::JoinHandle<Result<()>> {
+        let origin = origin.clone();
+        tokio::spawn(async move {
+            let body = crate::body::from_bytes("x".into());
+            let done = origin.put(key, PutRequest::default(), Some(1), body);
+            done.await.map(drop)
+        })
+    }
+
+    // The lock is what is tested, and nobody else is on this thread.
+    #[allow(clippy::await_holding_lock)]
+    #[tokio::test]
+    async fn no_write_takes_place_between_a_condition_and_its_rename() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        put(&origin, "a").await.unwrap().unwrap();
+        let checking = origin.0.changes.write();
+        let other = origin.clone();
+        let deleting = tokio::spawn(async move { other.delete("a").await });
+        let writing = put(&origin, "a");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!deleting.is_finished() && !writing.is_finished());
+        assert!(dir.path().join("a").exists());
+        drop(checking);
+        deleting.await.unwrap().unwrap();
+        writing.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn directories_are_synced_once_and_again_after_they_were_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let root = origin.0.path.clone();
+        let synced = || origin.0.synced.lock().clone();
+        put(&origin, "a/b/c").await.unwrap().unwrap();
+        put(&origin, "a/d").await.unwrap().unwrap();
+        assert_eq!(synced(), [root.join("a"), root.join("a/b")].into());
+        origin.delete("a/b/c").await.unwrap();
+        assert!(!synced().contains(&root.join("a/b")));
+        put(&origin, "a/b/c").await.unwrap().unwrap();
+        assert_eq!(synced(), [root.join("a"), root.join("a/b")].into());
+        // Removed by somebody else.
+        fs::remove_dir_all(root.join("a")).unwrap();
+        origin.0.forget_synced(&root.join("a/b"));
+        assert!(synced().is_empty());
+    }
 }

@@ -207,6 +207,11 @@ impl S3Endpoint {
         }
     }
 
+    /// Whether buckets have addresses by their region.
+    pub(crate) fn is_by_region(&self) -> bool {
+        self.0.endpoint.is_none()
+    }
+
     pub(crate) fn client(&self, address: Address) -> Result<Client> {
         let client = Client {
             service: self.clone(),

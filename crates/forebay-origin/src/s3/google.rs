@@ -4,20 +4,24 @@
 //! The ETag of an object is its generation, in quotes: the number that Google's conditions are
 //! about, and the same in both APIs, which the ETags that they give are not.
 
-use super::{DOCUMENT_MAX_BYTES, S3Origin, client::Call};
+use super::{
+    DOCUMENT_MAX_BYTES, S3Origin,
+    client::{Call, Client},
+};
 use crate::{
     ByteStream, ListEntry, ListPage, ListRequest, PutCondition, PutRequest, PutResponse, assemble,
-    body::exact, failure::Site, transport::Payload,
+    body::exact, failure::Site, retry::Attempts, transport::Payload,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_core::{Attributes, Error, ErrorKind, Result, limits};
 use futures::StreamExt;
 use http::{
-    HeaderMap, HeaderValue, Method,
+    HeaderMap, HeaderValue, Method, StatusCode,
     header::{CONTENT_RANGE, CONTENT_TYPE, LOCATION, RANGE},
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 use url::Url;
 
 /// A multiple of 256 KiB, as Google asks.
@@ -78,6 +82,131 @@ fn metadata(key: &str, a: &Attributes) -> Value {
 
 fn encoded(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+/// A resumable upload. Dropped before its end, it is cancelled by a task of its own: the service
+/// would keep what it has for a week.
+struct Session {
+    client: Arc<Client>,
+    description: String,
+    key: String,
+    address: Url,
+    open: bool,
+}
+
+/// What the service says to a piece.
+enum Progress {
+    /// The object was made.
+    Done(PutResponse),
+    /// So many bytes from the beginning are there.
+    Kept(u64),
+}
+
+impl Session {
+    /// Sends the bytes after the first `at`; `total` with the last ones.
+    async fn send(&self, at: u64, piece: Bytes, total: Option<u64>) -> Result<Progress> {
+        let range = match (piece.len() as u64, total) {
+            (0, Some(total)) => format!("bytes */{total}"),
+            (n, Some(total)) => format!("bytes {at}-{}/{total}", at + n - 1),
+            (n, None) => format!("bytes {at}-{}/*", at + n - 1),
+        };
+        let payload = if piece.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Bytes(piece)
+        };
+        self.put(range, payload).await
+    }
+
+    /// Asks how much is there.
+    async fn ask(&self, total: Option<u64>) -> Result<Progress> {
+        let total = total.map_or("*".to_owned(), |n| n.to_string());
+        self.put(format!("bytes */{total}"), Payload::Empty).await
+    }
+
+    async fn put(&self, range: String, payload: Payload) -> Result<Progress> {
+        let site = self.site("put");
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            CONTENT_RANGE,
+            HeaderValue::from_str(&range).expect("digits and signs"),
+        );
+        let answer = self
+            .client
+            .send_to(site, Method::PUT, &self.address, headers, payload)
+            .await
+            .map_err(|e| match e.kind() {
+                // It is the session that is not there.
+                ErrorKind::NotFound => Error::corrupt(format!(
+                    "put {:?} at {}: the upload is gone before its end",
+                    self.key, self.description
+                ))
+                .source(e),
+                _ => e,
+            })?;
+        if answer.status() == StatusCode::PERMANENT_REDIRECT {
+            // Without a range nothing is there yet.
+            let last = answer
+                .headers()
+                .get(RANGE)
+                .and_then(|v| v.to_str().ok())
+                .and_then(|v| v.rsplit('-').next()?.parse::<u64>().ok());
+            return Ok(Progress::Kept(last.map_or(0, |last| last + 1)));
+        }
+        let text = self
+            .client
+            .transport()
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
+        let object: Value = serde_json::from_str(&text).map_err(|e| {
+            Error::corrupt(format!(
+                "put {:?} at {}: the answer is not JSON: {e}",
+                self.key, self.description
+            ))
+        })?;
+        Ok(Progress::Done(PutResponse {
+            etag: etag_of(&object),
+        }))
+    }
+
+    fn site<'a>(&'a self, operation: &'a str) -> Site<'a> {
+        Site {
+            origin: &self.description,
+            operation,
+            key: &self.key,
+        }
+    }
+
+    async fn cancel(&self) {
+        let (site, none) = (self.site("cancel the upload of"), HeaderMap::new());
+        let delete = Method::DELETE;
+        // Google answers 499 to a session that it has cancelled.
+        if let Err(e) = self
+            .client
+            .send_to(site, delete, &self.address, none, Payload::Empty)
+            .await
+        {
+            tracing::debug!(error = %e, "a session was cancelled, or will end by itself");
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        let taken = Session {
+            client: self.client.clone(),
+            description: std::mem::take(&mut self.description),
+            key: std::mem::take(&mut self.key),
+            address: self.address.clone(),
+            open: false,
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { taken.cancel().await });
+        }
+    }
 }
 
 impl S3Origin {
@@ -205,96 +334,82 @@ impl S3Origin {
                 site.origin
             ))
         })?;
-        let done = self.google_pieces(site, &session, size, body).await;
-        if done.is_err() {
-            // Without a last piece nothing was made; the session would end by itself in a week.
-            let _ = self
-                .client
-                .send_to(
-                    site,
-                    Method::DELETE,
-                    &session,
-                    HeaderMap::new(),
-                    Payload::Empty,
-                )
-                .await;
+        let mut session = Session {
+            client: self.client.clone(),
+            description: self.description.clone(),
+            key: key.to_owned(),
+            address: session,
+            open: true,
+        };
+        match self.google_pieces(&session, size, body).await {
+            Ok(done) => {
+                session.open = false;
+                Ok(done)
+            }
+            Err(e) => {
+                session.cancel().await;
+                session.open = false;
+                Err(super::unmet(e, &request.condition))
+            }
         }
-        done.map_err(|e| super::unmet(e, &request.condition))
     }
 
+    /// Sends a body in pieces, each again from where the service has kept it until it has all.
     async fn google_pieces(
         &self,
-        site: Site<'_>,
-        session: &Url,
+        session: &Session,
         size: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
+        let (policy, counters) = &self.retry;
         let mut body = match size {
-            Some(n) => exact(body, n, format!("the body of put {:?}", site.key)),
+            Some(n) => exact(body, n, format!("the body of put {:?}", session.key)),
             None => body.fuse().boxed(),
         };
         let mut left_over = Bytes::new();
-        let mut sent = 0u64;
+        // How many bytes the service has kept; those of `piece` begin there.
+        let mut kept = 0u64;
         loop {
-            let piece = assemble::next_part(&mut body, &mut left_over, PIECE_BYTES).await?;
-            let n = piece.len() as u64;
-            let last = n < PIECE_BYTES;
-            let range = match (n, last) {
-                (0, _) => format!("bytes */{sent}"),
-                (_, true) => format!("bytes {sent}-{}/{}", sent + n - 1, sent + n),
-                (_, false) => format!("bytes {sent}-{}/*", sent + n - 1),
-            };
-            let mut headers = HeaderMap::new();
-            headers.insert(
-                CONTENT_RANGE,
-                HeaderValue::from_str(&range).expect("digits and signs"),
-            );
-            let payload = if n == 0 {
-                Payload::Empty
-            } else {
-                Payload::Bytes(piece)
-            };
-            let answer = self
-                .client
-                .send_to(site, Method::PUT, session, headers, payload)
-                .await?;
-            sent += n;
-            match (answer.status().as_u16(), last) {
-                (200 | 201, true) => {
-                    let text = self
-                        .client
-                        .transport()
-                        .text(site, answer, DOCUMENT_MAX_BYTES)
-                        .await?;
-                    let object: Value = serde_json::from_str(&text).map_err(|e| {
-                        Error::corrupt(format!(
-                            "put {:?} at {}: the answer is not JSON: {e}",
-                            site.key, site.origin
-                        ))
-                    })?;
-                    return Ok(PutResponse {
-                        etag: etag_of(&object),
-                    });
-                }
-                (308, false) => {
-                    let kept = answer
-                        .headers()
-                        .get(RANGE)
-                        .and_then(|v| v.to_str().ok())
-                        .and_then(|v| v.rsplit('-').next()?.parse::<u64>().ok());
-                    if kept.is_some_and(|last| last + 1 != sent) {
+            let mut piece = assemble::next_part(&mut body, &mut left_over, PIECE_BYTES).await?;
+            let total = ((piece.len() as u64) < PIECE_BYTES).then(|| kept + piece.len() as u64);
+            let end = kept + piece.len() as u64;
+            let mut attempts = Attempts::begin(policy);
+            let mut answer = session.send(kept, piece.clone(), total).await;
+            // Until it is known that all of the piece was kept, or that the object was made.
+            loop {
+                let trouble = match answer {
+                    Ok(Progress::Done(done)) => return Ok(done),
+                    Ok(Progress::Kept(now)) if now == end && total.is_none() => {
+                        kept = now;
+                        break;
+                    }
+                    Ok(Progress::Kept(now)) if now > end || now < kept => {
                         return Err(Error::origin_unavailable(format!(
-                            "put {:?} at {}: only a part of the bytes was kept",
-                            site.key, site.origin
+                            "put {:?} at {}: {now} bytes were kept, of {kept} that had been kept \
+                             before and {end} sent",
+                            session.key, session.description
                         )));
                     }
-                }
-                (status, _) => {
-                    return Err(Error::origin_unavailable(format!(
-                        "put {:?} at {}: status {status} to {range}",
-                        site.key, site.origin
-                    )));
-                }
+                    Ok(Progress::Kept(now)) => {
+                        let short = Error::origin_unavailable(format!(
+                            "put {:?} at {}: {now} of {end} bytes were kept",
+                            session.key, session.description
+                        ));
+                        if now > kept {
+                            piece = piece.slice((now - kept) as usize..);
+                            kept = now;
+                            attempts = Attempts::begin(policy);
+                        }
+                        attempts.again(short).await?;
+                        counters.retries.fetch_add(1, Relaxed);
+                        answer = session.send(kept, piece.clone(), total).await;
+                        continue;
+                    }
+                    Err(e) => e,
+                };
+                attempts.again(trouble).await?;
+                counters.retries.fetch_add(1, Relaxed);
+                answer = session.ask(total).await;
             }
         }
     }

@@ -4,8 +4,9 @@
 //! Credentials and signatures are `object_store`'s; the operations are here, because its own cannot
 //! keep three promises of [`Origin`]: its `Path` turns the key `dir/` into `dir` (a listing would
 //! give one object another's name), it needs a whole part in memory to send it (up to 5 GiB), and
-//! it hides the status of an error. Bodies stream in both directions; nothing here retries, the
-//! [`Resilient`](crate::Resilient) wrapper does.
+//! it hides the status of an error. Bodies stream in both directions; nothing here retries (but the
+//! pieces of a session at Google), the [`Resilient`](crate::Resilient) wrapper does, which also
+//! sends long bodies in parts.
 //!
 //! A conditional multipart upload keeps its condition in its id (`fb-absent.…`,
 //! `fb-match.<etag>.…`), because S3 wants it when the upload is completed, and any node may do
@@ -21,7 +22,6 @@ pub(crate) use client::{Address, Answer, Call, Client, S3Endpoint};
 
 use crate::*;
 use crate::{
-    assemble,
     body::{self, exact},
     failure::Site,
     transport::{Payload, body_of},
@@ -29,13 +29,13 @@ use crate::{
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
 use headers::Dialect;
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
     header::{IF_MATCH, IF_NONE_MATCH, RANGE},
 };
+use std::sync::Arc;
 
 /// Bodies of a known length up to this are held in memory and signed with their hash; longer ones
 /// are sent in parts. Parts of clients' own uploads may be longer: they stream, unsigned, which is
@@ -46,16 +46,19 @@ const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
 
 /// One bucket of an S3 service.
 pub struct S3Origin {
-    client: Client,
+    client: Arc<Client>,
     description: String,
+    /// For Google's sessions, whose pieces are sent again here: only who keeps them can.
+    retry: (RetryPolicy, Arc<Counters>),
 }
 
 impl S3Origin {
-    pub(crate) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client, retry: (RetryPolicy, Arc<Counters>)) -> Self {
         let description = client.describe();
         Self {
-            client,
+            client: Arc::new(client),
             description,
+            retry,
         }
     }
 
@@ -333,7 +336,7 @@ impl Origin for S3Origin {
             _ if self.client.dialect() == Dialect::Google => {
                 self.google_stream(key, &request, size, body).await
             }
-            _ => assemble::put_in_parts(self, key, request, size, body).await,
+            _ => Err(body::needs_parts(key, SIGNED_BODY_MAX_BYTES)),
         }
     }
 
@@ -387,10 +390,10 @@ impl Origin for S3Origin {
             .send(Call::new(Method::PUT, site).headers(h))
             .await
         {
-            // Copies of more than 5 GiB are refused by S3 as a bad request.
+            // S3 refuses to copy more than this in one request, as a bad request among others.
             Err(e)
                 if e.kind() == ErrorKind::Invalid
-                    && e.message().contains("larger than the maximum") =>
+                    && self.head(from).await?.size > limits::PUT_OBJECT_MAX_BYTES =>
             {
                 return Err(e.with_kind(ErrorKind::Unsupported));
             }

@@ -74,6 +74,28 @@ fn walk(text: &str, mut meet: impl FnMut(Meet<'_>)) -> Result<()> {
     }
 }
 
+/// The code and the message of an error document, as far as it can be read: it may be cut short, or
+/// be a proxy's page.
+pub(crate) fn error_document(text: &str) -> ErrorDocument {
+    let (mut code, mut message) = (None, None);
+    let read = walk(text.trim_start_matches('\u{feff}'), |met| {
+        if let Meet::Text(path, value) = met {
+            match path.rsplit('/').next() {
+                Some("Code") => drop(code.get_or_insert(value)),
+                Some("Message") => drop(message.get_or_insert(value)),
+                _ => {}
+            }
+        }
+    });
+    if let Err(e) = read {
+        tracing::debug!(error = %e, "an error document that is not whole");
+    }
+    ErrorDocument {
+        code: code.unwrap_or_default(),
+        message: message.unwrap_or_default(),
+    }
+}
+
 /// `application/x-www-form-urlencoded`, as `encoding-type=url` writes names: `+` is a space.
 fn url_decode(text: &str) -> Result<String> {
     let spaced = text.replace('+', " ");

@@ -212,7 +212,8 @@ impl Drop for AwsServices {
     }
 }
 
-async fn read(stream: &mut TcpStream) -> std::io::Result<Recorded> {
+/// Reads one request.
+pub(super) async fn read(stream: &mut TcpStream) -> std::io::Result<Recorded> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(at) = bytes.windows(4).position(|w| w == b"\r\n\r\n") {

@@ -11,6 +11,7 @@ mod azurite;
 mod fake_gcs;
 mod nginx;
 mod process;
+mod scripted;
 mod versitygw;
 
 pub use crate::{aws::Environment, origins::open_in};
@@ -19,4 +20,5 @@ pub use azurite::Azurite;
 pub use fake_gcs::FakeGcs;
 pub use nginx::Nginx;
 pub use process::Server;
+pub use scripted::{Reply, Scripted};
 pub use versitygw::VersityGw;

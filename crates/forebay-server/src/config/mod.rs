@@ -85,6 +85,9 @@ section! {
         /// When a cached version may be served without asking the origin: `immutable` (never ask),
         /// `always` (ask each time), or ask after a time.
         freshness: FreshnessRule = FreshnessRule(forebay_engine::Freshness::default()),
+        /// While the origin fails (it does not answer, or with 5xx), a cached version is served for
+        /// so long after it ceased to be fresh, with `X-Cache: STALE`. `0s`: never.
+        stale_if_error: Span = Span(Duration::ZERO),
         /// Memory for the member indexes of archives.
         member_index_memory: Bytes = Bytes(limits::MEMBER_INDEX_MEMORY_DEFAULT_BYTES),
         /// The longest run of missing chunks that one origin request fetches.
@@ -97,6 +100,8 @@ section! {
     Bucket {
         /// As `cache.freshness`, which holds where this is not set.
         freshness: Option<FreshnessRule> = None,
+        /// As `cache.stale_if_error`, which holds where this is not set.
+        stale_if_error: Option<Span> = None,
         /// `false`: every read goes to the origin and nothing is kept.
         cache: bool = true,
     }
@@ -129,7 +134,8 @@ section! {
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
         /// An entry that is not there after this long counts as failed.
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
-        /// Attempts for one entry, the first included.
+        /// Attempts for one entry whose object changes while it is read, or that the node has no
+        /// room for, the first included. (Those at an origin are its own.)
         attempts: u32 = BatchConfig::default().attempts,
         /// Batches are slowed down while this many threads, for each core of the machine, are ready
         /// to run (a running average). 0: never.
@@ -240,10 +246,12 @@ impl Config {
         let default = BucketRule {
             freshness: self.cache.freshness.0,
             cache: !self.cache.dirs.is_empty(),
+            stale_if_error: self.cache.stale_if_error.0,
         };
         let rule = |b: &Bucket| BucketRule {
             freshness: b.freshness.map_or(default.freshness, |f| f.0),
             cache: default.cache && b.cache,
+            stale_if_error: b.stale_if_error.map_or(default.stale_if_error, |s| s.0),
         };
         BucketRules {
             default,

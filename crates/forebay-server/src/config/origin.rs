@@ -236,7 +236,10 @@ impl Described for OriginSection {
         ),
         (
             "retry_deadline",
-            &[" No attempt begins later than this after the first. Default: `60s`."],
+            &[
+                " No attempt begins later than this after the first has failed. Default: \
+                 `60s`.",
+            ],
         ),
     ];
 }

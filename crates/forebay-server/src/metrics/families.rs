@@ -225,6 +225,7 @@ fn cache(page: &mut Page, s: &EngineSnapshot, fills_in_flight: usize) {
         ("HIT", s.reads_hit),
         ("MISS", s.reads_miss),
         ("REVALIDATED", s.reads_revalidated),
+        ("STALE", s.reads_stale),
         ("BYPASS", s.reads_bypass),
     ];
     page.family(
@@ -480,6 +481,8 @@ attempt by itself.",
         Counter "forebay_origin_continuations", "Bodies that broke off and were continued." => continuations,
         Counter "forebay_origin_hedges", "Slow GETs that were sent a second time (hedge_percent)." => hedges,
         Counter "forebay_origin_hedges_won", "Those of them whose second answer came first." => hedges_won,
+        Gauge "forebay_origin_circuit_open", "1 while the origin does not answer and requests to it fail at once (of Amazon's buckets under one wildcard: how many), until the next answer." => circuits_open,
+        Counter "forebay_origin_circuit_refused", "Requests that failed at once because the origin did not answer." => circuit_refused,
     }
 }
 

@@ -25,16 +25,17 @@ use std::{
     time::Duration,
 };
 
-const STATUSES: [CacheStatus; 4] = [
+const STATUSES: [CacheStatus; 5] = [
     CacheStatus::Hit,
     CacheStatus::Miss,
     CacheStatus::Revalidated,
+    CacheStatus::Stale,
     CacheStatus::Bypass,
 ];
 
 /// One counter for each cache status.
 #[derive(Default)]
-pub struct ByStatus([AtomicU64; 4]);
+pub struct ByStatus([AtomicU64; STATUSES.len()]);
 
 impl ByStatus {
     pub fn count(&self, status: CacheStatus) {
@@ -51,7 +52,8 @@ fn index(status: CacheStatus) -> usize {
         CacheStatus::Hit => 0,
         CacheStatus::Miss => 1,
         CacheStatus::Revalidated => 2,
-        CacheStatus::Bypass => 3,
+        CacheStatus::Stale => 3,
+        CacheStatus::Bypass => 4,
     }
 }
 
@@ -111,15 +113,15 @@ pub struct Metrics {
     pub in_flight: AtomicI64,
     pub tcp: Connections,
     pub unix: Connections,
-    get_first_byte: [Histogram; 4],
-    get_duration: [Histogram; 4],
+    get_first_byte: [Histogram; STATUSES.len()],
+    get_duration: [Histogram; STATUSES.len()],
     batch_first_byte: Histogram,
     batch_duration: Histogram,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let four = || std::array::from_fn(|_| Histogram::default());
+        let by_status = || std::array::from_fn(|_| Histogram::default());
         Metrics {
             answers: ByStatus::default(),
             requests: Mutex::default(),
@@ -134,8 +136,8 @@ impl Default for Metrics {
             in_flight: AtomicI64::new(0),
             tcp: Connections::default(),
             unix: Connections::default(),
-            get_first_byte: four(),
-            get_duration: four(),
+            get_first_byte: by_status(),
+            get_duration: by_status(),
             batch_first_byte: Histogram::default(),
             batch_duration: Histogram::default(),
         }

@@ -144,10 +144,12 @@ impl Refusal {
 }
 
 fn retry_after(error: &Error, headers: &mut HeaderMap) {
-    if matches!(
-        error.kind(),
-        ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged
-    ) {
+    if error.retry_after_hint().is_some()
+        || matches!(
+            error.kind(),
+            ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged
+        )
+    {
         let seconds = error
             .retry_after_hint()
             .unwrap_or(RETRY_AFTER_DEFAULT)

@@ -50,10 +50,11 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
         Some(hint) => format!("{} ({hint})", document.message),
         None => document.message.clone(),
     });
-    let later = matches!(
-        kind,
-        ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged
-    );
+    let later = error.retry_after_hint().is_some()
+        || matches!(
+            kind,
+            ErrorKind::Busy | ErrorKind::ShuttingDown | ErrorKind::VersionChanged
+        );
     document.retry_after_seconds = later.then(|| {
         document
             .retry_after_seconds

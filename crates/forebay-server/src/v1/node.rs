@@ -79,10 +79,15 @@ fn status(call: &Call) -> Status {
         origin_stats: app.origins.stats().into_iter().map(origin).collect(),
         cache: app.engine.cache_stats().map(cache).unwrap_or_default(),
         reads: Reads {
-            total: s.reads_hit + s.reads_miss + s.reads_revalidated + s.reads_bypass,
+            total: s.reads_hit
+                + s.reads_miss
+                + s.reads_revalidated
+                + s.reads_stale
+                + s.reads_bypass,
             hit: s.reads_hit,
             miss: s.reads_miss,
             revalidated: s.reads_revalidated,
+            stale: s.reads_stale,
             bypass: s.reads_bypass,
             failed: s.reads_failed,
             bytes_from_cache: s.bytes_from_cache,

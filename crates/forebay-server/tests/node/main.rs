@@ -3,6 +3,7 @@
 mod browsers;
 mod common;
 mod lifecycle;
+mod origin;
 mod s3;
 mod uploads;
 mod v1;

@@ -21,7 +21,7 @@ Examples:
 
 Rates and percentiles are of the interval before. Where stdout is not a terminal, each interval is one line.
 JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\", \"hit_ratio\",
-\"cache\": {\"hit\", \"miss\", \"revalidated\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
+\"cache\": {\"hit\", \"miss\", \"revalidated\", \"stale\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
 \"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"},
 \"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"},
 \"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is \

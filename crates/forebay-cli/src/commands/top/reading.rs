@@ -29,6 +29,7 @@ pub struct Cache {
     pub hit: f64,
     pub miss: f64,
     pub revalidated: f64,
+    pub stale: f64,
     pub bypass: f64,
 }
 
@@ -81,9 +82,10 @@ impl Reading {
             hit: reads("HIT"),
             miss: reads("MISS"),
             revalidated: reads("REVALIDATED"),
+            stale: reads("STALE"),
             bypass: reads("BYPASS"),
         };
-        let asked = cache.hit + cache.miss + cache.revalidated;
+        let asked = cache.hit + cache.miss + cache.revalidated + cache.stale;
         let durations = |name: &str| {
             later
                 .histogram(name, &[])
@@ -100,7 +102,8 @@ impl Reading {
             seconds,
             served_bytes_per_s: rate("forebay_sent_bytes_total", &[]),
             requests_per_s: rate("forebay_requests_total", &[]),
-            hit_ratio: (asked > 0.0).then_some((cache.hit + cache.revalidated) / asked),
+            hit_ratio: (asked > 0.0)
+                .then_some((cache.hit + cache.revalidated + cache.stale) / asked),
             cache,
             latency: Latency {
                 p50: latency.quantile(0.5),

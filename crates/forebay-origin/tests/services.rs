@@ -1,0 +1,276 @@
+//! What services answer that real ones cannot be made to: lost answers, half-kept uploads, objects
+//! without versions.
+
+use bytes::Bytes;
+use forebay_core::ErrorKind;
+use forebay_origin::{
+    GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body,
+    conformance::pattern,
+    open,
+    testing::{Reply, Scripted},
+};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+fn config(url: &str, endpoint: &Scripted) -> OriginConfig {
+    OriginConfig {
+        url: url.into(),
+        endpoint: Some(endpoint.address()),
+        anonymous: true,
+        account: Some("account".into()),
+        idle_timeout: Duration::from_millis(400),
+        ..Default::default()
+    }
+}
+
+/// A Google that keeps what it is sent of a session, with the troubles of `script` in the order of
+/// the requests that bring bytes.
+async fn google(script: &'static [&'static str]) -> (Scripted, Arc<Mutex<Vec<u8>>>) {
+    let kept = Arc::new(Mutex::new(Vec::<u8>::new()));
+    let (store, made) = (kept.clone(), AtomicBool::new(false));
+    let step = Mutex::new(script.iter());
+    let address = Arc::new(Mutex::new(String::new()));
+    let own = address.clone();
+    let server = Scripted::start(move |request, _| {
+        let object = || Reply::new(200, r#"{"generation":"7"}"#);
+        if request.method == "POST" {
+            let session = format!("{}/session", own.lock().unwrap());
+            return Reply::new(200, "").header("Location", session);
+        }
+        if request.method != "PUT" {
+            return Reply::new(499, "");
+        }
+        let mut kept = store.lock().unwrap();
+        let so_far = |kept: &Vec<u8>| match kept.len() {
+            0 => Reply::new(308, ""),
+            n => Reply::new(308, "").header("Range", format!("bytes=0-{}", n - 1)),
+        };
+        let range = request.header("content-range").unwrap().to_owned();
+        let (at, total) = range
+            .strip_prefix("bytes ")
+            .unwrap()
+            .split_once('/')
+            .unwrap();
+        let sent = request.body.as_bytes();
+        let trouble = if sent.is_empty() {
+            None
+        } else {
+            step.lock().unwrap().next().copied()
+        };
+        if trouble == Some("503") {
+            return Reply::new(503, "");
+        }
+        if trouble == Some("silence") {
+            return Reply::never();
+        }
+        let begin = at.split('-').next().unwrap().parse::<usize>();
+        if let Ok(begin) = begin {
+            assert_eq!(begin, kept.len(), "only what is missing is sent");
+        }
+        let take = match trouble {
+            Some("half") => (sent.len() / 2) >> 18 << 18,
+            Some("nothing") => 0,
+            _ => sent.len(),
+        };
+        kept.extend_from_slice(&sent[..take]);
+        if total.parse() == Ok(kept.len()) {
+            made.store(true, Relaxed);
+        }
+        match (trouble, made.load(Relaxed)) {
+            (Some("lost"), _) => Reply::new(502, ""),
+            (_, true) => object(),
+            _ => so_far(&kept),
+        }
+    })
+    .await;
+    *address.lock().unwrap() = server.address();
+    (server, kept)
+}
+
+#[tokio::test]
+async fn a_long_body_for_google_is_gone_on_with_from_what_was_kept() {
+    let content = text(20 << 20);
+    for script in [
+        &["503"][..],
+        &["ok", "half", "503", "nothing", "half"],
+        // The answer to the last piece is lost: the object was made.
+        &["ok", "lost", "ok", "lost"],
+        &["silence", "ok", "silence"],
+    ] {
+        let (server, kept) = google(script).await;
+        let origin = open(&config("gs://bucket", &server)).unwrap();
+        let done = origin
+            .put(
+                "k",
+                PutRequest::default(),
+                None,
+                body::from_bytes(content.clone()),
+            )
+            .await
+            .unwrap();
+        assert_eq!(done.etag.as_deref(), Some("\"7\""));
+        assert!(*kept.lock().unwrap() == content, "{script:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_at_google_is_cancelled_when_its_writer_fails_or_goes_away() {
+    let (server, _) = google(&["503"; 100]).await;
+    let origin = open(&config("gs://bucket", &server)).unwrap();
+    let put = || {
+        let body = body::from_bytes(text(9 << 20));
+        origin.put("k", PutRequest::default(), None, body)
+    };
+    let e = put().await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::OriginUnavailable, "{e}");
+    let deleted = || {
+        let requests = server.requests();
+        requests.iter().filter(|r| r.method == "DELETE").count()
+    };
+    assert_eq!(deleted(), 1);
+    let gone = tokio::time::timeout(Duration::from_millis(50), put()).await;
+    assert!(gone.is_err());
+    let begun = Instant::now();
+    while deleted() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_completion_at_azure_can_be_repeated() {
+    let server = Scripted::start(|_, number| match number {
+        0 => Reply::new(500, "").header("x-ms-error-code", "InternalError"),
+        _ => Reply::new(201, "").header("ETag", "\"1\""),
+    })
+    .await;
+    let origin = open(&config("az://container", &server)).unwrap();
+    let id = origin
+        .create_upload("k", PutRequest::default())
+        .await
+        .unwrap();
+    let part = UploadedPart {
+        number: 1,
+        etag: "\"YmxvY2s=\"".into(),
+        size: 3,
+    };
+    origin.complete_upload("k", &id, vec![part]).await.unwrap();
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2);
+    // A committed block is no longer an uncommitted one.
+    let list = "<BlockList><Latest>YmxvY2s=</Latest></BlockList>";
+    assert!(requests[1].body.ends_with(list), "{}", requests[1].body);
+}
+
+#[tokio::test]
+async fn a_body_whose_version_has_no_name_is_not_continued() {
+    for (etag, continued) in [(None, false), (Some("\"v\""), true)] {
+        let server = Scripted::start(move |request, number| {
+            let reply = if number == 0 {
+                Reply::new(200, text(50)).promise(100)
+            } else {
+                assert_eq!(request.header("range"), Some("bytes=50-99"));
+                Reply::new(206, text(50)).header("Content-Range", "bytes 50-99/100")
+            };
+            match etag {
+                Some(etag) => reply.header("ETag", etag),
+                None => reply,
+            }
+        })
+        .await;
+        let config = OriginConfig::for_url(&format!("{}/dir/", server.address())).unwrap();
+        let answer = open(&config)
+            .unwrap()
+            .get("k", GetRequest::default())
+            .await
+            .unwrap();
+        let read = body::collect(answer.body, 1000).await;
+        assert_eq!(read.is_ok(), continued, "{read:?}");
+        assert_eq!(server.requests().len(), if continued { 2 } else { 1 });
+    }
+}
+
+#[tokio::test]
+async fn a_paced_or_slow_body_is_not_the_services_silence() {
+    use futures::{StreamExt, stream};
+    let server = Scripted::start(|_, _| Reply::new(200, "").header("ETag", "\"1\"")).await;
+    let origin = open(&config("s3://bucket", &server)).unwrap();
+    // Pieces that come later than the idle timeout, of a part that is streamed.
+    let pieces = stream::iter(0..3).then(|_| async {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        Ok(text(3 << 20))
+    });
+    let sent = origin
+        .upload_part("k", "id", 1, 9 << 20, pieces.boxed())
+        .await
+        .unwrap();
+    assert_eq!(sent.size, 9 << 20);
+}
+
+#[tokio::test]
+async fn buckets_behind_one_address_share_its_circuit() {
+    let stalled = Arc::new(AtomicBool::new(true));
+    let state = stalled.clone();
+    let server = Scripted::start(move |_, _| match state.load(Relaxed) {
+        true => Reply::never(),
+        false => Reply::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
+    })
+    .await;
+    let mut origins = Origins::new();
+    for name in ["one", "two"] {
+        let once = OriginConfig {
+            attempts: 1,
+            ..config(&format!("s3://{name}"), &server)
+        };
+        origins.add_config(name, &once).unwrap();
+    }
+    let once = OriginConfig {
+        attempts: 1,
+        ..config("s3://", &server)
+    };
+    origins.add_config("*", &once).unwrap();
+    let get = async |bucket: &str| origins.get(bucket).unwrap().head("k").await.unwrap_err();
+    assert_eq!(get("one").await.kind(), ErrorKind::Timeout);
+    let asked = server.requests().len();
+    for bucket in ["one", "two", "three", "four"] {
+        let e = get(bucket).await;
+        assert_eq!(e.kind(), ErrorKind::Timeout);
+        assert!(e.message().contains("not asked"), "{e}");
+    }
+    assert_eq!(server.requests().len(), asked, "no further timeouts");
+    assert!(origins.stats().iter().all(|(_, s)| s.circuits_open == 1));
+    stalled.store(false, Relaxed);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(get("two").await.kind(), ErrorKind::NotFound);
+    assert_eq!(get("four").await.kind(), ErrorKind::NotFound);
+    assert!(origins.stats().iter().all(|(_, s)| s.circuits_open == 0));
+}
+
+#[tokio::test]
+async fn a_copy_that_is_too_large_is_known_by_its_size() {
+    for (size, kind) in [
+        (6u64 << 30, ErrorKind::Unsupported),
+        (5, ErrorKind::Invalid),
+    ] {
+        let server = Scripted::start(move |request, _| match request.method.as_str() {
+            "HEAD" => Reply::new(200, "")
+                .promise(size as usize)
+                .header("ETag", "\"1\""),
+            _ => Reply::new(400, "<Error><Code>InvalidRequest</Code></Error>"),
+        })
+        .await;
+        let origin = open(&config("s3://bucket", &server)).unwrap();
+        let e = origin.copy("a", None, "b", PutRequest::default()).await;
+        assert_eq!(e.unwrap_err().kind(), kind);
+    }
+}
+
+/// Bytes that are letters, so that they look the same as text.
+fn text(length: usize) -> Bytes {
+    pattern(length).iter().map(|b| b'a' + b % 26).collect()
+}
