@@ -234,11 +234,11 @@ mod tests {
 
     #[test]
     fn what_needs_a_restart_is_named_and_the_rest_is_taken_over() {
-        let old = "[[origins]]\nurl = \"s3://a\"\n[listen]\ns3 = \"127.0.0.1:1\"\n";
+        let old = "[[origins]]\nurl = \"s3://aa\"\n[listen]\ns3 = \"127.0.0.1:1\"\n";
         for new in [
-            "[[origins]]\nurl = \"s3://a\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[limits]\nuploads = 3\n",
-            "[[origins]]\nurl = \"s3://a\"\nattempts = 9\n[listen]\ns3 = \"127.0.0.1:1\"\n",
-            "[[origins]]\nurl = \"s3://b\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[buckets.b]\ncache = \
+            "[[origins]]\nurl = \"s3://aa\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[limits]\nuploads = 3\n",
+            "[[origins]]\nurl = \"s3://aa\"\nattempts = 9\n[listen]\ns3 = \"127.0.0.1:1\"\n",
+            "[[origins]]\nurl = \"s3://bb\"\n[listen]\ns3 = \"127.0.0.1:1\"\n[buckets.bb]\ncache = \
              false\n[log]\nlevel = \"debug\"\n[auth]\ntokens = [\"x\"]\n",
         ] {
             assert!(
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(
             waiting(
                 old,
-                "[[origins]]\nurl = \"s3://a\"\nendpoint = \"http://h:1\"\n[listen]\ns3 = \
+                "[[origins]]\nurl = \"s3://aa\"\nendpoint = \"http://h:1\"\n[listen]\ns3 = \
                  \"127.0.0.1:2\"\n[batch]\nattempts = 7\n[tls]\ncert = \"c\"\nkey = \"k\"\n\
                  [memory]\nbudget = \"64MiB\"\n[log]\nformat = \"json\"\n"
             ),
@@ -259,7 +259,7 @@ mod tests {
                 "listen.s3",
                 "log.format",
                 "memory.budget",
-                "origins.a.endpoint",
+                "origins.aa.endpoint",
                 "tls.cert",
                 "tls.key"
             ]
@@ -268,11 +268,11 @@ mod tests {
 
     #[test]
     fn a_name_leads_to_one_place_even_if_it_was_gone_in_between() {
-        let of = |url: &str| config(&format!("[[origins]]\nname = \"d\"\nurl = \"{url}\"\n"));
+        let of = |url: &str| config(&format!("[[origins]]\nname = \"dd\"\nurl = \"{url}\"\n"));
         let (first, other, elsewhere) = (
             of("s3://one"),
             of("s3://two"),
-            config("[[origins]]\nurl = \"s3://e\"\n"),
+            config("[[origins]]\nurl = \"s3://ee\"\n"),
         );
         let mut places = HashMap::new();
         remember(&mut places, &first);
