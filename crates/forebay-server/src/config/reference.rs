@@ -9,15 +9,19 @@ use toml::{Table, Value};
 
 const HEAD: &str = "# Configuration
 
-`forebay serve --origin s3://BUCKET --cache DIR:SIZE` needs no file. Everything else is set in a TOML file (`--config FILE`), by environment
-variables, or on the command line; later wins, in that order. `forebay config check` says what is wrong or doubtful, `forebay config show` prints what
-is in force and who set it, `forebay config reference` prints this page.
+`forebay serve --origin s3://BUCKET --cache DIR:SIZE` needs no file. Everything else is set in a
+TOML file (`--config FILE`), by environment variables, or on the command line; later wins, in that
+order. `forebay config check` says what is wrong or doubtful, `forebay config show` prints what is
+in force and who set it, `forebay config reference` prints this page.
 
-- **Environment.** `FOREBAY__` and the key with `__` between its parts: `FOREBAY__LISTEN__S3=127.0.0.1:9090`, `FOREBAY__CACHE__DIRS='[\"/mnt/a:1TiB\"]'`,
-  `FOREBAY__ORIGINS='[{url = \"s3://photos\"}]'`. A value is TOML where it reads as TOML, text otherwise.
-- **Sizes** are `64MiB` (powers of 1024: K, KiB, M, MiB…) or `10GB` (powers of 1000: KB, MB…); a bare number is bytes. **Times** are `500ms`, `60s`, `10m`, `2h`, `1d`; a bare number
-  is seconds.
-- An unknown key is an error that names the file and line and the nearest known key. Secrets are shown as `***` everywhere.
+- **Environment.** `FOREBAY__` and the key with `__` between its parts:
+  `FOREBAY__LISTEN__S3=127.0.0.1:9090`, `FOREBAY__CACHE__DIRS='[\"/mnt/a:1TiB\"]'`,
+  `FOREBAY__ORIGINS='[{url = \"s3://photos\"}]'`. A value is TOML where it reads as TOML, text
+  otherwise.
+- **Sizes** are `64MiB` (powers of 1024: K, KiB, M, MiB…) or `10GB` (powers of 1000: KB, MB…); a
+  bare number is bytes. **Times** are `500ms`, `60s`, `10m`, `2h`, `1d`; a bare number is seconds.
+- An unknown key is an error that names the file and line and the nearest known key. Secrets are
+  shown as `***` everywhere.
 
 A small file:
 
