@@ -55,10 +55,11 @@ async fn a_prefix_of_a_bucket() {
 async fn gcs_of_fake_gcs_server() {
     let gcs = FakeGcs::start().await;
     let config = gcs.bucket("conformance").await;
-    // This server does not know uploads in parts, puts every prefix on every page, and cuts those
-    // of long delimiters short.
+    // This server does not know uploads in parts, puts every prefix on every page, cuts those of
+    // long delimiters short, and looks at no condition on the source of a copy.
     let profile = Profile {
         parts: false,
+        pinned_copies: false,
         exact_pages: false,
         any_delimiter: false,
         ..Profile::FULL

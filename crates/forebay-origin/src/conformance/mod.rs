@@ -26,6 +26,8 @@ pub struct Profile {
     /// Multipart uploads can be begun with a condition.
     pub conditional_uploads: bool,
     pub copy: bool,
+    /// Copies of one version of the source alone.
+    pub pinned_copies: bool,
     /// S3's uploads in parts.
     pub parts: bool,
     /// Keys may hold a backslash.
@@ -45,6 +47,7 @@ impl Profile {
         keys_are_strings: true,
         conditional_uploads: true,
         copy: true,
+        pinned_copies: true,
         parts: true,
         exact_pages: true,
         backslash: true,
