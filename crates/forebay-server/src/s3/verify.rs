@@ -174,11 +174,12 @@ pub fn verify(
                 Ok(Some((piece, Some(check))))
             }
             Some(Err(e)) => {
-                // The library checks the hash that was signed too, and says so in words alone.
-                if check.length == check.expected_length {
-                    check.check_payload()?;
-                }
+                // The library checks the hash that was signed too, before it hands the last piece on.
+                // Its error has a type of its own that it keeps to itself: the text is all there is.
                 let refusal = match e.kind() {
+                    ErrorKind::Invalid if e.message().contains("Sha256Mismatch") => {
+                        Refusal::bad("XAmzContentSHA256Mismatch", e.clone())
+                    }
                     ErrorKind::Invalid => Refusal::bad("IncompleteBody", e.clone()),
                     _ => Refusal::from(e.clone()),
                 };
