@@ -171,7 +171,8 @@ def post(url, body, expect):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)
     assert caught.value.code == expect, caught.value.read()
-    return json.loads(caught.value.read())["message"]
+    error = json.loads(caught.value.read())
+    return f"{error['message']} ({error.get('hint')})"
 
 
 def test_hostile_requests_are_answered_clearly(node, dataset):
