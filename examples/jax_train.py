@@ -34,7 +34,9 @@ def step(weights, batch):
 
 
 def main():
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    # Auto: the compiler finds out how everything that follows from a batch is laid out.
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     dataset = forebay.open(DATA, decode=decode)
     loader = forebay.jax.loader(
