@@ -805,24 +805,24 @@ mod tests {
         let same = config(format!("file://{}", dir.path().display()));
         let wild = config(format!("file://{}/*", dir.path().display()));
         let mut before = Origins::new();
-        before.add_config("a", &same).unwrap();
-        before.add_config("b", &same).unwrap();
+        before.add_config("aa", &same).unwrap();
+        before.add_config("bb", &same).unwrap();
         before.add_config("*", &wild).unwrap();
         let mut after = Origins::new();
         let changed = OriginConfig {
             attempts: 9,
             ..same.clone()
         };
-        after.add_config_as_in(&before, "a", &same).unwrap();
-        after.add_config_as_in(&before, "b", &changed).unwrap();
-        after.add_config_as_in(&before, "c", &same).unwrap();
+        after.add_config_as_in(&before, "aa", &same).unwrap();
+        after.add_config_as_in(&before, "bb", &changed).unwrap();
+        after.add_config_as_in(&before, "cc", &same).unwrap();
         after.add_config_as_in(&before, "*", &wild).unwrap();
         let is_same =
             |name: &str| Arc::ptr_eq(&before.get(name).unwrap(), &after.get(name).unwrap());
-        assert!(is_same("a") && !is_same("b") && after.get("c").is_ok());
+        assert!(is_same("aa") && !is_same("bb") && after.get("cc").is_ok());
         assert!(Arc::ptr_eq(&before.wildcards[0], &after.wildcards[0]));
         let names: Vec<_> = after.stats().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["a", "b", "c", "*"]);
+        assert_eq!(names, ["aa", "bb", "cc", "*"]);
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod tls;
 mod v1;
 mod wire;
 
+pub use buckets::OriginBuckets;
 pub use config::Config;
 pub use logging::init as init_logging;
 pub use node::{Embedded, Node, embedded};

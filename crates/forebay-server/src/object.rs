@@ -307,7 +307,7 @@ pub fn streamed(
 }
 
 /// The last moment that an HTTP date can say: the end of the year 9999.
-const DATE_MAX_MS: i64 = 253_402_300_799_000;
+pub const DATE_MAX_MS: i64 = 253_402_300_799_000;
 
 /// `Sun, 06 Nov 1994 08:49:37 GMT`. Times that cannot be said so, before 1970 and after 9999, are the
 /// nearest that can.

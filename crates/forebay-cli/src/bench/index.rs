@@ -31,6 +31,7 @@ use forebay_core::{
     Attributes, Clock, Error, ObjectMeta, ObjectName, Result, SystemClock, crc32c,
     units::format_bytes,
 };
+use forebay_server::{OriginBuckets, config::NamedOrigin};
 use forebay_store::{DirConfig, Store, StoreConfig};
 use std::{
     fs::File,
@@ -78,7 +79,15 @@ impl Case<'_> {
         self.count * (self.plan.size + ENTRY_DISK_BYTES) * 2 + (1 << 30)
     }
 
+    /// The bucket's origin, as the node's `--origin` has it.
+    fn origin(&self) -> String {
+        let origin = self.dir.path().join("origin");
+        format!("{BUCKET}=file://{}", origin.display())
+    }
+
     fn open(&self, background: bool) -> Result<Store> {
+        // Records are found under the origin that they came from.
+        let origins = OriginBuckets::open(&[NamedOrigin::parse(&self.origin())?])?;
         let dirs = vec![DirConfig {
             path: self.cache(),
             capacity_bytes: self.capacity(),
@@ -87,6 +96,7 @@ impl Case<'_> {
             StoreConfig {
                 dirs,
                 background,
+                sources: origins.sources(),
                 ..StoreConfig::default()
             },
             Arc::new(SystemClock),
@@ -121,7 +131,7 @@ impl Case<'_> {
         std::fs::create_dir_all(&origin).map_err(|e| file_error("cannot make", &origin, e))?;
         let options = NodeOptions {
             program: self.plan.program.clone(),
-            origin: format!("{BUCKET}=file://{}", origin.display()).into(),
+            origin: self.origin().into(),
             cache: self.cache(),
             cache_bytes: self.capacity(),
             sets: self.plan.sets.clone(),
