@@ -79,15 +79,16 @@ impl Case<'_> {
         self.count * (self.plan.size + ENTRY_DISK_BYTES) * 2 + (1 << 30)
     }
 
-    /// The bucket's origin, as the node's `--origin` has it.
-    fn origin(&self) -> String {
+    /// The bucket's origin, an empty directory, as the node's `--origin` has it.
+    fn origin(&self) -> Result<String> {
         let origin = self.dir.path().join("origin");
-        format!("{BUCKET}=file://{}", origin.display())
+        std::fs::create_dir_all(&origin).map_err(|e| file_error("cannot make", &origin, e))?;
+        Ok(format!("{BUCKET}=file://{}", origin.display()))
     }
 
     fn open(&self, background: bool) -> Result<Store> {
         // Records are found under the origin that they came from.
-        let origins = OriginBuckets::open(&[NamedOrigin::parse(&self.origin())?])?;
+        let origins = OriginBuckets::open(&[NamedOrigin::parse(&self.origin()?)?])?;
         let dirs = vec![DirConfig {
             path: self.cache(),
             capacity_bytes: self.capacity(),
@@ -127,11 +128,9 @@ impl Case<'_> {
 
     /// Starts a node over it; how long that took.
     fn start(&self) -> Result<(Node, Duration)> {
-        let origin = self.dir.path().join("origin");
-        std::fs::create_dir_all(&origin).map_err(|e| file_error("cannot make", &origin, e))?;
         let options = NodeOptions {
             program: self.plan.program.clone(),
-            origin: self.origin().into(),
+            origin: self.origin()?.into(),
             cache: self.cache(),
             cache_bytes: self.capacity(),
             sets: self.plan.sets.clone(),
