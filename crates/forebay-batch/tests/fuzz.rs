@@ -53,7 +53,10 @@ fn fuzz_batch_request() {
                 Err(e) => assert!(
                     matches!(
                         e.kind(),
-                        ErrorKind::Invalid | ErrorKind::TooLarge | ErrorKind::Unsupported
+                        ErrorKind::Invalid
+                            | ErrorKind::TooLarge
+                            | ErrorKind::Unsupported
+                            | ErrorKind::UnknownFormat
                     ) && e.message().len() < 2000,
                     "{e:?}"
                 ),
