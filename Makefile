@@ -29,7 +29,7 @@ bench-python: ## Build, and measure from Python, beside other clients and a buck
 bench-data: ## Build, and measure datasets: opening, reading, quality of orders, distance; ARGS="opening --files 1000" for one
 	@tools/bench.sh data $(ARGS)
 
-lint: ## Formatting and clippy, with warnings as errors
+lint: ## Formatting, ruff, mypy, stubtest and clippy, with warnings as errors
 	@tools/lint.sh
 
 docs: ## Build the documentation site; ARGS=serve shows it while you write

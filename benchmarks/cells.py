@@ -1,4 +1,6 @@
-"""Lines of a table that are measured in processes of their own: the same script, run with ``--cell`` and what to do as JSON, prints its figures as JSON."""
+"""Lines of a table that are measured in processes of their own: the same script, run with
+``--cell`` and what to do as JSON, prints its figures as JSON.
+"""
 
 from __future__ import annotations
 

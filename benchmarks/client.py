@@ -1,6 +1,8 @@
-"""Batches of 128 objects into one Python process from a warm node: Forebay's package, and others' clients on the same node.
+"""Batches of 128 objects into one Python process from a warm node: Forebay's package, and others'
+clients on the same node.
 
-Columns: entries and MiB per second; microseconds of CPU per entry of this client (its workers included) and of the node; their greatest resident sizes.
+Columns: entries and MiB per second; microseconds of CPU per entry of this client (its workers
+included) and of the node; their greatest resident sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Opening a large dataset for the first time and again, after a paper's table (Table 2 of REIMU: about 5 minutes by scanning, 7 s by footers).
+"""Opening a large dataset for the first time and again, after a paper's table (Table 2 of REIMU:
+about 5 minutes by scanning, 7 s by footers).
 
-10,000 Parquet files of 40 row groups of 1,000 rows lie at an origin 30 ms away. Their footers are real (of one file of text of 6 KB a row, written for it); what lies before them
-is a hole, which nobody reads. *First* begins with a node that knows nothing; *again* is another process on the same node; *restarted* the first after the node began anew
-over its disk. Beside them pyarrow counts the rows of some of the files by their footers, and `datasets` opens some of them, both over S3 at the same distance.
+10,000 Parquet files of 40 row groups of 1,000 rows lie at an origin 30 ms away. Their footers are
+real (of one file of text of 6 KB a row, written for it); what lies before them is a hole, which
+nobody reads. *First* begins with a node that knows nothing; *again* is another process on the same
+node; *restarted* the first after the node began anew over its disk. Beside them pyarrow counts the
+rows of some of the files by their footers, and `datasets` opens some of them, both over S3 at the
+same distance.
 """
 
 from __future__ import annotations
@@ -38,10 +42,11 @@ FIRST_S, AGAIN_S = 7.0, 0.5
 
 
 def template(directory: Path, groups: int, rows: int, row_bytes: int) -> tuple[int, bytes]:
-    """How long a file is before its footer, and the footer, of a Parquet file that was written for it."""
+    """How long a file is before its footer, and the footer, of a Parquet file that was written for
+    it.
+    """
     import pyarrow
     import pyarrow.parquet
-
     from text import dictionary
 
     text, path = dictionary().decode("latin-1"), directory / "template.parquet"
@@ -110,8 +115,6 @@ def pyarrow_count(cell: dict) -> int:
 
 
 def work(cell: dict) -> dict:
-    import os
-
     ways = {"forebay": forebay_open, "pyarrow": pyarrow_count}
     use_own_environment()
     # Imports are not what is measured.

@@ -1,9 +1,12 @@
-"""What an order of the rows does to training: a small language model from a text in its own order, after a paper's table (Table 1 of REIMU).
+"""What an order of the rows does to training: a small language model from a text in its own order,
+after a paper's table (Table 1 of REIMU).
 
-The text is written as Parquet, its row groups are the blocks, and each model is trained on the batches of `ds.loader(shuffle=…)`: the same rows, budget,
-initial weights and hyperparameters for each order; only the order differs. *Perplexity*, per byte, is that of passages from all over the text that no
-training saw, after one pass; lower is better. *Closed* is the share of the gap between `none` and `full` that an order closes, of the means over the
-seeds, in per cent. `window` and `block` have buffers of as many rows.
+The text is written as Parquet, its row groups are the blocks, and each model is trained on the
+batches of `ds.loader(shuffle=…)`: the same rows, budget, initial weights and hyperparameters for
+each order; only the order differs. *Perplexity*, per byte, is that of passages from all over the
+text that no training saw, after one pass; lower is better. *Closed* is the share of the gap between
+`none` and `full` that an order closes, of the means over the seeds, in per cent. `window` and
+`block` have buffers of as many rows.
 """
 
 from __future__ import annotations
@@ -189,7 +192,8 @@ def main() -> None:
             row["goals"] = [goal("closed", CLOSED)]
         report.add(row)
     print(
-        "\n  the paper, a 160 M model on wikitext-103: none +1.59, window +0.63, block +0.15 over full"
+        "\n  the paper, a 160 M model on wikitext-103: none +1.59, window +0.63, block"
+        " +0.15 over full"
     )
     report.save(args.save)
 

@@ -1,8 +1,11 @@
-"""Rows of Parquet in batches, in different orders, from an origin at a distance, after a paper's table (Table 2 of REIMU).
+"""Rows of Parquet in batches, in different orders, from an origin at a distance, after a paper's
+table (Table 2 of REIMU).
 
-Rows of text of 6 KB, 1,000 in a row group, lie 30 ms away. Each line is a process of its own that reads batches of 32 rows for a window of time, counted from
-its first batch; how long that took to come is told as well (*first s*: opening, listing, indexing). Forebay's lines are push streams from a node whose cache is
-empty (*cold*) or holds all (*warm*). *Row-wise* is what a random row costs without Forebay: its row group is read for it.
+Rows of text of 6 KB, 1,000 in a row group, lie 30 ms away. Each line is a process of its own that
+reads batches of 32 rows for a window of time, counted from its first batch; how long that took to
+come is told as well (*first s*: opening, listing, indexing). Forebay's lines are push streams from
+a node whose cache is empty (*cold*) or holds all (*warm*). *Row-wise* is what a random row costs
+without Forebay: its row group is read for it.
 """
 
 from __future__ import annotations
@@ -254,7 +257,13 @@ def rows(path):
     for text in pyarrow.parquet.read_table(path)["{COLUMN}"].to_pylist():
         yield text
 if __name__ == "__main__":
-    litdata.optimize(fn=rows, inputs=sorted(glob.glob({str(files / "rows" / "*.parquet")!r})), output_dir={str(files / "litdata")!r}, chunk_bytes={1000 * row_bytes}, num_workers=1)
+    litdata.optimize(
+        fn=rows,
+        inputs=sorted(glob.glob({str(files / "rows" / "*.parquet")!r})),
+        output_dir={str(files / "litdata")!r},
+        chunk_bytes={1000 * row_bytes},
+        num_workers=1,
+    )
 """
     (files.parent / "write_litdata.py").write_text(script)
     done = subprocess.run(

@@ -1,9 +1,11 @@
-"""Rows by number, side by side in one run: Parquet by page index and by row group, decoded blocks, and objects beside GetBatch.
+"""Rows by number, side by side in one run: Parquet by page index and by row group, decoded blocks,
+and objects beside GetBatch.
 
     python benchmarks/data_rows.py [--seconds 3] [--rows 20000]
 
-All data is on the node's disk before anything is timed. `pages` has a page index, `groups` has none. `all rows` are from more blocks than the node keeps
-decoded (with --rows 40000 and more); `two blocks` are soon kept. CPU is that of node and client together.
+All data is on the node's disk before anything is timed. `pages` has a page index, `groups` has
+none. `all rows` are from more blocks than the node keeps decoded (with --rows 40000 and more); `two
+blocks` are soon kept. CPU is that of node and client together.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def rate(seconds: float, one, pid: int) -> tuple[float, float]:
-    """Rows per second of calls to `one`, which returns how many there were (the median of five stretches), and microseconds of CPU per row."""
+    """Rows per second of calls to `one`, which returns how many there were (the median of five
+    stretches), and microseconds of CPU per row.
+    """
     one()
     found, total, cpu = [], 0, cpu_seconds(pid)
     for _ in range(5):
@@ -119,7 +123,8 @@ def main() -> None:
                 return one
 
             print(
-                f"take({TAKE}) of Parquet rows of {ROW_BYTES} bytes, {GROUP_ROWS} in a row group, on the disk"
+                f"take({TAKE}) of Parquet rows of {ROW_BYTES} bytes, {GROUP_ROWS} in a row"
+                " group, on the disk"
             )
             for name in ("pages", "groups"):
                 dataset = opened(f"{name}/**.parquet")
@@ -128,7 +133,8 @@ def main() -> None:
                 for what, below in (("all rows", dataset["rows"]), ("two blocks", 2 * GROUP_ROWS)):
                     rows_per_s, cpu_us = rate(options.seconds, take(dataset["id"], below), node.pid)
                     print(
-                        f"  {name:8} {what:10} {rows_per_s:12,.0f} rows/s {cpu_us:8.1f} us of CPU per row"
+                        f"  {name:8} {what:10} {rows_per_s:12,.0f} rows/s {cpu_us:8.1f} us"
+                        " of CPU per row"
                     )
             print(f"{TAKE} objects of {OBJECT_BYTES} bytes at random, on the disk")
             dataset = opened("objects/**", format="objects")

@@ -1,6 +1,8 @@
-"""What a benchmark runs against: files of pseudo-random bytes, `forebay serve` over them, and `forebay distance`, all on loopback.
+"""What a benchmark runs against: files of pseudo-random bytes, `forebay serve` over them, and
+`forebay distance`, all on loopback.
 
-A process ends with its `with` block, and by the kernel's hand if this program is killed. Everything lies in one temporary directory.
+A process ends with its `with` block, and by the kernel's hand if this program is killed. Everything
+lies in one temporary directory.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ def program() -> str:
     )
     if not found:
         sys.exit(
-            "the forebay command is not installed: run `make bench-python`, or set FOREBAY_BIN to a built binary"
+            "the forebay command is not installed: run `make bench-python`, or set"
+            " FOREBAY_BIN to a built binary"
         )
     return found
 
 
 def use_own_environment() -> None:
-    """What this machine is set up for (a profile, a proxy's certificate, another endpoint) must not reach the clients that are measured."""
+    """What this machine is set up for (a profile, a proxy's certificate, another endpoint) must not
+    reach the clients that are measured.
+    """
     for name in [n for n in os.environ if n.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(ENVIRONMENT)
@@ -86,7 +91,8 @@ class Server:
     def _fail(self, what: str) -> None:
         self.stop()
         sys.exit(
-            f"{' '.join(self.arguments)}\n  {what}; the end of its log:\n{self.log.read_text(errors='replace')[-2000:]}"
+            f"{' '.join(self.arguments)}\n  {what}; the end of its"
+            f" log:\n{self.log.read_text(errors='replace')[-2000:]}"
         )
 
     def __enter__(self):
@@ -106,7 +112,9 @@ class Server:
 
 
 class Node(Server):
-    """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint. Without `unix` its clients cannot find the short way to it."""
+    """`forebay serve` with the bucket `bench`: a directory, or an S3 endpoint. Without `unix` its
+    clients cannot find the short way to it.
+    """
 
     def __init__(
         self,
@@ -153,7 +161,9 @@ class Node(Server):
 
 
 class Distance(Server):
-    """`forebay distance` before a server: `rtt` there and back, and `first_byte` before each request reaches it, from a log-normal distribution if there is a `sigma`."""
+    """`forebay distance` before a server: `rtt` there and back, and `first_byte` before each
+    request reaches it, from a log-normal distribution if there is a `sigma`.
+    """
 
     def __init__(
         self,
@@ -186,13 +196,17 @@ class Distance(Server):
         self.url = "http://" + self.line.split()[1]
 
     def moved(self) -> dict:
-        """The counters of what went over it: `requests`, `bytes_to_client`, …; complete a moment after the traffic ended."""
+        """The counters of what went over it: `requests`, `bytes_to_client`, …; complete a moment
+        after the traffic ended.
+        """
         time.sleep(COUNTERS_SECONDS)
         return json.loads(self.counters.read_text())
 
 
 def content(name: str, size: int) -> bytes:
-    """The bytes of an object, by its name: what was received can be compared without keeping what was written."""
+    """The bytes of an object, by its name: what was received can be compared without keeping what
+    was written.
+    """
     return random.Random(name).randbytes(size)
 
 
@@ -234,7 +248,9 @@ def read_all(url: str, entries: list, batch: int = 64) -> None:
 
 
 def as_entry(name: str | tuple[str, str]):
-    """An entry of a GetBatch for an object's name, or a shard's and a member's. Not a tuple: those are samples with labels to the datasets."""
+    """An entry of a GetBatch for an object's name, or a shard's and a member's. Not a tuple: those
+    are samples with labels to the datasets.
+    """
     import forebay
 
     return (

@@ -1,8 +1,10 @@
-"""How each client reads: one function per client, which yields how many entries it has received, again and again.
+"""How each client reads: one function per client, which yields how many entries it has received,
+again and again.
 
-Run as a program it is one cell of a table, in a process of its own, so that its peak of memory and its imports are its own: it reads the cell as JSON
-from standard input and prints one JSON line. Each reader checks the size of every entry; the bytes of the first batch are compared before the clock
-runs.
+Run as a program it is one cell of a table, in a process of its own, so that its peak of memory and
+its imports are its own: it reads the cell as JSON from standard input and prints one JSON line.
+Each reader checks the size of every entry; the bytes of the first batch are compared before the
+clock runs.
 """
 
 from __future__ import annotations
@@ -62,14 +64,18 @@ def forebay_batches(cell: dict) -> Iterator[int]:
 
 
 def forebay_loader(cell: dict) -> Iterator[int]:
-    """The map-style dataset under PyTorch's DataLoader with forked workers, default collation: tensors of a batch are copied into new shared memory."""
+    """The map-style dataset under PyTorch's DataLoader with forked workers, default collation:
+    tensors of a batch are copied into new shared memory.
+    """
     import torch.utils.data
 
     return loaded(cell, torch.utils.data.DataLoader)
 
 
 def forebay_ring(cell: dict) -> Iterator[int]:
-    """The same under the package's DataLoader: workers receive batches into shared memory that is used again."""
+    """The same under the package's DataLoader: workers receive batches into shared memory that is
+    used again.
+    """
     import forebay.torch
 
     return loaded(cell, forebay.torch.DataLoader)

@@ -56,13 +56,14 @@ def text(value) -> str:
 
 
 class Report:
-    """Rows of one script. Each is printed when it is there, so that a long run shows where it is."""
+    """Rows of one script. Each is printed as it comes, so that a long run shows where it is."""
 
     def __init__(self, title: str, columns: list[tuple[str, str, int]], settings: dict) -> None:
         self.title, self.columns, self.settings, self.rows = title, columns, settings, []
         self.began = time.time()
         print(
-            f"\n{title}\n  {', '.join(f'{k} {v}' for k, v in settings.items())}; load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+            f"\n{title}\n  {', '.join(f'{k} {v}' for k, v in settings.items())}; load of"
+            f" the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
             flush=True,
         )
 

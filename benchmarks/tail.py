@@ -1,9 +1,11 @@
-"""Latency of batches whose objects come from an origin with a long-tailed service time, after a paper's table on GetBatch (Table 2).
+"""Latency of batches whose objects come from an origin with a long-tailed service time, after a
+paper's table on GetBatch (Table 2).
 
-Each request to the origin waits for a time from a log-normal distribution with a fixed seed. Rows differ in who is asked (the origin itself, or a node
-whose cache has none of the objects, and at the end all of them) and how: one GET after the other, 32 GETs in flight, or one GetBatch. No object is asked
-for twice of a cold node. *Batch* is the time for all objects of a batch; *object* is the time of one GET, and of GetBatch its time divided by its
-entries, the effective time of one object.
+Each request to the origin waits for a time from a log-normal distribution with a fixed seed. Rows
+differ in who is asked (the origin itself, or a node whose cache has none of the objects, and at the
+end all of them) and how: one GET after the other, 32 GETs in flight, or one GetBatch. No object is
+asked for twice of a cold node. *Batch* is the time for all objects of a batch; *object* is the time
+of one GET, and of GetBatch its time divided by its entries, the effective time of one object.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A real text in its own order, from a package of the system: the dictionary GCIDE, from A to Z.
 
-An alphabetical dictionary is what a shuffle has to repair: neighbours are alike, and the end is unlike the beginning.
+An alphabetical dictionary is what a shuffle has to repair: neighbours are alike, and the end is
+unlike the beginning.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def cache_directory() -> Path:
 
 
 def dictionary() -> bytes:
-    """The text, white space made single blanks. The package is unpacked beside the other caches, not installed."""
+    """The text, white space made single blanks. The package is unpacked beside the other caches,
+    not installed.
+    """
     unpacked = cache_directory() / "text"
     for found in (Path("/") / INSTALLED, unpacked / INSTALLED):
         if found.exists():
@@ -37,7 +40,8 @@ def dictionary() -> bytes:
         done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
         if done.returncode:
             sys.exit(
-                f"{' '.join(command)} failed: {done.stderr.strip()}\n  install the package {PACKAGE}, then run this again"
+                f"{' '.join(command)} failed: {done.stderr.strip()}\n  install the package"
+                f" {PACKAGE}, then run this again"
             )
     return dictionary()
 

@@ -1,9 +1,12 @@
-"""Training from a bucket at a distance, after the tables of a report on a caching gateway (Parts 1, 3 and 4).
+"""Training from a bucket at a distance, after the tables of a report on a caching gateway (Parts 1,
+3 and 4).
 
-*Step*: a loop whose step sleeps as long as its GPU would work, over samples that DataLoader's workers fetch, each sample an object of its own, from an
-origin that takes 80 ms for each GET. *Direct* reads the origin, one GET after the other in each worker; Forebay's first epoch finds an empty cache, the
-others a warm one. Workers are started, and have read one sample each that is in no epoch, before the clock runs; an epoch's time begins when its first
-batch is asked for. *Waiting* is the loop's time without a batch to work on; *busy* is the rest.
+*Step*: a loop whose step sleeps as long as its GPU would work, over samples that DataLoader's
+workers fetch, each sample an object of its own, from an origin that takes 80 ms for each GET.
+*Direct* reads the origin, one GET after the other in each worker; Forebay's first epoch finds an
+empty cache, the others a warm one. Workers are started, and have read one sample each that is in no
+epoch, before the clock runs; an epoch's time begins when its first batch is asked for. *Waiting* is
+the loop's time without a batch to work on; *busy* is the rest.
 
 *Entitlement*: no step and a warm node: how many samples a second could be had.
 """
@@ -49,7 +52,9 @@ ENTITLED = 26_820.0
 
 
 class Boto3Dataset:
-    """One GET per sample. The client is made in the worker: botocore's cannot be shared by processes."""
+    """One GET per sample. The client is made in the worker: botocore's cannot be shared by
+    processes.
+    """
 
     def __init__(self, url: str, names: list[str]) -> None:
         self.url, self.names, self._get = url, names, None
@@ -77,7 +82,9 @@ def direct_dataset(kind: str, url: str, names: list[str]):
 
 
 class Plan:
-    """The batches of the next epoch, for DataLoader's `batch_sampler`: persistent workers can be given other rows."""
+    """The batches of the next epoch, for DataLoader's `batch_sampler`: persistent workers can be
+    given other rows.
+    """
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -167,7 +174,8 @@ def steps(args, directory: Path, files: Path, report: Report) -> None:
         with Distance(directory, "distance", origin.address, first_byte_ms=args.origin_ms) as far:
             for workers in args.workers:
                 report.heading(
-                    f"{workers} worker{'s' * (workers > 1)}, batches of {args.batch}, a step of {args.step_ms} ms a sample"
+                    f"{workers} worker{'s' * (workers > 1)}, batches of {args.batch}, a"
+                    f" step of {args.step_ms} ms a sample"
                 )
                 direct = Loop(
                     args, direct_dataset(args.direct, far.url, names), samples[workers], workers

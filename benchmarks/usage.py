@@ -42,7 +42,9 @@ def forget_peak(pid: int) -> None:
 
 
 def peak_bytes(pid: int) -> int:
-    """The greatest resident sizes of the process and its descendants, added up; pages that workers share with it count once per process."""
+    """The greatest resident sizes of the process and its descendants, added up; pages that workers
+    share with it count once per process.
+    """
     total = 0
     for one in family(pid):
         try:

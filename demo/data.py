@@ -1,7 +1,9 @@
-"""The demo's data set: telephone prompts, spoken in five languages, and what is to be learnt from them.
+"""The demo's data set: telephone prompts, spoken in five languages, and what is to be learnt from
+them.
 
-Each sample is one WAV file (8 kHz, 16 bit, one channel, 44 KB on average). The label is the language. The same phrases were recorded in each
-language, so samples are held out by phrase: no phrase is in both the training set and the held-out set.
+Each sample is one WAV file (8 kHz, 16 bit, one channel, 44 KB on average). The label is the
+language. The same phrases were recorded in each language, so samples are held out by phrase: no
+phrase is in both the training set and the held-out set.
 """
 
 import io
@@ -13,8 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LANGUAGES = ("en", "es", "fr", "it", "ru")
-NAME = "Asterisk core sounds: 2,781 telephone prompts recorded in English, Spanish, French, Italian and Russian"
-LICENCE = "CC BY-SA 3.0 (Russian: CC BY 3.0); voices: Allison Smith, June Wallack, Carlo Flora, IVRvoice.ru; from Debian's packages asterisk-core-sounds-*-wav"
+NAME = (
+    "Asterisk core sounds: 2,781 telephone prompts recorded in English, Spanish, French,"
+    " Italian and Russian"
+)
+LICENCE = (
+    "CC BY-SA 3.0 (Russian: CC BY 3.0); voices: Allison Smith, June Wallack, Carlo Flora,"
+    " IVRvoice.ru; from Debian's packages asterisk-core-sounds-*-wav"
+)
 
 OBJECTS, SHARDS = "clips", "clip-shards"
 SHARD_COUNT = 8
@@ -22,7 +30,9 @@ SHARD_COUNT = 8
 
 @dataclass(frozen=True)
 class Sample:
-    """One recording. Those to train from are objects in the bucket OBJECTS, and again members of tar shards in the bucket SHARDS."""
+    """One recording. Those to train from are objects in the bucket OBJECTS, and again members of
+    tar shards in the bucket SHARDS.
+    """
 
     path: Path
     key: str
@@ -68,7 +78,9 @@ def shard_bytes(samples: list[Sample]) -> bytes:
 
 
 def upload(s3, samples: list[Sample], progress) -> None:
-    """Puts every sample into both buckets, unless they hold it. `progress(done, total)` is called as it goes."""
+    """Puts every sample into both buckets, unless they hold it. `progress(done, total)` is called
+    as it goes.
+    """
     shards = {
         shard: [s for s in samples if s.shard == shard]
         for shard in sorted({s.shard for s in samples})

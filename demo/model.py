@@ -1,7 +1,8 @@
 """What is trained: a small network that tells from a recording which language is spoken.
 
-A recording becomes a log-mel spectrogram, of which the mean, the spread and the change over time of each of 40 bands go into a network with one
-hidden layer. With PyTorch where it is installed, with NumPy otherwise: the same layers, the same optimizer, the same numbers to start from.
+A recording becomes a log-mel spectrogram, of which the mean, the spread and the change over time of
+each of 40 bands go into a network with one hidden layer. With PyTorch where it is installed, with
+NumPy otherwise: the same layers, the same optimizer, the same numbers to start from.
 """
 
 import io
@@ -24,7 +25,9 @@ BACKEND = f"PyTorch {torch.__version__}" if torch else f"NumPy {np.__version__}"
 
 
 def _mel_filters() -> np.ndarray:
-    """Triangles, evenly spaced in mel, over the bins of a frame's spectrum: FRAME/2+1 rows, BANDS columns."""
+    """Triangles, evenly spaced in mel, over the bins of a frame's spectrum: FRAME/2+1 rows, BANDS
+    columns.
+    """
     mel = lambda hz: 1127 * np.log1p(hz / 700)  # noqa: E731
     edges = np.linspace(mel(60), mel(RATE / 2), BANDS + 2)
     bins = mel(np.fft.rfftfreq(FRAME, 1 / RATE))[:, None]
@@ -54,7 +57,9 @@ def features(wav) -> np.ndarray:
 
 
 class Model:
-    """Features, scaled as the first batch was, through one hidden layer to one score for each language."""
+    """Features, scaled as the first batch was, through one hidden layer to one score for each
+    language.
+    """
 
     def __init__(self, classes: int, seed: int):
         numbers = np.random.default_rng(seed)

@@ -1,8 +1,10 @@
-"""How a training loop gets its batches: four ways.
+"""How a training loop gets its batches: five ways.
 
-A reader's `epoch(samples, seed)` takes the samples in the order of the epoch and yields `(recordings, labels)` per batch, reading ahead while
-the training step runs. The two direct readers do what an ordinary DataLoader with WORKERS workers does: each worker has one request on its way
-at a time, over a connection that stays open, and at most PREFETCH batches per worker are ready or on their way.
+A reader's `epoch(samples, seed)` takes the samples in the order of the epoch and yields
+`(recordings, labels)` per batch, reading ahead while the training step runs. The two direct readers
+do what an ordinary DataLoader with WORKERS workers does: each worker has one request on its way at
+a time, over a connection that stays open, and at most PREFETCH batches per worker are ready or on
+their way.
 """
 
 import http.client
@@ -14,15 +16,16 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 import data
+import numpy as np
 from data import Sample
 
 BATCH = 64
 WORKERS = 8
 PREFETCH = 2
 SHUFFLE_BUFFER = 512
+# Of each shard: of eight of them about as many samples as the shuffle buffer has.
+PART_BYTES = 11 << 18
 
 
 def in_batches(items: list, size: int = BATCH) -> list[list]:
@@ -34,12 +37,14 @@ def labels_of(samples: list[Sample]) -> np.ndarray:
 
 
 class Direct:
-    """GETs with URLs that were signed beforehand: no time of the measured loop goes into a client library."""
+    """GETs with URLs that were signed beforehand: no time of the measured loop goes into a client
+    library.
+    """
 
     def __init__(self, s3, address: str, bucket: str, keys: list[str]):
-        sign = lambda key: s3.generate_presigned_url(
-            "get_object", Params={"Bucket": bucket, "Key": key}
-        )  # noqa: E731
+        def sign(key: str) -> str:
+            return s3.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
+
         self.address, self.paths = address, {key: sign(key).split(address, 1)[1] for key in keys}
         self.thread = threading.local()
 
@@ -82,7 +87,9 @@ class DirectObjects(Direct):
 
 
 class DirectShards(Direct):
-    """Whole shards as streams, WORKERS at a time, and a shuffle buffer, as WebDataset reads them: near to random order, not random."""
+    """Whole shards as streams, WORKERS at a time, and a shuffle buffer, as WebDataset reads them:
+    near to random order, not random.
+    """
 
     name = "direct S3, streamed"
 
@@ -145,13 +152,14 @@ class DirectShards(Direct):
 
 
 class Forebay:
-    """One GetBatch request per batch, the next two on their way: the same for objects and for members of shards."""
-
-    name = "Forebay"
+    """One GetBatch request per batch, the next two on their way: the same for objects and for
+    members of shards.
+    """
 
     def __init__(self, url: str, from_shards: bool):
         import forebay
 
+        self.name = "Forebay full" if from_shards else "Forebay"
         self.client, self.from_shards = forebay.Client(url), from_shards
 
     def entry(self, sample: Sample) -> tuple:
@@ -168,3 +176,39 @@ class Forebay:
             batches, self.client.batches(requests, prefetch=PREFETCH), strict=True
         ):
             yield [item.data for item in answer], labels_of(batch)
+
+
+class ForebayShards:
+    """Shards side by side, each from front to back, and the rows of the next part of all of them in
+    random order: `forebay.open_shards`.
+    """
+
+    name = "Forebay block"
+
+    def __init__(self, url: str):
+        self.url, self.loader = url, None
+
+    def epoch(self, samples: list[Sample], seed: int) -> Iterator:
+        import forebay
+
+        # To open them is a part of the first epoch.
+        if self.loader is None:
+            shards = forebay.open_shards(
+                f"s3://{data.SHARDS}/train-*.tar", url=self.url, part_bytes=PART_BYTES
+            )
+            # A thread of its own puts batches together, ahead of the training step.
+            self.loader = shards.loader(
+                BATCH,
+                shuffle=forebay.Block(WORKERS),
+                seed=1,
+                uneven="pad",
+                threads=1,
+                collate=lambda rows: (
+                    [row["wav"] for row in rows],
+                    np.array([int(bytes(row["cls"])) for row in rows]),
+                ),
+            )
+        self.loader.set_epoch(seed - 1)
+        for recordings, labels in self.loader:
+            real = self.loader.last.real
+            yield recordings[:real], labels[:real]

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Trains a small model from a bucket that is far away: directly, and through Forebay. `make demo` runs it.
+"""Trains a small model from a bucket that is far away: directly, and through Forebay. `make demo`
+runs it.
 
-Everything is on this machine: the bucket is an S3 server on loopback, put at a distance by `forebay distance`, which also counts what reached it.
+Everything is on this machine: the bucket is an S3 server on loopback, put at a distance by `forebay
+distance`, which also counts what reached it.
 """
 
 import argparse
@@ -17,16 +19,20 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-import numpy as np  # noqa: E402
-
 import data  # noqa: E402
 import model  # noqa: E402
+import numpy as np  # noqa: E402
 import readers  # noqa: E402
 import show  # noqa: E402
 import train  # noqa: E402
 from servers import KEYS, Bucket, Distance, Failed, Forebay  # noqa: E402
 
 CACHE_SIZE = "2GiB"
+ORDERS = {
+    "Forebay": "",
+    "Forebay full": ", full random order",
+    "Forebay block": ", in blocks",
+}
 
 
 def arguments() -> argparse.Namespace:
@@ -108,7 +114,8 @@ def prepare(bucket: Bucket, training: list) -> None:
     data.upload(client(f"127.0.0.1:{bucket.port}"), training, progress)
     size = sum(sample.size for sample in training)
     print(
-        f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in {data.SHARD_COUNT} tar shards ({time.monotonic() - began:.1f} s)"
+        f"\r  bucket: {len(training):,} objects ({size / 1e6:.0f} MB), and the same in"
+        f" {data.SHARD_COUNT} tar shards ({time.monotonic() - began:.1f} s)"
     )
 
 
@@ -119,16 +126,21 @@ def main() -> None:
     training, held_out = data.load(home / "clips")
     print(f"  data:   {data.NAME}\n          {data.LICENCE}")
     print(
-        f"  task:   which language is spoken; {len(training):,} recordings to train from, {len(held_out)} with other phrases held out; {model.BACKEND}"
+        f"  task:   which language is spoken; {len(training):,} recordings to train from,"
+        f" {len(held_out)} with other phrases held out; {model.BACKEND}"
     )
     print(
-        "          (each language has one or two speakers, so in part it is the speaker that is recognized: the data is real, the task is easy)"
+        "          (each language has one or two speakers, so in part it is the speaker"
+        " that is recognized: the data is real, the task is easy)"
     )
     answers = (
         np.stack([model.features(s.path.read_bytes()) for s in held_out]),
         readers.labels_of(held_out),
     )
-    where = f"first byte after {args.rtt + args.first_byte:g} ms ({args.rtt:g} ms round trip), {args.rate:g} MiB/s"
+    where = (
+        f"first byte after {args.rtt + args.first_byte:g} ms ({args.rtt:g} ms round trip),"
+        f" {args.rate:g} MiB/s"
+    )
 
     groups: dict[str, list] = {}
     with contextlib.ExitStack() as running:
@@ -142,17 +154,25 @@ def main() -> None:
         distance = start(
             Distance(args.forebay, bucket.port, args.rtt, args.first_byte, args.rate, home / "logs")
         )
-        forebay = start(
-            Forebay(
-                args.forebay,
-                distance.address,
-                (data.OBJECTS, data.SHARDS),
-                home / "cache",
-                CACHE_SIZE,
-                home / "logs",
+
+        def empty(name: str) -> Forebay:
+            """A node whose cache is empty."""
+            return start(
+                Forebay(
+                    args.forebay,
+                    distance.address,
+                    (data.OBJECTS, data.SHARDS),
+                    home / f"cache-{name}",
+                    CACHE_SIZE,
+                    home / "logs" / name,
+                )
             )
+
+        forebay, another = empty("full"), empty("block")
+        print(
+            f"  origin: versitygw at a distance: {where}; the caches of both Forebay nodes are"
+            " empty\n"
         )
-        print(f"  origin: versitygw at a distance: {where}; Forebay's cache is empty\n")
         s3 = client(distance.address)
         shards = sorted({sample.shard for sample in training})
         ways = [
@@ -166,6 +186,7 @@ def main() -> None:
             ("objects", readers.Forebay(forebay.url, from_shards=False), forebay.hits_and_misses),
             ("shards", readers.DirectShards(s3, distance.address, data.SHARDS, shards), None),
             ("shards", readers.Forebay(forebay.url, from_shards=True), forebay.hits_and_misses),
+            ("shards", readers.ForebayShards(another.url), None),
         ]
         with show.Screen() as screen:
             for what, reader, cache in ways:
@@ -188,18 +209,38 @@ def main() -> None:
 def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> None:
     megabytes = lambda way: sum(e.origin_bytes for e in way) / 1e6  # noqa: E731
     print()
-    for what, (direct, through) in groups.items():
-        cold, warm = through[0], through[-1]
-        print(
-            f"  {show.TITLES[what]}: {direct[-1].samples_per_s:,.0f} samples/s direct, {cold.samples_per_s:,.0f} through Forebay cold, {warm.samples_per_s:,.0f} warm; "
-            f"the step waited {direct[-1].waited:.0%}, {cold.waited:.0%}, {warm.waited:.0%} of the time; "
-            f"the bucket sent {megabytes(direct):,.0f} MB direct, {megabytes(through):,.0f} MB with Forebay"
-        )
+    for what, (direct, *ways) in groups.items():
+        for through in ways:
+            cold, warm = through[0], through[-1]
+            print(
+                f"  {show.TITLES[what]}{ORDERS[cold.path]}:"
+                f" {direct[-1].samples_per_s:,.0f} samples/s direct,"
+                f" {cold.samples_per_s:,.0f} through Forebay cold,"
+                f" {warm.samples_per_s:,.0f} warm;"
+                f" the step waited {direct[-1].waited:.0%}, {cold.waited:.0%},"
+                f" {warm.waited:.0%} of the time;"
+                f" the bucket sent {megabytes(direct):,.0f} MB direct,"
+                f" {megabytes(through):,.0f} MB with Forebay"
+            )
+    _, full, block = groups["shards"]
+    print(
+        "  Which order for shards? In blocks, the first epoch trains while they come"
+        f" ({block[0].waited:.0%} waiting).\n  A fully random batch is from all over them, so the"
+        f" first waits for nearly all ({full[0].waited:.0%}).\n  Take blocks"
+        " (forebay.open_shards) where shards are new to the node, any order once they are there."
+    )
     conditions = (
-        f"One machine, {os.cpu_count()} cores, for all of it: S3 server (versitygw) behind a proxy: {where}. {samples:,} WAV files, 42 KB on average; batches of {readers.BATCH}; "
+        f"One machine, {os.cpu_count()} cores, for all of it: S3 server (versitygw) behind"
+        f" a proxy: {where}. {samples:,} WAV files, 42 KB on average; batches of"
+        f" {readers.BATCH}; "
         f"decoding and training in one thread ({model.BACKEND}).\n"
-        f"Direct: {readers.WORKERS} requests at a time, as a DataLoader with {readers.WORKERS} workers makes them; shards streamed whole, through a shuffle buffer of {readers.SHUFFLE_BUFFER}. "
-        f"Forebay: one GetBatch per batch in fully random order, {readers.PREFETCH} ahead; warm: local disk, in the page cache."
+        f"Direct: {readers.WORKERS} requests at a time, as a DataLoader with"
+        f" {readers.WORKERS} workers makes them; shards streamed whole, through a shuffle"
+        f" buffer of {readers.SHUFFLE_BUFFER}.\n"
+        f"Forebay: one GetBatch per batch in fully random order, {readers.PREFETCH} ahead;"
+        f" blocks: forebay.open_shards, {readers.WORKERS} shards side by side,"
+        f" the next {readers.PART_BYTES / 2**20:g} MiB of each permuted together;\nwarm: local"
+        " disk, in the page cache."
     )
     out = args.out / "forebay-demo.png"
     show.picture(groups, conditions, f"Recordings: {data.NAME.split(':')[0]}, {data.LICENCE}.", out)
@@ -210,10 +251,12 @@ def finish(args: argparse.Namespace, groups: dict, where: str, samples: int) -> 
     out.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"\n  picture: {out} (and .svg; the numbers: .json)")
     print(
-        "  With your own bucket: `forebay serve --origin s3://YOUR-BUCKET --cache /nvme/forebay:500GB`, and in the training script:"
+        "  With your own bucket: `forebay serve --origin s3://YOUR-BUCKET --cache"
+        " /nvme/forebay:500GB`, and in the training script:"
     )
     print(
-        '      forebay.Client("http://127.0.0.1:8080").batch(keys, bucket="YOUR-BUCKET"), or any S3 client with endpoint_url="http://127.0.0.1:8080"'
+        '      forebay.Client("http://127.0.0.1:8080").batch(keys, bucket="YOUR-BUCKET"),'
+        ' or any S3 client with endpoint_url="http://127.0.0.1:8080"'
     )
 
 
@@ -225,5 +268,6 @@ if __name__ == "__main__":
         sys.exit(130)
     except Failed as failure:
         sys.exit(
-            f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make clean-cache` first starts from nothing"
+            f"\nThe demo failed: {failure}\n  What to do: run `make demo` again; `make"
+            " clean-cache` first starts from nothing"
         )

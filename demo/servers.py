@@ -1,4 +1,6 @@
-"""The demo's processes: the S3 server, the distance before it, and Forebay. They end with the demo, however it ends."""
+"""The demo's processes: the S3 server, the distance before it, and Forebay. They end with the demo,
+however it ends.
+"""
 
 import ctypes
 import http.client
@@ -53,8 +55,8 @@ class Server:
     def failed(self, what: str) -> Failed:
         tail = self.log.read_text(errors="replace").splitlines()[-15:] or ["(nothing)"]
         return Failed(
-            f"{self.name} {what}\n  command: {' '.join(self.process.args)}\n  end of its log, {self.log}:\n    "
-            + "\n    ".join(tail)
+            f"{self.name} {what}\n  command: {' '.join(self.process.args)}\n  end of its"
+            f" log, {self.log}:\n    " + "\n    ".join(tail)
         )
 
     def check(self) -> None:
@@ -229,7 +231,9 @@ class Forebay(Server):
             raise
 
     def hits_and_misses(self) -> tuple[float, float]:
-        """From /metrics: reads (one for each entry of a batch) that the local disk answered alone, and reads that needed the origin."""
+        """From /metrics: reads (one for each entry of a batch) that the local disk answered alone,
+        and reads that needed the origin.
+        """
         self.check()
         counted = {"HIT": 0.0, "REVALIDATED": 0.0, "MISS": 0.0}
         for line in get(self.admin, "/metrics").decode().splitlines():

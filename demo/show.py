@@ -1,21 +1,24 @@
-"""The demo on the screen: a table that fills as epochs run, or plain lines where there is no terminal; and the picture at the end."""
+"""The demo on the screen: a table that fills as epochs run, or plain lines where there is no
+terminal; and the picture at the end.
+"""
 
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
-from matplotlib.ticker import FixedLocator, NullLocator  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.live import Live  # noqa: E402
-from rich.table import Table  # noqa: E402
-from rich.text import Text  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from train import Epoch
 
-from train import Epoch  # noqa: E402
-
-TRAINING, WAITING, DIRECT, FOREBAY = "#3b6ea5", "#e08a3c", "#8a8f98", "#2a9d6f"
+TRAINING, WAITING, DIRECT = "#3b6ea5", "#e08a3c", "#8a8f98"
+# In one order, and in another.
+FOREBAY = ("#2a9d6f", "#8a5fa8")
 COLUMNS = (
     "data",
     "read through",
@@ -34,7 +37,12 @@ TITLES = {"objects": "Individual objects", "shards": "Tar shards"}
 def kind(epoch: Epoch) -> str:
     if not epoch.path.startswith("Forebay"):
         return epoch.path
-    return "Forebay, cold" if epoch.number == 1 else "Forebay, warm"
+    return f"{epoch.path}, {'cold' if epoch.number == 1 else 'warm'}"
+
+
+def color(way: int) -> str:
+    """Of a way of reading one kind of data: the first is the direct one."""
+    return DIRECT if way == 0 else FOREBAY[way - 1]
 
 
 def cells(epoch: Epoch) -> list[str]:
@@ -117,7 +125,7 @@ class Screen:
 
     @staticmethod
     def _bar(epoch: Epoch) -> Text:
-        """While an epoch runs, how far it is; afterwards, its time split into training and waiting."""
+        """How far an epoch is; once it is done, its time split into training and waiting."""
         if epoch.done:
             waited = round(20 * epoch.waited)
             return Text("█" * (20 - waited), style=TRAINING) + Text("█" * waited, style=WAITING)
@@ -126,7 +134,9 @@ class Screen:
 
 
 def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, to: Path) -> None:
-    """One row for each kind of data: the time of each epoch, what it took from the far bucket, and how the loss fell over the same time."""
+    """One row for each kind of data: the time of each epoch, what it took from the far bucket, and
+    how the loss fell over the same time.
+    """
     plt.rcParams.update(
         {
             "font.size": 10,
@@ -139,8 +149,9 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
     figure, axes = plt.subplots(
         len(groups),
         3,
-        figsize=(14.5, 1.6 + 3.5 * len(groups)),
+        figsize=(14.5, 1.6 + 1.75 * sum(len(ways) for ways in groups.values())),
         width_ratios=(1.35, 1.1, 1.05),
+        height_ratios=[len(ways) for ways in groups.values()],
         squeeze=False,
     )
     for panels, (what, ways) in zip(axes, groups.items(), strict=True):
@@ -149,9 +160,10 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
             rows += [at - i for i in range(len(way))]
             at -= len(way) + 0.45
         epochs = [epoch for way in ways for epoch in way]
+        colors = [color(i) for i, way in enumerate(ways) for _ in way]
         _times(panels[0], rows, epochs)
         panels[0].set_title(f"{TITLES[what]}: time of each epoch", loc="left")
-        _origin(panels[1], rows, epochs)
+        _origin(panels[1], rows, epochs, colors)
         _learning(panels[2], ways)
     figure.suptitle(
         "Training from a bucket far away: direct, and through Forebay",
@@ -164,9 +176,13 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
         Patch(color=TRAINING, label="training step runs"),
         Patch(color=WAITING, label="training step waits for data"),
     ]
-    handles += [Patch(color=DIRECT, label="direct S3"), Patch(color=FOREBAY, label="Forebay")]
+    handles += [
+        Patch(color=DIRECT, label="direct S3"),
+        Patch(color=FOREBAY[0], label="Forebay, full random order"),
+        Patch(color=FOREBAY[1], label="Forebay, shards in blocks"),
+    ]
     figure.legend(
-        handles=handles, loc="upper right", ncols=4, frameon=False, bbox_to_anchor=(0.995, 0.992)
+        handles=handles, loc="upper left", ncols=5, frameon=False, bbox_to_anchor=(0.005, 0.967)
     )
     figure.text(
         0.012,
@@ -177,7 +193,7 @@ def picture(groups: dict[str, list[list[Epoch]]], conditions: str, credit: str, 
         va="bottom",
         linespacing=1.5,
     )
-    figure.tight_layout(rect=(0, 0.105, 1, 0.955), h_pad=2)
+    figure.tight_layout(rect=(0, 0.105, 1, 0.94), h_pad=2)
     to.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         figure.savefig(to.with_suffix(suffix), dpi=130)
@@ -205,16 +221,17 @@ def _times(axis, rows: list[float], epochs: list[Epoch]) -> None:
     axis.tick_params(axis="y", length=0)
 
 
-def _origin(axis, rows: list[float], epochs: list[Epoch]) -> None:
+def _origin(axis, rows: list[float], epochs: list[Epoch], colors: list[str]) -> None:
     most = max(e.origin_bytes for e in epochs) / 1e6
     axis.barh(
         rows,
         [e.origin_bytes / 1e6 for e in epochs],
-        color=[FOREBAY if e.path.startswith("Forebay") else DIRECT for e in epochs],
+        color=colors,
     )
     for row, e in zip(rows, epochs, strict=True):
         label = (
-            f"{e.origin_bytes / 1e6:,.0f} MB, {e.origin_requests:,} request{'s' * (e.origin_requests != 1)}"
+            f"{e.origin_bytes / 1e6:,.0f} MB, {e.origin_requests:,}"
+            f" request{'s' * (e.origin_requests != 1)}"
             if e.origin_requests
             else "nothing"
         )
@@ -226,21 +243,24 @@ def _origin(axis, rows: list[float], epochs: list[Epoch]) -> None:
 
 
 def _learning(axis, ways: list[list[Epoch]]) -> None:
-    for i, (way, color) in enumerate(zip(ways, (DIRECT, FOREBAY), strict=True)):
+    for i, way in enumerate(ways):
         points = [point for e in way for point in e.losses]
         smooth = [
             sum(loss for _, loss in points[max(0, at - 9) : at + 1]) / min(at + 1, 10)
             for at in range(len(points))
         ]
-        axis.plot([second for second, _ in points], smooth, color=color, lw=1.8)
-        axis.plot(points[-1][0], smooth[-1], "o", color=color, ms=5)
-        note = f"{way[0].path.split(',')[0]}: {points[-1][0]:.1f} s, held-out accuracy {way[-1].accuracy:.0%}"
+        axis.plot([second for second, _ in points], smooth, color=color(i), lw=1.8)
+        axis.plot(points[-1][0], smooth[-1], "o", color=color(i), ms=5)
+        note = (
+            f"{way[0].path.split(',')[0]}: {points[-1][0]:.1f} s, held-out accuracy"
+            f" {way[-1].accuracy:.0%}"
+        )
         axis.text(
             0.99,
             0.98 - 0.08 * i,
             note,
             transform=axis.transAxes,
-            color=color,
+            color=color(i),
             fontsize=9,
             ha="right",
             va="top",

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-
 from data import LANGUAGES, Sample
 from model import Model, features
 
 
 @dataclass
 class Epoch:
-    """What one epoch took. Times in seconds, bytes as the far bucket sent them (HTTP headers included)."""
+    """What one epoch took. Times in seconds, bytes as the far bucket sent them (HTTP headers
+    included).
+    """
 
     data: str
     path: str
@@ -62,7 +63,9 @@ def run(
     cache: Callable[[], tuple[float, float]] | None,
     show: Callable[[Epoch], None],
 ) -> list[Epoch]:
-    """Trains a new model from `reader` for `epochs`; each way of reading starts from the same numbers and sees the samples in the same order."""
+    """Trains a new model from `reader` for `epochs`; each way of reading starts from the same
+    numbers, and those that choose samples see them in the same order.
+    """
     model, results, before = Model(len(LANGUAGES), seed=1), [], 0.0
     for number in range(1, epochs + 1):
         order = list(training)

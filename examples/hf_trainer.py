@@ -23,7 +23,7 @@ def tokens(batch):
 
 
 class PlannedTrainer(Trainer):
-    """The order is the loader's. The Trainer would make a DataLoader and deal the rows out again."""
+    """The order is the loader's. A Trainer would make a DataLoader and deal the rows out again."""
 
     def get_train_dataloader(self):
         return self.train_dataset

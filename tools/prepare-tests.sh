@@ -34,9 +34,15 @@ run_rust() {
 
 # run_python ARGUMENT…: pytest; sets `python` and `status` likewise.
 run_python() {
+    # All tests at once: files run beside each other, with servers of their own, for much of their
+    # time is waiting.
+    local beside=()
+    if (($# == 1)) && [[ $1 == tests/python ]]; then
+        beside=(--dist loadfile --numprocesses "$(($(nproc) < 4 ? $(nproc) : 4))")
+    fi
     # The package under test is the installed wheel: run from where the source tree's own python/ is
     # not on the path. A test that hangs is ended after half an hour, with a trace of each thread.
-    if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "$@" 2>&1 | tee "$log"; then :; else status=1; fi
+    if "$CACHE/venv-test/bin/python" -m pytest -p no:cacheprovider --timeout 1800 "${beside[@]}" "$@" 2>&1 | tee "$log"; then :; else status=1; fi
     python="Python: $(grep -aE '^(=+ )?[0-9]+ (passed|failed|error|skipped|deselected)' "$log" | tail -1 | sed -E 's/^=+ //; s/ =+$//; s/ in [0-9].*//' | grep . || echo 'no result')"
 }
 

@@ -17,7 +17,7 @@ export FOREBAY_TEST_CASES=${FOREBAY_TEST_CASES:-20} FOREBAY_FUZZ_SECONDS=${FOREB
 source tools/prepare-tests.sh
 
 if (($# == 0)); then
-    step "Rust tests, $FOREBAY_TEST_CASES times the cases, $FOREBAY_FUZZ_SECONDS s for each fuzz loop" "replay a failure: FOREBAY_TEST_SEED=n cargo test --release -p CRATE NAME"
+    step "Rust tests, $FOREBAY_TEST_CASES times the cases, $FOREBAY_FUZZ_SECONDS s for each fuzz loop" "replay a failure: FOREBAY_TEST_SEED=n cargo test --release NAME"
     run_rust
 fi
 

@@ -15,7 +15,7 @@ rust='Rust: not run' python='Python: not run' status=0
 source tools/prepare-tests.sh
 
 if (($# == 0)); then
-    step "Rust tests" "run one by itself: cargo test --release -p CRATE NAME"
+    step "Rust tests" "run one by itself: cargo test --release NAME"
     run_rust
 fi
 

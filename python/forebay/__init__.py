@@ -4,20 +4,23 @@
 
     import forebay
 
-    client = forebay.Client("http://127.0.0.1:8080")          # a node: forebay serve --origin s3://bucket --cache /nvme/forebay:100GiB
-    client = forebay.Client(origin="s3://bucket", cache="/nvme/forebay:100GiB")   # or the same engine inside this process
+    # A node: forebay serve --origin s3://bucket --cache /nvme/forebay:100GiB
+    client = forebay.Client("http://127.0.0.1:8080")
+    # Or the same engine inside this process.
+    client = forebay.Client(origin="s3://bucket", cache="/nvme/forebay:100GiB")
 
-    data = client.get("bucket/images/1.jpg")                   # bytes-like
+    data = client.get("bucket/images/1.jpg")  # bytes-like
     for item in client.batch(["images/1.jpg", "images/2.jpg"], bucket="bucket"):
-        pixels = decode(item.data)                             # a memoryview into the one received buffer
+        pixels = decode(item.data)  # a memoryview into the one received buffer
 
-    ds = forebay.open("s3://bucket/corpus/**.parquet", client=client)    # every sample has a row number
+    # Every sample has a row number.
+    ds = forebay.open("s3://bucket/corpus/**.parquet", client=client)
     loader = ds.loader(batch_size=32, shuffle=forebay.Block(16), seed=1)
-    for batch in loader:                                       # and loader.state_dict() says what was yielded
+    for batch in loader:  # loader.state_dict() says what was yielded
         ...
 
-:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` what those frameworks take; :mod:`forebay.fsspec` the filesystem
-``forebay://``.
+:mod:`forebay.torch` has PyTorch datasets, :mod:`forebay.jax` and :mod:`forebay.dali` what those
+frameworks take; :mod:`forebay.fsspec` the filesystem ``forebay://``.
 """
 
 from __future__ import annotations
@@ -63,24 +66,29 @@ if _typing.TYPE_CHECKING:
     from . import jax as jax
     from . import torch as torch
     from ._mix import Mix, mix
+    from ._shards import Shards, open_shards
     from .dataset import Dataset, open
     from .loader import Loader
-    from .rows import Rows
+    from .rows import Row, Rows
     from .shuffle import Block, Full, Window
     from .stats import Stats
 
-#: What datasets are made of, and where it is. Loaded at its first use: it needs NumPy, which the client alone does not.
+#: What datasets are made of, and where it is. Loaded at its first use: it needs NumPy, which the
+#: client alone does not.
 _DATASETS = {
     "Block": ".shuffle",
     "Dataset": ".dataset",
     "Full": ".shuffle",
     "Loader": ".loader",
     "Mix": "._mix",
+    "Row": ".rows",
     "Rows": ".rows",
+    "Shards": "._shards",
     "Stats": ".stats",
     "Window": ".shuffle",
     "mix": "._mix",
     "open": ".dataset",
+    "open_shards": "._shards",
 }
 
 
@@ -132,9 +140,11 @@ __all__ = [
     "PermissionDenied",
     "PreconditionFailed",
     "RangeNotSatisfiable",
+    "Row",
     "Rows",
     "SampleFailed",
     "ServerError",
+    "Shards",
     "Stats",
     "Timeout",
     "TooLarge",
@@ -146,17 +156,21 @@ __all__ = [
     "mix",
     "open",
     "open_local",
+    "open_shards",
 ]
 
 
 def open_local(origin: str | list[str], cache: str, **options: _typing.Any) -> Client:
-    """A client whose engine runs on this machine, in the first process that opens the cache directory.
+    """A client whose engine runs on this machine, in the first process that opens the cache
+    directory.
 
     Args:
-        origin: Where the bucket is: ``s3://bucket``, ``gs://bucket``, ``az://container``, ``file:///directory``; or a list of them.
+        origin: Where the bucket is: ``s3://bucket``, ``gs://bucket``, ``az://container``,
+            ``file:///directory``; or a list of them.
         cache: A directory and how much it may hold: ``/nvme/forebay:100GiB``.
         **options: As for :class:`Client` (``timeout``, ``max_inflight_bytes``).
 
-    A second process that opens the same directory (a DataLoader worker, another rank) uses the first one's engine.
+    A second process that opens the same directory (a DataLoader worker, another rank) uses the
+    first one's engine.
     """
     return Client(origin=origin, cache=cache, **options)

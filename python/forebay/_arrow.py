@@ -1,9 +1,11 @@
 """Columns of Arrow record batches as NumPy arrays, without a copy and without PyArrow.
 
-A batch comes through the Arrow PyCapsule interface (``__arrow_c_array__``): two C structures, of which the layout is fixed for all time. Its
-buffers are seen here as NumPy arrays that hold the capsules, and with them the memory.
+A batch comes through the Arrow PyCapsule interface (``__arrow_c_array__``): two C structures, of
+which the layout is fixed for all time. Its buffers are seen here as NumPy arrays that hold the
+capsules, and with them the memory.
 
-Invariant: no address is read but those that the producer gave, within the lengths that the structures say; the producer has checked these.
+Invariant: no address is read but those that the producer gave, within the lengths that the
+structures say; the producer has checked these.
 """
 
 from __future__ import annotations
@@ -13,11 +15,23 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from decimal import Context, Decimal
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Column", "columns"]
+__all__ = ["Column", "Interval", "columns"]
+
+
+class Interval(NamedTuple):
+    """A value of one of Arrow's interval types: how long its parts are in nanoseconds depends on
+    the calendar.
+    """
+
+    months: int
+    days: int
+    nanoseconds: int
 
 
 class _Schema(ctypes.Structure):
@@ -74,6 +88,12 @@ _FIXED = {
     "tdD": "M8[D]",
     "tdm": "M8[ms]",
 }
+#: Interval types: what a value holds.
+_INTERVALS = {
+    "tiM": [("months", "i4")],
+    "tiD": [("days", "i4"), ("milliseconds", "i4")],
+    "tin": [("months", "i4"), ("days", "i4"), ("nanoseconds", "i8")],
+}
 _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 
@@ -89,7 +109,9 @@ def _fixed(form: str) -> np.dtype | None:
 
 
 def _tz(name: str) -> tzinfo | None:
-    """The zone of a timestamp's type: a name or an offset like ``+01:00``; UTC where this machine does not know it, which is the same instant."""
+    """The zone of a timestamp's type: a name or an offset like ``+01:00``; UTC where this machine
+    does not know it, which is the same instant.
+    """
     if not name:
         return None
     try:
@@ -135,6 +157,9 @@ class Column:
 
     def nulls(self) -> np.ndarray | None:
         """True where a value is missing; None if none is."""
+        if self.format.startswith(("+u", "+r")):
+            # These have no validity of their own: a value inside them is missing.
+            return None
         if self._array.null_count == 0 or not self._array.n_buffers or not self._array.buffers[0]:
             return None
         first = self._at // 8
@@ -160,15 +185,18 @@ class Column:
         offsets = self._offsets().tolist()
         data = self._buffer(2, np.uint8, offsets[-1] - offsets[0], offsets[0]).data
         base = offsets[0]
-        for begin, end in zip(offsets, offsets[1:], strict=False):
+        for begin, end in pairwise(offsets):
             yield data[begin - base : end - base]
 
     def numpy(self) -> np.ndarray:
         """The values as an array of ``len(self)`` rows.
 
-        Numbers and times are views of the batch's memory; with missing values among them a ``numpy.ma.MaskedArray``. Timestamps of a time zone are in
-        UTC, times of day are ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``. Texts, bytes (``memoryview``), decimals,
-        maps (lists of pairs), structs (dicts) and lists of any size (arrays) are arrays of objects, None where missing.
+        Numbers and times are views of the batch's memory; with missing values among them a
+        ``numpy.ma.MaskedArray``. Timestamps of a time zone are in UTC, times of day are
+        ``timedelta64`` since midnight. Lists of a fixed size have shape ``(rows, size)``. Texts,
+        bytes (``memoryview``), decimals, maps (lists of pairs), structs (dicts), lists of any size
+        (arrays), intervals (:class:`Interval`) and unions are arrays of objects, None where
+        missing. Runs are written out.
 
         Raises:
             TypeError: There is no such array for this type.
@@ -231,33 +259,40 @@ class Column:
             keys, values = (entries._child(i, entries._at, len(entries)).values() for i in range(2))
             pairs = list(zip(keys, values, strict=True))
             starts = (offsets - offsets[0]).tolist()
-            return _objects(
-                (pairs[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls
-            )
+            return _objects((pairs[a:b] for a, b in pairwise(starts)), n, nulls)
         if form in ("+l", "+L"):
             offsets = self._offsets()
             inner = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
             starts = (offsets - offsets[0]).tolist()
-            return _objects(
-                (inner[a:b] for a, b in zip(starts, starts[1:], strict=False)), n, nulls
-            )
+            return _objects((inner[a:b] for a, b in pairwise(starts)), n, nulls)
         if form == "+s":
             fields = [self._child(i, self._at, n) for i in range(self._schema.n_children)]
             names, values = [f.name for f in fields], [f.values() for f in fields]
             rows = zip(*values, strict=True) if values else iter([()] * n)
             return _objects((dict(zip(names, row, strict=True)) for row in rows), n, nulls)
+        if form in _INTERVALS:
+            return _objects(self._intervals(), n, nulls)
+        if form == "+r":
+            return self._child_of(1).numpy()[self._runs()]
+        if form.startswith("+u"):
+            return _objects(self._of_union(), n, None)
         raise TypeError(
-            f"column {self.name!r} has a type (Arrow format {form!r}) that NumPy has nothing for: use .arrow(), or leave it out by columns="
+            f"column {self.name!r} has the Arrow format {form!r}, which this release does not read"
+            " as Python values: use .arrow(), or leave the column out with columns="
         )
 
     def values(self) -> list[Any]:
-        """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None where missing. Timestamps, durations and times of day are
-        ``datetime`` (with its zone, where the type has one), ``timedelta`` and ``time``; NumPy's scalars where these cannot hold a value: nanoseconds
-        that are no whole microseconds, years before 1 and after 9999.
+        """The values as Python objects: numbers, ``str``, ``memoryview``, arrays for lists, None
+        where missing. Timestamps, durations and times of day are ``datetime`` (with its zone, where
+        the type has one), ``timedelta`` and ``time``; NumPy's scalars where these cannot hold a
+        value: nanoseconds that are not whole microseconds, years before 1 and after 9999.
 
         Raises:
             TypeError: As :meth:`numpy`.
         """
+        if self.format == "+r":
+            of_runs = self._child_of(1).values()
+            return [of_runs[run] for run in self._runs()]
         array = self.numpy()
         if array.dtype.kind in "mM" and array.ndim == 1:
             return self._times(array)
@@ -282,9 +317,9 @@ class Column:
             exact = data.astype(data.dtype.str.replace("ns", "us")).tolist()
             nanoseconds = (data.view(np.int64) % 1000 != 0).tolist()
             exact = [None if odd else value for odd, value in zip(nanoseconds, exact, strict=True)]
-        convert: Callable[[Any], Any] = lambda value: value
+        convert: Callable[[Any], Any] | None = None
         if form.startswith("ts") and (zone := _tz(form.partition(":")[2])) is not None:
-            convert = lambda value: value.replace(tzinfo=UTC).astimezone(zone)
+            convert = partial(_in_zone, zone)
         elif form.startswith("tt"):
             convert = _time_of_day
         missing = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
@@ -296,13 +331,46 @@ class Column:
                 out.append(data[i])
             else:
                 try:
-                    out.append(convert(value))
+                    out.append(value if convert is None else convert(value))
                 except (OverflowError, ValueError):
                     out.append(data[i])
         return out
 
+    def _child_of(self, index: int) -> Column:
+        """A child from end to end."""
+        return self._child(index, 0, self._array.children[index].contents.length)
+
+    def _runs(self) -> list[int]:
+        """The run that each row is of, of runs that say which row each ends before."""
+        rows = np.arange(self._at, self._at + self._length)
+        runs: list[int] = np.searchsorted(self._child_of(0).numpy(), rows, "right").tolist()
+        return runs
+
+    def _of_union(self) -> Iterator[Any]:
+        """Each value, which is one of the child that its type id names: in a sparse union in the
+        row's own place, in a dense one where its offset says.
+        """
+        kind, _, ids = self.format.partition(":")
+        child_of = {int(id): child for child, id in enumerate(ids.split(","))}
+        children = [self._child_of(i).values() for i in range(self._schema.n_children)]
+        types = self._buffer(0, np.int8, self._length, self._at).tolist()
+        if kind == "+ud":
+            places = self._buffer(1, np.int32, self._length, self._at).tolist()
+        else:
+            places = range(self._at, self._at + self._length)
+        for of_type, place in zip(types, places, strict=True):
+            yield children[child_of[of_type]][place]
+
+    def _intervals(self) -> Iterator[Interval]:
+        for value in self._buffer(1, _INTERVALS[self.format], self._length, self._at):
+            of = dict(zip(value.dtype.names, value.tolist(), strict=True))
+            nanoseconds = of.get("nanoseconds", 1_000_000 * of.get("milliseconds", 0))
+            yield Interval(of.get("months", 0), of.get("days", 0), nanoseconds)
+
     def _views(self) -> Iterator[memoryview]:
-        """The values of a column of views: 16 bytes each, of which the first four are the length; the value itself where it fits, else where it is."""
+        """The values of a column of views: 16 bytes each, of which the first four are the length;
+        the value itself where it fits, else where it is.
+        """
         views = self._buffer(1, np.uint8, 16 * self._length, 16 * self._at).reshape(-1, 16)
         words = views.view(np.int32)
         # The last buffer has the sizes of those between.
@@ -345,6 +413,10 @@ class Column:
         return out
 
 
+def _in_zone(zone: tzinfo, utc: datetime) -> datetime:
+    return utc.replace(tzinfo=UTC).astimezone(zone)
+
+
 def _time_of_day(since_midnight: timedelta) -> time:
     return (datetime.min + since_midnight).time()
 
@@ -373,7 +445,7 @@ def columns(batch: Any) -> dict[str, Column]:
     schema = _Schema.from_address(_pointer_of(schema_capsule, b"arrow_schema"))
     array = _Array.from_address(_pointer_of(array_capsule, b"arrow_array"))
     if schema.format != b"+s":
-        raise TypeError("this is an Arrow array, and a record batch is expected")
+        raise TypeError("this is an Arrow array, not a record batch")
     whole = Column(schema, array, owner)
     found = (whole._child(i, whole._at, array.length) for i in range(schema.n_children))
     return {column.name: column for column in found}

@@ -21,8 +21,8 @@ REAL = "__real__"
 def stack(samples: Sequence[Any]) -> Any:
     """Samples as one batch of NumPy arrays.
 
-    Arrays of one shape, and numbers, become an array of shape ``(len(samples), …)``; dicts, tuples and lists are taken apart and become the same
-    of batches; anything else is a list.
+    Arrays of one shape, and numbers, become an array of shape ``(len(samples), …)``; dicts, tuples
+    and lists are taken apart and become the same of batches; anything else is a list.
 
     Raises:
         ValueError: Arrays of different shapes.
@@ -39,7 +39,8 @@ def stack(samples: Sequence[Any]) -> Any:
         shapes = {s.shape for s in samples}
         if len(shapes) > 1:
             raise ValueError(
-                f"samples of different shapes ({', '.join(map(str, sorted(shapes)))}) are no batch: make them equal, or give collate="
+                f"samples have different shapes ({', '.join(map(str, sorted(shapes)))}):"
+                " make them equal, or give collate="
             )
         if any(isinstance(s, np.ma.MaskedArray) for s in samples):
             return np.ma.stack(samples)
@@ -70,7 +71,9 @@ def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[
 
 
 def convert(rows: Rows, output: Output, real: int | None) -> Any:
-    """Rows that nobody decodes, as what was asked for. ``real``: how many of them are not padding, where a loader pads."""
+    """Rows that nobody decodes, as what was asked for. ``real``: how many of them are not padding,
+    where a loader pads.
+    """
     if output == "rows":
         return rows
     if output == "arrow":
@@ -90,7 +93,11 @@ def convert(rows: Rows, output: Output, real: int | None) -> Any:
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
     """Rows that nobody decodes as a list of samples: dicts of what ``output`` has for one row."""
     if output == "arrow":
-        raise ValueError('single samples are no record batches: output="rows", "numpy" or "torch"')
+        raise ValueError(
+            'output="arrow" makes record batches, not samples:'
+            ' give output="rows", "numpy" or'
+            ' "torch"'
+        )
     if output == "rows":
         mark = (lambda i: {REAL: i < real}) if real is not None else (lambda i: {})
         return [{**row, **mark(i)} for i, row in enumerate(rows)]
@@ -102,7 +109,8 @@ def _refuse_missing(value: Any, name: str = "") -> None:
     """Raises where PyTorch would take what lies under a mask for data."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{name or 'a sample'} has missing items, and a tensor cannot: fill them in decode= (.filled(0)), or give collate="
+            f"{name or 'a sample'} has missing items, which a tensor cannot hold: fill them"
+            " in decode= (.filled(0)), or give collate="
         )
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -113,7 +121,9 @@ def _refuse_missing(value: Any, name: str = "") -> None:
 
 
 def to_jax(value: Any) -> Any:
-    """NumPy arrays, in dicts, tuples and lists, as JAX arrays on the default device. What JAX has no type for stays as it is."""
+    """NumPy arrays, in dicts, tuples and lists, as JAX arrays on the default device. What JAX has
+    no type for stays as it is.
+    """
     import jax
 
     if isinstance(value, dict):
@@ -131,7 +141,9 @@ def to_jax(value: Any) -> Any:
 
 
 def pin(value: Any) -> Any:
-    """Tensors, in dicts, tuples and lists, in page-locked memory: a copy to the GPU then overlaps with computation."""
+    """Tensors, in dicts, tuples and lists, in page-locked memory: a copy to the GPU then overlaps
+    with computation.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -151,7 +163,7 @@ def can_pin() -> bool:
     if torch.cuda.is_available():
         return True
     warnings.warn(
-        "pin_memory: no GPU is visible to PyTorch, and batches stay in ordinary memory",
+        "pin_memory: PyTorch does not see a GPU, so batches stay in ordinary memory",
         stacklevel=3,
     )
     return False

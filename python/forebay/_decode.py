@@ -1,7 +1,8 @@
 """Samples of rows, in a pool of threads, in order.
 
-A batch is cut into as many runs of rows as there are threads. The thread that ends the last run puts the batch together, so that the training
-step finds it finished. What fails names its row and file, and fails that batch alone: batches before it are handed out first.
+A batch is cut into as many runs of rows as there are threads. The thread that ends the last run
+puts the batch together, so that the training step finds it finished. What fails names its row and
+file, and fails that batch alone: batches before it are handed out first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Recipe:
     """What becomes of the rows of a step.
 
     Attributes:
-        decodes: For each source, what makes a sample of a row; None leaves the rows of all sources as they are.
+        decodes: For each source, what makes a sample of a row; None leaves the rows of all sources
+            as they are.
         name: Says where a row is: ``(source, row) -> (file, row in the file)``.
         output, collate, pin: What a batch is made into.
         pads: Whether rows may be padding, which is then marked.
@@ -82,9 +84,7 @@ class Recipe:
             self._skipped += 1
             number = self._skipped
         if number > self.max_skipped:
-            failure.message += (
-                f" (and {self.max_skipped} samples were skipped before: max_skipped=)"
-            )
+            failure.message += f" ({self.max_skipped} samples were skipped before it: max_skipped=)"
             raise failure from cause
         log.warning("skipped: %s", failure.message)
 
@@ -102,7 +102,7 @@ class Recipe:
         )
         error = SampleFailed(
             f"{where}: {type(cause).__name__}: {cause}",
-            hint="on_error= can put something in its place",
+            hint="on_error= can replace or skip it",
         )
         error.row = row
         error.file, error.row_in_file = place or (None, None)

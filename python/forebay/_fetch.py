@@ -1,14 +1,16 @@
-"""The rows of each step, in order: asked for ahead of the loop (:class:`Pull`), or sent by the node of its own accord (:class:`Push`)."""
+"""The rows of each step, in order: asked for ahead of the loop (:class:`Pull`), or sent by the node
+of its own accord (:class:`Push`).
+"""
 
 from __future__ import annotations
 
 import concurrent.futures.thread
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,9 +47,11 @@ class Fetcher(Protocol):
     """Gives the rows of steps, in order."""
 
     def at(self, index: int) -> Fetched | None:
-        """The rows of the step that is the ``index``-th here, from 0, waited for; None after the last, and once it is closed.
+        """The rows of the step that is the ``index``-th here, from 0, waited for; None after the
+        last, and once it is closed.
 
-        Asked again for the same index it gives the same, so that a wait that Ctrl-C ends loses nothing; earlier ones are gone.
+        Asked again for the same index it gives the same, so that a wait that Ctrl-C ends loses
+        nothing; earlier ones are gone.
         """
 
     def close(self) -> None:
@@ -57,13 +61,15 @@ class Fetcher(Protocol):
 class Pull:
     """Asks for the rows of each step, up to ``prefetch`` steps ahead of the one that is waited for.
 
-    A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches are in memory here. A request that fails because the
-    node is away or busy is made again for ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing comes twice.
+    A step's request is made when an earlier one is taken, so no more than ``prefetch + 2`` batches
+    are in memory here. A request that fails because the node is away or busy is made again for
+    ``retry_for`` seconds, while those after it wait for their turn: nothing is lost, and nothing
+    comes twice.
     """
 
     def __init__(
         self,
-        datasets: Sequence[Dataset],
+        datasets: Sequence[Dataset[Any]],
         steps: Steps,
         first: int,
         stride: int,
@@ -111,23 +117,10 @@ class Pull:
         return Fetched(step, rows)
 
     def _read(self, step: Step) -> Rows:
-        until: float | None = None
-        pause = RETRY_FIRST_SECONDS
-        while True:
-            try:
-                rows = read(self._datasets, None, step.rows, step.sources)
-            except PASSING as e:
-                now = time.monotonic()
-                until = now + self._retry_for if until is None else until
-                if now + pause > until or self._stop.wait(pause) or _is_exiting():
-                    if self._retry_for:
-                        e.message += f" (asked again for {self._retry_for:g} s: retry_for=)"
-                    raise
-                pause = min(2 * pause, RETRY_MAX_SECONDS)
-            else:
-                if until is not None:
-                    self._meter.add(reconnects=1)
-                return rows
+        def rows() -> Rows:
+            return read(self._datasets, None, step.rows, step.sources)
+
+        return patiently(rows, self._retry_for, self._stop, self._meter)
 
     def at(self, index: int) -> Fetched | None:
         for gone in [i for i in self._waiting if i < index]:
@@ -162,13 +155,39 @@ class Pull:
             self._lease.release()
 
 
-def _is_exiting() -> bool:
+T = TypeVar("T")
+
+
+def patiently(ask: Callable[[], T], retry_for: float, stop: threading.Event, meter: Meter) -> T:
+    """What ``ask`` gives; asked again for ``retry_for`` seconds while the node is away or busy,
+    unless ``stop`` is set.
+    """
+    until: float | None = None
+    pause = RETRY_FIRST_SECONDS
+    while True:
+        try:
+            given = ask()
+        except PASSING as e:
+            now = time.monotonic()
+            until = now + retry_for if until is None else until
+            if now + pause > until or stop.wait(pause) or is_exiting():
+                if retry_for:
+                    e.message += f" (asked again for {retry_for:g} s: retry_for=)"
+                raise
+            pause = min(2 * pause, RETRY_MAX_SECONDS)
+        else:
+            if until is not None:
+                meter.add(reconnects=1)
+            return given
+
+
+def is_exiting() -> bool:
     """Whether the interpreter waits for its threads, and for nothing else."""
     return bool(getattr(concurrent.futures.thread, "_shutdown", False))
 
 
 def read(
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Dataset[Any]],
     columns: Sequence[str] | None,
     rows: np.ndarray,
     sources: np.ndarray | None,

@@ -1,4 +1,6 @@
-"""Types of the compiled half of the package. The docstrings are in the classes themselves (``help(forebay.Client)``)."""
+"""Types of the compiled half of the package. The docstrings are in the classes themselves
+(``help(forebay.Client)``).
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
@@ -13,7 +15,9 @@ def cli_main(arguments: list[str]) -> int:
     """Runs the command line (the program's name first); returns its exit status."""
 
 def _stop_nodes() -> None:
-    """Stops the engines inside this process, in order; it is registered to run when the interpreter exits."""
+    """Stops the engines inside this process, in order; it is registered to run when the interpreter
+    exits.
+    """
 
 class _EntryDict(TypedDict, total=False):
     """An entry with the names of the wire format. ``opaque`` as a str is base64."""
@@ -220,7 +224,9 @@ class Slot:
 
 @final
 class Numbers:
-    """Unsigned integers of 64 (rows) or 32 bits (sources): ``numpy.asarray`` takes them without a copy."""
+    """Unsigned integers of 64 (rows) or 32 bits (sources): ``numpy.asarray`` takes them without a
+    copy.
+    """
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -240,7 +246,9 @@ class Permutation:
 
 @final
 class Plan:
-    """The order of all epochs of some datasets: ``document`` as requests have it (JSON), and the shapes of its datasets."""
+    """The order of all epochs of some datasets: ``document`` as requests have it (JSON), and the
+    shapes of its datasets.
+    """
 
     def __new__(cls, document: str, shapes: Sequence[bytes]) -> Self: ...
     @property

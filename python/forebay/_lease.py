@@ -23,9 +23,11 @@ log = logging.getLogger("forebay")
 
 
 class Lease:
-    """One lease: taken by the first :meth:`tell`, renewed by the next ones, and ended by :meth:`release`, whichever thread comes first.
+    """One lease: taken by the first :meth:`tell`, renewed by the next ones, and ended by
+    :meth:`release`, whichever thread comes first.
 
-    It belongs to the process that made it: in a forked child nothing here does anything. What goes wrong is no reason not to train, and is only logged.
+    It belongs to the process that made it: in a forked child nothing here does anything. What goes
+    wrong does not stop the training, and is only logged.
     """
 
     def __init__(self, client: Client, registration: dict[str, Any]) -> None:
@@ -42,7 +44,7 @@ class Lease:
         self._released = False
 
     def tell(self, state: State) -> None:
-        """Says where the job is. From then on the node sees that by the rows that it is asked for."""
+        """Says where the job is. From then on the rows that it asks for tell the node."""
         if self._is_over() or self._pid != os.getpid():
             return
         place = {"epoch": state["epoch"], "position": state["position"]}
@@ -61,7 +63,9 @@ class Lease:
             return self._released
 
     def release(self) -> None:
-        """Ends it. Waits for the node for :data:`RELEASE_SECONDS` at most; a lease that the node does not hear of ends by itself."""
+        """Ends it. Waits for the node for :data:`RELEASE_SECONDS` at most; a lease that the node
+        does not hear of ends by itself.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:

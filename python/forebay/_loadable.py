@@ -5,31 +5,188 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
+
+import numpy as np
 
 from . import _collate
 from ._decode import OnError
-from .loader import Loader, Options, Uneven
+from .loader import Loader, Options, TooLong, Uneven
+from .rows import Row, Rows
 from .shuffle import Shuffle
 
 if TYPE_CHECKING:
+    import jax
+    import pyarrow
+    import torch
+
     from .dataset import Dataset
 
+#: What a sample is: :data:`Row`, or what the dataset's ``decode`` makes of one.
+S_co = TypeVar("S_co", covariant=True)
+#: What ``decode`` or ``transform`` makes of a sample, and what ``collate`` makes of samples.
+T = TypeVar("T")
+B = TypeVar("B")
 
-class Loadable(ABC):
+
+class Common(TypedDict, total=False):
+    """The arguments of :meth:`Loadable.loader` that do not change what a batch is."""
+
+    shuffle: Shuffle
+    seed: int
+    epochs: float | None
+    rank: int | None
+    world_size: int | None
+    uneven: Uneven
+    columns: Sequence[str] | None
+    on_error: OnError
+    max_skipped: int | None
+    pin_memory: bool
+    threads: int | None
+    prefetch: int
+    max_total: int | None
+    length: str | Sequence[Any] | np.ndarray | None
+    lookahead: int | None
+    padded: bool
+    too_long: TooLong
+    stream: bool
+    connections: int | None
+    window_bytes: int | None
+    nodes: Sequence[Any] | None
+    follow: bool
+    retry_for: float | None
+    progress: bool | None
+
+
+class Loadable(ABC, Generic[S_co]):
     """Something of which batches can be made."""
 
     @abstractmethod
-    def _sources(self) -> tuple[Sequence[Dataset], Sequence[float] | None, int | None]:
-        """The datasets, their weights (None: one dataset), and rows per epoch (None: as many as there are)."""
+    def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float] | None, int | None]:
+        """The datasets, their weights (None: one dataset), and rows per epoch (None: as many as
+        there are).
+        """
 
+    # What a batch is, for type checkers. `| Any` where the types of columns decide: those of texts
+    # and of bytes are no tensors.
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        collate: Callable[[Any], B],
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        output: _collate.Output = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[B]: ...
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        transform: Callable[[Any], T],
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        collate: None = None,
+        output: Literal["rows", "arrow"] = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[list[T]]: ...
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        decode: Callable[[dict[str, Any]], T],
+        transform: None = None,
+        collate: None = None,
+        output: Literal["rows", "arrow"] = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[list[T]]: ...
+    @overload
+    def loader(  # type: ignore[overload-overlap]
+        self: Loadable[Row],
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["rows"] = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[Rows]: ...
+    @overload
+    def loader(
+        self: Loadable[Row],
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["numpy"],
+        **options: Unpack[Common],
+    ) -> Loader[dict[str, np.ndarray]]: ...
+    @overload
+    def loader(
+        self: Loadable[Row],
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["torch"],
+        **options: Unpack[Common],
+    ) -> Loader[dict[str, torch.Tensor | Any]]: ...
+    @overload
+    def loader(
+        self: Loadable[Row],
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["jax"],
+        **options: Unpack[Common],
+    ) -> Loader[dict[str, jax.Array | Any]]: ...
+    @overload
+    def loader(
+        self: Loadable[Row],
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["arrow"],
+        **options: Unpack[Common],
+    ) -> Loader[pyarrow.RecordBatch]: ...
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        decode: None = None,
+        transform: None = None,
+        collate: None = None,
+        output: Literal["rows", "arrow"] = "rows",
+        **options: Unpack[Common],
+    ) -> Loader[list[S_co]]: ...
+    # Samples that are stacked: what that gives depends on the samples.
+    @overload
+    def loader(
+        self,
+        batch_size: int | None = None,
+        *,
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        collate: None = None,
+        output: Literal["numpy", "torch", "jax"],
+        **options: Unpack[Common],
+    ) -> Loader[Any]: ...
     def loader(
         self,
         batch_size: int | None = None,
         *,
         shuffle: Shuffle = None,
         seed: int = 0,
-        epochs: int | float | None = None,
+        epochs: float | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         uneven: Uneven = "drop",
@@ -44,9 +201,10 @@ class Loadable(ABC):
         threads: int | None = None,
         prefetch: int = 4,
         max_total: int | None = None,
-        length: str | Sequence[Any] | None = None,
+        length: str | Sequence[Any] | np.ndarray | None = None,
         lookahead: int | None = None,
         padded: bool = False,
+        too_long: TooLong = "error",
         stream: bool = False,
         connections: int | None = None,
         window_bytes: int | None = None,
@@ -55,54 +213,83 @@ class Loadable(ABC):
         retry_for: float | None = None,
         progress: bool | None = False,
         **unknown: Any,
-    ) -> Loader:
+    ) -> Loader[Any]:
         """Batches in the order of a plan.
 
         Args:
             batch_size: Rows of a batch of one rank. With ``max_total``: the most that it may have.
-            shuffle: ``forebay.Block(16)``, ``forebay.Full()``, ``forebay.Window(10_000)``, or None for the stored order. Another order in each epoch.
-            seed: Of the order. Together with the shuffle and the dataset's version it determines every epoch.
-            epochs: None: a ``for`` loop goes to the end of the epoch that the loader is in. A number: to the end of that many epochs, counted from
-                the first one of the job, also after a resume. ``math.inf``: it does not end.
-            rank, world_size: This process among the training processes. Default: found out at the first batch. ``torch.distributed`` or
-                ``jax.distributed`` say it, where the process has initialized one of them; else the environment of torchrun, Slurm or MPI
-                (:func:`forebay.torch.rank_and_world` lists the variables); else the process is alone. Half an answer, such as ``WORLD_SIZE`` without
-                ``RANK``, is an error. What is given here comes before all of these. Step ``s`` of all ranks takes the next ``world_size * batch_size`` rows of the order, rank ``r`` the ``r``-th ``batch_size`` of them: the order does
-                not depend on the number of ranks, and all ranks have equally many steps.
-            uneven: What becomes of the last rows of an epoch that fill no step of all ranks. ``"drop"``: they are left out. ``"pad"``: what lacks is filled
-                up with rows from the beginning, marked as padding (``loader.last.real``; in dicts the column ``__real__``). ``"repeat"``: filled up, and they count.
+            shuffle: ``forebay.Block(16)``, ``forebay.Full()``, ``forebay.Window(10_000)``, or None
+                for the stored order. Another order in each epoch.
+            seed: Of the order. Together with the shuffle and the dataset's version it determines
+                every epoch.
+            epochs: None: a ``for`` loop goes to the end of the epoch that the loader is in. A
+                number: to the end of that many epochs, counted from the first one of the job, also
+                after a resume. ``math.inf``: it does not end.
+            rank, world_size: This process among the training processes. Default: found out at the
+                first batch. ``torch.distributed`` or ``jax.distributed`` say it, where the process
+                has initialized one of them; else the environment of torchrun, Slurm or MPI
+                (:func:`forebay.torch.rank_and_world` lists the variables); else the process is
+                alone. Half an answer, such as ``WORLD_SIZE`` without ``RANK``, is an error. What is
+                given here comes before all of these. Step ``s`` of all ranks takes the next
+                ``world_size * batch_size`` rows of the order, rank ``r`` the ``r``-th
+                ``batch_size`` of them: the order does not depend on the number of ranks, and all
+                ranks have equally many steps.
+            uneven: What becomes of the last rows of an epoch that fill no step of all ranks.
+                ``"drop"``: they are left out. ``"pad"``: what lacks is filled up with rows from the
+                beginning, marked as padding (``loader.last.real``; in dicts the column
+                ``__real__``). ``"repeat"``: filled up, and they count.
             columns: Read only these columns. Default: the dataset's.
-            decode: Makes a sample of a row, which is a dict. Default: the dataset's ``decode``; without one, batches are made of columns.
+            decode: Makes a sample of a row, which is a dict. Default: the dataset's ``decode``;
+                without one, batches are made of columns.
             transform: Applied to what ``decode`` returned.
-            collate: Makes a batch of the list of samples; without ``decode`` and ``transform`` it is applied to what ``output`` says. Default: see ``output``.
-            on_error: ``"raise"``: a sample that fails ends the loop with a :class:`SampleFailed` that names its file and row. A function: called with that
-                error, and what it returns is the sample. ``"skip"``: the sample is left out, its batch is shorter, and the log names it; ``stats().skipped``
-                counts them.
-            max_skipped: How many samples one loop skips (in each DataLoader worker) before a failure is raised all the same. Default: 100.
-            output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``, ``"torch"`` or ``"jax"`` (a dict of columns of shape ``(batch_size, …)``), ``"arrow"`` (a
-                ``pyarrow.RecordBatch``). With it: a list of samples, or for ``"numpy"``, ``"torch"`` and ``"jax"`` what stacking them gives.
+            collate: Makes a batch of the list of samples; without ``decode`` and ``transform`` it
+                is applied to what ``output`` says. Default: see ``output``.
+            on_error: ``"raise"``: a sample that fails ends the loop with a :class:`SampleFailed`
+                that names its file and row. A function: called with that error, and what it returns
+                is the sample. ``"skip"``: the sample is left out, its batch is shorter, and the log
+                names it; ``stats().skipped`` counts them.
+            max_skipped: How many samples one loop skips (in each DataLoader worker) before a
+                failure is raised all the same. Default: 100.
+            output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``,
+                ``"torch"`` or ``"jax"`` (a dict of columns of shape ``(batch_size, …)``),
+                ``"arrow"`` (a ``pyarrow.RecordBatch``). With it: a list of samples, or for
+                ``"numpy"``, ``"torch"`` and ``"jax"`` what stacking them gives.
             pin_memory: Tensors in page-locked memory (``output="torch"``).
-            threads: Threads that run ``decode``, ``transform`` and ``collate``, ahead of the loop. 0: the loop does it itself. Default: the cores, at most 4.
-            prefetch: Batches that are asked for ahead of the one that is waited for, and as many that are decoded ahead.
-            max_total, length: Batches bounded by total length, for speech and text: the rows of a batch have at most ``max_total`` of the column
-                ``length`` (whole numbers; that column is read once, from end to end, 8 bytes for each row are kept) together.
-                Instead of a column's name: an array with the length of each row (of a mix: a list of arrays).
-            lookahead: Rows that are looked at to put rows of similar length together. Default: those of 100 full batches.
-            padded: Each row counts as long as the longest of its batch, as when batches become rectangles.
-            stream: The node goes first: it computes the same plan and sends finished batches over ``connections``, before they are asked for. For
-                nodes that are far away. Not within DataLoader workers.
+            threads: Threads that run ``decode``, ``transform`` and ``collate``, ahead of the loop.
+                0: the loop does it itself. Default: the cores, at most 4.
+            prefetch: Batches that are asked for ahead of the one that is waited for, and as many
+                that are decoded ahead.
+            max_total, length: Batches bounded by total length, for speech and text: the rows of a
+                batch have at most ``max_total`` of the column ``length`` (whole numbers; that
+                column is read once, from end to end, 8 bytes for each row are kept) together.
+                Instead of a column's name: an array with the length of each row (of a mix: a list
+                of arrays).
+            lookahead: Rows that are looked at to put rows of similar length together. Default:
+                those of 100 full batches.
+            padded: Each row counts as long as the longest of its batch, as when batches become
+                rectangles.
+            too_long: What becomes of a row whose length alone exceeds ``max_total``. ``"error"``:
+                the loop ends before its first batch, and says which row it is. ``"alone"``: it is a
+                batch of its own, which exceeds ``max_total``. ``"skip"``: it is left out. The log
+                says how many there are.
+            stream: The node goes first: it computes the same plan and sends finished batches over
+                ``connections``, before they are asked for. For nodes that are far away. Not within
+                DataLoader workers.
             connections: Default: chosen by distance and rate.
             window_bytes: What may be on its way or waiting here, in bytes.
-            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it, until the loop ends, is closed or dropped. (Of a stream
-                it knows it.)
-            retry_for: Seconds for which the rows of a batch are asked for again while the node cannot be reached, breaks off, or is too busy (429,
-                503). The loop goes on where it was. Default: the client's ``timeout``, which is 60.
-            nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each sends its part of the steps.
+            follow: Tell the node the order, so that its cache fetches, keeps and lets go by it,
+                until the loop ends, is closed or dropped. (Of a stream it knows it.)
+            retry_for: Seconds for which the rows of a batch are asked for again while the node
+                cannot be reached, breaks off, or is too busy (429, 503). The loop goes on where it
+                was. Default: the client's ``timeout``, which is 60.
+            nodes: Further nodes (URLs or clients) that serve the same dataset, for streams: each
+                sends its part of the steps.
             progress: Draw a line on the terminal. None: on terminals, after a second.
 
         Raises:
             ValueError, TypeError: Arguments that make no sense.
-            InvalidRequest (by the loop): The environment says half of what the rank is; or an epoch has fewer rows than one step of all ranks takes, with ``uneven="drop"``.
+            InvalidRequest (by the loop): The environment says half of what the rank is; or an epoch
+                has fewer rows than one step of all ranks takes, with ``uneven="drop"``.
         """
         if unknown:
             raise TypeError(_unknown(unknown))
@@ -128,6 +315,7 @@ class Loadable(ABC):
             length=length,
             lookahead=lookahead,
             padded=padded,
+            too_long=too_long,
             stream=stream,
             connections=connections,
             window_bytes=window_bytes,
@@ -136,15 +324,26 @@ class Loadable(ABC):
             retry_for=retry_for,
             progress=progress,
         )
+        return self._loader(options)
+
+    def _loader(self, options: Options) -> Loader[Any]:
         datasets, weights, epoch_rows = self._sources()
         return Loader(datasets, weights, epoch_rows, options)
 
 
 #: Arguments of other libraries' loaders, and what says the same here.
 ELSEWHERE = {
-    "drop_last": 'the last rows of an epoch are dropped by default: uneven="drop", "pad" or "repeat"',
-    "num_workers": "threads= decode here; for processes: DataLoader(ds.loader(...).torch(), batch_size=None, num_workers=4)",
-    "sampler": "the order is a plan: shuffle=forebay.Block(16) or forebay.Full(), and rank=, world_size=",
+    "drop_last": (
+        'the last rows of an epoch are dropped by default: uneven="drop", "pad" or "repeat"'
+    ),
+    "num_workers": (
+        "threads= decode here; for processes use DataLoader(ds.loader(...).torch(),"
+        " batch_size=None, num_workers=4)"
+    ),
+    "sampler": (
+        "a plan makes the order: shuffle=forebay.Block(16) or forebay.Full(), and rank=,"
+        " world_size="
+    ),
     "batch_sampler": "batch_size=, or max_total= with length=, and shuffle=",
     "collate_fn": "collate=",
     "prefetch_factor": "prefetch=, in batches",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ._loadable import Loadable
-from .dataset import Dataset
+from ._loadable import Loadable, S_co
+from .dataset import Dataset, S
 from .errors import InvalidRequest
 
 __all__ = ["Mix", "mix"]
 
 
-class Mix(Loadable):
+class Mix(Loadable[S_co]):
     """Datasets of which a loader takes rows by weight. Made by :func:`forebay.mix`.
 
     Attributes:
@@ -22,14 +22,14 @@ class Mix(Loadable):
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset], weights: Sequence[float], epoch_rows: int | None
+        self, datasets: Sequence[Dataset[S_co]], weights: Sequence[float], epoch_rows: int | None
     ) -> None:
         self.datasets, self._epoch_rows = list(datasets), epoch_rows
         total = math.fsum(weights)
         self.weights = [w / total for w in weights]
         self.epoch_rows = epoch_rows or sum(len(d) for d in datasets)
 
-    def _sources(self) -> tuple[Sequence[Dataset], Sequence[float], int | None]:
+    def _sources(self) -> tuple[Sequence[Dataset[S_co]], Sequence[float], int | None]:
         return self.datasets, self.weights, self._epoch_rows
 
     def __len__(self) -> int:
@@ -43,40 +43,45 @@ class Mix(Loadable):
 
 
 def mix(
-    datasets: Sequence[Dataset],
+    datasets: Sequence[Dataset[S]],
     weights: Sequence[float] | None = None,
     *,
     epoch_rows: int | None = None,
-) -> Mix:
-    """Several datasets as one: :meth:`Mix.loader` takes rows of each by its weight, each dataset in its own order.
+) -> Mix[S]:
+    """Several datasets as one: :meth:`Mix.loader` takes rows of each by its weight, each dataset in
+    its own order.
 
-    Every stretch of some hundred rows has the exact parts (weights are rounded to the thousandth part). A dataset that ends while others go on
-    begins anew, in another order. An epoch is a number of rows, not an end of all datasets: the next epoch goes on where this one stopped.
+    Every stretch of some hundred rows has the exact parts (weights are rounded to the thousandth
+    part). A dataset that ends while others go on begins anew, in another order. An epoch is a
+    number of rows, not an end of all datasets: the next epoch goes on where this one stopped.
 
     Args:
-        datasets: They must have the columns that are read in common, where batches are made of columns; with a ``decode`` for each they need not.
+        datasets: They must have the columns that are read in common, where batches are made of
+            columns; with a ``decode`` for each they need not.
         weights: A number above 0 for each; only their relation counts. Default: by rows.
         epoch_rows: Rows of an epoch, all ranks together. Default: the rows of all datasets.
 
     Raises:
-        InvalidRequest: No datasets, weights that are none, or not as many as datasets.
+        InvalidRequest: No datasets, a weight that is not positive, or not one weight for each of
+            them.
     """
     datasets = list(datasets)
     if not datasets or not all(isinstance(d, Dataset) for d in datasets):
-        raise InvalidRequest("a mix is made of datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
+        raise InvalidRequest("a mix needs datasets", hint="forebay.mix([a, b], [0.7, 0.3])")
     given = [float(len(d)) for d in datasets] if weights is None else [float(w) for w in weights]
     if len(given) != len(datasets):
         raise InvalidRequest(
-            f"{len(datasets)} datasets and {len(given)} weights", hint="one for each"
+            f"there are {len(datasets)} datasets and {len(given)} weights",
+            hint="give one weight for each dataset",
         )
     for dataset, weight in zip(datasets, given, strict=True):
         if not (math.isfinite(weight) and weight > 0):
             raise InvalidRequest(
                 f"the weight of {dataset.name} is {weight}",
-                hint="a number above 0; leave a dataset out to have none of it",
+                hint="give a number above 0; to take no rows of a dataset, leave it out",
             )
     if epoch_rows is not None and (
         isinstance(epoch_rows, bool) or not isinstance(epoch_rows, int) or epoch_rows < 1
     ):
-        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="a whole number above 0")
+        raise InvalidRequest(f"epoch_rows is {epoch_rows!r}", hint="give a whole number above 0")
     return Mix(datasets, given, epoch_rows)

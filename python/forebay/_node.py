@@ -17,7 +17,9 @@ def open_dataset(
     spec: dict[str, Any],
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Opens (or finds) a dataset; what the node says of it. ``progress`` is called now and then with how far it is: files ``listed``, ``to_index``, ``indexed``."""
+    """Opens (or finds) a dataset; what the node says of it. ``progress`` is called now and then
+    with how far it is: files ``listed``, ``to_index``, ``indexed``.
+    """
     said = None if progress is None else lambda line: progress(json.loads(line))
     return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
 

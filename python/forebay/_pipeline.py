@@ -1,7 +1,8 @@
 """From steps to batches: fetched, decoded, and handed out in order.
 
-Without threads, the loop itself decodes what was fetched. With threads, one more takes what arrives and gives it to the pool, at most ``ahead`` batches
-before the loop; so memory is bounded by the batches on their way (``prefetch``), those being made (``ahead``) and the one in the loop's hands.
+Without threads, the loop itself decodes what was fetched. With threads, one more takes what arrives
+and gives it to the pool, at most ``ahead`` batches before the loop; so memory is bounded by the
+batches on their way (``prefetch``), those being made (``ahead``) and the one in the loop's hands.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .stats import Meter
 
 
 class Pipeline:
-    """Batches of steps, in order. Closed when it is dropped, and when the process ends; a forked child leaves it alone."""
+    """Batches of steps, in order. Closed when it is dropped, and when the process ends; a forked
+    child leaves it alone.
+    """
 
     def __init__(
         self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
@@ -32,9 +35,11 @@ class Pipeline:
         self._close = weakref.finalize(self, _close, os.getpid(), self._belt, fetcher)
 
     def at(self, index: int) -> tuple[Step, Rows, Any] | None:
-        """The step that is the ``index``-th here, from 0, its rows, and the batch that was made of them; None after the last, and once it is closed.
+        """The step that is the ``index``-th here, from 0, its rows, and the batch that was made of
+        them; None after the last, and once it is closed.
 
-        Asked again for the same index it gives the same, so that Ctrl-C in the middle loses no step. Any thread may close it meanwhile.
+        Asked again for the same index it gives the same, so that Ctrl-C in the middle loses no
+        step. Any thread may close it meanwhile.
         """
         if self._belt is not None:
             return self._belt.at(index)
@@ -58,14 +63,17 @@ def _close(pid: int, belt: _Belt | None, fetcher: Fetcher) -> None:
 
 
 class _Belt:
-    """The thread that takes from the fetcher and gives to the pool. It does not know the pipeline, which may be dropped at any time."""
+    """The thread that takes from the fetcher and gives to the pool. It does not know the pipeline,
+    which may be dropped at any time.
+    """
 
     def __init__(
         self, fetcher: Fetcher, recipe: Recipe, threads: int, ahead: int, meter: Meter
     ) -> None:
         self._fetcher, self._recipe, self._threads, self._meter = fetcher, recipe, threads, meter
         self._ahead = max(1, ahead)
-        # What was made, by index, and which of it is wanted. Guarded by the condition, whose lock is
+        # What was made, by index, and which of it is wanted. Guarded by the condition, whose lock
+        # is
         # reentrant: a garbage collection may close this in a thread that is in here.
         self._changed = threading.Condition(threading.RLock())
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}

@@ -19,8 +19,8 @@ LAUNCHERS = (
     ("MPI", "PMI_RANK", "PMI_SIZE"),
 )
 ADVICE = (
-    "start the processes with torchrun, srun or mpirun, or initialize torch.distributed before the"
-    " first batch; or say rank= and world_size="
+    "start the processes with torchrun, srun or mpirun, or initialize torch.distributed"
+    " before the first batch; or give rank= and world_size="
 )
 
 
@@ -31,7 +31,8 @@ class Place:
     Attributes:
         rank: Which one, from 0.
         world_size: How many there are.
-        source: Who said so, for people; None where nobody did, and the process is taken to be alone.
+        source: Who said so, for people; None where nobody did, and the process is taken to be
+            alone.
     """
 
     rank: int
@@ -46,9 +47,11 @@ class Place:
 def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """The rank of this process and the number of ranks.
 
-    What is given counts. Else it is what the first of these says: ``torch.distributed`` or ``jax.distributed``, if this process has initialized it; the
-    environment of torchrun (``RANK``, ``WORLD_SIZE``), of Slurm (``SLURM_PROCID``, ``SLURM_NTASKS``), of Open MPI (``OMPI_COMM_WORLD_RANK``,
-    ``OMPI_COMM_WORLD_SIZE``), of other MPIs (``PMI_RANK``, ``PMI_SIZE``). Where none of them is there, it is ``(0, 1)``.
+    What is given counts. Else it is what the first of these says: ``torch.distributed`` or
+    ``jax.distributed``, if this process has initialized it; the environment of torchrun (``RANK``,
+    ``WORLD_SIZE``), of Slurm (``SLURM_PROCID``, ``SLURM_NTASKS``), of Open MPI
+    (``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``), of other MPIs (``PMI_RANK``,
+    ``PMI_SIZE``). Where none of them is there, it is ``(0, 1)``.
 
     Raises:
         ValueError: One is given without the other, or the rank is not one of the world.
@@ -61,7 +64,9 @@ def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tu
 def find(
     rank: int | None = None, world_size: int | None = None, inherited: Place | None = None
 ) -> Place:
-    """As :func:`rank_and_world`. ``inherited``: the place of the process that this one has its loader from, by pickle; it comes before the environment."""
+    """As :func:`rank_and_world`. ``inherited``: the place of the process that this one has its
+    loader from, by pickle; it comes before the environment.
+    """
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
     if rank is not None and world_size is not None:
@@ -98,26 +103,29 @@ def _of_environment(env: Mapping[str, str]) -> Place | None:
         if rank is None or world is None:
             there, missing = (world_name, rank_name) if rank is None else (rank_name, world_name)
             raise InvalidRequest(
-                f"the environment has {there}={env[there]} and no {missing}: which of the training processes this is cannot be known",
+                f"the environment has {there}={env[there]} and no {missing}, so the rank of"
+                " this process is not known",
                 hint=ADVICE,
             )
         if world < 1 or not 0 <= rank < world:
             raise InvalidRequest(
-                f"the environment has {rank_name}={rank} and {world_name}={world}: ranks are 0 to {world_name} - 1",
+                f"the environment has {rank_name}={rank} and {world_name}={world}: ranks"
+                f" are 0 to {world_name} - 1",
                 hint=ADVICE,
             )
         if launcher == "Slurm" and world > 1 and rank == 0 and "SLURM_STEP_ID" not in env:
             # A batch script is process 0 of the job, and runs once.
             raise InvalidRequest(
-                f"Slurm gave this job {world} tasks, and this process was not started by srun (there is no SLURM_STEP_ID): it would train on"
+                f"Slurm gave this job {world} tasks, and this process was not started by"
+                " srun (there is no SLURM_STEP_ID): it would train on"
                 f" 1/{world} of the rows",
                 hint="srun python train.py; or rank=0, world_size=1 for all rows in this process",
             )
         return Place(rank, world, f"{rank_name} and {world_name}")
     if (_number(env, "LOCAL_RANK") or 0) > 0:
         raise InvalidRequest(
-            f"the environment has LOCAL_RANK={env['LOCAL_RANK']}, and neither RANK nor WORLD_SIZE: which of the training processes this is cannot"
-            " be known",
+            f"the environment has LOCAL_RANK={env['LOCAL_RANK']}, and neither RANK nor"
+            " WORLD_SIZE, so the rank of this process is not known",
             hint=ADVICE,
         )
     return None
@@ -136,7 +144,9 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def to_inherit(inherited: Place | None) -> Place | None:
-    """What a process that gets this one's loader by pickle is to go by, where its own runtime does not say: a worker of a DataLoader, that is."""
+    """What a process that gets this one's loader by pickle is to go by, where its own runtime does
+    not say: a worker of a DataLoader, that is.
+    """
     try:
         place = find(inherited=inherited)
     except InvalidRequest:

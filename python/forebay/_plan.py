@@ -28,7 +28,8 @@ class Step:
         step: Its number, counted from where the loader began or resumed.
         epoch: The epoch that it is of.
         rows: The row numbers, ``numpy.uint64`` of shape ``(rows,)``, and
-        sources: which dataset of a mix each is of, ``numpy.uint32`` of the same shape; None for one dataset.
+        sources: which dataset of a mix each is of, ``numpy.uint32`` of the same shape; None for one
+            dataset.
         real: How many of them are rows of the epoch; those after are padding.
         next: The state when all ranks have yielded this step.
     """
@@ -66,7 +67,7 @@ class Order:
 
     def __init__(
         self,
-        datasets: Sequence[Dataset],
+        datasets: Sequence[Dataset[Any]],
         weights: Sequence[float] | None,
         epoch_rows: int | None,
         seed: int,
@@ -108,7 +109,7 @@ class Order:
         """A state that is one of this order; raises InvalidRequest for any other."""
         if not isinstance(state, dict):
             raise InvalidRequest(
-                f"a state is the dict that state_dict() gave, not {type(state).__name__}"
+                f"a state must be the dict that state_dict() returned, not {type(state).__name__}"
             )
         return json.loads(self._plan.checked(json.dumps(state)))
 

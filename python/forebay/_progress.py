@@ -1,7 +1,7 @@
 """One line on the terminal for work that takes long.
 
-Nothing is drawn in the first second, nor where standard error is not a terminal (unless it was asked for): a program that runs in a batch
-system has no use for a line that is drawn over itself.
+Nothing is drawn in the first second, nor where standard error is not a terminal (unless it was
+asked for): a program that runs in a batch system has no use for a line that is drawn over itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Self, TextIO
 
 #: Seconds between two drawings, and before the first.
 REDRAW_SECONDS = 0.2
@@ -96,10 +96,10 @@ class Bar:
             self._drawn = 0
         self._show = False
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .dataset import Dataset
     from .loader import Loader
 
-#: What the stream's account of the nodes' times is called, and what :class:`forebay.Stats` calls it.
+#: What the stream's account of the nodes' times is called, and what :class:`forebay.Stats` calls
+#: it.
 NODE_TIMES = {
     "origin_seconds": "origin_s",
     "disk_seconds": "disk_s",
@@ -29,14 +30,16 @@ NODE_TIMES = {
 
 
 class Push:
-    """Steps over one stream. The plan is computed here too: it says which rows a step is to have, and what arrives must be these.
+    """Steps over one stream. The plan is computed here too: it says which rows a step is to have,
+    and what arrives must be these.
 
-    The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a loop that stops makes the nodes stop.
+    The memory for what has arrived and was not taken is bounded by the stream (``window_bytes``); a
+    loop that stops makes the nodes stop.
     """
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader[Any],
         steps: Steps,
         state: State,
         until: int | None,
@@ -46,8 +49,8 @@ class Push:
     ) -> None:
         if stride != 1:
             raise InvalidRequest(
-                "a stream is received in one process",
-                hint="leave the workers out and give threads=, or stream=False",
+                "only one process can receive a stream",
+                hint="leave out the workers and give threads=, or give stream=False",
             )
         options, datasets = loader.options, loader.datasets
         clients = [
@@ -90,7 +93,7 @@ class Push:
         if received is None:
             raise ServerError(
                 f"the stream ended before step {step.step} of epoch {step.epoch}",
-                hint="is the node of the same release?",
+                hint="run the same release here and on the node",
             )
         if (received.step, received.epoch, len(received.batch)) != (
             step.step,
@@ -98,9 +101,10 @@ class Push:
             len(step.rows),
         ):
             raise ServerError(
-                f"step {received.step} of epoch {received.epoch} with {len(received.batch)} rows came where step {step.step} of epoch"
-                f" {step.epoch} with {len(step.rows)} was to come",
-                hint="is the node of the same release?",
+                f"step {received.step} of epoch {received.epoch} with {len(received.batch)}"
+                f" rows came, and step {step.step} of epoch {step.epoch} with"
+                f" {len(step.rows)} was to come",
+                hint="run the same release here and on the node",
             )
         rows = Rows([received.batch], step.rows, sources=step.sources)
         self._account(waited, rows.nbytes)
@@ -122,26 +126,27 @@ class Push:
         self._stream.close()
 
 
-def _open_at(client: Client, dataset: Dataset) -> None:
+def _open_at(client: Client, dataset: Dataset[Any]) -> None:
     """Makes sure that a node knows this version of a dataset."""
     try:
         _node.describe(client, dataset.id)
         return
     except NotFound:
-        there = _node.open_dataset(client, dataset.spec)
+        there = dataset.open_at(client)
     if there["id"] != dataset.id:
         raise Changed(
             f"{dataset.name} is version {dataset.id} here, and version {there['id']} at {client!r}",
-            hint="nodes that serve one plan must see the same files; open the dataset again if they changed",
+            hint="nodes that serve one plan must see the same files; open the dataset again if"
+            " they changed",
         )
 
 
-def _columns(datasets: Sequence[Dataset]) -> list[str] | None:
+def _columns(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
     """The columns that the stream is to bring: of all datasets the same."""
     chosen = [d.chosen for d in datasets]
     if any(c != chosen[0] for c in chosen):
         raise InvalidRequest(
-            "datasets of a mix are read with different columns",
-            hint="give the loader columns=, or stream=False",
+            "the datasets of a mix have different columns",
+            hint="give the loader columns= that they share, or stream=False",
         )
     return chosen[0]

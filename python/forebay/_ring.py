@@ -1,14 +1,17 @@
-"""Batches through shared memory that is used again and again. Public names are in :mod:`forebay.torch`.
+"""Batches through shared memory that is used again and again. Public names are in
+:mod:`forebay.torch`.
 
-What DataLoader does by itself: a worker collates each batch into a shared memory segment made for it, sends a descriptor, the training process maps the
-segment, and its pages, made and zeroed for one batch, are given back. For plain bytes that costs more than fetching them.
+What DataLoader does by itself: a worker collates each batch into a shared memory segment made for
+it, sends a descriptor, the training process maps the segment, and its pages, made and zeroed for
+one batch, are given back. For plain bytes that costs more than fetching them.
 
-Here the segments are made once, before the workers start. A worker receives a batch straight into a free slot (or collates into it), and what travels to
-the training process is the slot's number; there the batch becomes ordinary tensors over the same memory, and when the last of them is gone the slot is
-free. The compiled half (``Ring``) holds the memory and each slot's owner.
+Here the segments are made once, before the workers start. A worker receives a batch straight into a
+free slot (or collates into it), and what travels to the training process is the slot's number;
+there the batch becomes ordinary tensors over the same memory, and when the last of them is gone the
+slot is free. The compiled half (``Ring``) holds the memory and each slot's owner.
 
-Invariant: a tensor's memory belongs to one process at a time. A worker gives a slot away when the batch is pickled, and only what ``receive`` handed out can
-be read afterwards.
+Invariant: a tensor's memory belongs to one process at a time. A worker gives a slot away when the
+batch is pickled, and only what ``receive`` handed out can be read afterwards.
 """
 
 from __future__ import annotations
@@ -41,21 +44,27 @@ class BatchRing:
     """Shared memory for the batches of DataLoader's workers.
 
     Args:
-        slots: Batches that can be in it at once: on their way or in use. DataLoader keeps ``prefetch_factor`` on their way per worker, and a training loop
-            holds one or two.
-        max_bytes: The bound on its memory, all slots together. A batch can be as large as ``max_bytes / slots``. Memory is taken as it is first used.
+        slots: Batches that can be in it at once: on their way or in use. DataLoader keeps
+            ``prefetch_factor`` on their way per worker, and a training loop holds one or two.
+        max_bytes: The bound on its memory, all slots together. A batch can be as large as
+            ``max_bytes / slots``. Memory is taken as it is first used.
 
     With the stock DataLoader, for a dataset that receives straight into the ring::
 
         ring = forebay.torch.BatchRing(slots=8)
         data = forebay.torch.MapDataset(client, names, ring=ring)
-        loader = torch.utils.data.DataLoader(data, batch_size=64, num_workers=2, collate_fn=ring.collate)
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=64, num_workers=2, collate_fn=ring.collate
+        )
 
-    ``ring.collate_with(function)`` takes the place of another ``collate_fn``, and works with any dataset: the tensors of what it returns (in lists, tuples and
-    dicts) go through the ring. A batch that finds no free slot, or is too large, goes the way it would have gone without a ring; :meth:`stats` counts them.
+    ``ring.collate_with(function)`` takes the place of another ``collate_fn``, and works with any
+    dataset: the tensors of what it returns (in lists, tuples and dicts) go through the ring. A
+    batch that finds no free slot, or is too large, goes the way it would have gone without a ring;
+    :meth:`stats` counts them.
 
-    The tensors that the loop gets may be written to and kept; each keeps its slot. The memory has no name in the file system, and is freed when the last
-    process that has it ends, in whatever way.
+    The tensors that the loop gets may be written to and kept; each keeps its slot. The memory has
+    no name in the file system, and is freed when the last process that has it ends, in whatever
+    way.
     """
 
     def __init__(self, slots: int, max_bytes: int = MAX_BYTES_DEFAULT) -> None:
@@ -80,9 +89,11 @@ class BatchRing:
         return self.core.slot_bytes
 
     def stats(self) -> dict[str, int]:
-        """What happened in all processes: batches ``sent`` through the ring; those that went the ordinary way because there was ``none_free`` or they were
-        ``too_large``; slots ``reclaimed`` from workers that died; and slots that are ``free`` (those of processes that ended among them), ``filling``,
-        ``on_the_way`` and ``held`` now."""
+        """What happened in all processes: batches ``sent`` through the ring; those that went the
+        ordinary way because there was ``none_free`` or they were ``too_large``; slots ``reclaimed``
+        from workers that died; and slots that are ``free`` (those of processes that ended among
+        them), ``filling``, ``on_the_way`` and ``held`` now.
+        """
         return self.core.stats()
 
     @property
@@ -101,7 +112,8 @@ class BatchRing:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"a batch is larger than a slot of the ring ({self.slot_bytes} bytes) and goes through memory of its own: "
+                f"a batch is larger than a slot of the ring ({self.slot_bytes} bytes) and"
+                " goes through memory of its own: "
                 "give the ring a larger max_bytes, or fewer slots",
                 stacklevel=2,
             )
@@ -109,7 +121,9 @@ class BatchRing:
     def fill(
         self, client: Any, entries: list[Any], bucket: str | None, labels: list[Any] | None
     ) -> Filled | None:
-        """Receives a batch into a slot. None if it must go the ordinary way: not in a worker, no slot is free, or the batch is too large for one."""
+        """Receives a batch into a slot. None if it must go the ordinary way: not in a worker, no
+        slot is free, or the batch is too large for one.
+        """
         if not self.direct or torch.utils.data.get_worker_info() is None:
             return None
         slot = self.core.take()
@@ -135,7 +149,9 @@ def _reopen(key: str, descriptor: Any) -> BatchRing:
 
 
 class Filled(list[Any]):
-    """The samples of a batch that lies in a slot already: tensors that are views of it, or pairs of them and labels."""
+    """The samples of a batch that lies in a slot already: tensors that are views of it, or pairs of
+    them and labels.
+    """
 
     def __init__(self, slot: Slot, sizes: list[int], labels: list[Any] | None) -> None:
         self.slot, self.sizes, self.labels = slot, sizes, labels
@@ -313,11 +329,14 @@ def _receive(key: str, index: int, number: int) -> Slot:
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """PyTorch's DataLoader with a :class:`BatchRing` of the right size behind it; takes the same arguments.
+    """PyTorch's DataLoader with a :class:`BatchRing` of the right size behind it; takes the same
+    arguments.
 
     Args:
-        dataset: Any. A :class:`MapDataset` without ``decode`` and ``transform`` receives straight into the ring; of others the collated tensors go through it.
-        ring_bytes: The ring's ``max_bytes``; 0 for no ring. Each worker gets ``prefetch_factor`` + 2 slots.
+        dataset: Any. A :class:`MapDataset` without ``decode`` and ``transform`` receives straight
+            into the ring; of others the collated tensors go through it.
+        ring_bytes: The ring's ``max_bytes``; 0 for no ring. Each worker gets ``prefetch_factor`` +
+            2 slots.
         **options: As for ``torch.utils.data.DataLoader``.
 
     Attributes:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
@@ -23,13 +23,16 @@ STATE_BYTES = 4096
 WORKER_STATE = frozenset(("start", "step", "sample", "worker", "workers"))
 
 
-#: Classes of Hugging Face's libraries through which a dataset is iterated over by one process for all, or dealt out among them.
+#: Classes of Hugging Face's libraries through which a dataset is iterated over by one process for
+#: all, or dealt out among them.
 DEALERS = frozenset(("DataLoaderDispatcher", "IterableDatasetShard"))
 SHARD = "DataLoaderShard"
 
 
 def _dealer() -> str | None:
-    """Which of these (or of accelerate's plain loaders) is at work in the frames of this thread, if any."""
+    """Which of these (or of accelerate's plain loaders) is at work in the frames of this thread, if
+    any.
+    """
     if "accelerate" not in sys.modules and "transformers" not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(1)
@@ -44,7 +47,11 @@ def _dealer() -> str | None:
     return found
 
 
-class LoaderDataset(torch.utils.data.IterableDataset):
+#: What it yields: batches, or samples.
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     """The batches of a loader as an ``IterableDataset``. Made by :meth:`forebay.Loader.torch`.
 
     ::
@@ -52,29 +59,39 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         data = ds.loader(batch_size=64, shuffle=forebay.Block(16), output="torch").torch()
         loader = forebay.torch.Resumable(DataLoader(data, batch_size=None, num_workers=4))
 
-    It yields whole batches, for ``DataLoader(data, batch_size=None)``. Worker ``w`` of ``n`` makes the steps ``w``, ``w + n``, …, and DataLoader takes from its
-    workers in turn: the batches come in the loader's order, whatever the number of workers. With ``samples=True`` it yields single samples, for a
-    DataLoader that puts them together: with the loader's ``batch_size``, and without ``drop_last``.
+    It yields whole batches, for ``DataLoader(data, batch_size=None)``. Worker ``w`` of ``n`` makes
+    the steps ``w``, ``w + n``, …, and DataLoader takes from its workers in turn: the batches come
+    in the loader's order, whatever the number of workers. With ``samples=True`` it yields single
+    samples, for a DataLoader that puts them together: with the loader's ``batch_size``, and without
+    ``drop_last``.
 
-    What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory (``memoryview``, in rows that nobody decodes) do not.
+    What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
+    (``memoryview``, in rows that nobody decodes) do not.
 
-    It is this rank's share already. Hugging Face accelerate (``accelerator.prepare``, and so ``transformers.Trainer``) would deal out the share of rank 0
-    once more, which loses the others' rows: that is refused here, with what to do. Lightning takes it as it is.
+    It is this rank's share already. Hugging Face accelerate (``accelerator.prepare``, and so
+    ``transformers.Trainer``) would deal out the share of rank 0 once more, which loses the others'
+    rows: that is refused here, with what to do. Lightning takes it as it is.
 
-    To resume exactly, use :class:`Resumable` around a plain DataLoader, or ``torchdata.StatefulDataLoader`` and, to load its state into another number of
-    workers or ranks, :func:`state_of` (torchdata itself refuses a state of ``num_workers=2`` with ``num_workers=0`` by an ``AssertionError``). Without either, call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+    To resume exactly, use :class:`Resumable` around a plain DataLoader, or
+    ``torchdata.StatefulDataLoader``. A state of the latter loads into as many workers and ranks as
+    it was saved with; :func:`state_of` turns it into one that loads into any number. (From or to
+    ``num_workers=0`` torchdata refuses a state with a bare ``AssertionError``.) Without either,
+    call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
     """
 
-    def __init__(self, loader: Loader, *, samples: bool = False) -> None:
+    def __init__(self, loader: Loader[Any], *, samples: bool = False) -> None:
         if samples and loader.options.batch_size is None:
             raise InvalidRequest(
-                "batches bounded by length are made here, not by DataLoader",
-                hint="samples=False, DataLoader(batch_size=None)",
+                "the loader makes batches bounded by length, so DataLoader cannot make them"
+                " from samples",
+                hint="give samples=False, and DataLoader(batch_size=None)",
             )
         if samples and loader.options.on_error == "skip":
             raise InvalidRequest(
-                'with on_error="skip" a step may have fewer samples, and DataLoader would fill its batches up with those of the next',
-                hint="samples=False, DataLoader(batch_size=None); or a function as on_error=",
+                'with on_error="skip" a step may have fewer samples, and DataLoader would'
+                " fill its batches up with those of the next",
+                hint="give samples=False, and DataLoader(batch_size=None); or a function as"
+                " on_error=",
             )
         self.loader = loader
         self.samples = samples
@@ -85,7 +102,8 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         self._go_to(loader.state_dict())
 
     def load_state_dict(self, state: State) -> None:
-        """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of :class:`Resumable` or of :func:`state_of`.
+        """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of
+        :class:`Resumable` or of :func:`state_of`.
 
         Raises:
             InvalidRequest: It is of another dataset, seed, shuffle, mix or release.
@@ -97,7 +115,8 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         text = json.dumps(self.loader.order.checked(state)).encode()
         if len(text) >= STATE_BYTES:
             raise InvalidRequest(
-                f"a state of {len(text)} bytes", hint="load the state as it was saved"
+                f"the state has {len(text)} bytes, which is too long",
+                hint="load the state as it was saved",
             )
         self._begin[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._begin[len(text) :] = 0
@@ -108,27 +127,35 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         return json.loads(bytes(self._begin.numpy()).rstrip(b"\0"))
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration begins with this epoch; where it is to begin within that epoch already (a state was loaded), it still does."""
+        """The next iteration begins with this epoch; where it is to begin within that epoch already
+        (a state was loaded), it still does.
+        """
         dealer = self._refuse_to_be_shared()
         begins = self.begin["epoch"]
         if dealer and self._loaded and epoch < begins:
             raise InvalidRequest(
-                f"accelerate counts its epochs anew and asks for epoch {epoch}, and a state of epoch {begins} was loaded",
-                hint="iterate over forebay.torch.Resumable(DataLoader(data, batch_size=None)) in place of what prepare() returned",
+                f"accelerate counts epochs from 0 again and asks for epoch {epoch}, and a"
+                f" state of epoch {begins} was loaded",
+                hint="iterate over forebay.torch.Resumable(DataLoader(data, batch_size=None)) in"
+                " place of what prepare() returned",
             )
         if epoch != begins:
             self._go_to(self.loader.order.at(epoch, 0))
 
     def _refuse_to_be_shared(self) -> bool:
-        """Whether a DataLoader of accelerate is at work here; raises if it is about to deal out what is one rank's share."""
+        """Whether a DataLoader of accelerate is at work here; raises if it is about to deal out
+        what is one rank's share.
+        """
         dealer = _dealer()
         if dealer is None:
             return False
         place = self.loader.place
         if dealer in DEALERS and place.world_size > 1:
             raise InvalidRequest(
-                f"accelerate would deal out what is the share of {place} already, and rows would be lost",
-                hint="leave the loader out of accelerator.prepare() and iterate over it; for transformers.Trainer override get_train_dataloader; or"
+                f"accelerate would divide what is already the share of {place}, and rows"
+                " would be lost",
+                hint="leave the loader out of accelerator.prepare() and iterate over it; for"
+                " transformers.Trainer override get_train_dataloader; or"
                 " make it with rank=0, world_size=1, and accelerate deals out all rows",
             )
         return True
@@ -137,29 +164,29 @@ class LoaderDataset(torch.utils.data.IterableDataset):
         """Batches (or samples) of the next iteration, of all workers together."""
         total = self.loader.total(self.begin)
         if total is None:
-            raise TypeError("this iteration has no end that is known")
+            raise TypeError("the end of this iteration is not known")
         return total * (self.loader.options.batch_size or 1) if self.samples else total
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_to_be_shared()  # by workers that are about to be spawned
         return self.__dict__
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         self._refuse_to_be_shared()
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None and self.loader.options.stream:
             raise InvalidRequest(
-                "a stream is received in one process",
+                "only one process can receive a stream",
                 hint="DataLoader(num_workers=0) and threads=, or stream=False",
             )
         return WorkerIteration(self, self.begin, worker, workers)
 
 
-class WorkerIteration:
+class WorkerIteration(Iterator[T_co]):
     """What one worker yields. Its state is what ``StatefulDataLoader`` keeps for that worker."""
 
-    def __init__(self, data: LoaderDataset, start: State, worker: int, workers: int) -> None:
+    def __init__(self, data: LoaderDataset[T_co], start: State, worker: int, workers: int) -> None:
         self._data, self._start, self._worker, self._workers = data, start, worker, workers
         self._number, self._sample = worker, 0
         self._pipeline: Pipeline | None = None
@@ -168,7 +195,7 @@ class WorkerIteration:
         # Where the pipeline begins: its steps are counted from there.
         self._first = worker
 
-    def __iter__(self) -> WorkerIteration:
+    def __iter__(self) -> WorkerIteration[T_co]:
         return self
 
     def _next_step(self) -> Any:
@@ -227,8 +254,10 @@ class WorkerIteration:
         """
         if (state["worker"], state["workers"]) != (self._worker, self._workers):
             raise InvalidRequest(
-                f"the state of worker {state['worker']} of {state['workers']} in worker {self._worker} of {self._workers}",
-                hint="data.load_state_dict(forebay.torch.state_of(saved, data)) resumes with any number of workers",
+                f"the state of worker {state['worker']} of {state['workers']} in worker"
+                f" {self._worker} of {self._workers}",
+                hint="data.load_state_dict(forebay.torch.state_of(saved, data)) resumes with any"
+                " number of workers",
             )
         self._start = self._data.loader.order.checked(state["start"])
         self._number, self._sample = int(state["step"]), int(state["sample"])
@@ -253,12 +282,15 @@ class _Tagged:
 class Resumable:
     """A plain DataLoader over a :class:`LoaderDataset` that can be resumed exactly.
 
-    Workers tag what they yield with the state after it; here, in the main process, the tag of what was *yielded to the loop* is kept, and whatever the
-    workers have made ahead is not counted. Iterating, :meth:`state_dict` and :meth:`load_state_dict` are as with :class:`forebay.Loader`: a loop
-    goes on where the last one stopped, and a state can be loaded into any number of workers and ranks, and into a loader without DataLoader.
+    Workers tag what they yield with the state after it; here, in the main process, the tag of what
+    was *yielded to the loop* is kept, and whatever the workers have made ahead is not counted.
+    Iterating, :meth:`state_dict` and :meth:`load_state_dict` are as with :class:`forebay.Loader`: a
+    loop goes on where the last one stopped, and a state can be loaded into any number of workers
+    and ranks, and into a loader without DataLoader.
 
     Args:
-        dataloader: ``DataLoader(data, batch_size=None, …)``, or for ``samples=True`` one with the loader's ``batch_size``. It has not been iterated over yet.
+        dataloader: ``DataLoader(data, batch_size=None, …)``, or for ``samples=True`` one with the
+            loader's ``batch_size``. It has not been iterated over yet.
     """
 
     def __init__(self, dataloader: torch.utils.data.DataLoader) -> None:
@@ -270,13 +302,14 @@ class Resumable:
         wanted = data.loader.options.batch_size if data.samples else None
         if dataloader.batch_size != wanted:
             raise InvalidRequest(
-                f"DataLoader has batch_size={dataloader.batch_size}, and batches end where steps do with batch_size={wanted} only",
+                f"DataLoader has batch_size={dataloader.batch_size}, and batches end where"
+                f" steps do with batch_size={wanted} only",
                 hint=f"DataLoader(data, batch_size={wanted}, …)",
             )
         if not getattr(dataloader, "in_order", True):
             raise InvalidRequest(
-                "DataLoader(in_order=False) yields what is ready first",
-                hint="leave it out: a state is a place in an order",
+                "DataLoader(in_order=False) does not keep the order",
+                hint="leave in_order= out: a state is a place in an order",
             )
         self.dataloader, self.data = dataloader, data
         data.tagged = True
@@ -315,7 +348,9 @@ class Resumable:
 
 
 def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
-    """The states of :class:`WorkerIteration` inside a state of a StatefulDataLoader, wherever it keeps them."""
+    """The states of :class:`WorkerIteration` inside a state of a StatefulDataLoader, wherever it
+    keeps them.
+    """
     if isinstance(saved, dict):
         if WORKER_STATE.issubset(saved):
             yield saved
@@ -324,28 +359,30 @@ def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:
                 yield from _of_workers(value)
 
 
-def state_of(saved: dict[str, Any], data: LoaderDataset) -> State:
+def state_of(saved: dict[str, Any], data: LoaderDataset[Any]) -> State:
     """The place in the order that a state of ``torchdata.StatefulDataLoader`` stands for.
 
-    Its own states hold one for each worker, and can be loaded into as many workers of as many ranks only. What this returns can be loaded into
-    anything: :meth:`LoaderDataset.load_state_dict`, :meth:`forebay.Loader.load_state_dict`, :meth:`Resumable.load_state_dict`.
+    Its own states hold one for each worker, and can be loaded into as many workers of as many ranks
+    only. What this returns can be loaded into anything: :meth:`LoaderDataset.load_state_dict`,
+    :meth:`forebay.Loader.load_state_dict`, :meth:`Resumable.load_state_dict`.
 
     Args:
         saved: What ``StatefulDataLoader.state_dict()`` returned.
-        data: A dataset of the same order, with the number of ranks and the batch size that the state was taken with.
+        data: A dataset of the same order, with the number of ranks and the batch size that the
+            state was taken with.
 
     Raises:
-        InvalidRequest: It is no such state.
+        InvalidRequest: It is not such a state.
     """
     found = list(_of_workers(saved))
     if not found:
         raise InvalidRequest(
-            "this is no state of a StatefulDataLoader over loader.torch()",
+            "this is not a state of a StatefulDataLoader over loader.torch()",
             hint="give what its state_dict() returned",
         )
     if any(w["sample"] for w in found):
         raise InvalidRequest(
-            "the state lies inside a batch", hint="use the loader's batch_size as the DataLoader's"
+            "the state is inside a batch", hint="give the DataLoader the loader's batch_size"
         )
     # Batches are taken from the workers in turn, so all before the least next step were yielded,
     # and none after it.

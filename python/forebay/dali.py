@@ -2,17 +2,20 @@
 
 In the process of the pipeline, with what a loader can (streams, decoding threads, resume)::
 
-    source = forebay.dali.Source(ds.loader(batch_size=64, shuffle=forebay.Block(16)), ["jpg", "label"])
+    loader = ds.loader(batch_size=64, shuffle=forebay.Block(16))
+    source = forebay.dali.Source(loader, ["jpg", "label"])
 
     @pipeline_def(batch_size=64, num_threads=4, device_id=0)
     def train():
         jpegs, labels = fn.external_source(source=source, num_outputs=2)
         return fn.decoders.image(jpegs, device="mixed"), labels
 
-Or in DALI's own worker processes (``fn.external_source(source=forebay.dali.ByNumber(…), parallel=True, batch=True, batch_info=True, num_outputs=2)``): any worker can make any
-batch by its number, for a plan is a function.
+Or in DALI's own worker processes (``fn.external_source(source=forebay.dali.ByNumber(…),
+parallel=True, batch=True, batch_info=True, num_outputs=2)``): any worker can make any batch by its
+number, for a plan is a function.
 
-A column of bytes is a list of one-dimensional ``uint8`` arrays, without a copy; a column of numbers one array for the batch.
+A column of bytes is a list of one-dimensional ``uint8`` arrays, without a copy; a column of numbers
+one array for the batch.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def batch_of(batch: Any, columns: Sequence[str]) -> tuple[Any, ...]:
 def _column(name: str, values: Any) -> Any:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(
-            f"column {name!r} has missing values, and a tensor cannot: leave it out, or give the loader a decode="
+            f"column {name!r} has missing values, which a tensor cannot hold: leave it out,"
+            " or give the loader a decode="
         )
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values
@@ -62,41 +66,44 @@ def _column(name: str, values: Any) -> Any:
             value = np.frombuffer(value, np.uint8)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(
-                f"column {name!r} has lists with missing items, and a tensor cannot: leave it out, or give the loader a decode="
+                f"column {name!r} has lists with missing items, which a tensor cannot hold:"
+                " leave it out, or give the loader a decode="
             )
         if not isinstance(value, np.ndarray) or value.dtype == object:
             raise TypeError(
-                f"column {name!r} has a value of {type(value).__name__}: DALI takes arrays; leave it out, or give the loader a decode="
+                f"column {name!r} has a value of {type(value).__name__}, and DALI takes"
+                " arrays: leave it out, or give the loader a decode="
             )
         out.append(value)
     return out
 
 
-def _check(loader: Loader, columns: Sequence[str]) -> None:
+def _check(loader: Loader[Any], columns: Sequence[str]) -> None:
     if isinstance(columns, str) or not columns:
         raise InvalidRequest(
-            "columns is a list of names: one for each output of the external source",
+            "columns must be a list of names, one for each output of the external source",
             hint='["jpg", "cls"]',
         )
     if loader.options.output not in ("rows", "numpy"):
         raise InvalidRequest(
-            f'output="{loader.options.output}" is not for DALI',
+            f'output="{loader.options.output}" does not work with DALI',
             hint='leave it out, or output="numpy" with a decode=',
         )
 
 
 class Source:
-    """An iterable for ``fn.external_source(source=…, num_outputs=len(columns))``: one epoch, or as the loader's ``epochs=`` says.
+    """An iterable for ``fn.external_source(source=…, num_outputs=len(columns))``: one epoch, or as
+    the loader's ``epochs=`` says.
 
     Args:
         loader: With ``output="numpy"`` where it has a ``decode`` (of which the samples are dicts).
         columns: What the outputs are, in order.
 
-    A pipeline reads ahead of what it has given out, so the loader's own state is ahead of the training. :meth:`state_dict` takes the number of batches that the
-    *pipeline* has given.
+    A pipeline reads ahead of what it has given out, so the loader's own state is ahead of the
+    training. :meth:`state_dict` takes the number of batches that the *pipeline* has given.
     """
 
-    def __init__(self, loader: Loader, columns: Sequence[str]) -> None:
+    def __init__(self, loader: Loader[Any], columns: Sequence[str]) -> None:
         _check(loader, columns)
         self.loader, self.columns = loader, list(columns)
         self._states: deque[State] = deque([loader.state_dict()], STATES_KEPT)
@@ -113,7 +120,8 @@ class Source:
         return batch
 
     def state_dict(self, batches: int) -> State:
-        """The state after this many batches were given out by the pipeline, counted from when the source was made.
+        """The state after this many batches were given out by the pipeline, counted from when the
+        source was made.
 
         Raises:
             InvalidRequest: It has not made so many yet, or it was too long ago.
@@ -121,24 +129,27 @@ class Source:
         back = self._given - batches
         if not 0 <= back < len(self._states):
             raise InvalidRequest(
-                f"the state after {batches} batches, of {self._given} that were made",
-                hint=f"it is kept for the last {STATES_KEPT}",
+                f"the state after {batches} batches is not kept: {self._given} were made",
+                hint=f"states are kept for the last {STATES_KEPT}",
             )
         return self._states[-1 - back]
 
 
 class ByNumber:
-    """A callable for ``fn.external_source(source=…, parallel=True, batch=True, batch_info=True, num_outputs=len(columns))``, which DALI calls in its own processes.
+    """A callable for ``fn.external_source(source=…, parallel=True, batch=True, batch_info=True,
+    num_outputs=len(columns))``, which DALI calls in its own processes.
 
-    It makes the batch of any number of any epoch, with ``decode`` and ``transform``, in that process. Batches of DALI's epoch ``e`` are those of the
-    loader's epoch, counted from the one where it is, plus ``e``.
+    It makes the batch of any number of any epoch, with ``decode`` and ``transform``, in that
+    process. Batches of DALI's epoch ``e`` are those of the loader's epoch, counted from the one
+    where it is, plus ``e``.
     """
 
-    def __init__(self, loader: Loader, columns: Sequence[str]) -> None:
+    def __init__(self, loader: Loader[Any], columns: Sequence[str]) -> None:
         _check(loader, columns)
         if loader.options.stream:
             raise InvalidRequest(
-                "a stream has no batches by number", hint="Source, or stream=False"
+                "batches of a stream cannot be made by number",
+                hint="use Source, or give stream=False",
             )
         self.loader, self.columns = loader, list(columns)
         self._begin = loader.state_dict()

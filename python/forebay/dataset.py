@@ -7,8 +7,9 @@
     for batch in ds.loader(batch_size=32, shuffle=forebay.Block(16), seed=1):
         ...
 
-The node reads the footers, headers and directories of the files, once, and knows then where each row is; nothing of that is in this process but a
-few numbers for each block of rows. A dataset is a version: files that change make another one.
+The node reads the footers, headers and directories of the files, once, and knows then where each
+row is; nothing of that is in this process but a few numbers for each block of rows. A dataset is a
+version: files that change make another one.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from . import _node
 from ._fetch import read
-from ._forebay import Client
-from ._loadable import Loadable
+from ._forebay import Client, RecordBatch
+from ._loadable import Loadable, S_co
 from ._progress import Bar
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
-from .rows import Rows
+from .rows import Row, Rows
 
 __all__ = ["Dataset", "Place", "open"]
 
@@ -37,6 +38,8 @@ REQUEST_ROWS = 4096
 ITERATION_ROWS = 256
 #: Requests on their way while a dataset is read from end to end.
 AHEAD_REQUESTS = 3
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class Place:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a dataset: its ``name`` (``"bucket/key"``), its ``size`` in bytes, its ``rows``, and the ``etag`` of the version."""
+    """One file of a dataset: its ``name`` (``"bucket/key"``), its ``size`` in bytes, its ``rows``,
+    and the ``etag`` of the version.
+    """
 
     name: str
     size: int
@@ -62,6 +67,42 @@ class File:
     etag: str | None
 
 
+@overload
+def open(
+    source: str | Sequence[str],
+    *,
+    client: Client | None = None,
+    url: str | None = None,
+    origin: str | Sequence[str] | None = None,
+    cache: str | None = None,
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    schema: Any = None,
+    labels: str | dict[str, Any] | None = None,
+    decode: None = None,
+    example: bool = False,
+    block_rows: int | None = None,
+    on_damaged: str = "error",
+    progress: bool | None = None,
+) -> Dataset[Row]: ...
+@overload
+def open(
+    source: str | Sequence[str],
+    *,
+    client: Client | None = None,
+    url: str | None = None,
+    origin: str | Sequence[str] | None = None,
+    cache: str | None = None,
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    schema: Any = None,
+    labels: str | dict[str, Any] | None = None,
+    decode: Callable[[dict[str, Any]], S],
+    example: bool = False,
+    block_rows: int | None = None,
+    on_damaged: str = "error",
+    progress: bool | None = None,
+) -> Dataset[S]: ...
 def open(
     source: str | Sequence[str],
     *,
@@ -78,48 +119,59 @@ def open(
     block_rows: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
-) -> Dataset:
+) -> Dataset[Any]:
     """Opens a dataset at a node.
 
     Args:
-        source: Files: ``"bucket/key"`` (with or without ``s3://``), everything under a prefix (``"bucket/prefix/"``), a pattern
-            (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``, with ``*``, ``?``, ``[a-z]``, ``{a,b}``), ``"manifest:bucket/key"``; or a list of these. Rows
-            are numbered in the order of the list, and within a pattern by name.
-        client: The node. Default: ``Client(url, origin=origin, cache=cache)``, and that is the one of ``FOREBAY_NODE`` where none is given.
+        source: Files: ``"bucket/key"`` (with or without ``s3://``), everything under a prefix
+            (``"bucket/prefix/"``), a pattern (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``,
+            with ``*``, ``?``, ``[a-z]``, ``{a,b}``), ``"manifest:bucket/key"``; or a list of these.
+            Rows are numbered in the order of the list, and within a pattern by name.
+        client: The node. Default: ``Client(url, origin=origin, cache=cache)``, and that is the one
+            of ``FOREBAY_NODE`` where none is given.
         url, origin, cache: As for :class:`forebay.Client`.
-        format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``, ``arrow-stream`` or ``jsonl``. Default: told by the names.
+        format: ``objects``, ``tar``, ``zip``, ``tfrecord``, ``parquet``, ``arrow-file``,
+            ``arrow-stream`` or ``jsonl``. Default: told by the names.
         columns: Read only these. Default: all.
-        schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of names and types (``"int64"``, ``"list<item: float>"``, or
-            types of pyarrow; ``"json"`` takes any JSON value as text). What a file lacks of them is null; a value that its type does not hold is an error.
-            ``{"json": "string"}`` takes the lines of JSONL as they are. Default: told by the files, the wider type where numbers differ.
-        labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is in (``"path:2"``: the one above);
-            ``"bucket/labels.csv"``: a CSV or JSONL object with columns ``file`` and ``label``; a dict: as the node's API has it.
-        decode: Makes a sample of a row (a dict): what ``ds[i]``, iteration and loaders give then. ``ds.take`` gives rows.
+        schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of
+            names and types (``"int64"``, ``"list<item: float>"``, or types of pyarrow; ``"json"``
+            takes any JSON value as text). What a file lacks of them is null; a value that its type
+            does not hold is an error. ``{"json": "string"}`` takes the lines of JSONL as they are.
+            Default: told by the files, the wider type where numbers differ.
+        labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is
+            in (``"path:2"``: the one above); ``"bucket/labels.csv"``: a CSV or JSONL object with
+            columns ``file`` and ``label``; a dict: as the node's API has it.
+        decode: Makes a sample of a row (a dict): what ``ds[i]``, iteration and loaders give then.
+            ``ds.take`` gives rows.
         example: TFRecord only: columns are the features of the ``tf.train.Example`` in each record.
         block_rows: Rows of a block, for formats without blocks of their own.
-        on_damaged: ``"error"``: a file whose footer, headers or directory cannot be read fails the opening; ``"skip"``: it is left out
-            (``ds.info["skipped"]`` names it).
-        progress: Draw a line on the terminal while it takes long: files listed, then files whose footers, headers or directories were read. None: on
-            terminals. However long it takes, the client's ``timeout`` is for a node that says nothing.
+        on_damaged: ``"error"``: a file whose footer, headers or directory cannot be read fails the
+            opening; ``"skip"``: it is left out (``ds.info["skipped"]`` names it).
+        progress: Draw a line on the terminal while it takes long: files listed, then files whose
+            footers, headers or directories were read. None: on terminals. However long it takes,
+            the client's ``timeout`` is for a node that says nothing.
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
-        InvalidRequest: Files of different columns, of a format that is not read, or a description that makes no sense.
+        InvalidRequest: Files of different columns, of a format that is not read, or a description
+            that makes no sense.
         ServerError: A file is damaged (status 502, whatever its format); the message names it.
-        Unsupported: A file is whole and uses what is not offered: encryption, a codec, a size past a limit.
+        Unsupported: A file is whole and uses what is not offered: encryption, a codec, a size past
+            a limit.
     """
     given = [url is not None, origin is not None or cache is not None]
     if client is not None and any(given):
         raise InvalidRequest(
-            "client= and url=, origin=, cache= exclude each other",
-            hint="a client has its node already",
+            "client= cannot be given together with url=, origin= or cache=",
+            hint="the client already has its node",
         )
     if client is None:
         client = Client(url, origin=origin, cache=cache)
     sources = [source] if isinstance(source, str) else list(source)
     if not sources or not all(isinstance(s, str) for s in sources):
         raise TypeError(
-            "source is a text or a list of texts: names, prefixes ending in /, patterns, manifest:bucket/key"
+            "source must be a str or a list of str: names, prefixes ending in /, patterns,"
+            " or manifest:bucket/key"
         )
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
@@ -151,7 +203,7 @@ def _named(schema: Any) -> dict[str, str]:
     try:
         return {field.name: str(field.type) for field in schema}
     except AttributeError:
-        raise TypeError("schema is a dict of names and types, or a pyarrow.Schema") from None
+        raise TypeError("schema must be a dict of names and types, or a pyarrow.Schema") from None
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +219,12 @@ def _shown(sources: Sequence[str]) -> str:
     return sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
 
 
-class Dataset(Loadable):
+class Dataset(Loadable[S_co]):
     """Rows ``0`` to ``len(ds) - 1`` of a version of some files. Made by :func:`forebay.open`.
 
-    ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request; ``for row in ds`` goes from the first to the last.
-    As a map-style dataset of PyTorch it answers a whole batch in one request (``__getitems__``).
+    ``ds[i]`` is one row, ``ds[10:20]`` and ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one
+    request; ``for row in ds`` goes from the first to the last. As a map-style dataset of PyTorch it
+    answers a whole batch in one request (``__getitems__``).
 
     It can be pickled: DataLoader workers and other processes do not open it again.
 
@@ -187,7 +240,7 @@ class Dataset(Loadable):
         info: dict[str, Any],
         *,
         columns: Sequence[str] | None = None,
-        decode: Callable[[dict[str, Any]], Any] | None = None,
+        decode: Callable[[dict[str, Any]], S_co] | None = None,
         shape: bytes | None = None,
     ) -> None:
         self.client, self.spec, self.info = client, spec, info
@@ -202,7 +255,9 @@ class Dataset(Loadable):
 
     @property
     def id(self) -> str:
-        """The version: equal for equal files and options, everywhere; files that change make another."""
+        """The version: equal for equal files and options, everywhere; files that change make
+        another.
+        """
         return self.info["id"]
 
     version = id
@@ -260,7 +315,7 @@ class Dataset(Loadable):
             IndexError: There is no such row.
         """
         if not 0 <= row < self._rows:
-            raise IndexError(f"row {row} of a dataset of {self._rows:,}")
+            raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
         files = self.files
         at = bisect.bisect_right(self._starts, row) - 1
         return Place(files[at].name, row - self._starts[at])
@@ -279,10 +334,12 @@ class Dataset(Loadable):
                     f"{self.name} has no column {name!r}", hint=f"its columns: {', '.join(there)}"
                 )
         if not columns:
-            raise InvalidRequest("columns is an empty list", hint="leave it out for all columns")
+            raise InvalidRequest(
+                "columns is an empty list", hint="leave it out to read all columns"
+            )
         return list(columns)
 
-    def select(self, columns: Sequence[str]) -> Dataset:
+    def select(self, columns: Sequence[str]) -> Dataset[S_co]:
         """The same rows with fewer columns."""
         return Dataset(
             self.client,
@@ -298,33 +355,44 @@ class Dataset(Loadable):
     def __len__(self) -> int:
         return self._rows
 
-    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
-        """These rows (``uint64``, each below ``len(ds)``) as one received Arrow record batch: one request.
+    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> RecordBatch:
+        """These rows (``uint64``, each below ``len(ds)``) as one received Arrow record batch: one
+        request.
 
-        A node that does not know the dataset (it was started anew) is told to open it, and must find the same version.
+        A node that does not know the dataset (it was started anew) is told to open it, and must
+        find the same version.
         """
         columns = self._columns if columns is None else columns
         try:
             return _node.take(self.client, self.id, rows, columns)
         except PreconditionFailed as e:
-            hint = "open it again to go on with the new version; a state of the old one cannot be loaded into it"
+            hint = (
+                "open it again to use the new version; a state of the old one does not load into it"
+            )
             raise Changed(e.message, hint=hint, status=e.status, request_id=e.request_id) from e
         except NotFound:
             # Either a file is gone, or the node does not know the dataset. Opening it again tells
             # which.
-            again = _node.open_dataset(self.client, self.spec)
+            again = self.open_at(self.client)
             if again["id"] != self.id:
                 raise Changed(
-                    f"{self.name} is not what it was: version {self.id} was opened, and the node finds {again['id']} now",
-                    hint="open it again to go on with the new version; a state of the old one cannot be loaded into it",
+                    f"{self.name} has changed: version {self.id} was opened, and the node"
+                    f" now finds version {again['id']}",
+                    hint="open it again to use the new version; a state of the old one does not"
+                    " load into it",
                 ) from None
             return _node.take(self.client, self.id, rows, columns)
+
+    def open_at(self, client: Client) -> dict[str, Any]:
+        """Opens it at a node, whatever version it has there; what the node says of it."""
+        return _node.open_dataset(client, self.spec)
 
     def take(self, rows: Any, columns: Sequence[str] | None = None) -> Rows:
         """Rows by their numbers, in this order; duplicates are allowed.
 
         Args:
-            rows: A list, a range, or an array of whole numbers, from ``-len(ds)`` to ``len(ds) - 1``.
+            rows: A list, a range, or an array of whole numbers, from ``-len(ds)`` to ``len(ds) -
+                1``.
             columns: Read only these.
 
         Raises:
@@ -350,23 +418,26 @@ class Dataset(Loadable):
             return np.empty(0, np.uint64)
         if given.ndim != 1 or given.dtype.kind not in "iu":
             raise TypeError(
-                f"rows are whole numbers in one dimension, not {given.dtype} of shape {given.shape}"
+                f"rows must be whole numbers in one dimension, not {given.dtype} of shape"
+                f" {given.shape}"
             )
         low, high = int(given.min()), int(given.max())
         if low < -self._rows or high >= self._rows:
             raise IndexError(
-                f"row {low if low < -self._rows else high} of a dataset of {self._rows:,}"
+                f"row {low if low < -self._rows else high} does not exist: the dataset has"
+                f" {self._rows:,} rows"
             )
         if low < 0:
             given = given.astype(np.int64)
             given = np.where(given < 0, given + self._rows, given)
         return np.ascontiguousarray(given, np.uint64)
 
-    def _sample(self, row: dict[str, Any]) -> Any:
-        return row if self.decode is None else self.decode(row)
+    def _sample(self, row: dict[str, Any]) -> S_co:
+        # Without a decode a sample is the row: a Row, to type checkers.
+        return row if self.decode is None else self.decode(row)  # type: ignore[return-value]
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int | np.integer[Any]) -> S_co: ...
     @overload
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Rows: ...
     def __getitem__(self, index: Any) -> Any:
@@ -376,11 +447,11 @@ class Dataset(Loadable):
             return self._sample(self.take([index.__index__()])[0])
         return self.take(index)
 
-    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+    def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
         """Samples by their numbers, in one request: what PyTorch's DataLoader asks for."""
         return [self._sample(row) for row in self.take(rows)]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[S_co]:
         starts = range(0, self._rows, ITERATION_ROWS)
         with ThreadPoolExecutor(AHEAD_REQUESTS, thread_name_prefix="forebay-iterate") as pool:
             todo = (
@@ -395,7 +466,8 @@ class Dataset(Loadable):
                     yield self._sample(row)
 
     def lengths(self, column: str, progress: bool | None = None) -> np.ndarray:
-        """A column of whole numbers, for all rows: ``numpy.uint64`` of shape ``(len(ds),)``. Reads that column from end to end.
+        """A column of whole numbers, for all rows: ``numpy.uint64`` of shape ``(len(ds),)``. Reads
+        that column from end to end.
 
         Raises:
             TypeError: It is not of whole numbers, or some are missing or below 0.
@@ -420,13 +492,14 @@ class Dataset(Loadable):
                     or values.min(initial=0) < 0
                 ):
                     raise TypeError(
-                        f"column {name!r} of {self.name} is no column of lengths: whole numbers of at least 0, none missing"
+                        f"column {name!r} of {self.name} does not hold lengths: whole"
+                        " numbers of at least 0, none missing"
                     )
                 out[begin:end] = values
                 bar.advance(end - begin)
         return out
 
-    def _sources(self) -> tuple[Sequence[Dataset], None, None]:
+    def _sources(self) -> tuple[Sequence[Dataset[S_co]], None, None]:
         return [self], None, None
 
     def __reduce__(self) -> Any:
@@ -444,7 +517,8 @@ class Dataset(Loadable):
         size = _bytes(int(info.get("bytes", 0)))
         types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
         return (
-            f"<forebay.Dataset {self.name}: {self._rows:,} rows in {int(info['blocks']):,} blocks of {int(info['files']):,} {self.format} files,"
+            f"<forebay.Dataset {self.name}: {self._rows:,} rows in {int(info['blocks']):,}"
+            f" blocks of {int(info['files']):,} {self.format} files,"
             f" {size}, version {self.id[:12]}; {types}>"
         )
 
@@ -456,7 +530,7 @@ def _rebuild(
     columns: Any,
     decode: Any,
     shape: bytes | None,
-) -> Dataset:
+) -> Dataset[Any]:
     return Dataset(client, spec, info, columns=columns, decode=decode, shape=shape)
 
 

@@ -1,11 +1,14 @@
 """What can go wrong, as exceptions.
 
-Each exception says what happened (``message``), what to do about it (``hint``), the HTTP status that the node answered with (``status``, if it
-answered) and the id under which the node logged the request (``request_id``). All derive from :class:`Error`; where Python has an exception
-of the same meaning, they derive from that too, so that ``except FileNotFoundError`` works.
+Each exception says what happened (``message``), what to do about it (``hint``), the HTTP status
+that the node answered with (``status``, if it answered) and the id under which the node logged the
+request (``request_id``). All derive from :class:`Error`; where Python has an exception of the same
+meaning, they derive from that too, so that ``except FileNotFoundError`` works.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "Busy",
@@ -58,7 +61,7 @@ class Error(Exception):
         text = f"{self.message} ({self.hint})" if self.hint else self.message
         return f"{text} [request {self.request_id}]" if self.request_id else text
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.status, self.request_id)
 
 
@@ -101,7 +104,9 @@ class TooLarge(Error, ValueError):
 
 
 class Busy(Error):
-    """The node is over one of its limits, or stopping, and stayed so for the whole ``timeout`` (429, 503)."""
+    """The node is over one of its limits, or stopping, and stayed so for the whole ``timeout``
+    (429, 503).
+    """
 
 
 class Unsupported(Error, NotImplementedError):
@@ -129,7 +134,8 @@ class EntryFailed(Error, LookupError):
 
 
 class SampleFailed(Error):
-    """A sample could not be made of its row: ``decode``, ``transform`` or the reading of the row failed. The cause is ``__cause__``.
+    """A sample could not be made of its row: ``decode``, ``transform`` or the reading of the row
+    failed. The cause is ``__cause__``.
 
     Attributes:
         row: The row's number in its dataset, or None.
@@ -141,7 +147,7 @@ class SampleFailed(Error):
     file: str | None = None
     row_in_file: int | None = None
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_sample, (self.message, self.hint, self.row, self.file, self.row_in_file)
 
 
@@ -154,4 +160,6 @@ def _rebuild_sample(
 
 
 class Changed(PreconditionFailed):
-    """A file of a dataset is not what it was when the dataset was opened. Nothing of the new version is handed out as the old one."""
+    """A file of a dataset is not what it was when the dataset was opened. Nothing of the new
+    version is handed out as the old one.
+    """

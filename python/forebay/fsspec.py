@@ -1,4 +1,5 @@
-"""The filesystem ``forebay://`` for fsspec, and so for pandas, Dask, Hugging Face datasets, PyArrow and others.
+"""The filesystem ``forebay://`` for fsspec, and so for pandas, Dask, Hugging Face datasets, PyArrow
+and others.
 
 ::
 
@@ -9,7 +10,8 @@
     fs = fsspec.filesystem("forebay", url="http://127.0.0.1:8080")
     fs.cat(["bucket/a", "bucket/b"])          # one GetBatch
 
-The node is the one of ``url``, or of the environment variable ``FOREBAY_NODE``. Installing the package registers the protocol.
+The node is the one of ``url``, or of the environment variable ``FOREBAY_NODE``. Installing the
+package registers the protocol.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ class ForebayFileSystem(AbstractFileSystem):
     Args:
         url: The node, as for :class:`forebay.Client`.
         client: A client to use instead.
-        **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``, ``cache``.
+        **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``,
+            ``cache``.
 
-    Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are the parts of keys before a ``/``: they exist as long
-    as something is in them, and making or removing one does nothing.
+    Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are
+    the parts of keys before a ``/``: they exist as long as something is in them, and making or
+    removing one does nothing.
     """
 
     protocol = "forebay"
@@ -79,7 +83,9 @@ class ForebayFileSystem(AbstractFileSystem):
     # Reading what there is
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """What lies directly under a path: objects, and directories (deeper keys are folded into them)."""
+        """What lies directly under a path: objects, and directories (deeper keys are folded into
+        them).
+        """
         path = self._strip_protocol(path)
         if not path:
             found = [_directory(bucket) for bucket in self.client.buckets()]
@@ -114,7 +120,7 @@ class ForebayFileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         if not path or maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        bucket, key = self._split(path)
+        _, key = self._split(path)
         found = {}
         try:
             found = {
@@ -128,7 +134,9 @@ class ForebayFileSystem(AbstractFileSystem):
         return found if detail else sorted(found)
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """``name``, ``size`` in bytes, ``type`` (``file`` or ``directory``), and for files ``ETag`` and ``LastModified`` where known."""
+        """``name``, ``size`` in bytes, ``type`` (``file`` or ``directory``), and for files ``ETag``
+        and ``LastModified`` where known.
+        """
         path = self._strip_protocol(path)
         bucket, key = self._split(path)
         if key:
@@ -192,8 +200,10 @@ class ForebayFileSystem(AbstractFileSystem):
     def _batch(
         self, wanted: Sequence[Any], on_error: str, one: Callable[[int], bytes]
     ) -> list[bytes | Exception]:
-        """The bytes of entries, by one GetBatch. What it does not bring is asked for by itself (``one``, with its index): that tells what is not there from
-        what could not be read, and a batch with more failures than a node accepts is no failure of the others."""
+        """The bytes of entries, by one GetBatch. What it does not bring is asked for by itself
+        (``one``, with its index): that tells what is not there from what could not be read, and a
+        batch with more failures than a node accepts does not fail the others.
+        """
         found: list[bytes | Exception | None] = [None] * len(wanted)
         try:
             batch = self.client.batch(wanted, continue_on_error=on_error != "raise")
@@ -234,7 +244,7 @@ class ForebayFileSystem(AbstractFileSystem):
         ranges = list(zip(map(self._strip_protocol, paths), first, last, strict=True))
         # From the end, or empty: the node's ranges are neither.
         if not ranges or any(
-            (s or 0) < 0 or e is not None and (e < 0 or e <= (s or 0)) for _, s, e in ranges
+            (s or 0) < 0 or (e is not None and (e < 0 or e <= (s or 0))) for _, s, e in ranges
         ):
             return super().cat_ranges(
                 paths, list(first), list(last), max_gap=max_gap, on_error=on_error, **kwargs
@@ -288,7 +298,9 @@ class ForebayFileSystem(AbstractFileSystem):
         self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any
     ) -> ForebayFile:
         if mode not in ("rb", "wb", "xb"):
-            raise ValueError(f"mode {mode!r} is not one of rb, wb, xb: objects are written whole")
+            raise ValueError(
+                f"mode {mode!r} is not offered: give rb, wb or xb, for objects are written whole"
+            )
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
         return ForebayFile(
@@ -297,7 +309,9 @@ class ForebayFileSystem(AbstractFileSystem):
 
 
 class ForebayFile(AbstractBufferedFile):
-    """An object opened for reading (by ranges, read ahead) or for writing (kept aside, and written whole when it is closed)."""
+    """An object opened for reading (by ranges, read ahead) or for writing (kept aside, and written
+    whole when it is closed).
+    """
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of the version that was opened.
@@ -311,7 +325,8 @@ class ForebayFile(AbstractBufferedFile):
         opened = self.details.get("ETag")
         if opened and got.etag and got.etag != opened:
             raise Changed(
-                f"{self.path} was overwritten while it was open: version {opened} was opened, and the node has {got.etag} now",
+                f"{self.path} was overwritten while it was open: version {opened} was"
+                f" opened, and the node now has version {got.etag}",
                 hint="open it again",
             )
         return bytes(got)

@@ -1,7 +1,8 @@
 """Batches for JAX.
 
-``ds.loader(batch_size, output="jax")`` gives dicts of arrays on the default device. Where several processes train together, or arrays are to be
-laid out over devices, :func:`loader` takes rank and world from JAX and makes global arrays::
+``ds.loader(batch_size, output="jax")`` gives dicts of arrays on the default device. Where several
+processes train together, or arrays are to be laid out over devices, :func:`loader` takes rank and
+world from JAX and makes global arrays::
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -9,26 +10,28 @@ laid out over devices, :func:`loader` takes rank and world from JAX and makes gl
     for batch in batches:
         state = train_step(state, batch)
 
-Columns of texts and of bytes stay as they are (NumPy arrays of objects): a ``decode=`` makes arrays of them.
+Columns of texts and of bytes stay as they are (NumPy arrays of objects): a ``decode=`` makes arrays
+of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Unpack, overload
 
 import jax
 
 from ._collate import to_jax
-from ._loadable import Loadable
+from ._loadable import B, Common, Loadable
 from ._plan import State
-from .loader import Loader
+from .loader import B_co, Loader
+from .rows import Row
 from .stats import Stats
 
 __all__ = ["JaxLoader", "loader"]
 
 
-class JaxLoader:
+class JaxLoader(Generic[B_co]):
     """A :class:`forebay.Loader` whose batches are ``jax.Array``. Made by :func:`loader`.
 
     Attributes:
@@ -36,7 +39,7 @@ class JaxLoader:
         sharding: How arrays lie on the devices, or None.
     """
 
-    def __init__(self, inner: Loader, sharding: Any | None) -> None:
+    def __init__(self, inner: Loader[Any], sharding: Any | None) -> None:
         self.loader, self.sharding = inner, sharding
 
     def _place(self, value: Any) -> Any:
@@ -48,9 +51,10 @@ class JaxLoader:
             return jax.make_array_from_process_local_data(self.sharding, value)
         return value
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B_co]:
         for batch in self.loader:
-            yield to_jax(batch) if self.sharding is None else self._place(batch)
+            placed: B_co = to_jax(batch) if self.sharding is None else self._place(batch)
+            yield placed
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -73,16 +77,52 @@ class JaxLoader:
         return self.loader.stats(reset)
 
 
+@overload
 def loader(
-    data: Loadable, batch_size: int, *, sharding: Any | None = None, **options: Any
-) -> JaxLoader:
+    data: Loadable[Any],
+    batch_size: int,
+    *,
+    sharding: Any | None = None,
+    collate: Callable[[Any], B],
+    decode: Callable[[dict[str, Any]], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    **options: Unpack[Common],
+) -> JaxLoader[B]: ...
+@overload
+def loader(
+    data: Loadable[Row],
+    batch_size: int,
+    *,
+    sharding: Any | None = None,
+    collate: None = None,
+    decode: None = None,
+    transform: None = None,
+    **options: Unpack[Common],
+) -> JaxLoader[dict[str, jax.Array | Any]]: ...
+@overload
+def loader(
+    data: Loadable[Any],
+    batch_size: int,
+    *,
+    sharding: Any | None = None,
+    collate: None = None,
+    decode: Callable[[dict[str, Any]], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    **options: Unpack[Common],
+) -> JaxLoader[Any]: ...
+def loader(
+    data: Loadable[Any], batch_size: int, *, sharding: Any | None = None, **options: Any
+) -> JaxLoader[Any]:
     """A loader of ``jax.Array``.
 
     Args:
         data: A dataset or a mix.
-        batch_size: Rows of one process. A global array has ``batch_size * jax.process_count()`` of them.
-        sharding: A ``jax.sharding.Sharding`` of the global arrays. None: this process's rows on its default device.
-        **options: As for :meth:`forebay.Dataset.loader`, but ``output``. ``rank`` and ``world_size`` are those of JAX unless given.
+        batch_size: Rows of one process. A global array has ``batch_size * jax.process_count()`` of
+            them.
+        sharding: A ``jax.sharding.Sharding`` of the global arrays. None: this process's rows on its
+            default device.
+        **options: As for :meth:`forebay.Dataset.loader`, but ``output``. ``rank`` and
+            ``world_size`` are those of JAX unless given.
     """
     if "output" in options:
         raise ValueError('output is "jax" here: leave it out')

@@ -1,4 +1,6 @@
-"""Batches of a dataset, in the order of a plan: shuffled, dealt to ranks, decoded, and resumed exactly where a job stopped."""
+"""Batches of a dataset, in the order of a plan: shuffled, dealt to ranks, decoded, and resumed
+exactly where a job stopped.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -25,8 +27,8 @@ from .shuffle import Shuffle, to_wire
 from .stats import Meter, Stats
 
 if TYPE_CHECKING:
+    from ._torch_loader import LoaderDataset
     from .dataset import Dataset
-    from .torch import LoaderDataset
 
 __all__ = ["Loader"]
 
@@ -39,18 +41,26 @@ LOOKAHEAD_BATCH_ROWS = 64
 MAX_SKIPPED = 100
 
 Uneven = Literal["drop", "pad", "repeat"]
+#: What becomes of a row that is longer than a whole batch may be.
+TooLong = Literal["error", "alone", "skip"]
 log = logging.getLogger("forebay")
+
+#: What a batch is.
+B_co = TypeVar("B_co", covariant=True)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a loader was made with. The arguments of :meth:`forebay.Dataset.loader` have the same names, and are explained there."""
+    """What a loader was made with. The arguments of :meth:`forebay.Dataset.loader` have the same
+    names, and are explained there.
+    """
 
     batch_size: int | None = None
     max_total: int | None = None
-    length: str | Sequence[Any] | None = None
+    length: str | Sequence[Any] | np.ndarray | None = None
     lookahead: int | None = None
     padded: bool = False
+    too_long: TooLong = "error"
     shuffle: Shuffle = None
     seed: int = 0
     epochs: int | float | None = None
@@ -83,7 +93,9 @@ class Options:
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int) or value < least
             ):
-                raise ValueError(f"{name} is a whole number of at least {least}, not {value!r}")
+                raise ValueError(
+                    f"{name} must be a whole number of at least {least}, not {value!r}"
+                )
 
         for name, least in (
             ("batch_size", 1),
@@ -101,40 +113,48 @@ class Options:
             or not isinstance(self.seed, int)
             or not 0 <= self.seed < 1 << 64
         ):
-            raise ValueError(f"seed is a whole number from 0 to 2**64 - 1, not {self.seed!r}")
+            raise ValueError(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed!r}")
         if self.batch_size is None and self.max_total is None:
             raise ValueError(
-                "say how large a batch is: batch_size= rows, or max_total= with length= (a column of numbers)"
+                "give the size of a batch: batch_size= in rows, or max_total= with length="
+                " (a column of numbers)"
             )
         if (self.max_total is None) != (self.length is None):
             raise ValueError(
                 "max_total= bounds the sum of length=, a column or an array: give both, or neither"
             )
+        if self.too_long not in ("error", "alone", "skip"):
+            raise ValueError(f'too_long must be "error", "alone" or "skip", not {self.too_long!r}')
+        if self.too_long != "error" and self.max_total is None:
+            raise ValueError("too_long= applies to rows that exceed max_total=: give both")
         if self.uneven not in ("drop", "pad", "repeat"):
-            raise ValueError(f'uneven is "drop", "pad" or "repeat", not {self.uneven!r}')
+            raise ValueError(f'uneven must be "drop", "pad" or "repeat", not {self.uneven!r}')
         if self.epochs is not None and not (
-            self.epochs == math.inf or isinstance(self.epochs, int) and self.epochs >= 1
+            self.epochs == math.inf or (isinstance(self.epochs, int) and self.epochs >= 1)
         ):
             raise ValueError(
-                f"epochs is a number of epochs, math.inf, or None for one at a time, not {self.epochs!r}"
+                "epochs must be a number of epochs, math.inf, or None for one at a time,"
+                f" not {self.epochs!r}"
             )
         if self.output not in _collate.OUTPUTS:
-            raise ValueError(f"output is one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}")
+            raise ValueError(
+                f"output must be one of {', '.join(_collate.OUTPUTS)}, not {self.output!r}"
+            )
         if self.on_error not in ("raise", "skip") and not callable(self.on_error):
-            raise ValueError('on_error is "raise", "skip" or a function of a SampleFailed')
+            raise ValueError('on_error must be "raise", "skip" or a function of a SampleFailed')
         if self.max_skipped is not None and self.on_error != "skip":
-            raise ValueError('max_skipped= bounds on_error="skip"')
+            raise ValueError('max_skipped= applies to on_error="skip": give both')
         if self.retry_for is not None and not (
             isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < math.inf
         ):
             raise ValueError(
-                f"retry_for is a number of seconds of at least 0, not {self.retry_for!r}"
+                f"retry_for must be a number of seconds of at least 0, not {self.retry_for!r}"
             )
         if self.pin_memory and self.output != "torch" and self.collate is None:
-            raise ValueError('pin_memory is for tensors: output="torch"')
+            raise ValueError('pin_memory= applies to tensors: give output="torch"')
         if not self.stream and (self.connections or self.window_bytes or self.nodes):
             raise ValueError(
-                "connections=, window_bytes= and nodes= are of streams: give stream=True"
+                "connections=, window_bytes= and nodes= apply to streams: give stream=True"
             )
         if self.stream and self.max_total is not None:
             raise ValueError(
@@ -144,11 +164,14 @@ class Options:
         return self
 
 
-class Loader:
-    """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its arguments are explained there.
+class Loader(Generic[B_co]):
+    """Batches of a dataset, or of a mix, in order. Made by :meth:`forebay.Dataset.loader`; its
+    arguments are explained there.
 
-    A loader is a *place in an order*. A ``for`` loop over it begins there, moves it, and ends with the epoch (or with the last of ``epochs=``); the next
-    loop goes on with what was not yielded, whether the one before ran to its end or was left by ``break``. :meth:`state_dict` says where it is.
+    A loader is a *place in an order*. A ``for`` loop over it begins there, moves it, and ends with
+    the epoch (or with the last of ``epochs=``); the next loop goes on with what was not yielded,
+    whether the one before ran to its end or was left by ``break``. :meth:`state_dict` says where it
+    is.
 
     ::
 
@@ -158,17 +181,19 @@ class Loader:
                 ...
 
     Attributes:
-        last: The step that was yielded last (its ``epoch``, ``rows``, ``sources``, and how many of them are ``real``), or None.
+        last: The step that was yielded last (its ``epoch``, ``rows``, ``sources``, and how many of
+            them are ``real``), or None.
 
-    Which rank it is, and of how many, is found out when it is first asked for a batch or for its length (:attr:`place`), and stays so.
+    Which rank it is, and of how many, is found out when it is first asked for a batch or for its
+    length (:attr:`place`), and stays so.
 
-    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one before. Several threads may take batches from one
-    iteration: each batch goes to one of them.
+    It can be pickled, with its place. One iteration is under way at a time; a new one ends the one
+    before. Several threads may take batches from one iteration: each batch goes to one of them.
     """
 
     def __init__(
         self,
-        datasets: Sequence[Dataset],
+        datasets: Sequence[Dataset[Any]],
         weights: Sequence[float] | None,
         epoch_rows: int | None,
         options: Options,
@@ -191,14 +216,14 @@ class Loader:
         self._meter = Meter()
         # Weakly: an iteration that its loop has left is dropped, and with it the threads and what
         # they fetched ahead.
-        self._current: weakref.ref[Iteration] | None = None
+        self._current: weakref.ref[Iteration[B_co]] | None = None
         self.last: Step | None = None
 
     # Iterating
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B_co]:
         self.close()
-        iteration = Iteration(self, self._state, self._meter)
+        iteration: Iteration[B_co] = Iteration(self, self._state, self._meter)
         self._current = weakref.ref(iteration)
         return iteration
 
@@ -214,7 +239,9 @@ class Loader:
         self._state = self.ended(self._state, until)
 
     def ended(self, state: State, until: int | None) -> State:
-        """The state after the last step: rows that are dropped at the end of an epoch are behind the loader too."""
+        """The state after the last step: rows that are dropped at the end of an epoch are behind
+        the loader too.
+        """
         return self._order.at(until, 0) if until is not None and state["epoch"] < until else state
 
     def until(self, state: State) -> int | None:
@@ -232,22 +259,28 @@ class Loader:
         """
         count = self.steps(self._order.start(), 1).count()
         if count is None:
-            raise TypeError("how many batches of bounded length an epoch has is known at its end")
+            raise TypeError(
+                "the number of batches of bounded length is not known before the epoch ends"
+            )
         return count
 
     @property
     def place(self) -> _place.Place:
-        """This process among the training processes (``rank``, ``world_size``), as :meth:`forebay.Dataset.loader` says under ``rank``.
+        """This process among the training processes (``rank``, ``world_size``), as
+        :meth:`forebay.Dataset.loader` says under ``rank``.
 
         Raises:
-            InvalidRequest: The environment says half of it; or it is another one than this loader has counted by before.
+            InvalidRequest: The environment says half of it; or it is another one than this loader
+                has counted by before.
         """
         found = _place.find(self.options.rank, self.options.world_size, self._inherited)
         known = self._settled
         if known and (known.rank, known.world_size) != (found.rank, found.world_size):
             raise InvalidRequest(
-                f"this loader was iterated over, or asked for its length, as {known}, and now this process is {found}",
-                hint="initialize torch.distributed before that, or give the loader rank= and world_size=",
+                f"this loader was iterated over, or asked for its length, as {known}, and"
+                f" now this process is {found}",
+                hint="initialize torch.distributed earlier, or give the loader rank= and"
+                " world_size=",
             )
         self._settled = found
         return found
@@ -269,6 +302,7 @@ class Loader:
                     "max_rows": most,
                     "lookahead_rows": lookahead,
                     "padded": o.padded,
+                    "too_long": o.too_long,
                 }
             }
         return {"world": world_size, "rank": rank, "batch": batch, "uneven": o.uneven}
@@ -293,11 +327,39 @@ class Loader:
                     or array.min(initial=0) < 0
                 ):
                     raise InvalidRequest(
-                        f"lengths of {dataset.name}: an array of {array.dtype} of shape {array.shape}",
-                        hint=f"{len(dataset)} whole numbers of at least 0",
+                        f"the lengths of {dataset.name} are an array of {array.dtype} of"
+                        f" shape {array.shape}",
+                        hint=f"give {len(dataset)} whole numbers of at least 0",
                     )
-            self._lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
+            lengths = [np.ascontiguousarray(a, np.uint64) for a in found]
+            for source, of_source in enumerate(lengths):
+                self._look_for_too_long(source, of_source)
+            self._lengths = lengths
         return self._lengths
+
+    def _look_for_too_long(self, source: int, lengths: np.ndarray) -> None:
+        """Refuses rows that no batch can hold, or logs how many there are."""
+        o, dataset = self.options, self.datasets[source]
+        assert o.max_total is not None
+        count = int(np.count_nonzero(lengths > o.max_total))
+        if not count:
+            return
+        row = int(lengths.argmax())
+        what = (
+            f"{count:,} of {len(lengths):,} rows of {dataset.name} are longer than"
+            f" max_total={o.max_total}:"
+            f" row {row} is the longest, with {lengths[row]}"
+        )
+        if o.too_long == "error":
+            place = self._name(source, row)
+            where = f" ({place[0]}, row {place[1]})" if place else ""
+            raise InvalidRequest(
+                f"{what}{where}",
+                hint='raise max_total; or say too_long="alone" to make each a batch of its own,'
+                ' or too_long="skip" to leave them out',
+            )
+        done = "each is a batch of its own" if o.too_long == "alone" else "they are left out"
+        log.warning("%s; %s", what, done)
 
     def pipeline(
         self,
@@ -311,9 +373,10 @@ class Loader:
         threads: int | None = None,
         follow: bool = True,
     ) -> Pipeline:
-        """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists of samples if wanted."""
+        """The batches of the steps ``first``, ``first + stride``, …, counted from a state; as lists
+        of samples if wanted.
+        """
         o = self.options
-        steps = self.steps(state, until)
         decodes = [_chain(o.decode or d.decode, o.transform) for d in self.datasets]
         pin = o.pin_memory and not samples and _collate.can_pin()
         recipe = Recipe(
@@ -329,27 +392,39 @@ class Loader:
         )
         given = o.threads if o.threads is not None else threads
         threads = default_threads() if given is None else given
-        fetcher: Fetcher
+        fetcher = self.fetcher(state, until, meter, first, stride, follow)
+        return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
+
+    def fetcher(
+        self,
+        state: State,
+        until: int | None,
+        meter: Meter,
+        first: int = 0,
+        stride: int = 1,
+        follow: bool = True,
+    ) -> Fetcher:
+        """What brings the rows of the steps ``first``, ``first + stride``, …, from a state on."""
+        o = self.options
+        steps = self.steps(state, until)
         if o.stream:
             from ._push import Push
 
-            fetcher = Push(self, steps, state, until, meter, first, stride)
-        else:
-            retry = self.datasets[0].client.timeout if o.retry_for is None else o.retry_for
-            # One of the workers tells the node.
-            lease = self.lease(state) if follow and first % stride == 0 else None
-            fetcher = Pull(
-                self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state
-            )
-        return Pipeline(fetcher, recipe, threads, o.prefetch, meter)
+            return Push(self, steps, state, until, meter, first, stride)
+        retry = self.datasets[0].client.timeout if o.retry_for is None else o.retry_for
+        # One of the workers tells the node.
+        lease = self.lease(state) if follow and first % stride == 0 else None
+        return Pull(self.datasets, steps, first, stride, o.prefetch, meter, retry, lease, state)
 
     def lease(self, state: State) -> Lease | None:
-        """What tells the node the order, so that its cache follows it from a state on; None where it is not to."""
+        """What tells the node the order, so that its cache follows it from a state on; None where
+        it is not to.
+        """
         o, client = self.options, self.datasets[0].client
         if not o.follow:
             return None
         if any(repr(d.client) != repr(client) for d in self.datasets):
-            log.info("datasets of a mix are at several nodes, which do not follow its order")
+            log.info("the datasets of the mix are on several nodes, so no cache follows its order")
             return None
         told: dict[str, Any] = {"plan": self._order.document}
         if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
@@ -360,6 +435,15 @@ class Loader:
             # reads here.
             told["ahead_bytes"] = 0
         return Lease(client, told)
+
+    def rows_left(self, state: State, until: int | None) -> int | None:
+        """Rows of all ranks from a state to the beginning of the epoch ``until``; None: without
+        end, or not known yet.
+        """
+        if until is None:
+            return None
+        epochs = max(0, until - int(state["epoch"]))
+        return epochs * self.rows_per_epoch - int(state["position"])
 
     def _name(self, source: int, row: int) -> tuple[str, int] | None:
         place = self.datasets[source].locate(row)
@@ -373,20 +457,24 @@ class Loader:
         return int(self._state["epoch"])
 
     def state_dict(self) -> State:
-        """What was yielded, as a few numbers. The same on every rank after the same number of batches.
+        """What was yielded, as a few numbers. The same on every rank after the same number of
+        batches.
 
-        What was fetched or decoded ahead does not count. It can be saved by ``torch.save`` or as JSON.
+        What was fetched or decoded ahead does not count. It can be saved by ``torch.save`` or as
+        JSON.
         """
         return dict(self._state)
 
     def load_state_dict(self, state: State) -> None:
-        """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the last one that was yielded then.
+        """Goes to where :meth:`state_dict` was taken: the next batch begins with the row after the
+        last one that was yielded then.
 
-        World size, rank, batch size, number of workers and ``stream=`` may be others than they were.
+        World size, rank, batch size, number of workers and ``stream=`` may be others than they
+        were.
 
         Raises:
-            InvalidRequest: The state is of another dataset (or of another version of it), seed, shuffle, mix or release; or between batches of
-                bounded length, of other bounds.
+            InvalidRequest: The state is of another dataset (or of another version of it), seed,
+                shuffle, mix or release; or between batches of bounded length, of other bounds.
         """
         checked = self._order.checked(state)
         if "within" in checked:
@@ -396,7 +484,9 @@ class Loader:
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already (it was resumed there)."""
+        """Goes to the beginning of an epoch; does nothing where the loader is in that epoch already
+        (it was resumed there).
+        """
         if epoch != self.epoch:
             self._state = self._order.at(epoch, 0)
             self.close()
@@ -438,11 +528,17 @@ class Loader:
 
     # Other consumers
 
-    def torch(self, samples: bool = False) -> LoaderDataset:
-        """The same batches as a ``torch.utils.data.IterableDataset``, for a ``DataLoader`` with workers.
+    @overload
+    def torch(self, samples: Literal[False] = False) -> LoaderDataset[B_co]: ...
+    @overload
+    def torch(self, samples: bool) -> LoaderDataset[Any]: ...
+    def torch(self, samples: bool = False) -> LoaderDataset[Any]:
+        """The same batches as a ``torch.utils.data.IterableDataset``, for a ``DataLoader`` with
+        workers.
 
         Args:
-            samples: Yield samples instead of batches, for a DataLoader that makes batches itself: its ``batch_size`` must be the loader's.
+            samples: Yield samples instead of batches, for a DataLoader that makes batches itself:
+                its ``batch_size`` must be the loader's.
 
         See :class:`forebay.torch.LoaderDataset`.
         """
@@ -473,7 +569,8 @@ class Loader:
         )
         of = " + ".join(d.name for d in self.datasets)
         return (
-            f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed {o.seed}, {self._shown_place()},"
+            f"<forebay.Loader of {of}: {size}, shuffle {o.shuffle or 'none'}, seed"
+            f" {o.seed}, {self._shown_place()},"
             f" at row {s['position']:,} of {self.rows_per_epoch:,} of epoch {s['epoch']}>"
         )
 
@@ -485,32 +582,27 @@ class Loader:
             return "rank not known yet"
 
 
-class Iteration:
+class Iteration(Generic[B_co]):
     """One ``for`` loop over a loader. Threads take batches in turn; any of them may close it."""
 
-    def __init__(self, loader: Loader, state: State, meter: Meter) -> None:
+    def __init__(self, loader: Loader[B_co], state: State, meter: Meter) -> None:
         self._loader, self._meter = loader, meter
         self._until = loader.until(state)
         self._pipeline: Pipeline | None = loader.pipeline(state, self._until, meter)
         self._ranks = loader.place.world_size
         self._lock = threading.Lock()
         self._number = 0
-        total = (
-            None
-            if self._until is None
-            else max(0, self._until - int(state["epoch"])) * loader.rows_per_epoch
-            - int(state["position"])
-        )
+        total = loader.rows_left(state, self._until)
         what, show = f"epoch {state['epoch']}", loader.options.progress
         self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
 
     def _note(self) -> str:
         return f"waited {self._meter.stats().waited_share:.0%}"
 
-    def __iter__(self) -> Iteration:
+    def __iter__(self) -> Iteration[B_co]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B_co:
         with self._lock:
             pipeline = self._pipeline
             if pipeline is None:
@@ -533,6 +625,7 @@ class Iteration:
                     self.close()
                     self._loader._finished(self._until)
                 raise StopIteration
+            batch: B_co
             step, _, batch = made
             if self._pipeline is None:
                 raise StopIteration
@@ -547,7 +640,9 @@ class Iteration:
             return batch
 
     def close(self) -> None:
-        """Ends it; what was fetched ahead is given up. A thread that waits for a batch finds the end."""
+        """Ends it; what was fetched ahead is given up. A thread that waits for a batch finds the
+        end.
+        """
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.close()
@@ -562,5 +657,7 @@ def _chain(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Dec
 
 
 def default_threads() -> int:
-    """Threads that decode, where the user does not say: those that the process may run at once, at most 4."""
+    """Threads that decode, where the user does not say: those that the process may run at once, at
+    most 4.
+    """
     return min(4, len(os.sched_getaffinity(0)))

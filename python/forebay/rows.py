@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NewType, overload
 
 import numpy as np
 
@@ -13,21 +13,28 @@ if TYPE_CHECKING:
     import pyarrow
     import torch
 
-__all__ = ["Rows"]
+__all__ = ["Row", "Rows"]
+
+#: For type checkers: a sample that nobody decoded, a dict from the names of columns to values.
+Row = NewType("Row", dict[str, Any])
 
 
 class Rows(Sequence[dict[str, Any]]):
     """Rows in the order in which they were asked for.
 
-    ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview`` (columns of bytes: a view of the received memory, no
-    copy), ``datetime`` (with its zone, where the column has one), ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked where items are
-    missing), dicts (structs), lists of pairs (maps), None where missing. ``rows[2:5]`` are :class:`Rows` again, of the same memory.
+    ``rows[i]`` is a dict: column name to value. Values are numbers, ``str``, ``memoryview``
+    (columns of bytes: a view of the received memory, no copy), ``datetime`` (with its zone, where
+    the column has one), ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked where
+    items are missing), dicts (structs), lists of pairs (maps), None where missing. ``rows[2:5]``
+    are :class:`Rows` again, of the same memory.
 
-    It is an Arrow record batch by the PyCapsule interface (``pyarrow.record_batch(rows)``, ``polars.DataFrame(rows)``), without a copy.
+    It is an Arrow record batch by the PyCapsule interface (``pyarrow.record_batch(rows)``,
+    ``polars.DataFrame(rows)``), without a copy.
 
     Attributes:
         ids: The row numbers, ``numpy.uint64`` of shape ``(len(rows),)``.
-        sources: Which dataset of a mix each row is from, ``numpy.uint32`` of the same shape; None for rows of one dataset.
+        sources: Which dataset of a mix each row is from, ``numpy.uint32`` of the same shape; None
+            for rows of one dataset.
     """
 
     __slots__ = ("_parts", "_pick", "_values", "ids", "sources")
@@ -83,7 +90,7 @@ class Rows(Sequence[dict[str, Any]]):
         n = len(self)
         at = index + n if index < 0 else index
         if not 0 <= at < n:
-            raise IndexError(f"row {index} of {n}")
+            raise IndexError(f"row {index} does not exist: there are {n}")
         part, row = (0, at) if self._pick is None else map(int, self._pick[at])
         return {name: values[row] for name, values in self._of_parts()[part].items()}
 
@@ -103,7 +110,9 @@ class Rows(Sequence[dict[str, Any]]):
 
     @property
     def node_seconds(self) -> dict[str, float]:
-        """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``), summed over the whole answers that they are of; empty where it does not."""
+        """Seconds that the node says it spent on these rows (``origin``, ``disk``, ``prepare``),
+        summed over the whole answers that they are of; empty where it does not.
+        """
         sums: dict[str, float] = {}
         for part in self._parts:
             for name, seconds in getattr(part, "node_seconds", {}).items():
@@ -111,7 +120,9 @@ class Rows(Sequence[dict[str, Any]]):
         return sums
 
     def prepare(self) -> None:
-        """Takes the columns apart, which the first access to a row does otherwise: once, before several threads read rows."""
+        """Takes the columns apart, which the first access to a row does otherwise: once, before
+        several threads read rows.
+        """
         self._of_parts()
 
     def _of_parts(self) -> list[dict[str, list[Any]]]:
@@ -129,14 +140,17 @@ class Rows(Sequence[dict[str, Any]]):
         return self._whole().__arrow_c_array__(requested_schema)
 
     def _whole(self) -> Any:
-        """One Arrow record batch of all rows in their order: the received one where that is what it is."""
+        """One Arrow record batch of all rows in their order: the received one where that is what it
+        is.
+        """
         if self._pick is None and len(self._parts) == 1:
             return self._parts[0]
         pa = _pyarrow("rows of several parts, or of a part of a batch, as one record batch")
         batches = [pa.record_batch(part) for part in self._parts]
         if any(b.schema != batches[0].schema for b in batches):
             raise TypeError(
-                "these rows are of datasets with different columns, and so no one record batch: choose common ones by columns="
+                "these rows are from datasets with different columns and cannot be one"
+                " record batch: read only common columns, with columns="
             )
         starts = np.cumsum([0] + [len(b) for b in batches])
         pick = self._picked()
@@ -151,15 +165,18 @@ class Rows(Sequence[dict[str, Any]]):
         """A ``pyarrow.RecordBatch`` of the received memory.
 
         Raises:
-            ImportError: PyArrow is not installed. Whatever else takes the Arrow PyCapsule interface can take the rows themselves.
+            ImportError: PyArrow is not installed. Whatever else takes the Arrow PyCapsule interface
+                can take the rows themselves.
         """
         return _pyarrow("rows.arrow()").record_batch(self)
 
     def numpy(self) -> dict[str, np.ndarray]:
         """Each column as an array of shape ``(len(rows), …)``.
 
-        Numbers, times and bits: by value, views of the received memory where they are numbers; ``numpy.ma.MaskedArray`` if some are missing. Lists of
-        a fixed size: ``(len(rows), size)``. Texts (``str``), bytes (``memoryview``), lists of any size: arrays of objects, None where missing.
+        Numbers, times and bits: by value, views of the received memory where they are numbers;
+        ``numpy.ma.MaskedArray`` if some are missing. Lists of a fixed size: ``(len(rows), size)``.
+        Texts (``str``), bytes (``memoryview``), lists of any size: arrays of objects, None where
+        missing.
 
         Raises:
             TypeError: A column's type has no array; the message names it.
@@ -175,7 +192,8 @@ class Rows(Sequence[dict[str, Any]]):
     def _gather(self, name: str, found: list[Column], pick: np.ndarray) -> np.ndarray:
         if len(found) < len(self._parts):
             raise TypeError(
-                f"column {name!r} is not in all of the datasets that these rows are of: leave it out by columns="
+                f"column {name!r} is not in all of the datasets that these rows are from:"
+                " leave it out with columns="
             )
         arrays = [column.numpy() for column in found]
         if len(arrays) == 1:
@@ -188,14 +206,17 @@ class Rows(Sequence[dict[str, Any]]):
         )
         return join(arrays)[starts[pick[:, 0]] + pick[:, 1]]
 
-    def torch(self) -> dict[str, torch.Tensor | list[Any]]:
-        """Each column as a tensor of shape ``(len(rows), …)``: numbers and bits; views of the received memory where they are numbers.
+    # `| Any`: columns of bytes, texts and lists are lists, which only their types say.
+    def torch(self) -> dict[str, torch.Tensor | Any]:
+        """Each column as a tensor of shape ``(len(rows), …)``: numbers and bits; views of the
+        received memory where they are numbers.
 
-        Columns of bytes are lists of ``torch.uint8`` tensors (views), those of texts lists of ``str``, lists of numbers lists of tensors; None where
-        missing.
+        Columns of bytes are lists of ``torch.uint8`` tensors (views), those of texts lists of
+        ``str``, lists of numbers lists of tensors; None where missing.
 
         Raises:
-            TypeError: A column of numbers has missing values, for tensors have none; or its type has no tensor.
+            TypeError: A column of numbers has missing values, for tensors have none; or its type
+                has no tensor.
         """
         return {name: tensor_of(name, array) for name, array in self.numpy().items()}
 
@@ -223,7 +244,8 @@ def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
     def one(value: Any) -> Any:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(
-                f"column {name!r} has lists with missing items, and a tensor cannot: use .numpy(), which gives masked arrays, or a decode="
+                f"column {name!r} has lists with missing items, which a tensor cannot hold:"
+                " use .numpy(), which gives masked arrays, or a decode="
             )
         if isinstance(value, memoryview):
             return (
@@ -239,13 +261,15 @@ def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
 
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
-            f"column {name!r} has missing values, and a tensor cannot: use .numpy(), which gives a masked array, or a decode="
+            f"column {name!r} has missing values, which a tensor cannot hold: use .numpy(),"
+            " which gives a masked array, or a decode="
         )
     if array.dtype == object:
         return [one(value) for value in array]
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"column {name!r} is of {array.dtype}, and PyTorch has no such tensor: use .numpy(), or leave it out by columns="
+            f"column {name!r} is of {array.dtype}, which PyTorch does not have: use"
+            " .numpy(), or leave the column out with columns="
         )
     return torch.from_numpy(array)
 

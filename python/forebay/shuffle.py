@@ -1,15 +1,18 @@
 """Orders of a dataset's rows: what ``shuffle=`` of a loader takes.
 
-==================  ==================================================================================================================
-``None``            as the rows are stored
-:class:`Window`     a row moves by at most so many rows: cheap, and as weak as a shuffle buffer is
-:class:`Block`      blocks (row groups, record batches, ranges of a shard, runs of objects) are permuted, and the rows of so many blocks
-                    that follow each other are permuted together: reads whole blocks, close to a full shuffle in what it does for training
-:class:`Full`       rows are permuted as such: reads single rows
-==================  ==================================================================================================================
+==================
+==================================================================================================================
+``None``            as the rows are stored :class:`Window`     a row moves by at most so many rows:
+cheap, and as weak as a shuffle buffer is :class:`Block`      blocks (row groups, record batches,
+ranges of a shard, runs of objects) are permuted, and the rows of so many blocks
+                    that follow each other are permuted together: reads whole blocks, close to a
+                    full shuffle in what it does for training
+:class:`Full`       rows are permuted as such: reads single rows ==================
+==================================================================================================================
 
-None of them needs an array in memory: an order is computed, position by position, from the seed, the epoch and the shape of the dataset. The same
-seed gives the same order everywhere, whatever the number of ranks, loader workers and rows per batch.
+None of them needs an array in memory: an order is computed, position by position, from the seed,
+the epoch and the shape of the dataset. The same seed gives the same order everywhere, whatever the
+number of ranks, loader workers and rows per batch.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ __all__ = ["Block", "Full", "Shuffle", "Window"]
 
 def _positive(what: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what} is a whole number above 0, not {value!r}")
+        raise ValueError(f"{what} must be a whole number above 0, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Block:
-    """Blocks are permuted; the rows of ``blocks`` blocks that follow each other are permuted together.
+    """Blocks are permuted; the rows of ``blocks`` blocks that follow each other are permuted
+    together.
 
     Args:
         blocks: Blocks in the buffer. Their decoded rows are in memory at a time, at the node.
@@ -58,7 +62,8 @@ class Full:
     """Every order of the rows is as likely as every other."""
 
 
-#: What ``shuffle=`` takes. Texts are those of the command line: ``"none"``, ``"window:10000"``, ``"block:16"``, ``"full"``.
+#: What ``shuffle=`` takes. Texts are those of the command line: ``"none"``, ``"window:10000"``,
+#: ``"block:16"``, ``"full"``.
 Shuffle: TypeAlias = Window | Block | Full | str | None
 
 
@@ -81,10 +86,12 @@ def to_wire(shuffle: object) -> dict[str, Any]:
             return to_wire(_of_text(shuffle))
         case bool():
             raise TypeError(
-                "shuffle is forebay.Block(16), forebay.Full(), forebay.Window(10000) or None: say which, not True or False"
+                "shuffle must be forebay.Block(16), forebay.Full(), forebay.Window(10000)"
+                " or None, not True or False"
             )
     raise TypeError(
-        f"shuffle is forebay.Window, forebay.Block, forebay.Full or None, not {type(shuffle).__name__}"
+        "shuffle must be a forebay.Window, forebay.Block, forebay.Full or None, not"
+        f" {type(shuffle).__name__}"
     )
 
 
@@ -94,4 +101,6 @@ def _of_text(text: str) -> Shuffle:
         return None if kind == "none" else Full()
     if kind in ("window", "block") and number.isascii() and number.isdigit():
         return Window(int(number)) if kind == "window" else Block(int(number))
-    raise ValueError(f'{text!r} is not a shuffle: "none", "window:10000", "block:16" or "full"')
+    raise ValueError(
+        f'{text!r} is not a shuffle: give "none", "window:10000", "block:16" or "full"'
+    )

@@ -14,8 +14,9 @@ __all__ = ["Stats"]
 class Stats:
     """What a loader did since it began to be iterated over, or since ``loader.stats(reset=True)``.
 
-    All times are in seconds. Those of work that goes on in several threads or connections at once (``network_s``, ``decode_s``, and the
-    node's) are sums over them, so they may exceed ``seconds``. Times that the node does not tell are None.
+    All times are in seconds. Those of work that goes on in several threads or connections at once
+    (``network_s``, ``decode_s``, and the node's) are sums over them, so they may exceed
+    ``seconds``. Times that the node does not tell are None.
 
     Attributes:
         samples: Samples handed out, and
@@ -24,11 +25,14 @@ class Stats:
         seconds: Between the first request for a batch and the end of the last.
         waited_s: Of these, seconds in which the training step waited for a batch.
         step_s: The rest: the time that the loop itself took.
-        network_s: Waiting for answers of the node, and receiving them; of answers with the node's times, without these.
+        network_s: Waiting for answers of the node, and receiving them; of answers with the node's
+            times, without these.
         decode_s: In ``decode``, ``transform`` and ``collate``.
-        origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk, decoding and framing.
+        origin_s, disk_s, prepare_s: The node's times: waiting for the origin, reading its disk,
+            decoding and framing.
         reconnects: Connections that were lost and continued.
-        skipped: Samples that could not be made and were left out (``on_error="skip"``). They are not among ``samples``.
+        skipped: Samples that could not be made and were left out (``on_error="skip"``). They are
+            not among ``samples``.
     """
 
     samples: int = 0
@@ -72,8 +76,11 @@ class Stats:
         ]
         node = [("origin", self.origin_s), ("disk", self.disk_s), ("prepare", self.prepare_s)]
         lines = [
-            f"{self.samples:,} samples in {self.batches:,} batches, {self.bytes / 1e6:,.1f} MB, {self.seconds:.2f} s:"
-            f" {self.samples_per_s:,.0f} samples/s, {self.waited_share:.1%} of the time waited",
+            (
+                f"{self.samples:,} samples in {self.batches:,} batches, {self.bytes / 1e6:,.1f} MB,"
+                f" {self.seconds:.2f} s: {self.samples_per_s:,.0f} samples/s,"
+                f" {self.waited_share:.1%} of the time waited"
+            ),
             "  " + ", ".join(f"{name} {s:.2f} s" for name, s in times),
         ]
         if any(s is not None for _, s in node):

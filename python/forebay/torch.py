@@ -2,25 +2,31 @@
 
 Over a dataset that :func:`forebay.open` opened:
 
-* the dataset itself is map-style: ``DataLoader(ds, batch_size=64, shuffle=True, num_workers=4)`` asks for a batch in one request;
-* :class:`LoaderDataset` (``ds.loader(…).torch()``) is iterable: shuffled by a plan, dealt to ranks and workers, resumed exactly by :class:`Resumable` or
-  ``torchdata.StatefulDataLoader`` (:func:`state_of`).
+* the dataset itself is map-style: ``DataLoader(ds, batch_size=64, shuffle=True, num_workers=4)``
+  asks for a batch in one request;
+* :class:`LoaderDataset` (``ds.loader(…).torch()``) is iterable: shuffled by a plan, dealt to ranks
+  and workers, resumed exactly by :class:`Resumable` or ``torchdata.StatefulDataLoader``
+  (:func:`state_of`).
 
 Over names that are known already:
 
-* :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch (``__getitems__``), and it fetches them in one GetBatch.
-* :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per epoch, and keeps requests on their way ahead of
-  the training loop.
+* :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch
+  (``__getitems__``), and it fetches them in one GetBatch.
+* :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per
+  epoch, and keeps requests on their way ahead of the training loop.
 
 Over any dataset:
 
-* :class:`DataLoader`: PyTorch's, with shared memory that is used again for each batch (:class:`BatchRing`), which is quicker with workers.
+* :class:`DataLoader`: PyTorch's, with shared memory that is used again for each batch
+  (:class:`BatchRing`), which is quicker with workers.
 
-The datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in them connects anew in each process.
+The datasets work with DataLoader workers by ``fork``, ``forkserver`` and ``spawn``: the client in
+them connects anew in each process.
 
-A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of that; with labels, the pair ``(data, label)``.
-Without ``decode`` it is a one-dimensional ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and may
-be written to).
+A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of
+that; with labels, the pair ``(data, label)``. Without ``decode`` it is a one-dimensional
+``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and
+may be written to).
 """
 
 from __future__ import annotations
@@ -53,7 +59,7 @@ __all__ = [
 
 
 def as_tensor(item: Item) -> torch.Tensor:
-    """The bytes of an entry as a ``torch.uint8`` tensor of shape ``(item.size,)``, without a copy."""
+    """The bytes of an entry as a ``torch.uint8`` tensor of shape ``(item.size,)``; no copy."""
     if item.error is None and item.size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(item, dtype=torch.uint8)
@@ -75,14 +81,15 @@ class _Samples:
     ) -> None:
         if isinstance(samples, (str, bytes)):
             raise TypeError(
-                "samples is a sequence of names; for all objects under a prefix use from_prefix()"
+                "samples must be a sequence of names; for all objects under a prefix use"
+                " from_prefix()"
             )
         if labels is None and len(samples) and isinstance(samples[0], tuple):
             samples, labels = [s[0] for s in samples], [s[1] for s in samples]
         if labels is not None and len(labels) != len(samples):
-            raise ValueError(f"{len(samples)} samples and {len(labels)} labels")
+            raise ValueError(f"there are {len(samples)} samples and {len(labels)} labels")
         if on_error != "raise" and not callable(on_error):
-            raise ValueError('on_error is "raise" or a function of an Item')
+            raise ValueError('on_error must be "raise" or a function of an Item')
         self.client = client
         self.samples = samples
         self.labels = labels
@@ -138,8 +145,9 @@ def _names_under(client: Client, prefix: str) -> tuple[str, list[str]]:
     names = [info.key for info in client.list(prefix)]
     if not names:
         raise NotFound(
-            f"nothing is under {prefix}",
-            hint="client.list shows what there is; a prefix is bucket/prefix, or s3://bucket/prefix",
+            f"there is nothing under {prefix}",
+            hint="client.list shows what there is; write a prefix as bucket/prefix or"
+            " s3://bucket/prefix",
         )
     bucket = prefix.split("://", 1)[-1].split("/", 1)[0]
     return bucket, names
@@ -150,20 +158,24 @@ class MapDataset(torch.utils.data.Dataset):
 
     Args:
         client: Where the objects come from.
-        samples: One entry per row: a name (``"bucket/key"``, or ``"key"`` with ``bucket=``), a :class:`forebay.Entry`, a dict; or pairs
-            ``(entry, label)``. NumPy arrays of strings work and cost forked workers the least memory.
+        samples: One entry per row: a name (``"bucket/key"``, or ``"key"`` with ``bucket=``), a
+            :class:`forebay.Entry`, a dict; or pairs ``(entry, label)``. NumPy arrays of strings
+            work and cost forked workers the least memory.
         bucket: The bucket of names that have none.
         labels: One label per row, if ``samples`` are not pairs.
-        decode: Makes data of an :class:`forebay.Item` (for instance an image decoder that takes ``item.data``). Default: :func:`as_tensor`.
+        decode: Makes data of an :class:`forebay.Item` (for instance an image decoder that takes
+            ``item.data``). Default: :func:`as_tensor`.
         transform: Applied to what ``decode`` returned.
-        on_error: ``"raise"`` (the default): an entry that cannot be had fails the batch with a :class:`forebay.Error`. A function: called with
-            the item (see ``item.error``), and what it returns is the data of that row.
-        ring: Workers receive batches straight into this :class:`BatchRing` where a sample is plain bytes (no ``decode``, ``transform``, ``on_error``), and
-            DataLoader's ``collate_fn`` is one of the ring's. :class:`DataLoader` does all this by itself.
+        on_error: ``"raise"`` (the default): an entry that cannot be had fails the batch with a
+            :class:`forebay.Error`. A function: called with the item (see ``item.error``), and what
+            it returns is the data of that row.
+        ring: Workers receive batches straight into this :class:`BatchRing` where a sample is plain
+            bytes (no ``decode``, ``transform``, ``on_error``), and DataLoader's ``collate_fn`` is
+            one of the ring's. :class:`DataLoader` does all this by itself.
 
     Raises:
-        forebay.Error: From ``__getitem__`` and ``__getitems__``; a :class:`forebay.SampleFailed` that names the object where ``decode`` or ``transform``
-            failed.
+        forebay.Error: From ``__getitem__`` and ``__getitems__``; a :class:`forebay.SampleFailed`
+            that names the object where ``decode`` or ``transform`` failed.
     """
 
     def __init__(
@@ -197,7 +209,9 @@ class MapDataset(torch.utils.data.Dataset):
 
     @classmethod
     def from_prefix(cls, client: Client, prefix: str, **options: Any) -> MapDataset:
-        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names. Raises ``NotFound`` for none."""
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in
+        the order of their names. Raises ``NotFound`` for none.
+        """
         bucket, names = _names_under(client, prefix)
         return cls(client, names, bucket=bucket, **options)
 
@@ -227,15 +241,18 @@ class MapDataset(torch.utils.data.Dataset):
 
 
 class IterableDataset(torch.utils.data.IterableDataset):
-    """An iterable dataset: each rank and each DataLoader worker gets its own rows, each row exactly once per epoch.
+    """An iterable dataset: each rank and each DataLoader worker gets its own rows, each row exactly
+    once per epoch.
 
     Args:
         client, samples, bucket, labels, decode, transform, on_error: As for :class:`MapDataset`.
         request_size: Entries per GetBatch. It need not be DataLoader's ``batch_size``.
-        prefetch: Requests on their way beyond the one being consumed. Bounded in bytes by the client's ``max_inflight_bytes``.
+        prefetch: Requests on their way beyond the one being consumed. Bounded in bytes by the
+            client's ``max_inflight_bytes``.
         shuffle: Whether to permute all rows anew in each epoch (same permutation on all ranks).
         seed: Seed of the permutation.
-        rank, world_size: This process among the training processes. Default: what :func:`rank_and_world` says when the iteration begins.
+        rank, world_size: This process among the training processes. Default: what
+            :func:`rank_and_world` says when the iteration begins.
         drop_uneven: Leave out the last rows so that all ranks yield equally many.
 
     Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
@@ -262,7 +279,7 @@ class IterableDataset(torch.utils.data.IterableDataset):
         if rank is not None or world_size is not None:
             _place.find(rank, world_size)
         if request_size < 1 or prefetch < 0:
-            raise ValueError("request_size is at least 1 and prefetch at least 0")
+            raise ValueError("request_size must be at least 1, and prefetch at least 0")
         self._rows = _Samples(
             client,
             samples,
@@ -284,7 +301,9 @@ class IterableDataset(torch.utils.data.IterableDataset):
 
     @classmethod
     def from_prefix(cls, client: Client, prefix: str, **options: Any) -> IterableDataset:
-        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in the order of their names. Raises ``NotFound`` for none."""
+        """All objects whose names begin with ``prefix`` (``"bucket"`` or ``"bucket/prefix"``), in
+        the order of their names. Raises ``NotFound`` for none.
+        """
         bucket, names = _names_under(client, prefix)
         return cls(client, names, bucket=bucket, **options)
 

@@ -1,6 +1,8 @@
-"""Archives made and read by other programs: Python's tarfile and zipfile, GNU tar, Info-ZIP, Go, and by Forebay's own parsers.
+"""Archives made and read by other programs: Python's tarfile and zipfile, GNU tar, Info-ZIP, Go,
+and by Forebay's own parsers.
 
-Every program tells of an archive in the same form, a list of `Member`s, so that lists can be compared.
+Every program tells of an archive in the same form, a list of `Member`s, so that lists can be
+compared.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import stat
 import subprocess
 import tarfile
 import zipfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +27,9 @@ VOLUME = b"a volume"
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """`kind`: file, dir, symlink, hardlink, device, sparse, special, other (a zip's method or encryption). `data`: of what can be read."""
+    """`kind`: file, dir, symlink, hardlink, device, sparse, special, other (a zip's method or
+    encryption). `data`: of what can be read.
+    """
 
     name: bytes
     kind: str
@@ -36,7 +40,9 @@ class Member:
 
     @property
     def shown(self) -> str:
-        """The name as Forebay gives it: bytes that are not UTF-8 become U+FFFD; slashes at the end of directories do not count."""
+        """The name as Forebay gives it: bytes that are not UTF-8 become U+FFFD; slashes at the end
+        of directories do not count.
+        """
         name = self.name.decode("utf-8", "replace")
         # "special": such as the directories of GNU tar's incremental archives.
         return (name.rstrip("/") or "/") if self.kind in ("dir", "special") else name
@@ -193,7 +199,9 @@ def python_tells(path: Path) -> list[Member]:
 
 
 def zip_name(raw: bytes) -> bytes:
-    """A name that is not marked as UTF-8, as Forebay takes it: UTF-8 if it is that, code page 437 otherwise."""
+    """A name that is not marked as UTF-8, as Forebay takes it: UTF-8 if it is that, code page 437
+    otherwise.
+    """
     try:
         return raw.decode().encode()
     except UnicodeDecodeError:
@@ -248,9 +256,7 @@ def gnu_tar_tells(path: Path) -> tuple[list[Member], bytes]:
     for name, line in zip(names, lines, strict=True):
         # mode, owner, size (or device numbers), date, time.
         date, time = line.split()[3:5]
-        when = datetime.fromisoformat(f"{date.decode()} {time.decode()[:8]}").replace(
-            tzinfo=timezone.utc
-        )
+        when = datetime.fromisoformat(f"{date.decode()} {time.decode()[:8]}").replace(tzinfo=UTC)
         members.append(
             Member(unescape(name), kinds.get(chr(line[0]), "special"), int(when.timestamp()), None)
         )
@@ -282,7 +288,9 @@ def unescape(name: bytes) -> bytes:
 
 
 class Tree:
-    """A random directory of files, links, devices and odd names, for the programs that pack what is on a disk."""
+    """A random directory of files, links, devices and odd names, for the programs that pack what is
+    on a disk.
+    """
 
     def __init__(self, rng: random.Random, root: Path) -> None:
         self.root = root

@@ -1,4 +1,6 @@
-"""The servers of a test run, and clients of them. One origin and one node serve all tests; tests that break things start their own."""
+"""The servers of a test run, and clients of them. One origin and one node serve all tests; tests
+that break things start their own.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import dataset  # noqa: E402
-from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw  # noqa: E402
+import dataset
+from servers import ACCESS_KEY, REGION, SECRET_KEY, Node, Versitygw
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and the programs that the tests
 # start would inherit that.
@@ -24,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in list(os.environ):
     if (
         name.startswith(("AWS_", "FOREBAY_"))
-        and name not in ("FOREBAY_CACHE", "FOREBAY_BIN")
+        and name not in ("FOREBAY_CACHE", "FOREBAY_BIN", "FOREBAY_RECORD")
         and not name.startswith("FOREBAY_TEST_")
     ):
         del os.environ[name]
@@ -47,7 +49,9 @@ def s3_client(url: str, **config):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_loader_is_left(request):
-    """PyTorch's iterator waits up to five seconds for each of its workers when it is collected after an error: now, not amid what a later test measures."""
+    """PyTorch's iterator waits up to five seconds for each of its workers when it is collected
+    after an error: now, not amid what a later test measures.
+    """
     yield
     if hasattr(request.module, "DataLoader"):
         gc.collect()
@@ -55,7 +59,9 @@ def no_loader_is_left(request):
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory):
-    """An S3 server with the buckets `train`, `other` (of dataset.py) and `scratch` (empty, to write to)."""
+    """An S3 server with the buckets `train`, `other` (of dataset.py) and `scratch` (empty, to write
+    to).
+    """
     server = Versitygw(tmp_path_factory.mktemp("versitygw"))
     s3 = s3_client(server.url)
     for bucket in ("train", "other", "scratch"):

@@ -1,4 +1,6 @@
-"""What lies in the buckets of the tests: objects of all sizes, odd names, and shards of every archive format."""
+"""What lies in the buckets of the tests: objects of all sizes, odd names, and shards of every
+archive format.
+"""
 
 from __future__ import annotations
 

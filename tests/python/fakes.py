@@ -1,4 +1,6 @@
-"""A stand-in for a node with datasets, in plain Python: for what a real one cannot be made to do at will."""
+"""A stand-in for a node with datasets, in plain Python: for what a real one cannot be made to do at
+will.
+"""
 
 from __future__ import annotations
 

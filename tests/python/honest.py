@@ -1,8 +1,11 @@
-"""An S3 server of which no answer mixes two versions of an object: a proxy before one that does so now and then.
+"""An S3 server of which no answer mixes two versions of an object: a proxy before one that does so
+now and then.
 
-versitygw over a directory reads an object's ETag by its name and opens the file later, so while the object is overwritten, some answers have the ETag of one
-version and the bytes of the next. What a node makes of them cannot be right, and would be taken for a mistake of the node. The proxy remembers what was
-written under which ETag. Where an answer's body is something else, it breaks the connection instead.
+versitygw over a directory reads an object's ETag by its name and opens the file later, so while the
+object is overwritten, some answers have the ETag of one version and the bytes of the next. What a
+node makes of them cannot be right, and would be taken for a mistake of the node. The proxy
+remembers what was written under which ETag. Where an answer's body is something else, it breaks the
+connection instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What the tables of tests/hostile are made of: requests as bytes, signatures, and answers read as they come, over a plain socket.
+"""What the tables of tests/hostile are made of: requests as bytes, signatures, and answers read as
+they come, over a plain socket.
 
-Nothing here repairs anything. An HTTP library would refuse to send half of these requests and would hide half of the answers.
+Nothing here repairs anything. An HTTP library would refuse to send half of these requests and would
+hide half of the answers.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def tables(*names: str) -> list[tuple[str, dict]]:
 
 
 def expand(text: str, variables: dict[str, str]) -> bytes:
-    r"""`${NAME}` is a variable, `${TEXT*N}` is TEXT N times, `\xNN` is a byte, `\r`, `\n` and `\t` are what they are in C."""
+    r"""`${NAME}` is a variable, `${TEXT*N}` is TEXT N times, `\xNN` is a byte, `\r`, `\n` and `\t`
+    are what they are in C.
+    """
 
     def replace(m: re.Match) -> bytes:
         inner = m.group(1).decode()
@@ -100,7 +104,10 @@ def laughs() -> bytes:
     entities = ['<!ENTITY a0 "ha">'] + [
         f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10)
     ]
-    return f"<?xml version='1.0'?><!DOCTYPE d [{''.join(entities)}]><Delete><Object><Key>&a9;</Key></Object></Delete>".encode()
+    return (
+        "<?xml version='1.0'?><!DOCTYPE d"
+        f" [{''.join(entities)}]><Delete><Object><Key>&a9;</Key></Object></Delete>"
+    ).encode()
 
 
 def request_bytes(case: dict, variables: dict[str, str]) -> bytes:
@@ -134,9 +141,11 @@ def signed(
 ) -> tuple[bytes, list[bytes]]:
     """Signs a request with Signature Version 4 and then spoils it as `options` say.
 
-    how: "header" or "presigned". secret, access, region, service: instead of the right ones. skew: seconds added to the clock. expires: of a
-    presigned request. payload: instead of the body's hash. after: headers that the signature does not cover. drop: what is cut out of the
-    authorization (a regular expression). add: what is put after a presigned query. method, target: what is sent instead of what was signed.
+    how: "header" or "presigned". secret, access, region, service: instead of the right ones. skew:
+    seconds added to the clock. expires: of a presigned request. payload: instead of the body's
+    hash. after: headers that the signature does not cover. drop: what is cut out of the
+    authorization (a regular expression). add: what is put after a presigned query. method, target:
+    what is sent instead of what was signed.
     """
     secret, access = options.get("secret", SECRET), options.get("access", ACCESS)
     region, service = options.get("region", REGION), options.get("service", "s3")
@@ -182,7 +191,10 @@ def signed(
         query = re.sub(options["drop"], "", query) if "drop" in options else query
         target = f"{path}?{query}{options.get('add', '')}".encode()
     else:
-        value = f"AWS4-HMAC-SHA256 Credential={access}/{scope}, SignedHeaders={';'.join(names)}, Signature={signature}"
+        value = (
+            f"AWS4-HMAC-SHA256 Credential={access}/{scope}, SignedHeaders={';'.join(names)},"
+            f" Signature={signature}"
+        )
         value = re.sub(options["drop"], "", value) if "drop" in options else value
         headers.append(("Authorization", value))
         headers = [h for h in headers if h[0].lower() not in options.get("drop_headers", [])]
@@ -209,7 +221,9 @@ def send(
     want: int | None = None,
     then_close: bool = False,
 ) -> Exchange:
-    """Sends bytes and reads what comes until the node closes the connection, `want` answers are whole, or the time is up (an error)."""
+    """Sends bytes and reads what comes until the node closes the connection, `want` answers are
+    whole, or the time is up (an error).
+    """
     with connect(port, wait) as connection:
         try:
             connection.sendall(data)
@@ -241,7 +255,8 @@ def receive(
         ):
             return exchange
     raise AssertionError(
-        f"the connection neither ended nor answered within {wait} s; so far: {exchange.received[:2000]!r}"
+        f"the connection neither ended nor answered within {wait} s; so far:"
+        f" {exchange.received[:2000]!r}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Archives that are not what they say, byte by byte: Python's tarfile and zipfile would not write them.
+"""Archives that are not what they say, byte by byte: Python's tarfile and zipfile would not write
+them.
 
 Each is named in tests/hostile/archives.toml.
 """

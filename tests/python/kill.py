@@ -1,4 +1,6 @@
-"""`kill -9` in a loop: a node before an S3 server, under the load of `load.py`, with a cache so small that it evicts all the time."""
+"""`kill -9` in a loop: a node before an S3 server, under the load of `load.py`, with a cache so
+small that it evicts all the time.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
     rng = random.Random(seed)
     origin = HonestVersitygw(directory / "versitygw")
     (origin.directory / BUCKET).mkdir()
-    start = lambda: Node(
-        origin.url,
-        [BUCKET],
-        directory / "node",
-        cache_size=str(CACHE_BYTES),
-        options=["--memory", "128MiB", "--log", "warn"],
-    )
+
+    def start() -> Node:
+        return Node(
+            origin.url,
+            [BUCKET],
+            directory / "node",
+            cache_size=str(CACHE_BYTES),
+            options=["--memory", "128MiB", "--log", "warn"],
+        )
+
     node = start()
     slowest = 0.0
     try:
@@ -47,7 +52,8 @@ def kill_in_a_loop(directory: Path, kills: int, seed: int) -> Load:
                 load.node = node
                 if kill % 20 == 0 or kill == kills:
                     print(
-                        f"  {kill} kills, {dict(load.done)}, refused {dict(load.refused)}, ready within {slowest:.2f} s",
+                        f"  {kill} kills, {dict(load.done)}, refused {dict(load.refused)},"
+                        f" ready within {slowest:.2f} s",
                         flush=True,
                     )
             # Some quiet load on what was left.

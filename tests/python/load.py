@@ -1,9 +1,12 @@
-"""Mixed load on a node, and the model that checks every answer: readers of objects, ranges, batches and members, and writers through the node.
+"""Mixed load on a node, and the model that checks every answer: readers of objects, ranges, batches
+and members, and writers through the node.
 
-What an object holds is a function of its name and a version, so a wrong byte is seen whatever it comes from. Each name has one writer. Its
-versions stand in a list in the order of their attempts; a read may return the last version that was acknowledged before it began, or any that was
-attempted later. A write whose outcome is not known (the node was killed) leaves both possible, until the next one is acknowledged. Half of the
-names have one size for all their versions; the origin is one that never mixes versions itself (`honest.py`).
+What an object holds is a function of its name and a version, so a wrong byte is seen whatever it
+comes from. Each name has one writer. Its versions stand in a list in the order of their attempts; a
+read may return the last version that was acknowledged before it began, or any that was attempted
+later. A write whose outcome is not known (the node was killed) leaves both possible, until the next
+one is acknowledged. Half of the names have one size for all their versions; the origin is one that
+never mixes versions itself (`honest.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 BUCKET = "scratch"
 MEMBERS = 8
-#: Refusals that a node may give while objects change under it or memory is short. Anything else is a defect.
+#: Refusals that a node may give while objects change under it or memory is short. Anything else is
+#: a defect.
 REFUSALS = {429, 502, 503, 504}
 #: Longer than any answer takes: what takes longer hangs.
 TIMEOUT = 30
@@ -44,7 +49,9 @@ def number(key: str) -> int:
 
 
 def is_of_one_size(key: str) -> bool:
-    """Whether all versions of `key` have the same size: where they are mixed, nothing but the bytes tells."""
+    """Whether all versions of `key` have the same size: where they are mixed, nothing but the bytes
+    tells.
+    """
     return number(key) % 2 == 1
 
 
@@ -99,7 +106,9 @@ class Wrong(AssertionError):
 
 
 class Load:
-    """Threads that work on a node until they are stopped. `node` may be replaced by another one at any time."""
+    """Threads that work on a node until they are stopped. `node` may be replaced by another one at
+    any time.
+    """
 
     def __init__(
         self,
@@ -129,7 +138,7 @@ class Load:
             threading.Thread(target=self._guard, args=(f, args), daemon=True) for f, args in work
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self.threads:
             thread.start()
         return self
@@ -268,7 +277,8 @@ class Load:
             return
         if not right:
             raise Wrong(
-                f"GET {key.name} {headers}: status {status}, {len(body)} bytes, {what_is(key, body, cut)}; versions {allowed} may be read"
+                f"GET {key.name} {headers}: status {status}, {len(body)} bytes,"
+                f" {what_is(key, body, cut)}; versions {allowed} may be read"
             )
         self.done["reads"] += 1
         self.done["bytes"] += len(body)
@@ -322,7 +332,8 @@ class Load:
             if not right:
                 what = "a member" if member else what_is(key, data, slice(None))
                 raise Wrong(
-                    f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes, {what}; versions {allowed} may be read"
+                    f"entry {i} of a batch, {full}: got {name} with {len(data)} bytes,"
+                    f" {what}; versions {allowed} may be read"
                 )
         self.done["batches"] += 1
         self.done["bytes"] += len(answer[1])
@@ -330,7 +341,9 @@ class Load:
     # Afterwards.
 
     def check_origin(self, root: Path) -> None:
-        """No acknowledged write is lost: what lies at the origin is the last acknowledged version of each name, or a later attempt."""
+        """No acknowledged write is lost: what lies at the origin is the last acknowledged version
+        of each name, or a later attempt.
+        """
         for key in self.keys:
             file = root / BUCKET / key.name
             data = file.read_bytes() if file.exists() else None
@@ -343,7 +356,10 @@ class Load:
 def what_is(key: Key, body: bytes, cut: slice) -> str:
     for at, version in enumerate(key.attempts):
         if version is not None and content(key.name, version)[cut] == body:
-            return f"which is version {version}, attempt {at} of {len(key.attempts)} ({key.acknowledged} was the last one acknowledged)"
+            return (
+                f"which is version {version}, attempt {at} of {len(key.attempts)}"
+                f" ({key.acknowledged} was the last one acknowledged)"
+            )
     # By chunks of the node's cache: a mixture of versions has its seams there.
     pieces = []
     for at in range(0, len(body), 1 << 20):
@@ -354,7 +370,10 @@ def what_is(key: Key, body: bytes, cut: slice) -> str:
             if v is not None and content(key.name, v)[cut][at : at + len(piece)] == piece
         ]
         pieces.append(f"from byte {at} on {of or 'none'}")
-    return f"which is no version of it, but {', '.join(pieces)}; the last attempts were {key.attempts[-6:]}"
+    return (
+        f"which is no version of it, but {', '.join(pieces)}; the last attempts were"
+        f" {key.attempts[-6:]}"
+    )
 
 
 class Connection:

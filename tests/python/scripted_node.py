@@ -1,34 +1,85 @@
-"""A node whose every answer is scripted: for what a healthy node does not do (refuse, stall, break off, answer the wrong thing).
+"""A node whose every answer is scripted: for what a healthy node does not do (refuse, stall, break
+off, answer the wrong thing).
 
-It speaks just enough of the wire format for the client to be tested against faults. What a healthy node does is tested against the real one.
+It speaks just enough of the wire format for the client to be tested against faults, in the words
+that a real node was recorded to say (`recorded.py`). What a healthy node does is tested against the
+real one.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import socket
-import tarfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+import recorded
+
+BLOCK = 512
 
 
-def tar_of(members: list[tuple[str, bytes]], errors: dict[str, str] | None = None) -> bytes:
-    """A tar archive as the node would send it; `errors` become PAX records in front of their members."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            if errors and name in errors:
-                info.pax_headers = {"FOREBAY.error": errors[name]}
-            tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+def tar_block(name: bytes, prefix: bytes, size: int, mtime: int, kind: bytes) -> bytes:
+    """One header, as the node writes it: mode 0644, owner 0, no names of users."""
+    fields = [
+        name.ljust(100, b"\0"),
+        b"0000644\0" + b"0000000\0" * 2,
+        b"%011o\0%011o\0" % (size, mtime),
+        b" " * 8,
+        kind.ljust(101, b"\0"),
+        b"ustar\x0000".ljust(72, b"\0"),
+        b"0000000\0" * 2,
+        prefix.ljust(155, b"\0"),
+    ]
+    block = b"".join(fields).ljust(BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def tar_records(records: dict[str, str]) -> bytes:
+    """PAX records. Each begins with its length, which counts its own digits."""
+    out = b""
+    for keyword, value in records.items():
+        rest = f" {keyword}={value}\n".encode()
+        length = len(rest) + len(str(len(rest)))
+        length = len(rest) + len(str(length))
+        out += str(length).encode() + rest
+    return out
+
+
+def tar_of(
+    members: list[tuple[str, bytes]],
+    errors: dict[str, str] | None = None,
+    mtimes: dict[str, int] | None = None,
+) -> bytes:
+    """A tar archive, byte for byte as the node sends it (`test_recorded.py` compares them);
+    `errors` are PAX records in front of their members.
+    """
+    out = bytearray()
+    for name, data in members:
+        prefix, short, records = "", name, {}
+        if len(name) > 100:
+            slash = name.find("/", len(name) - 101, -1)
+            if 1 <= slash <= 155:
+                prefix, short = name[:slash], name[slash + 1 :]
+            else:
+                short, records["path"] = name[:100], name
+        if errors and name in errors:
+            records["FOREBAY.error"] = errors[name]
+        if records:
+            text = tar_records(records)
+            out += tar_block(b"././@PaxHeader", b"", len(text), 0, b"x")
+            out += text + bytes(-len(text) % BLOCK)
+        mtime = (mtimes or {}).get(name, 0)
+        out += tar_block(short.encode(), prefix.encode(), len(data), mtime, b"0")
+        out += data + bytes(-len(data) % BLOCK)
+    return bytes(out) + bytes(2 * BLOCK)
 
 
 class ScriptedNode:
-    """Serves `objects` ({"bucket/key": bytes}); `script` is a list of functions, each taking over one batch request."""
+    """Serves `objects` ({"bucket/key": bytes}); `script` is a list of functions, each taking over
+    one batch request.
+    """
 
     def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.objects = dict(objects or {})
@@ -69,7 +120,7 @@ class ScriptedNode:
         self.server.shutdown()
         self.server.server_close()
 
-    def __enter__(self) -> ScriptedNode:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc) -> None:
@@ -77,9 +128,10 @@ class ScriptedNode:
 
     def answer(self, http, body: bytes) -> None:
         if http.path == "/v1/forebay/info":
-            return reply(
-                http, 404 if self.info is None else 200, json.dumps(self.info or {}).encode()
-            )
+            # Without it: a server that knows of no such question.
+            if self.info is None:
+                return reply(http, 404, b"")
+            return reply(http, 200, json.dumps(self.info).encode())
         if http.path.startswith("/v1/ml/moss"):
             request = json.loads(body)
             if self.script:
@@ -89,17 +141,8 @@ class ScriptedNode:
         if self.script:
             return self.script.pop(0)(http, body)
         if name not in self.objects:
-            return reply(
-                http,
-                404,
-                json.dumps(
-                    {
-                        "message": f"{name}: no such object",
-                        "hint": "look at the list",
-                        "status": 404,
-                    }
-                ).encode(),
-            )
+            status, document, headers = recorded.refusal("no_such_object")
+            return reply(http, status, document, headers)
         reply(http, 200, self.objects[name])
 
     def members(self, path: str, request: dict) -> list[tuple[str, bytes]]:

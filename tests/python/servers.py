@@ -1,4 +1,6 @@
-"""The real processes that the tests run against: an S3 server that we did not write (versitygw) as the origin, and a Forebay node before it."""
+"""The real processes that the tests run against: an S3 server that we did not write (versitygw) as
+the origin, and a Forebay node before it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SOCKETS = itertools.count()
 
 
 def free_port() -> int:
-    """A port for a server that cannot choose one itself: below those that connections take, one of which could be it by then."""
+    """A port for a server that cannot choose one itself: below those that connections take, one of
+    which could be it by then.
+    """
     first_of_connections = int(
         Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
     )

@@ -1,4 +1,6 @@
-"""Tables for the tests of loaders: rows that say which they are, in Parquet files of several row groups."""
+"""Tables for the tests of loaders: rows that say which they are, in Parquet files of several row
+groups.
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,9 @@ class TestBuckets:
         assert len(smap.tmap) == 1 and smap.proxy_si.public_net.direct_url
 
     def test_creating_and_destroying(self, ais):
-        """Buckets are the origin's: what cannot be done here is refused, and nothing of it is pretended."""
+        """Buckets are the origin's: what cannot be done here is refused, and nothing of it is
+        pretended.
+        """
         bucket = ais.bucket("made-by-test")
         try:
             bucket.create()

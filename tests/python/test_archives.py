@@ -1,7 +1,8 @@
-"""Archives agree with the world: what Forebay finds in an archive is what tarfile, zipfile, GNU tar, Go and Info-ZIP find, and what it writes they read.
+"""Archives agree with the world: what Forebay finds in an archive is what tarfile, zipfile, GNU
+tar, Go and Info-ZIP find, and what it writes they read.
 
-Random trees and lists of members, packed by each program in each of its formats. `FOREBAY_TEST_CASES` multiplies their number;
-`FOREBAY_TEST_SEED` replays a run.
+Random trees and lists of members, packed by each program in each of its formats.
+`FOREBAY_TEST_CASES` multiplies their number; `FOREBAY_TEST_SEED` replays a run.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def check_tars(programs: Programs, paths: list[Path]) -> None:
         # GNU tar expands sparse files; tarfile, which does too, says to what.
         expanded = b"".join(
             o.data if o.kind == "file" else p.data
-            for o, p in zip(ours[path], python)
+            for o, p in zip(ours[path], python, strict=True)
             if o.kind in ("file", "sparse")
         )
         assert files == expanded, f"{path.name}: the bytes of its files, GNU tar"
@@ -154,7 +155,9 @@ def test_tars_of_gnu_tar(programs, rng, tmp_path):
 
 
 def members(rng: random.Random, *, zip: bool = False) -> tuple[list[Member], dict[bytes, bytes]]:
-    """A random list of members, repeated, absolute and climbing names among them; and the targets of links."""
+    """A random list of members, repeated, absolute and climbing names among them; and the targets
+    of links.
+    """
     out, links = [], {}
     names = [n for n in Tree.names(rng) if b"\\" not in n or not zip]
     for name in names:
@@ -298,7 +301,9 @@ def test_of_a_repeated_name_the_last_one_counts(programs, tmp_path):
 
 
 def test_where_the_programs_disagree_nothing_is_passed_over(programs, tmp_path):
-    """A damaged tar ends without a word for tarfile, with a warning or an error for others. Here it is an error."""
+    """A damaged tar ends without a word for tarfile, with a warning or an error for others. Here it
+    is an error.
+    """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as t:
         for name in ("a", "b"):
@@ -307,7 +312,7 @@ def test_where_the_programs_disagree_nothing_is_passed_over(programs, tmp_path):
     zero = bytes(512)
     odd = {
         # One block of zeros before a member: tarfile and GNU tar end there, Go refuses.
-        "lone-zeros": (a + zero + b + zero * 2, None, "lone block of zeros"),
+        "lone-zeros": (a + zero + b + zero * 2, None, "single block of zeros"),
         # A header that is damaged: tarfile ends there.
         "damaged": (a + b[:20] + b"x" + b[21:] + zero * 2, None, "checksum"),
         # What follows the end is nobody's.
@@ -435,7 +440,9 @@ def test_zips_of_info_zip(programs, rng, tmp_path):
 
 
 def test_names_of_zips_that_are_not_marked_as_utf_8(programs, tmp_path):
-    """Unix programs write UTF-8 without saying so, DOS ones code page 437. What is UTF-8 is taken for it; zipfile never does, unzip always."""
+    """Unix programs write UTF-8 without saying so, DOS ones code page 437. What is UTF-8 is taken
+    for it; zipfile never does, unzip always.
+    """
     path = tmp_path / "names.zip"
     names = {
         b"plain": "plain",
@@ -453,7 +460,7 @@ def test_names_of_zips_that_are_not_marked_as_utf_8(programs, tmp_path):
     path.write_bytes(archive)
     (ours,) = programs.forebay([path]).values()
     assert [m.data for m in ours] == [b"%d" % i for i in range(len(names))]
-    for m, (raw, expected) in zip(ours, names.items()):
+    for m, (raw, expected) in zip(ours, names.items(), strict=True):
         assert m.name.decode() == (expected or raw.decode("cp437")), raw
         assert expected == "größe/日本" or m.name.decode() == raw.decode("cp437")
 

@@ -1,4 +1,6 @@
-"""Datasets and jobs on bad days: files without rows, fewer rows than ranks, states from elsewhere, and jobs that are killed."""
+"""Datasets and jobs on bad days: files without rows, fewer rows than ranks, states from elsewhere,
+and jobs that are killed.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ for batch in loader:
 
 @pytest.mark.parametrize("way", ["stream", "pull"])
 def test_a_job_that_is_killed_anywhere_goes_on_from_its_last_state(tables, ds, tmp_path, way):
-    """SIGKILL, again and again, in the middle of epochs. Each state was saved together with what had been trained on."""
+    """SIGKILL, again and again, in the middle of epochs. Each state was saved together with what
+    had been trained on.
+    """
     print(f"FOREBAY_TEST_SEED={SEED}")
     luck, kept, batches, kills = random.Random(SEED), tmp_path / "kept.json", 150, 0
     while True:

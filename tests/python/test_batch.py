@@ -1,4 +1,6 @@
-"""GetBatch through the package: order, ranges, members, errors, formats, and that nothing is copied."""
+"""GetBatch through the package: order, ranges, members, errors, formats, and that nothing is
+copied.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,7 @@ def test_ranges_of_objects_and_members(client, objects, shard):
         else ("sample019.jpg", dataset.MEMBERS["sample019.jpg"])
     )
     size = len(whole)
-    cases = [(0, 1), (0, size), (size - 1, 1), (10, -1), (3, 100), (size - 5, 100)]
+    cases = [(0, 1), (0, size), (size - 1, 1), (10, -1), (3, 100), (size - 5, 5), (size - 5, -1)]
     target = (
         {"objname": name, "bucket": "train"}
         if shard is None
@@ -134,6 +136,8 @@ def test_ranges_of_objects_and_members(client, objects, shard):
     assert [bytes(i) for i in batch] == [
         whole[s:] if n == -1 else whole[s : s + n] for s, n in cases
     ]
+    with pytest.raises(forebay.Error, match="100 bytes from|broke off"):
+        client.batch([{**target, "start": size - 5, "length": 100}])
 
 
 def test_opaque_comes_back(client):

@@ -1,4 +1,6 @@
-"""The scripts of benchmarks/, each with as little to do as possible: it ends well, prints its table, and writes rows that make sense."""
+"""The scripts of benchmarks/, each with as little to do as possible: it ends well, prints its
+table, and writes rows that make sense.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from servers import forebay_program
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ARGUMENTS = {
     "client": "--sizes 10240 --batch 16 --total-mib 1 --seconds 0.1 --readers NumPy boto3 aistore",
-    "train": "--workers 2 --batch 4 --batches 1 --epochs 2 --origin-ms 20 --step-ms 1 --shards 1 --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3",
+    "train": (
+        "--workers 2 --batch 4 --batches 1 --epochs 2 --origin-ms 20 --step-ms 1 --shards 1"
+        " --entitled 24 --entitled-batch 8 --seconds 0.1 --direct boto3"
+    ),
     "tail": "--batch 8 --batches 4 --sequential 1 --size 1000 --median-ms 2",
 }
 

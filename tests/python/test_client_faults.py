@@ -1,16 +1,29 @@
-"""The client against a node that refuses, stalls, breaks off or answers the wrong thing: always an error with a reason, never a shorter batch."""
+"""The client against a node that refuses, stalls, breaks off or answers the wrong thing: always an
+error with a reason, never a shorter batch.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import urllib.request
 
 import forebay
 import pytest
+import recorded
 from scripted_node import ScriptedNode, chunked, reply, tar_of
+from servers import Node
 
 OBJECTS = {f"bucket/k{i:03}": bytes([i]) * (i * 11) for i in range(100)}
 NAMES = list(OBJECTS)
+
+
+@pytest.fixture(name="real")
+def real_node(origin, tmp_path):
+    node = Node(origin.url, ["train"], tmp_path / "real")
+    yield node
+    node.stop()
 
 
 @pytest.fixture
@@ -67,7 +80,7 @@ def test_more_entries_than_asked_for_is_an_error(node):
 
 def test_entries_in_another_order_are_an_error(node):
     node.script.append(lambda http, request: chunked(http, tar_of(list(OBJECTS.items())[::-1])))
-    with pytest.raises(forebay.Truncated, match="not what was asked for"):
+    with pytest.raises(forebay.Truncated, match="not what was requested"):
         forebay.Client(node.url).batch(NAMES).wait()
 
 
@@ -82,7 +95,7 @@ def test_a_damaged_header_is_an_error(node):
 def test_the_reason_that_the_node_put_into_the_stream_explains_a_cut(node):
     members = [("bucket/k000", OBJECTS["bucket/k000"]), ("__404__/bucket/k001", b"")]
     stream = tar_of(members, {"__404__/bucket/k001": "the origin closed the connection"})
-    node.script.append(lambda http, request: chunked(http, stream, cut_at=len(stream) - 8192))
+    node.script.append(lambda http, request: chunked(http, stream, cut_at=len(stream) - 1024))
     with pytest.raises(forebay.Truncated, match="the origin closed the connection"):
         forebay.Client(node.url).batch(NAMES[:2] + ["bucket/never"]).wait()
 
@@ -105,50 +118,70 @@ def test_errors_of_entries_carry_the_nodes_words(node):
 
 
 def test_a_refusal_is_retried_as_the_node_says(node):
-    node.script += [lambda http, _: reply(http, 429, b'{"message": "full"}', {"Retry-After": "1"})]
+    node.script += [lambda http, _: reply(http, *recorded.refusal("busy"))]
     began = time.monotonic()
     assert len(forebay.Client(node.url).batch(NAMES[:3]).wait()) == 3
     assert 0.9 < time.monotonic() - began < 5
 
 
 def test_a_refusal_that_lasts_is_busy(node):
-    node.script += [
-        lambda http, _: reply(
-            http, 429, b'{"message": "full", "hint": "later"}', {"Retry-After": "1"}
-        )
-    ] * 9
+    node.script += [lambda http, _: reply(http, *recorded.refusal("busy"))] * 9
+    said = recorded.answers()["busy"]["body"]
     began = time.monotonic()
-    with pytest.raises(forebay.Busy, match="full") as caught:
+    with pytest.raises(forebay.Busy, match="in flight") as caught:
         forebay.Client(node.url, timeout=2).batch(NAMES[:3])
     assert time.monotonic() - began < 4
-    assert (caught.value.status, caught.value.hint, caught.value.request_id) == (
+    assert (caught.value.status, caught.value.message, caught.value.hint) == (
         429,
-        "later",
-        "scripted-1",
+        said["message"],
+        said["hint"],
     )
 
 
 @pytest.mark.parametrize(
-    ("status", "error"),
+    ("name", "error"),
     [
-        (400, forebay.InvalidRequest),
-        (401, forebay.Unauthenticated),
-        (403, forebay.PermissionDenied),
-        (404, forebay.NotFound),
-        (409, forebay.Conflict),
-        (412, forebay.PreconditionFailed),
-        (413, forebay.TooLarge),
-        (416, forebay.RangeNotSatisfiable),
-        (500, forebay.ServerError),
-        (501, forebay.Unsupported),
-        (502, forebay.ServerError),
-        (504, forebay.Timeout),
+        ("bad_batch", forebay.InvalidRequest),
+        ("no_key", forebay.Unauthenticated),
+        ("not_allowed", forebay.PermissionDenied),
+        ("no_such_object", forebay.NotFound),
+        ("no_such_range", forebay.RangeNotSatisfiable),
+        ("not_offered", forebay.Unsupported),
     ],
 )
-def test_each_status_has_its_exception(node, status, error):
-    node.script.append(
-        lambda http, _: reply(http, status, b'{"message": "what happened", "hint": "what to do"}')
-    )
+def test_what_nodes_were_recorded_to_refuse_has_its_exception(node, name, error):
+    node.script.append(lambda http, _: reply(http, *recorded.refusal(name)))
+    said = recorded.answers()[name]
+    with pytest.raises(error) as caught:
+        forebay.Client(node.url).batch(NAMES[:1])
+    assert type(caught.value) is error
+    assert caught.value.status == said["status"]
+    assert caught.value.message == said["body"]["message"].removeprefix("ais://")
+    assert caught.value.hint == said["body"].get("hint")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (400, "invalid", forebay.InvalidRequest),
+        (401, "unauthenticated", forebay.Unauthenticated),
+        (403, "permission_denied", forebay.PermissionDenied),
+        (404, "bucket_not_found", forebay.NotFound),
+        (409, "conflict", forebay.Conflict),
+        (412, "precondition_failed", forebay.PreconditionFailed),
+        (413, "too_large", forebay.TooLarge),
+        (416, "range_not_satisfiable", forebay.RangeNotSatisfiable),
+        (500, "internal", forebay.ServerError),
+        (501, "unsupported", forebay.Unsupported),
+        (502, "corrupt", forebay.ServerError),
+        (504, "timeout", forebay.Timeout),
+        # What no node says: the status counts.
+        (409, "of_tomorrow", forebay.Conflict),
+    ],
+)
+def test_each_kind_has_its_exception(node, status, code, error):
+    document = recorded.error(status, code, "what happened", "what to do")
+    node.script.append(lambda http, _: reply(http, status, document))
     with pytest.raises(error, match="what happened") as caught:
         forebay.Client(node.url).batch(NAMES[:1])
     assert type(caught.value) is error
@@ -276,18 +309,11 @@ def test_a_batch_that_is_dropped_is_given_up(node):
     assert stopped.wait(5)
 
 
-def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, tmp_path):
-    node.info = {
-        "version": "1",
-        "node_id": "n1",
-        "host_id": boot_id(),
-        "unix_socket": str(tmp_path / "none.sock"),
-    }
-    client = forebay.Client(node.url)
-    assert client.route == node.url
-    assert bytes(client.get("bucket/k001")) == OBJECTS["bucket/k001"]
-
-
-def boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
+def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, real, tmp_path):
+    host = json.loads(urllib.request.urlopen(f"{real.url}/v1/forebay/info").read())["host_id"]
+    # On this machine, by what it says, with the socket of another node, or one that is not there.
+    for socket in (real.socket, tmp_path / "none.sock"):
+        node.info = recorded.info(node_id="n1", host_id=host, unix_socket=str(socket))
+        client = forebay.Client(node.url)
+        assert client.route == node.url
+        assert bytes(client.get("bucket/k001")) == OBJECTS["bucket/k001"]

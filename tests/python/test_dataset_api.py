@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import gc
 import io
@@ -282,11 +283,72 @@ def test_tensors():
     for name in ("n", "t"):
         with pytest.raises(TypeError, match=f"'{name}'"):
             forebay.Rows([every_type().select([name])], np.arange(4, dtype=np.uint64)).torch()
-    odd = pa.record_batch({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
-    with pytest.raises(TypeError, match="'v'"):
-        forebay.Rows([odd], np.arange(1, dtype=np.uint64)).numpy()
     with pytest.raises(TypeError):
         forebay._arrow.columns(pa.array([1]))
+
+
+def unusual_types() -> pa.Table:
+    """Forty rows of types that few other formats have."""
+    n = 40
+    types = pa.array([i % 2 for i in range(n)], pa.int8())
+    halves = pa.array([i // 2 for i in range(n)], pa.int32())
+    numbers = pa.array([None if i % 7 == 0 else i for i in range(n)])
+    texts = pa.array([f"text {i}" for i in range(n)])
+    lengths = [None if i % 5 == 0 else (i, -2 * i, 3 * i) for i in range(n)]
+    intervals = pa.array(lengths, pa.month_day_nano_interval())
+    days = pa.array([datetime.datetime(2024, 1, i + 1, tzinfo=datetime.UTC) for i in range(3)])
+    return pa.table(
+        {
+            "x": range(n),
+            "interval": intervals,
+            "dense": pa.UnionArray.from_dense(types, halves, [numbers, texts], ["n", "t"]),
+            "sparse": pa.UnionArray.from_sparse(types, [numbers, texts], ["n", "t"]),
+            "runs": pa.RunEndEncodedArray.from_arrays(
+                pa.array([10, 25, n], pa.int32()), pa.array(["a", None, "c"])
+            ),
+            "days": pa.RunEndEncodedArray.from_arrays(pa.array([5, 30, n], pa.int16()), days),
+            "inside": pa.StructArray.from_arrays([intervals, texts], ["interval", "text"]),
+        }
+    )
+
+
+def test_unions_runs_and_intervals_are_read(tmp_path):
+    table = unusual_types()
+    (tmp_path / "odd").mkdir()
+    with (
+        pa.OSFile(str(tmp_path / "odd" / "x.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        for begin in (0, 20):
+            columns = [column.chunk(0).slice(begin, 20) for column in table.columns]
+            writer.write_batch(pa.record_batch(columns, schema=table.schema))
+    client = forebay.Client(origin=f"file://{tmp_path}/*", cache=f"{tmp_path / 'cache'}:1GiB")
+    ds = forebay.open("odd/x.arrow", client=client)
+    expected = table.to_pylist()
+    for ids in (range(40), [30, 3, 3, 12], [21], range(5, 9)):
+        rows = ds.take(ids)
+        assert pa.record_batch(rows).to_pylist() == [expected[i] for i in ids]
+        assert list(rows) == [expected[i] for i in ids]
+    assert list(ds.take(range(40))[7:33]) == expected[7:33]
+    assert ds[3]["interval"].months == 3 and ds[3]["interval"].nanoseconds == 9
+    batches = list(ds.loader(16, output="numpy", uneven="pad"))
+    got = [value for batch in batches for value in batch["sparse"].tolist()][:40]
+    assert got == [row["sparse"] for row in expected]
+
+
+def test_intervals_of_every_unit():
+    """PyArrow makes one of the three kinds; the others are written as Arrow lays them out."""
+
+    for form, values, expected in (
+        ("tiM", np.array([3, -1], "i4"), [(3, 0, 0), (-1, 0, 0)]),
+        ("tiD", np.array([1, 2, -3, 4], "i4"), [(0, 1, 2_000_000), (0, -3, 4_000_000)]),
+    ):
+        schema, array = forebay._arrow._Schema(), forebay._arrow._Array()
+        schema.name, schema.format = b"v", form.encode()
+        buffers = (ctypes.c_void_p * 2)(None, values.ctypes.data)
+        array.length, array.n_buffers = 2, 2
+        array.buffers = ctypes.cast(buffers, ctypes.POINTER(ctypes.c_void_p))
+        assert forebay._arrow.Column(schema, array, values).values() == expected
 
 
 def test_rows_of_different_datasets():
@@ -308,7 +370,11 @@ def test_rows_of_different_datasets():
 
 
 def test_the_client_alone_needs_no_numpy():
-    program = "import sys; sys.modules['numpy'] = None; import forebay; forebay.Client('http://127.0.0.1:1'); assert 'open' in dir(forebay)\ntry: forebay.open\nexcept ImportError as e: print(e)"
+    program = (
+        "import sys; sys.modules['numpy'] = None; import forebay;"
+        " forebay.Client('http://127.0.0.1:1'); assert 'open' in dir(forebay)\ntry:"
+        " forebay.open\nexcept ImportError as e: print(e)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

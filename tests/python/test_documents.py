@@ -1,11 +1,13 @@
 """Every code block of every document runs as printed, by itself, against a node over a directory.
 
-A block is Python (```` ```python ````) or shell (```` ```sh ````). A comment in the line before it may say more of it:
+A block is Python (```` ```python ````) or shell (```` ```sh ````). A comment in the line before it
+may say more of it:
 
     <!-- block: says REGEX -->          what it prints matches that
     <!-- block: shown, WHY -->          it is not run, and why not
 
-Only the address is another one: each block runs with ``FOREBAY_NODE``, and ``http://127.0.0.1:8080`` in it is the node's.
+Only the address is another one: each block runs with ``FOREBAY_NODE``, and
+``http://127.0.0.1:8080`` in it is the node's.
 """
 
 from __future__ import annotations

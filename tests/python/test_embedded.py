@@ -101,7 +101,9 @@ def test_the_cache_outlives_the_process_and_the_owner_may_change(where, objects)
 
 
 def test_a_takeover_when_the_owner_has_ended(where, objects):
-    """A client that has talked to another process's engine opens the cache itself when that process is gone."""
+    """A client that has talked to another process's engine opens the cache itself when that process
+    is gone.
+    """
     code = textwrap.dedent(f"""
         import forebay, sys
         client = forebay.Client(**{where!r})
@@ -134,7 +136,9 @@ def test_a_child_that_forked_before_the_engine_started(where, objects):
 def test_forks_of_a_process_whose_engines_wait_start_engines_of_their_own(
     origin, objects, tmp_path
 ):
-    """The threads of the parent's engines wait for locks when it forks; the child has none of them, and its own wait for each other."""
+    """The threads of the parent's engines wait for locks when it forks; the child has none of them,
+    and its own wait for each other.
+    """
     where = {"origin": f"s3://train?endpoint={origin.url}&region={REGION}"}
     names = [n for n in objects if n.startswith(("big/", "img/"))]
     clients = [forebay.Client(**where, cache=f"{tmp_path}/parent{i}:1GiB") for i in range(12)]

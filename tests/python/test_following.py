@@ -1,4 +1,6 @@
-"""What a loader and its node tell each other: the order, which the node's cache follows, and where the time went."""
+"""What a loader and its node tell each other: the order, which the node's cache follows, and where
+the time went.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def test_a_lease_ends_with_its_loop(ds, tables, end):
 def test_a_lease_ends_with_its_process(tables):
     program = f"""
 import forebay
-loader = forebay.open("tables/a/*.parquet", url={tables.url!r}).loader(4, shuffle="full", seed={random.randrange(1 << 40)})
+ds = forebay.open("tables/a/*.parquet", url={tables.url!r})
+loader = ds.loader(4, shuffle="full", seed={random.randrange(1 << 40)})
 batches = iter(loader)
 for _ in range(3):
     next(batches)

@@ -17,8 +17,8 @@ def content(i: int) -> bytes:
 
 
 def test_jax_arrays(ds):
-    import jax
     import forebay.jax
+    import jax
 
     batch = next(iter(ds.loader(batch_size=4, output="jax", columns=["id", "x"])))
     assert (

@@ -156,7 +156,8 @@ def test_what_is_not_there_is_told_from_what_cannot_be_read(fs):
         assert all(isinstance(e, FileNotFoundError) for e in got.values())
     got = fs.cat_ranges(names, 0, 1, on_error="return")
     assert got[0] == b"1" and all(isinstance(e, FileNotFoundError) for e in got[1:])
-    # A name that the node refuses is not a missing file, which zarr would take for a chunk of fill values.
+    # A name that the node refuses is not a missing file, which zarr would take for a chunk of fill
+    # values.
     got = fs.cat_ranges([names[0], "scratch/" + "x" * 2000], 0, 1, on_error="return")
     assert got[0] == b"1" and isinstance(got[1], forebay.InvalidRequest)
     with pytest.raises(FileNotFoundError):

@@ -11,7 +11,9 @@ NAMES = [f"img/{i:04}.bin" for i in range(200)]
 
 @pytest.fixture
 def far(origin, tmp_path):
-    """The origin behind a proxy: 5 ms to the first byte in the median, a hundred in one of a hundred."""
+    """The origin behind a proxy: 5 ms to the first byte in the median, a hundred in one of a
+    hundred.
+    """
     command = [
         forebay_program(),
         "distance",

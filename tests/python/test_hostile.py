@@ -1,7 +1,9 @@
-"""The tables of tests/hostile, sent over plain sockets to a node before a real origin. How to add a case: tests/hostile/README.md.
+"""The tables of tests/hostile, sent over plain sockets to a node before a real origin. How to add a
+case: tests/hostile/README.md.
 
-What holds after every group of cases, whatever they were: the node lives and answers a good request at once; memory and descriptors are about where
-they were; nothing panicked; and no secret is in anything that the node wrote. Every error says its code and what is wrong.
+What holds after every group of cases, whatever they were: the node lives and answers a good request
+at once; memory and descriptors are about where they were; nothing panicked; and no secret is in
+anything that the node wrote. Every error says its code and what is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from pathlib import Path
 
 import hostile
 import pytest
-from conftest import s3_client
 from hostile import CANARY, Answer, Exchange
 from hostile_archives import ARCHIVES
 from servers import REGION, Node, Process, accepts, forebay_program, free_port
@@ -157,7 +158,8 @@ def keyed_node(origin, variables, tmp_path_factory):
     directory = tmp_path_factory.mktemp("keyed")
     config = directory / "forebay.toml"
     config.write_text(
-        f'[auth]\nkeys = [{{ access_key = "{hostile.ACCESS}", secret_key = "{hostile.SECRET}" }}]\ntokens = ["{TOKEN}"]\n'
+        f'[auth]\nkeys = [{{ access_key = "{hostile.ACCESS}", secret_key ='
+        f' "{hostile.SECRET}" }}]\ntokens = ["{TOKEN}"]\n'
     )
     node = Node(
         origin.url,
@@ -362,8 +364,10 @@ def how_it_ended(exchange: Exchange) -> str:
 
 
 def read_slowly(target: Target, case: dict) -> None:
-    """Reads `bytes` every 20 ms, until the log says that the node has given the connection up. (What it has sent before that is still in the
-    kernel's buffers, so that the client does not see it for long.)"""
+    """Reads `bytes` every 20 ms, until the log says that the node has given the connection up.
+    (What it has sent before that is still in the kernel's buffers, so that the client does not see
+    it for long.)
+    """
     data = hostile.expand(case["request"], target.variables)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -428,7 +432,9 @@ def thousand(target: Target, case: dict) -> None:
 
 
 def too_many(target: Target, case: dict) -> None:
-    """Those that have a place keep it; the others are told so at once, and later there is room again."""
+    """Those that have a place keep it; the others are told so at once, and later there is room
+    again.
+    """
     data = hostile.expand(r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables)
     kept, refused = [], 0
     try:

@@ -1,7 +1,10 @@
-"""Loaders, alone and inside PyTorch's DataLoaders: order, ranks, decoding, errors, and exact resume."""
+"""Loaders, alone and inside PyTorch's DataLoaders: order, ranks, decoding, errors, and exact
+resume.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pickle
@@ -278,6 +281,8 @@ def test_wrong_arguments(ds):
         {"batch_size": 10, "max_skipped": 5},
         {"batch_size": 10, "retry_for": -1},
         {"batch_size": 10, "max_total": 5},
+        {"batch_size": 10, "too_long": "skip"},
+        {"max_total": 5, "length": "size", "too_long": "cut"},
         {"batch_size": 10, "connections": 3},
         {"batch_size": 10, "pin_memory": True},
     ):
@@ -373,6 +378,46 @@ def test_bounded_batches_are_resumed_exactly(ds):
         ds.loader(10, shuffle="full", seed=3).load_state_dict(middle.state_dict())
 
 
+def test_rows_that_are_too_long_for_a_batch(ds, caplog):
+    """One row that no batch can hold: named before the first batch, a batch of its own, or left
+    out.
+    """
+    lengths = ds.lengths("size")
+    lengths[17] = 1000
+    bounds = {"max_total": 40, "length": lengths, "shuffle": "full", "seed": 3, "lookahead": 30}
+    loader = ds.loader(**bounds)
+    with pytest.raises(forebay.InvalidRequest) as caught:
+        next(iter(loader))
+    place = ds.locate(17)
+    for part in ("1 of", ds.name, "row 17", "1000", place.file, f"row {place.row_in_file}"):
+        assert part in caught.value.message
+    assert '"alone"' in caught.value.hint and '"skip"' in caught.value.hint
+
+    caplog.set_level("WARNING", logger="forebay")
+    alone = [batch.ids.tolist() for batch in ds.loader(too_long="alone", **bounds)]
+    assert [17] in alone and sorted(itertools.chain(*alone)) == list(range(ROWS))
+    assert "1 of" in caplog.text and "batch of its own" in caplog.text
+    caplog.clear()
+    skip = [batch.ids.tolist() for batch in ds.loader(too_long="skip", **bounds)]
+    assert sorted(itertools.chain(*skip)) == [row for row in range(ROWS) if row != 17]
+    assert "left out" in caplog.text
+
+    # Resumed in the middle of a look-ahead window, the rule is a part of the bounds.
+    for rule, truth in (("alone", alone), ("skip", skip)):
+        for stop in range(1, len(truth)):
+            first, rest = (ds.loader(too_long=rule, **bounds) for _ in range(2))
+            seen = [batch.ids.tolist() for batch in itertools.islice(first, stop)]
+            rest.load_state_dict(first.state_dict())
+            assert seen + [batch.ids.tolist() for batch in rest] == truth, (rule, stop)
+    within = ds.loader(too_long="skip", **bounds)
+    next(iter(within))
+    assert within.state_dict()["within"]["batching"]["bounded"]["too_long"] == "skip"
+    with pytest.raises(forebay.InvalidRequest, match="bounds"):
+        ds.loader(too_long="alone", **bounds).load_state_dict(within.state_dict())
+    with pytest.raises(forebay.InvalidRequest, match="0 batches"):
+        next(iter(ds.loader(**{**bounds, "length": lengths + 1000}, too_long="skip")))
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
     source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
@@ -447,7 +492,9 @@ def test_a_stream_from_two_nodes(ds, tables, tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
-    """It dies in mid-epoch: the loop ends with an error, the state is that of what was yielded, and another node goes on with it."""
+    """It dies in mid-epoch: the loop ends with an error, the state is that of what was yielded, and
+    another node goes on with it.
+    """
     options = {"batch_size": 4, "shuffle": "full", "seed": 2, "output": "numpy", "epochs": math.inf}
     dying = Node(
         "", [], tmp_path, options=["--origin", f"file://{tables.directory.parent / 'tables'}"]
@@ -599,7 +646,9 @@ def make(ds, world, batch_size, **options):
 
 
 class Job:
-    """A job that is stopped and started in another shape. What it yielded, epoch by epoch, is checked at the end."""
+    """A job that is stopped and started in another shape. What it yielded, epoch by epoch, is
+    checked at the end.
+    """
 
     def __init__(self, source, rng):
         self.source, self.rng = source, rng
@@ -725,7 +774,9 @@ def test_workers_by_spawn_get_the_dataset_by_pickle(ds):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_exact_resume_through_dataloaders(pair, mixed):
-    """Alone, in DataLoaders of any number of workers, in StatefulDataLoaders: the state of each goes into the next."""
+    """Alone, in DataLoaders of any number of workers, in StatefulDataLoaders: the state of each
+    goes into the next.
+    """
     rng = random.Random(SEED)
     print(f"FOREBAY_TEST_SEED={SEED}")
     source = forebay.mix(pair, [2, 1], epoch_rows=90) if mixed else pair[0]
@@ -826,6 +877,33 @@ def test_what_cannot_be_resumed_is_refused(ds):
     again.load_state_dict(saved)
     with pytest.raises(forebay.InvalidRequest):
         list(again)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused_with"),
+    # From and to 0 workers torchdata refuses a state before it asks the dataset.
+    [(2, 0, AssertionError), (0, 2, AssertionError), (2, 3, forebay.InvalidRequest)],
+)
+def test_a_state_of_other_workers_is_loaded_by_state_of(ds, before, after, refused_with):
+    loader = ds.loader(batch_size=8, shuffle="full", seed=2, columns=["id"], output="torch")
+    truth = ids(loader)
+    loader.set_epoch(0)
+
+    def stateful(data, workers):
+        context = {"multiprocessing_context": "fork"} if workers else {}
+        return StatefulDataLoader(data, batch_size=None, num_workers=workers, **context)
+
+    batches = stateful(loader.torch(), before)
+    first = list(itertools.islice(batches, 3))
+    saved = batches.state_dict()
+    refused = stateful(loader.torch(), after)
+    with pytest.raises(refused_with):
+        refused.load_state_dict(saved)
+        list(refused)
+
+    data = loader.torch()
+    data.load_state_dict(state_of(saved, data))
+    assert ids(first) + ids(stateful(data, after)) == truth
 
 
 def test_a_failure_in_a_worker_names_the_sample(ds):

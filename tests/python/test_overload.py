@@ -1,4 +1,6 @@
-"""Ten times more than the node takes: what it accepts it finishes, the rest it refuses at once, and afterwards nothing is left over."""
+"""Ten times more than the node takes: what it accepts it finishes, the rest it refuses at once, and
+afterwards nothing is left over.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 
 import forebay
 import pytest
@@ -16,7 +19,8 @@ import requests
 from servers import Node
 
 CAPACITY = 8
-#: How long a refusal, and an answer of the admin port, may take on a machine that is kept busy by the test itself.
+#: How long a refusal, and an answer of the admin port, may take on a machine that is kept busy by
+#: the test itself.
 QUICKLY = 2.0
 #: Gauges that count what is under way.
 GAUGES = (
@@ -119,7 +123,7 @@ class Probe:
                 self.took.append((time.monotonic() - began, path))
             time.sleep(0.02)
 
-    def __enter__(self) -> Probe:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -148,7 +152,9 @@ def comes_to_rest(node: Node) -> None:
 
 
 class Tally:
-    """What became of requests: answers by status, how long refusals took, and whatever is not as it should be."""
+    """What became of requests: answers by status, how long refusals took, and whatever is not as it
+    should be.
+    """
 
     def __init__(self) -> None:
         self.statuses: dict[int, int] = {}
@@ -210,7 +216,9 @@ def test_reads_at_ten_times_capacity(small):
 
 
 def test_uploads_at_ten_times_capacity(small, origin_s3):
-    """Those who are refused read their refusal, although the node did not take what they were sending."""
+    """Those who are refused read their refusal, although the node did not take what they were
+    sending.
+    """
     tally, stored = Tally(), []
 
     def upload(i: int) -> None:
@@ -288,7 +296,9 @@ def test_clients_that_leave_in_the_middle_leave_nothing(small):
 
 
 def test_clients_that_ask_again_all_get_through(small):
-    """The package's client waits as long as Retry-After says; with patience, ten times capacity is only slower."""
+    """The package's client waits as long as Retry-After says; with patience, ten times capacity is
+    only slower.
+    """
     client = forebay.Client(small.url, timeout=60)
     failures = []
 

@@ -1,4 +1,6 @@
-"""Keys with policies: every route, every key, whether the object exists or not, cold or warmed by somebody else."""
+"""Keys with policies: every route, every key, whether the object exists or not, cold or warmed by
+somebody else.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,15 @@ def keys_toml(policies=POLICIES) -> str:
     text = []
     for name, allow in policies.items():
         text.append(
-            f'[[keys]]\naccess_key = "{name}"\nsecret_key = "secret-of-{name}"\ntoken = "token-of-{name}"\n'
+            f'[[keys]]\naccess_key = "{name}"\nsecret_key = "secret-of-{name}"\ntoken ='
+            f' "token-of-{name}"\n'
         )
         if allow == []:
             text.append("allow = []\n")
         for grant in allow or []:
             text.append(
-                f"[[keys.allow]]\nbucket = {json.dumps(grant['bucket'])}\nactions = {json.dumps(grant['actions'])}\n"
+                f"[[keys.allow]]\nbucket = {json.dumps(grant['bucket'])}\nactions ="
+                f" {json.dumps(grant['actions'])}\n"
             )
             if "prefix" in grant:
                 text.append(f"prefix = {json.dumps(grant['prefix'])}\n")
@@ -139,7 +143,9 @@ SOURCE = "train/img/0001.bin"
 
 
 def parts(s3, complete: bool) -> int:
-    """A multipart upload from its begin to its end; the status of the first step that is refused, or of the last."""
+    """A multipart upload from its begin to its end; the status of the first step that is refused,
+    or of the last.
+    """
     begun = {}
     status = by_s3(lambda: begun.update(s3.create_multipart_upload(**OUT)) or begun)
     if status != 200:

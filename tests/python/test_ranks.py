@@ -1,4 +1,6 @@
-"""Which rank a loader is of: what launchers and frameworks say, when it is asked for, and that two processes together see each row once."""
+"""Which rank a loader is of: what launchers and frameworks say, when it is asked for, and that two
+processes together see each row once.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,8 @@ ds = forebay.open("tables/a/*.parquet")
 def loader(**more):
     return ds.loader(batch_size=10, shuffle="full", output="torch", columns=["id", "x"], **more)
 def collate(rows):
-    return {"x": torch.tensor([r["x"].tolist() for r in rows]), "id": torch.tensor([r["id"] for r in rows])}
+    x, ids = [r["x"].tolist() for r in rows], [r["id"] for r in rows]
+    return {"x": torch.tensor(x), "id": torch.tensor(ids)}
 seen = {}
 def write():
     with open(f"seen-{torch.distributed.get_rank()}.json", "w") as f:
@@ -194,16 +197,19 @@ import multiprocessing
 def ids(batches):
     return [int(i) for b in batches for i in b["id"]]
 def run(rank, made):
-    torch.distributed.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2)
+    store = "file://" + os.path.abspath("store")
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     seen["loader"] = ids(made)
     made.set_epoch(0)
     for how in ("spawn", "fork"):
-        seen[how] = ids(DataLoader(made.torch(), batch_size=None, num_workers=1, multiprocessing_context=how))
+        workers = {"num_workers": 1, "multiprocessing_context": how}
+        seen[how] = ids(DataLoader(made.torch(), batch_size=None, **workers))
         assert seen[how] == seen["loader"]
     write()
 if __name__ == "__main__":
     made = loader()                                           # nobody knows a rank yet
-    ranks = [multiprocessing.get_context("spawn").Process(target=run, args=(r, made)) for r in range(2)]
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=run, args=(r, made)) for r in range(2)]
     [p.start() for p in ranks], [p.join() for p in ranks]
     sys.exit(max(p.exitcode for p in ranks))
 """,
@@ -234,8 +240,8 @@ for name, batches in {
     "the dataset": DataLoader(ds, batch_size=10, collate_fn=collate),
 }.items():
     trainer = lightning.Trainer(
-        strategy="ddp", devices=2, accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False)
+        strategy="ddp", devices=2, accelerator="cpu", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(Model(name), batches)
 write()
 """,
@@ -254,7 +260,10 @@ from accelerate import Accelerator
 def refused(workers, samples, context=None):
     data = loader().torch(samples=samples)
     try:
-        for _ in accelerator.prepare(DataLoader(data, batch_size=10 if samples else None, num_workers=workers, multiprocessing_context=context)):
+        batches = DataLoader(
+            data, batch_size=10 if samples else None, num_workers=workers,
+            multiprocessing_context=context)
+        for _ in accelerator.prepare(batches):
             raise SystemExit("not refused")
     except forebay.InvalidRequest as e:
         assert "accelerate" in str(e) and "rank=0, world_size=1" in str(e), e
@@ -262,12 +271,14 @@ if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
     for name, batches in {
         "a loader": loader(),
-        "Resumable": forebay.torch.Resumable(DataLoader(loader().torch(), batch_size=None, num_workers=1)),
+        "Resumable": forebay.torch.Resumable(
+            DataLoader(loader().torch(), batch_size=None, num_workers=1)),
         "rows of all ranks": DataLoader(loader(rank=0, world_size=1).torch(), batch_size=None),
         "the dataset": DataLoader(ds, batch_size=10, collate_fn=collate),
     }.items():
         seen[name] = [int(i) for b in accelerator.prepare(batches) for i in b["id"]]
-    seen["torch(), not prepared"] = [int(i) for b in DataLoader(loader().torch(), batch_size=None) for i in b["id"]]
+    unprepared = DataLoader(loader().torch(), batch_size=None)
+    seen["torch(), not prepared"] = [int(i) for b in unprepared for i in b["id"]]
     refused(0, False), refused(1, True), refused(1, False, "spawn")
     accelerator.dataloader_config.dispatch_batches = False
     refused(0, True), refused(1, True)
@@ -294,8 +305,8 @@ class Model(torch.nn.Module):
         self.ids += id.tolist()
         return {"loss": self.layer(x).sum()}
 arguments = TrainingArguments(
-    "out", per_device_train_batch_size=10, num_train_epochs=1, report_to=[], use_cpu=True, save_strategy="no",
-    remove_unused_columns=False, disable_tqdm=True, logging_strategy="no")
+    "out", per_device_train_batch_size=10, num_train_epochs=1, report_to=[], use_cpu=True,
+    save_strategy="no", remove_unused_columns=False, disable_tqdm=True, logging_strategy="no")
 class Planned(Trainer):
     def get_train_dataloader(self):
         return loader()

@@ -1,4 +1,6 @@
-"""Rows by their numbers, over a real node: the compiled client's `take`, record batches in Arrow, NumPy and plain Python, and hostile requests."""
+"""Rows by their numbers, over a real node: the compiled client's `take`, record batches in Arrow,
+NumPy and plain Python, and hostile requests.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
+from itertools import pairwise
 
 import forebay
 import numpy as np
@@ -121,9 +124,9 @@ def test_columns_are_buffers_for_numpy(client, dataset, table):
     )
     ends = np.frombuffer(offsets, np.int32)
     whole = bytes(data)
-    assert [whole[a:b].decode() for a, b in zip(ends, ends[1:4], strict=False)] == table[
-        "text"
-    ].take(pa.array([10, 20, 30])).to_pylist()
+    assert [whole[a:b].decode() for a, b in pairwise(ends[:4])] == table["text"].take(
+        pa.array([10, 20, 30])
+    ).to_pylist()
     assert np.array_equal(np.frombuffer(batch.column(0).buffers()[1], np.int64)[:3], [10, 20, 30])
     assert pa.array(column).to_pylist() == column.to_list()
     with pytest.raises(KeyError, match="id, text"):
@@ -149,7 +152,7 @@ def test_row_numbers_that_make_no_sense(client, dataset):
         take(name, np.array([-1]))
     with pytest.raises(forebay.InvalidRequest, match="negative"):
         take(name, [-1])
-    with pytest.raises(forebay.InvalidRequest, match="no column 'nothing'|no column \"nothing\""):
+    with pytest.raises(forebay.InvalidRequest, match='"nothing" does not exist'):
         take(name, [0], ["nothing"])
     with pytest.raises(forebay.NotFound):
         take("0" * 32, [0])
@@ -181,8 +184,10 @@ def test_hostile_requests_are_answered_clearly(node, dataset):
     assert "1048576" in post(url, bytes(8 * (1 << 20) + 8), 413)
     assert "row 18446744073709551615" in post(url, struct.pack("<Q", 2**64 - 1), 416)
     assert "exclude" in post(url + "?columns=id&column=text", struct.pack("<Q", 0), 400)
-    assert "no column" in post(url + "?columns=id,nix", struct.pack("<Q", 0), 400)
-    assert "not known" in post(f"{node.url}/v1/datasets/nothing/rows", struct.pack("<Q", 0), 404)
+    assert "does not exist" in post(url + "?columns=id,nix", struct.pack("<Q", 0), 400)
+    assert "does not know" in post(
+        f"{node.url}/v1/datasets/nothing/rows", struct.pack("<Q", 0), 404
+    )
     # And it goes on.
     request = urllib.request.Request(
         url + "?columns=id", data=struct.pack("<QQ", 7, 5), method="POST"
@@ -222,7 +227,7 @@ def test_a_file_that_changes_is_an_error_that_says_so(client, bucket_writer):
     assert client.take(first["id"], [0], ["seed"]).column(0).to_list() == [0]
     write(1, 11)
     with pytest.raises(
-        forebay.PreconditionFailed, match=r"row 15: .*changing/1\.parquet has changed"
+        forebay.PreconditionFailed, match=r"row 15: .*changing/1\.parquet changed after"
     ):
         client.take(first["id"], [0, 15])
     assert client.take(first["id"], [0, 25], ["seed"]).column(0).to_list() == [0, 2]
@@ -244,7 +249,7 @@ def test_many_threads_take_at_once(client, dataset, table):
                 assert (
                     got.column("text").to_pylist() == table["text"].take(pa.array(ids)).to_pylist()
                 )
-        except Exception as e:  # noqa: BLE001 - told by the main thread
+        except Exception as e:
             failures.append(e)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]

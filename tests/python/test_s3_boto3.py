@@ -1,4 +1,6 @@
-"""boto3, unmodified, against the S3 front. What it is told must be what the origin itself would tell it."""
+"""boto3, unmodified, against the S3 front. What it is told must be what the origin itself would
+tell it.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ class TestS3fs:
 
 
 class TestS3TorchConnector:
-    """AWS's connector is built on its C runtime, which reads big objects by parallel ranges and uploads in chunks with trailers."""
+    """AWS's connector is built on its C runtime, which reads big objects by parallel ranges and
+    uploads in chunks with trailers.
+    """
 
     @pytest.fixture(autouse=True)
     def options(self, node):

@@ -1,4 +1,6 @@
-"""What is not cached is the origin's: boto3 gets the same answers through a node as from versitygw itself, and a recording stand-in shows what reaches an origin for what versitygw lacks."""
+"""What is not cached is the origin's: boto3 gets the same answers through a node as from versitygw
+itself, and a recording stand-in shows what reaches an origin for what versitygw lacks.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def same(direct, through, buckets):
                 k: v(bucket) if callable(v) else v
                 for k, v in ({"Bucket": bucket} | arguments).items()
             }
-            got.append(outcome(lambda: getattr(client, name)(**filled), bucket))  # noqa: B023
+            got.append(outcome(lambda: getattr(client, name)(**filled), bucket))
         assert got[0] == got[1], name
         return got[1]
 
@@ -238,7 +240,8 @@ def test_uploads_are_the_origins(same, direct, through, buckets):
         p["ETag"]
         for p in direct.list_parts(
             Bucket=buckets[1],
-            **{k: v for k, v in {"Key": "up", "UploadId": ids[buckets[1]]}.items()},
+            Key="up",
+            UploadId=ids[buckets[1]],
         )["Parts"]
     ]
     parts = [
@@ -311,10 +314,10 @@ def test_buckets_are_made_and_removed(direct, through):
         got = [
             outcome(lambda: c.create_bucket(Bucket=name, **location), name)
             for c in (direct, through)
-        ]  # noqa: B023
+        ]
         assert got[0][:2] == got[1][:2], got
     through.put_object(Bucket="made", Key="k", Body=b"x")
-    got = [outcome(lambda: c.delete_bucket(Bucket="made"), "made") for c in (direct, through)]  # noqa: B023
+    got = [outcome(lambda: c.delete_bucket(Bucket="made"), "made") for c in (direct, through)]
     assert got[0] == got[1] and got[0][1] == "BucketNotEmpty"
     through.delete_object(Bucket="made", Key="k")
     assert outcome(lambda: through.delete_bucket(Bucket="made"), "made")[0] == 204
@@ -336,7 +339,9 @@ def test_what_was_changed_is_forgotten(direct, through, buckets):
 
 
 def test_a_policy_comes_first(service, tmp_path):
-    """Keys with read and write on a prefix: tags, not ACLs; nothing outside; settings only with admin."""
+    """Keys with read and write on a prefix: tags, not ACLs; nothing outside; settings only with
+    admin.
+    """
     keys = tmp_path / "keys.toml"
     grant = '{{ bucket = "{}", prefix = "{}", actions = [{}] }}'
     keys.write_text(
@@ -412,7 +417,9 @@ def test_a_policy_comes_first(service, tmp_path):
 
 
 class Recorder(http.server.BaseHTTPRequestHandler):
-    """An S3 service that answers everything with an empty document, and writes down what it was asked."""
+    """An S3 service that answers everything with an empty document, and writes down what it was
+    asked.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -431,7 +438,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, *_):
         pass
@@ -560,9 +567,10 @@ def test_what_nobody_knows_is_not_passed_on(recorded):
 
 
 def test_a_presigned_url_of_version_2_says_how_to_sign(tmp_path):
-    import boto3
     import urllib.error
     import urllib.request
+
+    import boto3
     from botocore.config import Config
 
     (tmp_path / "data").mkdir()

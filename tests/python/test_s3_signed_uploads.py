@@ -1,4 +1,6 @@
-"""Uploads to a node with keys: what they cost of its memory while they come, and that what is wrong with them is found."""
+"""Uploads to a node with keys: what they cost of its memory while they come, and that what is wrong
+with them is found.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def send(node: Node, first: bytes, size: int, last: bytes) -> tuple[str, int]:
-    """Sends `first`, `size` bytes and `last`; the answer, and by how much the node's memory grew at most."""
+    """Sends `first`, `size` bytes and `last`; the answer, and by how much the node's memory grew at
+    most.
+    """
     pid, stop = node.process.pid, threading.Event()
     before = anonymous_bytes(pid)
     most = [before]

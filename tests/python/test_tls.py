@@ -1,4 +1,6 @@
-"""TLS on the node's ports: unmodified clients, a CA of our own, and certificates that change while the node runs."""
+"""TLS on the node's ports: unmodified clients, a CA of our own, and certificates that change while
+the node runs.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,7 @@ def test_certificates_change_under_load_and_no_connection_is_dropped(
     def guarded(work):
         try:
             work()
-        except Exception as e:  # noqa: BLE001
+        except Exception as e:
             failures.append(repr(e))
 
     threads = [

@@ -1,4 +1,6 @@
-"""Batches of DataLoader's workers through shared memory that is used again: what is delivered, what is bounded, and what is left when processes die."""
+"""Batches of DataLoader's workers through shared memory that is used again: what is delivered, what
+is bounded, and what is left when processes die.
+"""
 
 from __future__ import annotations
 
@@ -518,7 +520,7 @@ def test_a_wrong_answer_is_never_a_tensor(scripted):
     for answer, kind, words in (
         (tar_of(members[:40]), forebay.Truncated, "40 of 100 entries"),
         (tar_of([*members, members[0]]), forebay.Truncated, "more entries"),
-        (tar_of(members[::-1]), forebay.Truncated, "not what was asked for"),
+        (tar_of(members[::-1]), forebay.Truncated, "not what was requested"),
         (bytes(damaged), forebay.Truncated, "checksum"),
         (unended, forebay.Truncated, "ended early"),
         (absent, forebay.EntryFailed, "403 from the origin"),

@@ -1,4 +1,6 @@
-"""What the values of columns are in Python, of every type that files have: as PyArrow says, or an error."""
+"""What the values of columns are in Python, of every type that files have: as PyArrow says, or an
+error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`kill -9` in a loop under load: no wrong byte, no acknowledged write lost, ready again within seconds, never over the cache's size.
+"""`kill -9` in a loop under load: no wrong byte, no acknowledged write lost, ready again within
+seconds, never over the cache's size.
 
 FOREBAY_TEST_KILLS says how many times (200).
 """

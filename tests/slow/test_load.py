@@ -1,6 +1,7 @@
 """Mixed load for minutes: throughput, memory and descriptors stay flat, and every answer is right.
 
-FOREBAY_TEST_LOAD_SECONDS says for how long (600). The first third is the warm-up; then the last third is compared with the second.
+FOREBAY_TEST_LOAD_SECONDS says for how long (600). The first third is the warm-up; then the last
+third is compared with the second.
 """
 
 from __future__ import annotations

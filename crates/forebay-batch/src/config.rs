@@ -10,8 +10,12 @@ pub struct BatchConfig {
     pub max_entries: usize,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
-    /// Soft errors that one request may have under continue-on-error.
+    /// Soft errors that one request may have under continue-on-error before its first byte is sent;
+    /// later ones become placeholders, whatever their number.
     pub soft_errors_max: u32,
+    /// How long a streamed batch that tolerates errors says nothing before it is cut, for clients
+    /// that do not say that they know what a cut is.
+    pub cut_pause: Duration,
     /// Entries that are fetched ahead of the cursor.
     pub read_ahead_entries: usize,
     /// Size of one outgoing buffer, bytes.
@@ -45,6 +49,7 @@ impl Default for BatchConfig {
             max_entries: limits::BATCH_ENTRIES_MAX,
             max_body_bytes: limits::BATCH_BODY_MAX_BYTES,
             soft_errors_max: limits::BATCH_SOFT_ERRORS_DEFAULT,
+            cut_pause: Duration::from_secs(limits::BATCH_CUT_PAUSE_SECS),
             read_ahead_entries: limits::BATCH_READ_AHEAD_ENTRIES,
             frame_bytes: limits::BATCH_FRAME_BYTES,
             entry_timeout: Duration::from_secs(90),

@@ -91,7 +91,7 @@ pub(crate) async fn hold(work: &Work, index: usize) -> Result<Option<Opened>> {
     while let Some(piece) = body.try_next().await? {
         if bytes.len() as u64 + piece.len() as u64 > header.size {
             return Err(Error::origin_unavailable(format!(
-                "more than the {} bytes came that were announced",
+                "the entry is longer than the {} bytes that were announced",
                 header.size
             )));
         }
@@ -99,7 +99,7 @@ pub(crate) async fn hold(work: &Work, index: usize) -> Result<Option<Opened>> {
     }
     if bytes.len() as u64 != header.size {
         return Err(Error::origin_unavailable(format!(
-            "{} bytes came where {} were announced",
+            "the entry has {} bytes, and {} were announced",
             bytes.len(),
             header.size
         )));

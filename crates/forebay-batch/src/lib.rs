@@ -258,7 +258,18 @@ impl Batcher {
             }
             let bucket = entry.name.bucket();
             if seen.last() != Some(&bucket) && !seen.contains(&bucket) {
-                self.engine.buckets().origin(bucket).await?;
+                self.engine.buckets().origin(bucket).await.map_err(|e| {
+                    let provider = match &*entry.provider {
+                        "" => "ais",
+                        named => named,
+                    };
+                    // AIStore's clients look for these words, and for the place before them.
+                    let e = match e.kind() {
+                        ErrorKind::BucketNotFound => e.context("the bucket does not exist"),
+                        _ => e,
+                    };
+                    e.context(format_args!("{provider}://{bucket}"))
+                })?;
                 seen.push(bucket);
             }
         }
@@ -311,7 +322,7 @@ fn denied(request: &BatchRequest, may_read: Option<&MayRead>) -> Result<Denied> 
             Err(e) if request.continue_on_error => {
                 denied.insert(index, e);
             }
-            Err(e) => return Err(e.context(format_args!("in[{index}]"))),
+            Err(e) => return Err(entry.at(index, e)),
         }
     }
     Ok(denied)

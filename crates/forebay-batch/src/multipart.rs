@@ -62,7 +62,12 @@ pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planne
         .map(|i| async move {
             match work.denied.get(&i) {
                 Some(denied) => Err(denied.clone()),
-                None => with_attempts(work, || work.batcher.engine.stat_entry(work.entry(i))).await,
+                None => with_attempts(work, || work.batcher.engine.stat_entry(work.entry(i)))
+                    .await
+                    .and_then(|(header, status)| {
+                        work.request.entries[i].check_size(header.size)?;
+                        Ok((header, status))
+                    }),
             }
         })
         .buffered(work.batcher.config.read_ahead_entries.max(1));
@@ -75,7 +80,7 @@ pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planne
                 work.note_brought(index, status);
                 Ok(header)
             }
-            Err(e) => Err(work.tolerate(index, e, &mut soft_errors)?),
+            Err(e) => Err(work.tolerate(index, e, &mut soft_errors, false)?),
         });
     }
     drop(looked_up);
@@ -154,7 +159,10 @@ fn entry_metadata<'a>(entry: &'a Entry, planned: &Result<EntryHeader>) -> EntryM
         objname: entry.name.key(),
         archpath: entry.member.as_deref(),
         bucket: entry.name.bucket(),
-        provider: &entry.provider,
+        provider: match &*entry.provider {
+            "" => "ais",
+            named => named,
+        },
         opaque: entry.opaque.as_deref(),
         err_msg: planned.as_ref().err().map(Error::describe),
         size: planned.as_ref().map_or(0, |h| h.size),

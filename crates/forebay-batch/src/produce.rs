@@ -76,7 +76,9 @@ impl Work {
         };
     }
 
-    /// Decides over an entry's error: `Ok` if it may become a placeholder.
+    /// Decides over an entry's error: `Ok` if it may become a placeholder. Past the limit of soft
+    /// errors that is only so once bytes were `sent`: then the batch could only be cut, and with it
+    /// everything that is there, while placeholders tell its client what is missing.
     ///
     /// # Errors
     /// The one that ends the batch.
@@ -85,24 +87,42 @@ impl Work {
         index: usize,
         error: Error,
         soft_errors: &mut u32,
+        sent: bool,
     ) -> Result<Error> {
         let stats = &self.batcher.stats;
         if !error.kind().is_soft() || !self.request.continue_on_error {
-            return Err(error.context(format_args!("in[{index}]")));
+            return Err(self.at(index, error));
         }
         *soft_errors += 1;
         add(&stats.errors_soft, 1);
         let max = self.batcher.config.soft_errors_max;
-        if *soft_errors > max {
-            return Err(Error::invalid(format!(
-                "{soft_errors} entries cannot be had, more than batch.soft_errors_max = {max}; \
-                 the last one"
-            ))
-            .context(format_args!("in[{index}]"))
-            .hint("look at the names, or raise the limit")
-            .source(error));
+        if *soft_errors > max && !sent {
+            let e = Error::invalid(format!(
+                "{soft_errors} entries could not be read, more than batch.soft_errors_max = \
+                 {max}; the last one"
+            ));
+            return Err(self
+                .at(index, e)
+                .hint("check the names, or raise the limit")
+                .source(error));
         }
         Ok(error)
+    }
+
+    /// An error of an entry, with its number and what it is.
+    pub(crate) fn at(&self, index: usize, error: Error) -> Error {
+        self.request.entries[index].at(index, error)
+    }
+
+    /// How long the client hears nothing before the batch is cut. AIStore's batch loader (in Lhotse)
+    /// takes a broken connection for the end of its job; from one that is silent it turns away, and
+    /// gets what is missing entry by entry.
+    fn cut_pause(&self) -> Duration {
+        let request = &self.request;
+        match request.streaming && request.continue_on_error && !self.options.pax_errors {
+            true => self.batcher.config.cut_pause,
+            false => Duration::ZERO,
+        }
     }
 }
 
@@ -213,8 +233,20 @@ impl Producer {
                 break e;
             }
         };
-        if self.sent_any && self.tear().is_ok() && !self.out.is_empty() {
-            to.put(Ok(std::mem::take(&mut self.out).into())).await;
+        if self.sent_any {
+            let pause = self.work.cut_pause();
+            if !pause.is_zero() {
+                self.flush(&mut to).await;
+            }
+            let torn = self.tear().map(|()| std::mem::take(&mut self.out));
+            // Neither memory nor requests are held while the client is waited for.
+            drop((self, ahead));
+            tokio::time::sleep(pause).await;
+            if let Ok(torn) = torn
+                && !torn.is_empty()
+            {
+                to.put(Ok(torn.into())).await;
+            }
         }
         to.fail(error);
     }
@@ -320,11 +352,13 @@ impl Producer {
         work.request.entries[self.next].output_name(work.request.only_object_name, &mut self.name);
         let expected = self.planned_size(self.next);
         let agrees = |h: &EntryHeader| expected.is_none_or(|size| size == h.size);
+        let fits = |h: &EntryHeader| work.request.entries[self.next].check_size(h.size).is_ok();
         match &mut self.output {
             Output::Tar => {
-                let (name, mut failed) = (&self.name, None);
+                let (name, mut failed, mut short) = (&self.name, None, false);
                 let appended =
                     engine.append_warm(entry, max, wait, &mut self.out, &mut |header, out| {
+                        short = !fits(header);
                         if !agrees(header) {
                             failed = Some(changed());
                         } else if let Err(e) = forebay_format::tar_header_into(
@@ -342,6 +376,10 @@ impl Producer {
                 if let Some(e) = failed {
                     return Err(e);
                 }
+                // What is wrong with it, the slower path says.
+                if short {
+                    return Ok(Appended::Cold);
+                }
                 forebay_format::tar_padding_into(&mut self.out, header.size);
                 Ok(appended)
             }
@@ -354,6 +392,9 @@ impl Producer {
                 };
                 if !agrees(&header) {
                     return Err(changed());
+                }
+                if !fits(&header) {
+                    return Ok(Appended::Cold);
                 }
                 self.output.begin(&self.name, &header, &mut self.out)?;
                 self.output.data(&self.scratch, &mut self.out)?;
@@ -371,7 +412,8 @@ impl Producer {
         }
         if let Some(error) = self.work.denied.get(&index).cloned() {
             let work = self.work.clone();
-            let tolerated = work.tolerate(index, error, &mut self.soft_errors)?;
+            let sent = self.sent_any;
+            let tolerated = work.tolerate(index, error, &mut self.soft_errors, sent)?;
             return self.placeholder(&tolerated);
         }
         let began = Instant::now();
@@ -402,23 +444,21 @@ impl Producer {
         match done {
             Ok(()) => Ok(()),
             Err(Failed::Batch(e)) => Err(e),
-            Err(Failed::Entry(e)) if self.planned.is_some() => {
-                Err(e.context(format_args!("in[{index}]")))
-            }
+            Err(Failed::Entry(e)) if self.planned.is_some() => Err(self.work.at(index, e)),
             Err(Failed::Entry(e)) => {
-                let work = self.work.clone();
-                let tolerated = work.tolerate(index, e, &mut self.soft_errors)?;
+                let (work, sent) = (self.work.clone(), self.sent_any);
+                let tolerated = work.tolerate(index, e, &mut self.soft_errors, sent)?;
                 self.placeholder(&tolerated)
             }
         }
     }
 
     async fn after_bring(&mut self, to: &mut Outlet) -> Result<(), Failed> {
+        // What was just written is in the page cache; where it is not, its stream waits for it
+        // elsewhere than on this thread.
         let work = self.work.clone();
-        if let Appended::Done(header) = self
-            .append(&work.entry(self.next), Wait::May)
-            .map_err(Failed::Batch)?
-        {
+        let appended = self.append(&work.entry(self.next), Wait::MustNot);
+        if let Appended::Done(header) = appended.map_err(Failed::Batch)? {
             self.delivered(&header);
             return Ok(());
         }
@@ -440,6 +480,9 @@ impl Producer {
             mut body,
         } = opened;
         work.batcher.engine.stats().count_read(cache);
+        work.request.entries[self.next]
+            .check_size(header.size)
+            .map_err(Failed::Entry)?;
         if self
             .planned_size(self.next)
             .is_some_and(|size| size != header.size)
@@ -453,15 +496,14 @@ impl Producer {
         let (mut passed, index) = (0, self.next);
         let differs = |passed| {
             Failed::Batch(Error::internal(format!(
-                "in[{index}]: {passed} bytes came where {} were announced",
+                "in[{index}]: the entry has {passed} bytes, and {} were announced",
                 header.size
             )))
         };
         self.streaming = Some((header.size, 0));
         while let Some(piece) = body.next().await {
             // From here on the entry's header is out: its failure is the batch's.
-            let piece =
-                piece.map_err(|e| Failed::Batch(e.context(format_args!("in[{}]", self.next))))?;
+            let piece = piece.map_err(|e| Failed::Batch(work.at(index, e)))?;
             passed += piece.len() as u64;
             if passed > header.size {
                 return Err(differs(passed));

@@ -1,15 +1,15 @@
 //! The request: JSON to entries, everything checked before any work begins.
 //!
-//! The format is AIStore's (`MossReq`). Fields that are not known are refused rather than ignored:
-//! an option that is not honoured would change what the client gets without a word.
+//! The format is AIStore's (`MossReq`), and names of fields are matched as its Go decoder does: in
+//! any case, and what is not known is skipped.
 
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, Result, limits, name::shorten};
 use forebay_format::ArchiveKind;
 use serde::{
     Deserialize, Deserializer,
-    de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor},
 };
-use std::{borrow::Cow, fmt, marker::PhantomData, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 /// A request, checked.
 #[derive(Clone, Debug)]
@@ -40,6 +40,47 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// What it is, as AIStore's clients find it in an error: `provider://bucket/object[/member]`.
+    pub fn place(&self) -> String {
+        let provider = match &*self.provider {
+            "" => "ais",
+            named => named,
+        };
+        let (name, member) = (&self.name, self.member.as_deref());
+        match member {
+            Some(member) => format!("{provider}://{name}/{member}"),
+            None => format!("{provider}://{name}"),
+        }
+    }
+
+    /// An error of this entry, number `index` of its request.
+    pub(crate) fn at(&self, index: usize, error: Error) -> Error {
+        // AIStore's clients look for these words.
+        let error = match error.kind() {
+            ErrorKind::NotFound => error.context("it does not exist"),
+            _ => error,
+        };
+        error.context(format_args!("in[{index}] {}", self.place()))
+    }
+
+    /// Whether so many bytes are what is asked for. A range that reaches past the end is an error,
+    /// as in AIStore, and not a shorter entry.
+    ///
+    /// # Errors
+    /// `RangeNotSatisfiable`.
+    pub fn check_size(&self, size: u64) -> Result<()> {
+        match self.range {
+            Some(ByteRange::Inclusive(first, last)) if last - first + 1 != size => {
+                let (length, end) = (last - first + 1, first + size);
+                Err(Error::range_not_satisfiable(format!(
+                    "{length} bytes from {first} are asked for, but it has {end}"
+                ))
+                .hint("length -1 reads to the end"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The name in the answer: `<bucket>/<object>[/<member>]`, or without the bucket.
     pub fn output_name(&self, only_object_name: bool, out: &mut String) {
         out.clear();
@@ -65,57 +106,136 @@ struct WireRequest {
     coloc: Option<i64>,
 }
 
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
-enum Field {
-    Mime,
-    In,
-    Coer,
-    Onob,
-    Strm,
-    Coloc,
+/// The names of an object's fields, as Go's decoder matches them: in any case. What is not known is
+/// skipped.
+macro_rules! fields {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        enum $name { $($field,)* Other }
+
+        impl $name {
+            const ALL: &[(&str, $name)] = &[$(($text, $name::$field)),*];
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Name;
+                impl Visitor<'_> for Name {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("the name of a field")
+                    }
+
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        let mut all = $name::ALL.iter();
+                        let found = all.find(|(name, _)| name.eq_ignore_ascii_case(text));
+                        Ok(found.map_or($name::Other, |(_, field)| *field))
+                    }
+                }
+                deserializer.deserialize_identifier(Name)
+            }
+        }
+    };
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+fields!(Field {
+    Mime = "mime",
+    In = "in",
+    Coer = "coer",
+    Onob = "onob",
+    Strm = "strm",
+    Coloc = "coloc",
+});
+
+fields!(
+    /// Of an entry. The last two select several members; they are refused rather than skipped.
+    EntryField {
+        Objname = "objname",
+        Bucket = "bucket",
+        Provider = "provider",
+        Uname = "uname",
+        Archpath = "archpath",
+        Opaque = "opaque",
+        Start = "start",
+        Length = "length",
+        Archregx = "archregx",
+        Archmode = "archmode",
+    }
+);
+
+#[derive(Default)]
 struct WireEntry<'a> {
-    #[serde(borrow)]
     objname: Cow<'a, str>,
-    #[serde(borrow, default)]
     bucket: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     provider: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     uname: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     archpath: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     opaque: Option<Cow<'a, str>>,
-    #[serde(default)]
     start: Option<i64>,
-    #[serde(default)]
     length: Option<i64>,
 }
 
-/// A struct that is written as a JSON object. Serde would take an array of its fields as well, and
-/// so take garbage for a request.
-struct MapOnly<T>(T);
+/// Text that is borrowed from the request where it can be.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for MapOnly<T> {
+impl<'de> Deserialize<'de> for WireEntry<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Map<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
-            type Value = MapOnly<T>;
+        deserializer.deserialize_map(EntryVisitor)
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = WireEntry<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // An array of its values would be taken by others for an entry, and so garbage for one.
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WireEntry<'de>, A::Error> {
+        let mut entry = WireEntry::default();
+        let mut seen = 0u16;
+        while let Some(field) = map.next_key::<EntryField>()? {
+            if field == EntryField::Other {
+                map.next_value::<de::IgnoredAny>()?;
+                continue;
             }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(MapOnly)
+            let name = EntryField::ALL[field as usize].0;
+            let bit = 1 << field as u16;
+            if seen & bit != 0 {
+                return Err(de::Error::duplicate_field(name));
+            }
+            seen |= bit;
+            let mut text = || Ok(map.next_value::<Option<Text<'de>>>()?.map(|t| t.0));
+            match field {
+                EntryField::Objname => entry.objname = map.next_value::<Text<'de>>()?.0,
+                EntryField::Bucket => entry.bucket = text()?,
+                EntryField::Provider => entry.provider = text()?,
+                EntryField::Uname => entry.uname = text()?,
+                EntryField::Archpath => entry.archpath = text()?,
+                EntryField::Opaque => entry.opaque = text()?,
+                EntryField::Start => entry.start = map.next_value()?,
+                EntryField::Length => entry.length = map.next_value()?,
+                EntryField::Archregx | EntryField::Archmode => {
+                    if text()?.is_some_and(|t| !t.is_empty()) {
+                        return Err(de::Error::custom(format!(
+                            "{name}: several members by one entry are not offered here"
+                        )));
+                    }
+                }
+                EntryField::Other => {}
             }
         }
-        deserializer.deserialize_map(Map(PhantomData))
+        if seen & (1 << EntryField::Objname as u16) == 0 {
+            return Err(de::Error::missing_field("objname"));
+        }
+        Ok(entry)
     }
 }
 
@@ -243,7 +363,7 @@ impl<'de> Visitor<'de> for &mut Checker {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while let Some(MapOnly(entry)) = seq.next_element::<MapOnly<WireEntry<'de>>>()? {
+        while let Some(entry) = seq.next_element::<WireEntry<'de>>()? {
             if let Err(e) = self.take(entry) {
                 let text = e.message().to_owned();
                 self.failure = Some(e);
@@ -276,16 +396,12 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
         let mut wire = WireRequest::default();
         let mut seen = [false; 6];
         while let Some(field) = map.next_key::<Field>()? {
-            let (at, name) = match field {
-                Field::Mime => (0, "mime"),
-                Field::In => (1, "in"),
-                Field::Coer => (2, "coer"),
-                Field::Onob => (3, "onob"),
-                Field::Strm => (4, "strm"),
-                Field::Coloc => (5, "coloc"),
-            };
-            if std::mem::replace(&mut seen[at], true) {
-                return Err(de::Error::duplicate_field(name));
+            if field == Field::Other {
+                map.next_value::<de::IgnoredAny>()?;
+                continue;
+            }
+            if std::mem::replace(&mut seen[field as usize], true) {
+                return Err(de::Error::duplicate_field(Field::ALL[field as usize].0));
             }
             match field {
                 Field::Mime => wire.mime = map.next_value()?,
@@ -294,6 +410,7 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
                 Field::Onob => wire.onob = map.next_value()?,
                 Field::Strm => wire.strm = map.next_value()?,
                 Field::Coloc => wire.coloc = map.next_value()?,
+                Field::Other => {}
             }
         }
         Ok(wire)
@@ -303,7 +420,11 @@ impl<'de> Visitor<'de> for RequestVisitor<'_> {
 fn check_coloc(coloc: Option<&str>) -> Result<()> {
     match coloc {
         None | Some("" | "0" | "1" | "2") => Ok(()),
-        Some(other) => Err(Error::invalid(format!("coloc {:?}", shorten(other))).hint("0, 1 or 2")),
+        Some(other) => Err(Error::invalid(format!(
+            "coloc is {:?}, which is not known",
+            shorten(other)
+        ))
+        .hint("use 0, 1 or 2; it changes nothing on one node")),
     }
 }
 
@@ -325,13 +446,13 @@ fn check_entry(
         Some(b) => interned.get(&b),
         None => default_bucket.cloned().ok_or_else(|| {
             Error::invalid("no bucket")
-                .hint("name one in the path of the request, or in each entry")
+                .hint("name the bucket in the path of the request, or in each entry")
         })?,
     };
     let name = ObjectName::new(bucket, e.objname.as_ref())?;
     let member = e.archpath.filter(|a| !a.is_empty());
     if let Some(member) = &member {
-        check_member(&name, member)?;
+        check_member(member)?;
     }
     let range = match (e.start.unwrap_or(0), e.length.unwrap_or(0)) {
         (0, 0) => None,
@@ -357,20 +478,13 @@ fn check_entry(
     })
 }
 
-fn check_member(archive: &ObjectName, member: &str) -> Result<()> {
+fn check_member(member: &str) -> Result<()> {
     let bad = |why: &str| {
         Err(Error::invalid(format!(
             "archpath {:?}: {why}",
             shorten(member)
         )))
     };
-    if ArchiveKind::from_name(archive.key()).is_none() {
-        return Err(Error::invalid(format!(
-            "{archive} is not an archive by its name, but archpath {:?} asks for a member",
-            shorten(member)
-        ))
-        .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip"));
-    }
     if member.len() > limits::MEMBER_NAME_MAX_BYTES {
         return bad("it is too long");
     }
@@ -459,6 +573,19 @@ mod tests {
     }
 
     #[test]
+    fn fields_are_matched_as_in_go() {
+        let r = parse(
+            r#"{"MIME":".zip","Coer":true,"version":{"x":[1]},"In":[
+                {"ObjName":"a.tar","ARCHPATH":"m","later":null},{"objname":"b","archregx":""}]}"#,
+        )
+        .unwrap();
+        assert_eq!((r.format, r.continue_on_error), (ArchiveKind::Zip, true));
+        assert_eq!(r.entries[0].member.as_deref(), Some("m"));
+        assert_eq!(r.entries[0].place(), "ais://default-bucket/a.tar/m");
+        assert!(parse(r#"{"in":[{"objname":"a","ObjName":"b"}]}"#).is_err());
+    }
+
+    #[test]
     fn bad_requests_are_refused_with_their_place() {
         for (body, expect) in [
             ("", "line 1"),
@@ -487,10 +614,6 @@ mod tests {
                 r#"{"in":[{"objname":"a.tar","archpath":"../x"}]}"#,
                 "archpath",
             ),
-            (
-                r#"{"in":[{"objname":"a.txt","archpath":"x"}]}"#,
-                "not an archive",
-            ),
             (r#"{"in":[{"objname":"a","archregx":"x"}]}"#, "archregx"),
             (r#"{"in":[{"objname":1}]}"#, "invalid type"),
             (r#"{"in":[{"objname":"a","objname":"b"}]}"#, "duplicate"),
@@ -501,13 +624,10 @@ mod tests {
         assert!(BatchRequest::parse(br#"{"in":[{"objname":"a"}]}"#, None, None, 10).is_err());
         let many = format!(r#"{{"in":[{}]}}"#, [r#"{"objname":"a"}"#; 11].join(","));
         assert_eq!(parse(&many).unwrap_err().kind(), ErrorKind::TooLarge);
-        let e = parse(&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20)))
+        let e = parse(&format!(r#"{{"mime":{}}}"#, "x".repeat(1 << 20)))
             .unwrap_err()
             .to_string();
-        assert!(
-            e.len() < 400 && e.contains("unknown field `xxx") && e.contains("line 1 column"),
-            "{e}"
-        );
+        assert!(e.len() < 400 && e.contains("line 1 column"), "{e}");
         for (body, expect) in [
             (
                 r#"{"in":[{"objname":"a"}],"in":[]}"#,
@@ -519,7 +639,6 @@ mod tests {
             ),
             (r#"{"in":[{"objname":"a"}]} x"#, "trailing"),
             (r#"{"in":{"objname":"a"}}"#, "a list of entries"),
-            (r#"{"in":[{"objname":"a"}],"x":1}"#, "unknown field `x`"),
         ] {
             let e = parse(body).expect_err(body);
             assert!(e.to_string().contains(expect), "{body}: {e}");

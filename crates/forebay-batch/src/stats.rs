@@ -1,59 +1,43 @@
 //! The paper's measures of GetBatch (section 2.4.4), and ours.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use forebay_core::counters;
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Live counters.
-        #[derive(Debug, Default)]
-        pub struct BatchStats { $( $(#[$doc])* pub $name: AtomicU64, )* }
-
-        /// Their values at one moment.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct BatchSnapshot { $( $(#[$doc])* pub $name: u64, )* }
-
-        impl BatchStats {
-            pub fn snapshot(&self) -> BatchSnapshot { BatchSnapshot { $( $name: self.$name.load(Relaxed), )* } }
-        }
-    };
-}
+pub(crate) use forebay_core::counters::add;
 
 counters! {
-    /// Batches that were completed (`getbatch_n`).
-    batches,
-    /// Whole objects, and ranges of them, delivered (`getbatch_obj_n`).
-    objects,
-    /// Archive members, and ranges of them, delivered (`getbatch_file_n`).
-    members,
-    /// Their bytes (`getbatch_obj_size`).
-    object_bytes,
-    /// Their bytes (`getbatch_file_size`).
-    member_bytes,
-    /// Time that cursors waited for an entry to come from elsewhere, nanoseconds
-    /// (`getbatch_rxwait_ns`).
-    wait_ns,
-    /// Time that batches were slowed down on purpose, nanoseconds (`getbatch_throttle_ns`).
-    throttle_ns,
-    /// Entries answered with a placeholder (`err_soft_getbatch_n`).
-    errors_soft,
-    /// Batches that failed: refused, answered with an error, or cut (`err_getbatch_n`).
-    errors_hard,
-    /// Batches refused for want of memory.
-    refused,
-    /// Batches cut after their first byte.
-    cut,
-    /// Second and later attempts for an entry.
-    recoveries,
-    /// Entries that failed after all attempts.
-    recoveries_failed,
-    /// Batches in flight at this moment (a gauge).
-    in_flight,
-    /// Bytes of answers, headers and padding included.
-    bytes_sent,
-    /// Time from the request to the last buffer, nanoseconds, over completed batches.
-    duration_ns,
-}
-
-pub(crate) fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Relaxed);
+    BatchStats => BatchSnapshot {
+        /// Batches that were completed (`getbatch_n`).
+        batches,
+        /// Whole objects, and ranges of them, delivered (`getbatch_obj_n`).
+        objects,
+        /// Archive members, and ranges of them, delivered (`getbatch_file_n`).
+        members,
+        /// Their bytes (`getbatch_obj_size`).
+        object_bytes,
+        /// Their bytes (`getbatch_file_size`).
+        member_bytes,
+        /// Time that cursors waited for an entry to come from elsewhere, nanoseconds
+        /// (`getbatch_rxwait_ns`).
+        wait_ns,
+        /// Time that batches were slowed down on purpose, nanoseconds (`getbatch_throttle_ns`).
+        throttle_ns,
+        /// Entries answered with a placeholder (`err_soft_getbatch_n`).
+        errors_soft,
+        /// Batches that failed: refused, answered with an error, or cut (`err_getbatch_n`).
+        errors_hard,
+        /// Batches refused for want of memory.
+        refused,
+        /// Batches cut after their first byte.
+        cut,
+        /// Second and later attempts for an entry.
+        recoveries,
+        /// Entries that failed after all attempts.
+        recoveries_failed,
+        /// Batches in flight at this moment (a gauge).
+        in_flight,
+        /// Bytes of answers, headers and padding included.
+        bytes_sent,
+        /// Time from the request to the last buffer, nanoseconds, over completed batches.
+        duration_ns,
+    }
 }

@@ -1,9 +1,5 @@
 //! Batches over an origin whose every request is seen: order, content, errors, bounds.
 
-#[path = "../../forebay-engine/tests/support/mod.rs"]
-#[allow(dead_code)]
-mod support;
-
 use bytes::Bytes;
 use forebay_batch::{BatchAnswer, BatchConfig, Batcher, RunOptions};
 use forebay_core::{ErrorKind, ManualClock, Result};
@@ -13,13 +9,13 @@ use forebay_format::{
     tar_header_into,
 };
 use forebay_store::{DirConfig, Store, StoreConfig, disk::RealDisk, faults::FaultyDisk};
+use forebay_testing::engine::{self, Bench, collect, noise, settled};
 use futures::StreamExt;
 use std::{
     fmt::Write,
     sync::{Arc, atomic::Ordering::SeqCst},
     time::{Duration, Instant},
 };
-use support::{Bench, collect, noise, settled};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -174,9 +170,9 @@ fn mixture(b: &Bench, seed: u64, count: usize) -> (Vec<String>, Vec<(String, Vec
         let mut bytes = data.clone();
         if next(3) == 0 && !data.is_empty() {
             let start = next(200) % data.len();
-            let length = 1 + next(200) * 1000;
+            let length = (1 + next(200) * 1000).min(data.len() - start);
             write!(json, r#","start":{start},"length":{length}"#).unwrap();
-            bytes = data[start..(start + length).min(data.len())].to_vec();
+            bytes = data[start..start + length].to_vec();
         }
         if next(12) == 0 {
             json = r#""objname":"gone/missing.tar","archpath":"x/y""#.into();
@@ -604,7 +600,7 @@ async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
 async fn a_full_disk_does_not_make_cold_batches_sequential() {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     let dir = tempfile::tempdir().unwrap();
-    let clock = ManualClock::at(support::NOW);
+    let clock = ManualClock::at(engine::NOW);
     let config = StoreConfig {
         dirs: vec![DirConfig {
             path: dir.path().to_owned(),
@@ -767,4 +763,137 @@ async fn long_names_and_all_names_survive_the_tar() {
     let mut plain = Vec::new();
     tar_header_into(&mut plain, &keys[0], 100, 1).unwrap();
     assert_eq!(plain.len(), 512);
+}
+
+/// Past the first byte a batch that tolerates errors is not cut for their number: each is told in
+/// its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_placeholders_follows_the_first_byte() {
+    let b = Bench::new(MINUTE);
+    let batcher = batcher(&b);
+    let mut entries: Vec<String> = (0..40).map(|i| object(&format!("o{i}"))).collect();
+    for i in 0..40 {
+        b.origin.set(&format!("o{i}"), noise(200 * KIB, i));
+    }
+    entries.extend((0..20).map(|_| object("gone")));
+    entries.push(object("o1"));
+    let tar = tar_of(
+        &batcher,
+        &entries,
+        r#","strm":true,"coer":true,"onob":true"#,
+    )
+    .await
+    .unwrap();
+    let names: Vec<&str> = tar.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names.len(), 61);
+    assert!(names[40..60].iter().all(|n| *n == "__404__/gone"));
+    assert_eq!(tar[60], ("o1".to_owned(), noise(200 * KIB, 1)));
+    let stats = batcher.stats().snapshot();
+    assert_eq!((stats.errors_soft, stats.cut), (20, 0));
+}
+
+/// What cannot be a placeholder any more ends in silence first, for clients that do not know what a
+/// cut is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_is_announced_by_silence() {
+    let pause = Duration::from_secs(3);
+    for pax_errors in [false, true] {
+        // More than is brought to the disk ahead of its turn.
+        let b = Bench::with(MINUTE, Some(256 << 20), 64 << 20);
+        b.origin.set("long", noise(48 * MIB, 1));
+        let batcher = Batcher::new(
+            b.engine.clone(),
+            BatchConfig {
+                cut_pause: pause,
+                ..Default::default()
+            },
+        );
+        let options = RunOptions {
+            pax_errors,
+            ..Default::default()
+        };
+        let body = body(&[object("long")], r#","strm":true,"coer":true"#);
+        let mut stream = batcher.run(Some("data"), body, options).await.unwrap().body;
+        stream.next().await.unwrap().unwrap();
+        b.origin.set("long", noise(48 * MIB, 2));
+        let began = Instant::now();
+        let error = loop {
+            if let Err(e) = stream.next().await.unwrap() {
+                break e;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::VersionChanged);
+        assert!(stream.next().await.is_none());
+        assert_eq!(
+            began.elapsed() >= pause,
+            !pax_errors,
+            "{:?}",
+            began.elapsed()
+        );
+    }
+}
+
+/// A range that reaches past the end is an entry that cannot be had, as in AIStore.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_past_the_end_is_no_shorter_entry() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(1000, 1));
+    let batcher = batcher(&b);
+    let range =
+        |start: u64, length: u64| format!(r#"{{"objname":"a","start":{start},"length":{length}}}"#);
+    let entries = [
+        range(900, 100),
+        range(900, 101),
+        range(0, 1001),
+        object("a"),
+    ];
+    for _ in 0..2 {
+        for (strm, mime) in [(true, ".tar"), (true, ".tgz")] {
+            let options = format!(r#","strm":{strm},"coer":true,"onob":true,"mime":"{mime}""#);
+            let answer = run(&batcher, &entries, &options).await.unwrap();
+            let bytes = collect(answer.body).await.unwrap();
+            let got = unpack(ArchiveKind::from_mime(mime).unwrap(), &bytes);
+            let sizes: Vec<_> = got.iter().map(|(n, d)| (n.as_str(), d.len())).collect();
+            let gone = ("__404__/a", 0);
+            assert_eq!(sizes, [("a", 100), gone, gone, ("a", 1000)]);
+        }
+    }
+    let e = run(&batcher, &entries[1..2], r#","strm":true"#)
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(e.kind(), ErrorKind::RangeNotSatisfiable);
+    assert!(e.to_string().contains("in[0] ais://data/a"), "{e}");
+}
+
+/// An archive is one by its first bytes, where its name does not say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_archives_without_an_extension() {
+    let inside = [
+        ("x/1.bin".to_owned(), noise(3000, 1)),
+        ("2".to_owned(), Vec::new()),
+    ];
+    for kind in ArchiveKind::ALL {
+        let b = Bench::new(MINUTE);
+        b.origin.set("shard", shard(kind, &inside));
+        b.origin.set("text", b"no archive at all".to_vec());
+        let batcher = batcher(&b);
+        for _ in 0..2 {
+            let entries = [
+                member("shard", "/x/1.bin"),
+                member("text", "x"),
+                member("shard", "2"),
+            ];
+            let tar = tar_of(
+                &batcher,
+                &entries,
+                r#","strm":true,"coer":true,"onob":true"#,
+            )
+            .await
+            .unwrap();
+            assert_eq!(tar[0].1, inside[0].1, "{kind}");
+            assert_eq!(tar[1].0, "__404__/text/x");
+            assert_eq!(tar[2], ("shard/2".to_owned(), Vec::new()));
+        }
+    }
 }

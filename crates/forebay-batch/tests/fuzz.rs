@@ -60,7 +60,14 @@ fn fuzz_batch_request() {
                     ) && e.message().len() < 2000,
                     "{e:?}"
                 ),
-                Ok(request) => agrees(request, &serde_json::from_slice(body).expect("it is JSON")),
+                Ok(request) => match serde_json::from_slice(body) {
+                    Ok(json) => agrees(request, &json),
+                    // Half a surrogate pair in a field that is not known is passed over with it.
+                    Err(e) => assert!(
+                        serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok(),
+                        "{e}"
+                    ),
+                },
             }
             outcome(parsed.map(|r| {
                 (
@@ -74,8 +81,23 @@ fn fuzz_batch_request() {
     );
 }
 
+/// Whether each field is written as it is called: others are read in any case, as Go does, which the
+/// generic parser does not.
+fn is_exact(json: &Value) -> bool {
+    match json {
+        Value::Object(fields) => fields.iter().all(|(name, value)| {
+            name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') && is_exact(value)
+        }),
+        Value::Array(values) => values.iter().all(is_exact),
+        _ => true,
+    }
+}
+
 /// Each entry against the same request as a generic parser reads it.
 fn agrees(request: &BatchRequest, json: &Value) {
+    if !is_exact(json) {
+        return;
+    }
     let wanted = json["in"].as_array().expect("a list");
     assert!(wanted.len() == request.entries.len() && (1..=ENTRIES_MAX).contains(&wanted.len()));
     let flag = |name: &str| json[name].as_bool().unwrap_or(false);

@@ -1,8 +1,9 @@
 //! The command line as clap sees it: the commands, the options they share, and the words of
 //! `forebay --help`.
 
-use crate::{commands, distance, node::DEFAULT_NODE};
+use crate::{commands, node::DEFAULT_NODE};
 use clap::{Parser, Subcommand};
+use forebay_bench::distance;
 
 /// Serve any bucket from the local disk, beside the training job.
 #[derive(Debug, Parser)]

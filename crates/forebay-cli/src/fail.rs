@@ -38,7 +38,42 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<forebay_client::Failure> for Failure {
+    fn from(failure: forebay_client::Failure) -> Self {
+        Failure::of_call(failure, "")
+    }
+}
+
 impl Failure {
+    /// A call that failed; `what` says what was asked for.
+    pub fn of_call(failure: forebay_client::Failure, what: &str) -> Self {
+        use forebay_client::Failure as Call;
+        let hinted = |error: Error, hint: &str| match error.hint_text() {
+            Some(_) => error,
+            None => error.hint(hint),
+        };
+        Failure::Failed(match failure {
+            Call::NotSent(e) => e,
+            Call::Unreachable(e) => hinted(
+                e,
+                "start one with `forebay serve`, or name another with --node or FOREBAY_NODE",
+            ),
+            Call::Broken(e) => hinted(e, "`forebay status` says whether the node is still up"),
+            Call::TimedOut(e) => hinted(
+                e,
+                "check the address (--node, FOREBAY_NODE) and the firewall between; the node's \
+                 log says what it does",
+            ),
+            Call::Truncated { error, .. } => hinted(error, "the node's log says why; try again"),
+            Call::Malformed(e) => hinted(
+                e,
+                "check with `forebay version` and `forebay status` that it is a Forebay node of \
+                 this version",
+            ),
+            Call::Refused(said) => refused(&said, what),
+        })
+    }
+
     pub fn exit_code(&self) -> i32 {
         match self {
             Failure::Usage(_) => EXIT_USAGE,
@@ -49,35 +84,7 @@ impl Failure {
     }
 }
 
-/// An I/O error on a local file, as an [`Error`] that says which file and what to try.
-pub fn file_error(what: &str, path: &std::path::Path, e: std::io::Error) -> Error {
-    use std::io::ErrorKind as Io;
-    let (kind, why, hint) = match e.kind() {
-        Io::NotFound => (
-            ErrorKind::NotFound,
-            "no such file or directory".to_owned(),
-            None,
-        ),
-        Io::PermissionDenied => (
-            ErrorKind::PermissionDenied,
-            "permission denied".to_owned(),
-            Some("check who owns it, and its mode"),
-        ),
-        Io::StorageFull => (
-            ErrorKind::Internal,
-            "the disk is full".to_owned(),
-            Some("free some space, or name another directory"),
-        ),
-        _ => (ErrorKind::Internal, e.to_string(), None),
-    };
-    let err = Error::new(kind, format!("{what}: {}: {why}", path.display())).source(e);
-    match hint {
-        Some(h) => err.hint(h),
-        None => err,
-    }
-}
-
-/// A failed write to stdout: a reader that left is no error.
+/// A failed write to stdout: that the reader left is not an error.
 pub fn stdout_failure(e: std::io::Error) -> Failure {
     match e.kind() {
         std::io::ErrorKind::BrokenPipe => Failure::BrokenPipe,
@@ -140,6 +147,47 @@ fn as_json(e: &Error) -> String {
     format!("{object}\n")
 }
 
+/// The node's words, in our order: what happened, then to what.
+pub fn refused(said: &ErrorDocument, what: &str) -> Error {
+    let (kind, status) = (said.kind(), said.status);
+    let error = Error::new(kind, placed(said.what(), what)).source(match &said.request_id {
+        Some(id) => format!("HTTP {status}, request id {id}"),
+        None => format!("HTTP {status}"),
+    });
+    let ours = advice(kind);
+    // Where a token is set, only this end knows.
+    let hint = match &said.hint {
+        Some(hint) if kind != ErrorKind::Unauthenticated => Some(hint.as_str()),
+        _ => ours,
+    };
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+fn placed(said: &str, what: &str) -> String {
+    if said.contains(what) {
+        said.to_owned()
+    } else {
+        format!("{said}: {what}")
+    }
+}
+
+fn advice(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::BucketNotFound => Some("`forebay ls` lists the buckets that this node serves"),
+        ErrorKind::NotFound => Some("`forebay ls bucket/prefix` lists what is there"),
+        ErrorKind::RangeNotSatisfiable => Some("`forebay stat` shows the size"),
+        ErrorKind::Unauthenticated => Some("this node wants a token: set FOREBAY_TOKEN"),
+        ErrorKind::Busy => Some("the node is at a limit: try again in a moment"),
+        ErrorKind::OriginUnavailable | ErrorKind::Timeout => {
+            Some("the origin is in trouble: see `forebay status` and the node's log")
+        }
+        _ => None,
+    }
+}
+
 /// Messages from elsewhere may hold line breaks; a terminal must not be steered by them either.
 pub fn one_line(text: &str) -> String {
     text.split(|c: char| c.is_control())
@@ -166,5 +214,30 @@ mod tests {
         assert_eq!(v["error"]["code"], "invalid");
         assert_eq!(v["error"]["hint"], "as in 10GiB");
         assert_eq!(Failure::Usage(e).exit_code(), 2);
+    }
+
+    #[test]
+    fn the_words_of_the_node_are_put_in_our_order() {
+        let said = |error: Error| {
+            let document = ErrorDocument::of(&error).at("ais://bk/key".into());
+            let error = refused(&document, "bk/key");
+            (
+                error.message().to_owned(),
+                error.hint_text().map(str::to_owned),
+            )
+        };
+        let advised = advice(ErrorKind::NotFound).map(str::to_owned);
+        assert_eq!(
+            said(Error::not_found("no such object")),
+            ("no such object: bk/key".into(), advised)
+        );
+        assert_eq!(
+            said(Error::invalid("bk/key: too large").hint("write it in parts")),
+            ("bk/key: too large".into(), Some("write it in parts".into()))
+        );
+        assert_eq!(
+            said(Error::invalid("a limit (of 5 MiB and more)")),
+            ("a limit (of 5 MiB and more): bk/key".into(), None)
+        );
     }
 }

@@ -3,21 +3,17 @@
 //!
 //! [`main_from`] is the whole program as a function, because it is two programs: the binary of this
 //! crate, and the console script of the Python wheel. One command per file under [`commands`]; they
-//! share [`client`] (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on stderr
+//! share `forebay-client` (HTTP to a node), [`out`] (results on stdout) and [`fail`] (errors on stderr
 //! and exit codes). Results are the only thing on stdout, so that every command can stand in a
 //! pipe.
 
 mod allocator;
-mod bench;
 mod cli;
-mod client;
 mod commands;
-pub mod distance;
 mod fail;
 mod node;
 mod out;
 mod progress;
-mod prom;
 mod signals;
 mod style;
 mod target;
@@ -25,6 +21,7 @@ mod target;
 use clap::Parser;
 use cli::{Cli, Command};
 use fail::{EXIT_OK, Failure, Outcome};
+use forebay_bench::distance;
 use forebay_core::Error;
 use std::ffi::OsString;
 

@@ -1,7 +1,4 @@
-//! Where the node is.
-
-/// The address of a node's API.
-pub use forebay_protocol::Address as NodeAddr;
+//! Where the node is, if nobody says.
 
 /// The address when neither `--node` nor `FOREBAY_NODE` says another: where `forebay serve` listens
 /// by itself.

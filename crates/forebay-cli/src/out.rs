@@ -7,6 +7,7 @@ use crate::{
     fail::{Outcome, stdout_failure},
     style::Style,
 };
+pub use forebay_core::units::grouped;
 use serde::Serialize;
 use std::{
     io::{BufWriter, Stdout, Write},
@@ -74,19 +75,6 @@ pub fn pairs(rows: &[(&str, String)]) -> Vec<String> {
         .collect()
 }
 
-/// `1234567` → `1,234,567`.
-pub fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
 /// `1 object`, `1,200 objects`.
 pub fn count(n: u64, thing: &str) -> String {
     if n == 1 {
@@ -110,8 +98,6 @@ mod tests {
 
     #[test]
     fn people_read_it() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(1_234_567), "1,234,567");
         assert_eq!(
             (count(1, "object"), count(1200, "object")),
             ("1 object".into(), "1,200 objects".into())

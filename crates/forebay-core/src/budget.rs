@@ -39,6 +39,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// How many bytes it holds.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -58,6 +59,7 @@ impl Reservation {
 }
 
 impl MemoryBudget {
+    /// A pool of this many bytes, of which one half may be held.
     pub fn new(total_bytes: u64) -> Self {
         let total_units = (total_bytes / UNIT_BYTES).clamp(1, u32::MAX as u64) as u32;
         let holdable = total_units.div_ceil(2) as usize;
@@ -68,6 +70,12 @@ impl MemoryBudget {
         }
     }
 
+    /// A pool of which `bytes` may be held, and as much may pass through beside that.
+    pub fn with_holdable(bytes: u64) -> Self {
+        Self::new(bytes.saturating_mul(2))
+    }
+
+    /// The size of the pool.
     pub fn total_bytes(&self) -> u64 {
         self.total_units as u64 * UNIT_BYTES
     }
@@ -77,6 +85,7 @@ impl MemoryBudget {
         u64::from(self.total_units.div_ceil(2)) * UNIT_BYTES
     }
 
+    /// What is reserved now, of either kind.
     pub fn used_bytes(&self) -> u64 {
         (self.total_units as u64).saturating_sub(self.units.available_permits() as u64) * UNIT_BYTES
     }
@@ -87,8 +96,8 @@ impl MemoryBudget {
             return Err(Error::new(
                 crate::ErrorKind::TooLarge,
                 format!(
-                    "{bytes} bytes of buffer are more than the {of_bytes} that a memory budget \
-                     of {} allows for it",
+                    "a buffer of {bytes} bytes exceeds the {of_bytes} that a memory budget of {} \
+                     allows for it",
                     self.total_bytes()
                 ),
             )
@@ -99,7 +108,7 @@ impl MemoryBudget {
 
     fn busy(&self, bytes: u64) -> Error {
         Error::busy(format!(
-            "memory budget: {} of {} bytes are in use and {bytes} more were asked for",
+            "the memory budget is used up: {} of {} bytes are in use, and {bytes} more are needed",
             self.used_bytes(),
             self.total_bytes()
         ))
@@ -172,10 +181,13 @@ impl MemoryBudget {
             .await
             .unwrap_or_else(|_| {
                 Err(Error::busy(format!(
-                    "no {bytes} bytes of the memory budget came free in {} s",
+                    "{bytes} bytes of the memory budget did not come free within {} s",
                     wait.as_secs()
                 ))
-                .hint("readers that take nothing hold it; raise memory.budget if there are many")
+                .hint(
+                    "clients that read slowly hold it; raise memory.budget if you have many of \
+                     them",
+                )
                 .retry_after(Duration::from_secs(1)))
             })
     }
@@ -185,7 +197,7 @@ async fn acquire(of: &Arc<Semaphore>, units: u32) -> Result<OwnedSemaphorePermit
     of.clone()
         .acquire_many_owned(units)
         .await
-        .map_err(|_| Error::internal("memory budget closed"))
+        .map_err(|_| Error::internal("the memory budget is closed"))
 }
 
 #[cfg(test)]

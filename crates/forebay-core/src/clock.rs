@@ -11,10 +11,12 @@ pub trait Clock: Send + Sync + 'static {
     /// Since the Unix epoch.
     fn now(&self) -> Duration;
 
+    /// Milliseconds since the Unix epoch.
     fn now_ms(&self) -> i64 {
         self.now().as_millis() as i64
     }
 
+    /// Whole seconds since the Unix epoch.
     fn now_secs(&self) -> u32 {
         self.now().as_secs() as u32
     }
@@ -37,14 +39,17 @@ impl Clock for SystemClock {
 pub struct ManualClock(Arc<Mutex<Duration>>);
 
 impl ManualClock {
+    /// A clock that stands at this time.
     pub fn at(since_epoch: Duration) -> Self {
         Self(Arc::new(Mutex::new(since_epoch)))
     }
 
+    /// Moves it to another time.
     pub fn set(&self, since_epoch: Duration) {
         *self.0.lock() = since_epoch;
     }
 
+    /// Moves it forward.
     pub fn advance(&self, by: Duration) {
         *self.0.lock() += by;
     }

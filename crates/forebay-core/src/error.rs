@@ -5,8 +5,9 @@
 //! is cheap to clone, because a single-flight fill hands the same failure to every reader that
 //! waited for it. It never holds a secret: constructors take text that was made for people.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, path::Path, sync::Arc, time::Duration};
 
+/// What may fail with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The table of kinds: name, code, HTTP status, each once. Where several kinds have one status, the
@@ -140,6 +141,7 @@ struct Inner {
 }
 
 impl Error {
+    /// An error of a kind; the message says what went wrong and where.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error(Arc::new(Inner {
             kind,
@@ -148,6 +150,33 @@ impl Error {
             retry_after: None,
             source: None,
         }))
+    }
+
+    /// An I/O error on a local file: which file, and where it is known, what to try.
+    pub fn file(what: &str, path: &Path, e: io::Error) -> Self {
+        let (kind, why, hint) = match e.kind() {
+            io::ErrorKind::NotFound => (
+                ErrorKind::NotFound,
+                "no such file or directory".to_owned(),
+                None,
+            ),
+            io::ErrorKind::PermissionDenied => (
+                ErrorKind::PermissionDenied,
+                "permission denied".to_owned(),
+                Some("check who owns it, and its mode"),
+            ),
+            io::ErrorKind::StorageFull => (
+                ErrorKind::Internal,
+                "the disk is full".to_owned(),
+                Some("free some space, or name another directory"),
+            ),
+            _ => (ErrorKind::Internal, e.to_string(), None),
+        };
+        let error = Self::new(kind, format!("{what}: {}: {why}", path.display())).source(e);
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
     }
 
     /// Adds what to do about it: one sentence, shown after the message.
@@ -191,18 +220,22 @@ impl Error {
         Error(Arc::new(inner))
     }
 
+    /// Its class.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
+    /// What went wrong, without causes and hint.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
+    /// What to do about it.
     pub fn hint_text(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 
+    /// When to try again.
     pub fn retry_after_hint(&self) -> Option<Duration> {
         self.0.retry_after
     }

@@ -31,10 +31,12 @@ pub struct Histogram {
 pub struct HistogramSnapshot {
     /// Of each bound alone, and last those above all.
     pub counts: [u64; BOUNDS_NS.len() + 1],
+    /// The time that all of them took together.
     pub sum_seconds: f64,
 }
 
 impl Histogram {
+    /// Counts one.
     pub fn observe(&self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let at = BOUNDS_NS.partition_point(|bound| *bound < ns);
@@ -42,6 +44,7 @@ impl Histogram {
         self.sum_ns.fetch_add(ns, Relaxed);
     }
 
+    /// The counts now.
     pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
             counts: std::array::from_fn(|i| self.counts[i].load(Relaxed)),

@@ -4,9 +4,12 @@
 //! is plain data and pure functions, so that parsers, caches and protocols agree on what a name is,
 //! what a version is, and what an error means.
 
+#![warn(missing_docs)]
+
 pub mod budget;
 pub mod checksum;
 pub mod clock;
+pub mod counters;
 pub mod error;
 pub mod histogram;
 pub mod limits;

@@ -8,7 +8,9 @@
 
 /// Longest object key. S3's limit.
 pub const OBJECT_KEY_MAX_BYTES: usize = 1024;
+/// Shortest bucket name. S3 wants three characters; two are what AIStore, GCS and Azure allow.
 pub const BUCKET_NAME_MIN_BYTES: usize = 2;
+/// Longest bucket name. S3's limit.
 pub const BUCKET_NAME_MAX_BYTES: usize = 63;
 /// Longest name of an archive member.
 pub const MEMBER_NAME_MAX_BYTES: usize = 4096;
@@ -41,7 +43,10 @@ pub const WRITE_BUFFER_MAX_BYTES: u64 = 32 << 20;
 /// Largest entry that look-ahead holds in memory where the local disk does not keep it; longer ones
 /// are streamed when it is their turn.
 pub const BATCH_HELD_ENTRY_MAX_BYTES: u64 = 4 << 20;
-/// Soft errors that a batch tolerates under continue-on-error.
+/// How long a batch that has to be cut says nothing before that, where its client may take it for a
+/// reason to ask for each entry by itself: longer than AIStore's client waits for a byte (20 s).
+pub const BATCH_CUT_PAUSE_SECS: u64 = 25;
+/// Soft errors that a batch tolerates under continue-on-error before its first byte is sent.
 pub const BATCH_SOFT_ERRORS_DEFAULT: u32 = 8;
 
 /// Largest payload of one frame of rows: offsets of Arrow's binary columns have 31 bits.
@@ -82,6 +87,11 @@ pub const DATASET_MANIFEST_MAX_BYTES: u64 = 4 << 30;
 pub const DATASET_OPEN_FILES: usize = 256;
 /// Archives whose members are found at the same time: each is read ahead of its scan.
 pub const DATASET_OPEN_ARCHIVES: usize = 16;
+/// Files of which one description of a dataset takes a part.
+pub const DATASET_PART_FILES_MAX: usize = 1024;
+/// Passes over archives at the same time. Whoever asked for a part of one may be gone long before
+/// the pass ends.
+pub const ARCHIVE_PASSES_MAX: usize = 64;
 /// Pages of listings that are asked for at the same time.
 pub const DATASET_LIST_PAGES: usize = 32;
 /// Whole objects and members in one block of a dataset of them, which also ends at
@@ -100,6 +110,11 @@ pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
 /// Largest object that one PUT writes. S3's limit.
 pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
+/// Objects that are appended to at the same time. What is appended to them and lies in memory is a
+/// quarter at most of what may be held for long.
+pub const APPENDS_MAX: usize = 1024;
+/// An append handle that was not used for so long is given up.
+pub const APPEND_IDLE_SECS: u64 = 3600;
 /// Parts in a multipart upload. S3's limit.
 pub const UPLOAD_PARTS_MAX: usize = 10_000;
 
@@ -111,6 +126,7 @@ pub const REVALIDATE_AFTER_DEFAULT_SECS: u64 = 60;
 pub const ORIGIN_REQUESTS_IN_FLIGHT_DEFAULT: usize = 256;
 /// An origin that sends nothing for this long is given up on.
 pub const ORIGIN_IDLE_TIMEOUT_DEFAULT_SECS: u64 = 30;
+/// An origin to which no connection is made in this time has failed.
 pub const ORIGIN_CONNECT_TIMEOUT_DEFAULT_SECS: u64 = 5;
 /// Attempts for one origin request, the first one included.
 pub const ORIGIN_ATTEMPTS_DEFAULT: u32 = 5;
@@ -199,7 +215,9 @@ pub const STREAM_CONNECTIONS_MAX: u32 = 256;
 /// What a node prepares and holds for one connection of a stream, unless the receiver says
 /// otherwise.
 pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
+/// Smallest window of one connection.
 pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
+/// Largest window of one connection.
 pub const STREAM_WINDOW_MAX_BYTES: u64 = 256 << 20;
 /// Steps of one connection that are read at the same time, within its window.
 pub const STREAM_STEPS_AHEAD: usize = 32;
@@ -211,9 +229,11 @@ pub const STREAM_BODY_MAX_BYTES: usize = 4 << 20;
 pub const STREAM_RECEIVE_DEFAULT_BYTES: u64 = 256 << 20;
 /// Leases on plans that the cache of a node follows.
 pub const PLAN_LEASES_MAX: usize = 1024;
+/// Longest name that a job gives itself.
 pub const PLAN_JOB_NAME_MAX_BYTES: usize = 128;
 /// How long a lease lasts without a word of its job.
 pub const PLAN_LEASE_DEFAULT_SECS: u64 = 60;
+/// The longest lease that a job may ask for.
 pub const PLAN_LEASE_MAX_SECS: u64 = 24 * 3600;
 /// What is fetched ahead of a followed plan.
 pub const PLAN_AHEAD_DEFAULT_BYTES: u64 = 256 << 20;

@@ -8,16 +8,22 @@ use xxhash_rust::xxh3::Xxh3;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Attributes {
+    /// `Content-Type`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    /// `Content-Encoding`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_encoding: Option<String>,
+    /// `Content-Language`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_language: Option<String>,
+    /// `Content-Disposition`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_disposition: Option<String>,
+    /// `Cache-Control`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_control: Option<String>,
+    /// `x-amz-storage-class`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage_class: Option<String>,
     /// User metadata: lower-case names without the `x-amz-meta-` prefix, sorted by name.
@@ -34,6 +40,7 @@ pub struct ObjectMeta {
     pub etag: Option<String>,
     /// Milliseconds since the Unix epoch.
     pub last_modified_ms: i64,
+    /// What else is kept with it.
     #[serde(default)]
     pub attributes: Attributes,
 }
@@ -74,6 +81,7 @@ impl ObjectMeta {
         self.etag.is_some() || self.last_modified_ms != 0
     }
 
+    /// Which version this is.
     pub fn version(&self) -> VersionId {
         let mut h = Xxh3::new();
         match &self.etag {
@@ -111,6 +119,7 @@ pub enum CacheStatus {
 }
 
 impl CacheStatus {
+    /// As `X-Cache` says it.
     pub fn as_str(self) -> &'static str {
         match self {
             CacheStatus::Hit => "HIT",

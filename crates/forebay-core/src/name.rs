@@ -26,14 +26,17 @@ impl ObjectName {
         Ok(Self { bucket, key })
     }
 
+    /// The bucket.
     pub fn bucket(&self) -> &str {
         &self.bucket
     }
 
+    /// The bucket, to be shared.
     pub fn bucket_arc(&self) -> &Arc<str> {
         &self.bucket
     }
 
+    /// The key.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -82,7 +85,7 @@ pub fn validate_bucket(bucket: &str) -> Result<()> {
     }
     if bucket == "v1" {
         return Err(Error::invalid(
-            "\"v1\" is not a bucket name here: /v1/ is the path of the API",
+            "\"v1\" cannot be the name of a bucket: /v1/ is the path of the API",
         ));
     }
     Ok(())

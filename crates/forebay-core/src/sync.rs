@@ -25,14 +25,17 @@ fn held_now<G>(result: TryLockResult<G>) -> Option<G> {
     }
 }
 
+/// One holder at a time.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
+    /// A lock around a value.
     pub const fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
+    /// Waits for the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held(self.0.lock())
     }
@@ -42,6 +45,7 @@ impl<T> Mutex<T> {
         held_now(self.0.try_lock())
     }
 
+    /// What it guards, for who has the lock to himself: nothing is waited for.
     pub fn get_mut(&mut self) -> &mut T {
         held(self.0.get_mut())
     }
@@ -53,10 +57,12 @@ impl<T> Mutex<T> {
 pub struct RwLock<T>(sync::RwLock<T>);
 
 impl<T> RwLock<T> {
+    /// A lock around a value.
     pub const fn new(value: T) -> Self {
         Self(sync::RwLock::new(value))
     }
 
+    /// Waits until no writer has the lock.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         held(self.0.read())
     }
@@ -66,19 +72,23 @@ impl<T> RwLock<T> {
         held_now(self.0.try_read())
     }
 
+    /// Waits until nobody else has the lock.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         held(self.0.write())
     }
 }
 
+/// What threads wait at for a change of what a [`Mutex`] guards.
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
 impl Condvar {
+    /// Nobody waits yet.
     pub const fn new() -> Self {
         Self(sync::Condvar::new())
     }
 
+    /// Wakes all who wait.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }

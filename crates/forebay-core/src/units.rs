@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them: `64MiB`, `1.5GB`, `30ms`, `1h`.
+//! Numbers, sizes and durations as people write them: `1,200`, `64MiB`, `1.5GB`, `30ms`, `1h`.
 
 use crate::{Error, Result};
 use std::time::Duration;
@@ -75,6 +75,19 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
+/// `1234567` → `1,234,567`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,5 +110,7 @@ mod tests {
         assert_eq!(parse_duration("30ms").unwrap(), Duration::from_millis(30));
         assert_eq!(parse_duration("1.5m").unwrap(), Duration::from_secs(90));
         assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1_234_567), "1,234,567");
     }
 }

@@ -88,8 +88,11 @@ pub(crate) fn check_wanted(
     if let Some(LabelSource::File { name, .. }) = &spec.labels {
         let text = name.strip_prefix("s3://").unwrap_or(name);
         let (bucket, key) = text.split_once('/').ok_or_else(|| {
-            Error::invalid(format!("labels.name {:?} names no object", shorten(name)))
-                .hint("bucket/key")
+            Error::invalid(format!(
+                "labels.name {:?} does not name an object",
+                shorten(name)
+            ))
+            .hint("bucket/key")
         })?;
         access.read(bucket, key)?;
     }

@@ -11,6 +11,7 @@ use crate::{
     Format,
     access::{Answers, in_common},
     labels::Labels,
+    spec::part_of_options,
     table::{FileRef, FileTable},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
@@ -52,6 +53,7 @@ pub struct Dataset {
     schema: SchemaRef,
     labels: Option<Labels>,
     options: String,
+    part: Option<Range<u64>>,
     in_common: Vec<(Range<usize>, usize)>,
     answers: Answers,
     memory_bytes: u64,
@@ -197,6 +199,7 @@ impl Dataset {
             + 4096;
         let in_common = in_common(&files);
         let shape = Arc::new(shape);
+        let part = part_of_options(&options)?;
         Ok(Self {
             id,
             format,
@@ -207,6 +210,7 @@ impl Dataset {
             schema,
             labels,
             options,
+            part,
             in_common,
             answers: Answers::default(),
             memory_bytes,
@@ -264,6 +268,11 @@ impl Dataset {
         self.files.file(i as usize)
     }
 
+    /// Of each file only the samples that begin within these bytes.
+    pub fn part(&self) -> Option<Range<u64>> {
+        self.part.clone()
+    }
+
     /// What is known of the blocks of a file; `None` for whole objects, which need no index.
     pub fn index(&self, file: usize) -> Option<&Arc<FileIndex>> {
         self.indexes.get(file)
@@ -301,13 +310,11 @@ impl Dataset {
     pub fn locate(&self, row: u64) -> Result<Located> {
         if row >= self.rows() {
             return Err(Error::range_not_satisfiable(format!(
-                "row {row} of a dataset of {} \
-                rows",
+                "row {row} does not exist: the dataset has {} rows",
                 self.rows()
             ))
             .hint(
-                "rows are numbered from 0; another version of the dataset may have another \
-                    number of them",
+                "rows are numbered from 0; another version of the dataset may have more or fewer",
             ));
         }
         let global_block = self.shape.block_of(row);

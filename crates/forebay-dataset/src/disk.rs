@@ -162,11 +162,9 @@ impl Disk {
             return Some(dataset);
         }
         if is_of_another_version(&bytes) {
-            tracing::info!(file = %kept.path.display(), "the index of a dataset is of another \
-                version of this program, and will be made anew");
+            tracing::info!(file = %kept.path.display(), "the stored index of a dataset is from another version of this program; it will be built again");
         } else {
-            tracing::warn!(file = %kept.path.display(), "the index of a dataset is damaged, and \
-                will be made anew");
+            tracing::warn!(file = %kept.path.display(), "the stored index of a dataset is damaged; it will be built again");
         }
         let _ = fs::remove_file(&kept.path);
         None

@@ -74,13 +74,11 @@ impl Labels {
         }
         if !of.is_empty() && of.iter().all(|&n| n == NONE) {
             return Err(Error::invalid(format!(
-                "labels {name}: none of its {} names is that of a \
-                file here",
+                "labels {name}: none of its {} names is the name of a file of the dataset",
                 table.len()
             ))
             .hint(format!(
-                "the files are named like {:?}; a name may be the whole key, or its end from a \
-                 slash on",
+                "the files have names like {:?}; give the whole key, or its end after a slash",
                 shorten(files.key(0))
             )));
         }
@@ -171,8 +169,11 @@ impl Labels {
 fn object(name: &str) -> Result<ObjectName> {
     let text = name.strip_prefix("s3://").unwrap_or(name);
     let (bucket, key) = text.split_once('/').ok_or_else(|| {
-        Error::invalid(format!("labels.name {:?} names no object", shorten(name)))
-            .hint("bucket/key")
+        Error::invalid(format!(
+            "labels.name {:?} does not name an object",
+            shorten(name)
+        ))
+        .hint("bucket/key")
     })?;
     ObjectName::new(bucket, key)
 }

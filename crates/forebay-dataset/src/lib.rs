@@ -38,6 +38,6 @@ pub use registry::{Datasets, DatasetsConfig, Opened};
 pub use rows::{
     Hold, Moment, RowBatch, RowMemory, Rows, RowsConfig, RowsSnapshot, RowsStats, Shares,
 };
-pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged};
+pub use spec::{DatasetSpec, Example, LabelSource, OnDamaged, Part};
 pub use stats::{Counter, DatasetStats};
 pub use table::{FileRef, FileTable, FileTableBuilder};

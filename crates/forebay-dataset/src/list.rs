@@ -370,11 +370,11 @@ async fn look_up(
             String::new()
         };
         return Err(Error::not_found(format!(
-            "of {} files that are named {missing_count} are not there: {}{more}",
+            "{missing_count} of the {} files that you named do not exist: {}{more}",
             names.len(),
             told.join(", ")
         ))
-        .hint("to take all that is below a name, end it with a slash"));
+        .hint("end a name with a slash to take everything below it"));
     }
     Ok(found.into_iter().flatten().collect())
 }

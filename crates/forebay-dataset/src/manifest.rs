@@ -96,7 +96,7 @@ pub(crate) async fn read_whole(
     if size > most {
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("{name} has {size} bytes; the most are {most}"),
+            format!("{name} has {size} bytes; the limit is {most}"),
         ));
     }
     let held = engine.budget().hold((size * times).max(1)).await?;
@@ -109,7 +109,7 @@ pub(crate) async fn read_whole(
 
 fn parse(bytes: &[u8]) -> Result<Manifest> {
     let text =
-        std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is no text: {e}")))?;
+        std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is not text: {e}")))?;
     let (mut files, mut known, mut format) = (FileTableBuilder::default(), Vec::new(), None);
     let unknown = |name| FileRef {
         name,
@@ -126,7 +126,7 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
         if files.len() >= limits::DATASET_FILES_MAX {
             return Err(Error::new(
                 ErrorKind::TooLarge,
-                format!("more than {} files", limits::DATASET_FILES_MAX),
+                format!("it names more than {} files", limits::DATASET_FILES_MAX),
             ));
         }
         if !line.starts_with('{') {
@@ -139,7 +139,7 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
                 serde_json::from_str(line).map_err(|e| at(Error::invalid(e.to_string())))?;
             if head.forebay_manifest != VERSION {
                 return Err(at(Error::unsupported(format!(
-                    "a manifest of version {}",
+                    "the manifest has version {}",
                     head.forebay_manifest
                 ))
                 .hint("this release reads version 1")));
@@ -171,9 +171,8 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
         known.push(true);
     }
     if files.is_empty() {
-        return Err(
-            Error::invalid("it names no files").hint("one file on each line, as bucket/key")
-        );
+        return Err(Error::invalid("it does not name any files")
+            .hint("one file on each line, as bucket/key"));
     }
     let files = files.finish();
     Ok(Manifest {
@@ -189,7 +188,7 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
 fn object(text: &str) -> Result<ObjectName> {
     let text = text.strip_prefix("s3://").unwrap_or(text);
     let (bucket, key) = text.split_once('/').ok_or_else(|| {
-        Error::invalid(format!("{:?} names no object", shorten(text))).hint("bucket/key")
+        Error::invalid(format!("{:?} does not name an object", shorten(text))).hint("bucket/key")
     })?;
     ObjectName::new(bucket, key)
 }
@@ -290,8 +289,8 @@ mod tests {
             ("bk/a\nnothing", "line 2"),
             ("{\"nam\": 1}", "line 1"),
             ("{\"forebay_manifest\": 2}", "version 2"),
-            ("", "no files"),
-            ("# only this", "no files"),
+            ("", "not name any files"),
+            ("# only this", "not name any files"),
             ("bk/../x", "line 1"),
         ] {
             let e = parse(text.as_bytes()).map(|_| ()).unwrap_err();

@@ -67,6 +67,8 @@ pub(crate) struct Order {
     pub companions: Companions,
     pub format: Format,
     pub options: IndexOptions,
+    /// Of each tar only the samples that begin within these bytes.
+    pub part: Option<Range<u64>>,
     pub on_damaged: OnDamaged,
 }
 
@@ -316,7 +318,12 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
                     bytes,
                 });
             }
-            Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => {
+            // A part is of the versions that its dataset has.
+            Err(e)
+                if e.kind() == ErrorKind::VersionChanged
+                    && starts < FRESH_STARTS
+                    && shared.order.part.is_none() =>
+            {
                 starts += 1;
                 file =
                     head(&shared.order.engine, &file.name)
@@ -392,7 +399,14 @@ async fn index_one(
     } = order;
     let meta = Arc::new(file.meta());
     if matches!(format, Format::Tar | Format::Zip) {
-        let members = engine.members_of_version(&file.name, &meta).await?;
+        let members = match &order.part {
+            Some(part) => {
+                engine
+                    .members_of_part(&file.name, &meta, part.clone())
+                    .await?
+            }
+            None => engine.members_of_version(&file.name, &meta).await?,
+        };
         if members.len() < INLINE_MEMBERS {
             return Ok((FileIndex::of_members(&members, file.size, options)?, 0));
         }
@@ -562,8 +576,8 @@ async fn first_features(order: &Order, to_index: &[u32]) -> Result<ExampleSpec> 
             return ExampleSpec::of_schema(index.schema());
         }
     }
-    Err(Error::invalid(
-        "none of these files has a record, so nothing tells which features there are",
+    Err(
+        Error::invalid("none of these files has a record, so their features are not known")
+            .hint("name the features: \"example\": {\"image\": \"bytes\"}"),
     )
-    .hint("name them: \"example\": {\"image\": \"bytes\"}"))
 }

@@ -70,13 +70,13 @@ impl Globs {
                         shorten(text),
                         e.kind()
                     ))
-                    .hint("put a backslash before a character that is meant as it is")
+                    .hint("put a backslash before a character that stands for itself")
                 })?);
             }
         }
         let set = set.build().map_err(|e| {
             Error::invalid(format!(
-                "these patterns are too many or too large: {}",
+                "the patterns are too many or too large: {}",
                 e.kind()
             ))
         })?;
@@ -111,7 +111,7 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
     for source in sources {
         if source.len() > SOURCE_MAX_BYTES {
             return Err(Error::invalid(format!(
-                "the source {:?} is {} bytes long; the most are {SOURCE_MAX_BYTES}",
+                "the source {:?} has {} bytes; the limit is {SOURCE_MAX_BYTES}",
                 shorten(source),
                 source.len()
             ))
@@ -133,7 +133,9 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
         for one in expanded {
             let (bucket, key) = one.split_once('/').unwrap_or((&one, ""));
             validate_bucket(bucket).map_err(|e| {
-                context(e.hint("bucket/key or s3://bucket/key; the bucket has no wildcards"))
+                context(
+                    e.hint("write bucket/key or s3://bucket/key; the bucket cannot have wildcards"),
+                )
             })?;
             let (bucket, key) = (bucket.to_owned(), key.to_owned());
             if manifest {
@@ -148,14 +150,16 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
             if prefix.split('/').any(|part| part == "." || part == "..") {
                 return Err(context(
                     Error::invalid("a part of it is '.' or '..'")
-                        .hint("names have no such parts here"),
+                        .hint("names cannot have such parts"),
                 ));
             }
             patterns += usize::from(wild);
             if patterns > PATTERNS_MAX {
                 return Err(context(
-                    Error::invalid(format!("more than {PATTERNS_MAX} patterns with wildcards"))
-                        .hint("use fewer braces, or a manifest object"),
+                    Error::invalid(format!(
+                        "there are more than {PATTERNS_MAX} patterns with wildcards"
+                    ))
+                    .hint("use fewer braces, or a manifest object"),
                 ));
             }
             let texts = if wild { vec![key] } else { Vec::new() };
@@ -244,7 +248,7 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
                 doubles += 1;
                 if doubles > DOUBLE_STARS_MAX {
                     return Err(Error::invalid(format!(
-                        "more than {DOUBLE_STARS_MAX} times ** beside other characters"
+                        "it has ** beside other characters more than {DOUBLE_STARS_MAX} times"
                     ))
                     .hint("put / around them"));
                 }
@@ -279,7 +283,7 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
 
 fn too_many() -> Error {
     Error::invalid(format!(
-        "its braces stand for more than {} names, or for names of more than {EXPANDED_MAX_BYTES} \
+        "its braces expand to more than {} names, or to names of more than {EXPANDED_MAX_BYTES} \
          bytes",
         limits::DATASET_SOURCES_MAX
     ))
@@ -327,7 +331,7 @@ fn matching(bytes: &[u8]) -> Result<Vec<usize>> {
                     depth_below = beside.max(depth_below + 1);
                     if depth_below > BRACES_DEPTH_MAX {
                         return Err(Error::invalid(format!(
-                            "its braces are nested more than {BRACES_DEPTH_MAX} deep"
+                            "its braces are nested more than {BRACES_DEPTH_MAX} levels deep"
                         ))
                         .hint("use fewer braces, or a manifest object"));
                     }

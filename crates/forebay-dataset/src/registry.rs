@@ -25,13 +25,15 @@ use crate::{
     pattern::{self, Wanted},
     progress::{Progress, Watched},
     schema::common_schema,
-    select::{Selected, select},
+    select::{Companions, Selected, select},
+    spec::Part,
     stats::DatasetStats,
+    table::FileTableBuilder,
 };
 use arrow_schema::SchemaRef;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
 use forebay_engine::{Engine, Flights, Joined};
-use forebay_format::tabular::IndexOptions;
+use forebay_format::{ArchiveKind, tabular::IndexOptions};
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -76,7 +78,7 @@ pub struct Opened {
     pub previous: Option<String>,
     /// Files that were left out, and why.
     pub skipped: Vec<(String, Error)>,
-    /// How many names match that are no names here (`a//b`), and the first of them.
+    /// How many matching keys are not valid names here (`a//b`), and the first of them.
     pub unreadable: (u64, Option<String>),
     pub took: Duration,
 }
@@ -225,6 +227,11 @@ impl Datasets {
             Ok::<_, Error>((spec, wanted, key))
         })
         .await??;
+        let part_of = match &spec.part {
+            // The caller's right to each of its files is checked.
+            Some(part) => Some(self.get(&part.of, access).await?),
+            None => None,
+        };
         let manifests = self.manifests(&wanted, access).await?;
         let key = match manifests.as_slice() {
             [] => spec_key,
@@ -262,6 +269,7 @@ impl Datasets {
                         key: spec_key,
                         wanted,
                         manifests,
+                        part_of,
                     };
                     let this = self.clone();
                     // `under_way` ends before the flight does, however that ends.
@@ -346,11 +354,11 @@ impl Datasets {
             Error::new(
                 ErrorKind::NotFound,
                 format!(
-                    "the dataset {:?} is not known here",
+                    "this node does not know the dataset {:?}",
                     forebay_core::name::shorten(id)
                 ),
             )
-            .hint("open it again: it may have been opened at another node, or long ago")
+            .hint("open it again: another node may have opened it, or this one long ago")
         })?;
         dataset.allow(access).await?;
         Ok(dataset)
@@ -403,7 +411,11 @@ impl Datasets {
             key,
             wanted,
             manifests,
+            part_of,
         } = sources;
+        if let (Some(part), Some(of)) = (&spec.part, part_of) {
+            return self.open_part(&spec, part, &of, key, progress, began).await;
+        }
         let known = self.known(key).await?;
         let listed = list(engine, wanted, manifests, known.clone(), progress).await?;
         progress.listed(listed.files.len());
@@ -418,12 +430,12 @@ impl Datasets {
                 return Err(Error::invalid(
                     "\"schema\" is for files with columns, and these are whole objects",
                 )
-                .hint("name their format if they have columns"));
+                .hint("if they have columns, name their format"));
             }
             let files = Arc::new(selected.files);
             let labels = Labels::of_spec(engine, spec.labels.as_ref(), &files).await?;
             let files = Arc::into_inner(files)
-                .ok_or_else(|| Error::internal("the files of an opening are in use"))?;
+                .ok_or_else(|| Error::internal("the files of an opening are still in use"))?;
             let of = spec.clone();
             let dataset =
                 blocking(move || Dataset::of_objects(files, of.block_rows, labels, of.options()));
@@ -460,6 +472,71 @@ impl Datasets {
         })
     }
 
+    /// A part of some files of a dataset. It is kept in RAM only: it is wanted for a while, and made
+    /// again without a look at the origin.
+    async fn open_part(
+        &self,
+        spec: &DatasetSpec,
+        part: &Part,
+        of: &Dataset,
+        key: u128,
+        progress: &Arc<Progress>,
+        began: Instant,
+    ) -> Result<Opened> {
+        let mut files = FileTableBuilder::default();
+        for &number in &part.files {
+            if number as usize >= of.files().len() {
+                return Err(Error::invalid(format!(
+                    "a part of file {number} of a dataset of {} files",
+                    of.files().len()
+                )));
+            }
+            let file = of.file(number);
+            match ArchiveKind::from_name(file.name.key()) {
+                Some(ArchiveKind::Tar | ArchiveKind::TarGz | ArchiveKind::TarLz4) => {}
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "{} does not have the name of a tar",
+                        file.name
+                    ))
+                    .hint("a part is of .tar, .tgz, .tar.gz or .tar.lz4"));
+                }
+            }
+            files.push(&file)?;
+        }
+        let files = files.finish();
+        progress.listed(files.len());
+        let selected = Selected {
+            files,
+            format: Format::Tar,
+            companions: Companions::default(),
+            unsure: false,
+        };
+        let opened = self.of_files(spec, selected, None, progress).await;
+        // To ask again is in vain: a part is of the versions that its dataset has.
+        let (dataset, counts) = opened.map_err(|e| match e.kind() {
+            ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
+            _ => e,
+        })?;
+        self.inner.stats.files_indexed.add(counts.indexed);
+        let found = self.inner.kept.lock().get(dataset.id());
+        let dataset = found.unwrap_or_else(|| Arc::new(dataset));
+        self.inner
+            .kept
+            .lock()
+            .keep(Some(key), &dataset, self.inner.config.memory_bytes);
+        Ok(Opened {
+            dataset,
+            indexed_files: counts.indexed,
+            reused_files: counts.reused,
+            indexed_bytes: counts.bytes,
+            previous: None,
+            skipped: counts.skipped,
+            unreadable: (0, None),
+            took: began.elapsed(),
+        })
+    }
+
     /// Files with indexes.
     async fn of_files(
         &self,
@@ -471,7 +548,7 @@ impl Datasets {
         let format = selected.format;
         let wrong = |what: &str| {
             Err(Error::invalid(format!(
-                "{what}, and these files are {format}"
+                "{what}, and the format of these files is {format}"
             )))
         };
         if spec.labels.is_some() {
@@ -509,6 +586,7 @@ impl Datasets {
             companions: selected.companions,
             format,
             options,
+            part: spec.part.as_ref().map(Part::bytes),
             on_damaged: spec.on_damaged,
         };
         let Indexed {
@@ -519,9 +597,9 @@ impl Datasets {
             bytes,
             skipped,
         } = index(order, known, progress).await?;
-        let options = spec.options();
+        let (options, is_part) = (spec.options(), spec.part.is_some());
         let dataset = blocking(move || {
-            let schema = common_schema(format, &files, &indexes, named.as_ref())?;
+            let schema = common_schema(format, &files, &indexes, named.as_ref(), is_part)?;
             Dataset::of_parts(Parts {
                 format,
                 files,
@@ -585,6 +663,8 @@ struct Sources {
     wanted: Vec<Wanted>,
     /// Those of `wanted`, in its order.
     manifests: Vec<Arc<Manifest>>,
+    /// The dataset that a part is of.
+    part_of: Option<Arc<Dataset>>,
 }
 
 /// An opening in the list of those that go on; dropping it takes it out.

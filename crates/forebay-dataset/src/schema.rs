@@ -17,7 +17,8 @@ use forebay_format::{
 };
 use std::{collections::HashSet, sync::Arc};
 
-/// The columns of a dataset's rows. `named` are those that the caller wants.
+/// The columns of a dataset's rows. `named` are those that the caller wants; in a part of files
+/// (`is_part`) there may be no row that has one of them.
 ///
 /// # Errors
 /// `Invalid` with the first file that does not go together with those before it, or with what is
@@ -27,9 +28,10 @@ pub(crate) fn common_schema(
     files: &FileTable,
     indexes: &[Arc<FileIndex>],
     named: Option<&SchemaRef>,
+    is_part: bool,
 ) -> Result<SchemaRef> {
     if let Some(named) = named {
-        check_named(named, files, indexes)?;
+        check_named(named, files, indexes, is_part)?;
         return Ok(named.clone());
     }
     let mut different = distinct(indexes);
@@ -50,13 +52,13 @@ pub(crate) fn common_schema(
         let fields = common.get_or_insert_with(|| first.fields().iter().cloned().collect());
         merge(fields, schema).map_err(|difference| {
             Error::invalid(format!(
-                "{} has other columns than {}: {difference}",
+                "the columns of {} differ from those of {}: {difference}",
                 files.name(i),
                 files.name(0)
             ))
             .hint(
-                "name the columns and their types in \"schema\", or open files of one schema \
-                 together; datasets of several can be mixed",
+                "name the columns and their types in \"schema\"; or open the files of each schema \
+                 as a dataset, and mix the datasets",
             )
         })?;
     }
@@ -80,7 +82,11 @@ fn distinct(indexes: &[Arc<FileIndex>]) -> impl Iterator<Item = (usize, &SchemaR
 fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), String> {
     for (a, b) in ours.iter_mut().zip(theirs.fields()) {
         if a.name() != b.name() {
-            return Err(format!("column {:?} in place of {:?}", b.name(), a.name()));
+            return Err(format!(
+                "it has column {:?} where {:?} should be",
+                b.name(),
+                a.name()
+            ));
         }
         let both = common_field(a, b).ok_or_else(|| {
             format!(
@@ -95,15 +101,20 @@ fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), St
         }
     }
     match (ours.len(), theirs.fields().len()) {
-        (a, b) if a < b => Err(format!("one more, {:?}", theirs.field(a).name())),
-        (a, b) if a > b => Err(format!("{:?} is missing", ours[b].name())),
+        (a, b) if a < b => Err(format!("it has one more, {:?}", theirs.field(a).name())),
+        (a, b) if a > b => Err(format!("it lacks {:?}", ours[b].name())),
         _ => Ok(()),
     }
 }
 
 /// Whether the files have what is wanted: each column is in one of them, and can be read as what it
 /// shall be wherever it is.
-fn check_named(named: &Schema, files: &FileTable, indexes: &[Arc<FileIndex>]) -> Result<()> {
+fn check_named(
+    named: &Schema,
+    files: &FileTable,
+    indexes: &[Arc<FileIndex>],
+    is_part: bool,
+) -> Result<()> {
     let mut missing: HashSet<&str> = named.fields().iter().map(|f| f.name().as_str()).collect();
     let mut some_have_rows = false;
     for (i, schema) in distinct(indexes) {
@@ -121,7 +132,7 @@ fn check_named(named: &Schema, files: &FileTable, indexes: &[Arc<FileIndex>]) ->
                     files.name(i),
                     misfit.why
                 ))
-                .hint("give another type for it in \"schema\""));
+                .hint("give it another type in \"schema\""));
             }
         }
     }
@@ -130,11 +141,11 @@ fn check_named(named: &Schema, files: &FileTable, indexes: &[Arc<FileIndex>]) ->
         .iter()
         .find(|f| missing.contains(f.name().as_str()))
     {
-        Some(field) if some_have_rows => Err(Error::invalid(format!(
-            "no file has the column {:?} that \"schema\" names",
+        Some(field) if some_have_rows && !is_part => Err(Error::invalid(format!(
+            "\"schema\" names the column {:?}, which none of the files has",
             field.name()
         ))
-        .hint("a column that only some files have is null in the others")),
+        .hint("check its name; a column that only some files have is null in the others")),
         _ => Ok(()),
     }
 }

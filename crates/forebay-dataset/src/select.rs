@@ -51,7 +51,7 @@ pub(crate) fn select(
             .join(", ");
         let also = unreadable.first.map(|n| {
             format!(
-                "; {} names cannot be read through this node, as {n:?}",
+                "; this node cannot read {} of the names, such as {n:?}",
                 unreadable.count
             )
         });
@@ -86,11 +86,11 @@ pub(crate) fn select(
     let kept = kept.finish();
     if kept.is_empty() {
         return Err(Error::not_found(format!(
-            "all {} files that match are named as files that are no data, as {}",
+            "all {} files that match have names of files without data, such as {}",
             files.len(),
             files.key(0)
         ))
-        .hint("name them one by one, or give the format objects"));
+        .hint("name the files one by one, or give the format objects"));
     }
     let unsure = match named {
         Some(Format::ArrowFile) => kept.key(0).ends_with(".arrow"),
@@ -168,9 +168,7 @@ fn by_names(files: &FileTable, found: &[bool], hidden: &[bool]) -> Result<Format
             let told: Vec<String> = several
                 .iter()
                 .map(|(f, first, n)| {
-                    let f = f.map_or("of no format that their names tell".to_owned(), |f| {
-                        f.to_string()
-                    });
+                    let f = f.map_or("of unknown formats".to_owned(), |f| f.to_string());
                     format!(
                         "{n} {f} (as {}/{})",
                         files.bucket(*first),
@@ -211,7 +209,7 @@ impl Unread {
     fn check(&self, files: &FileTable, all: usize) -> Result<()> {
         match &self.first {
             Some((i, format)) if self.count * 2 > all => Err(Error::invalid(format!(
-                "{} is {}, which is not read as a dataset",
+                "{} is {}, which Forebay does not read as rows",
                 files.name(*i),
                 format.name
             ))
@@ -395,7 +393,7 @@ mod tests {
             .unwrap_err();
         assert!(
             e.to_string().contains("1 tar (as bk/a.tar)")
-                && e.to_string().contains("2 of no format"),
+                && e.to_string().contains("2 of unknown formats"),
             "{e}"
         );
         assert_eq!(

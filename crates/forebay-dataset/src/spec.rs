@@ -8,7 +8,7 @@ use arrow_schema::{DataType, Schema, SchemaRef};
 use forebay_core::{Error, Result, limits};
 use forebay_format::{example::ExampleSpec, jsonl, tabular::named_field};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, ops::Range, sync::Arc};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A dataset, as it is asked for.
@@ -40,6 +40,33 @@ pub struct DatasetSpec {
     /// JSONL. Where it is not given, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
+    /// In the place of sources: a part of some tars of a dataset that is open here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// A part of some tars: the samples whose first member's bytes begin within a range of them. They
+/// are known while the rest of the tars is still on its way, and nothing is looked up at the origin:
+/// names and versions are those of the dataset.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Part {
+    /// The id of a dataset, of tars as whole objects for example.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub of: String,
+    /// Numbers of its files, in this order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<u32>,
+    pub from: u64,
+    /// `None`: to the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+}
+
+impl Part {
+    pub(crate) fn bytes(&self) -> Range<u64> {
+        self.from..self.until.unwrap_or(u64::MAX)
+    }
 }
 
 /// Where labels come from.
@@ -210,7 +237,7 @@ impl DatasetSpec {
     /// `Invalid` for anything that is not a spec, or makes no sense.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let spec: Self = serde_json::from_slice(json).map_err(|e| {
-            Error::invalid(format!("this is not the description of a dataset: {e}"))
+            Error::invalid(format!("this does not describe a dataset: {e}"))
                 .hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
         })?;
         spec.check()?;
@@ -220,21 +247,23 @@ impl DatasetSpec {
     /// # Errors
     /// `Invalid` for what makes no sense.
     pub fn check(&self) -> Result<()> {
-        if self.sources.is_empty() {
-            return Err(Error::invalid("a dataset of no sources")
+        if let Some(part) = &self.part {
+            self.check_part(part)?;
+        } else if self.sources.is_empty() {
+            return Err(Error::invalid("the description has no sources")
                 .hint(r#"give "sources": ["bucket/prefix/**.parquet"]"#));
         }
         if self.sources.len() > limits::DATASET_SOURCES_MAX {
             return Err(Error::invalid(format!(
-                "{} sources; the most are {}",
+                "the description has {} sources; the limit is {}",
                 self.sources.len(),
                 limits::DATASET_SOURCES_MAX
             ))
-            .hint("write them into a manifest object: manifest:bucket/key"));
+            .hint("list the files in a manifest object, and give manifest:bucket/key"));
         }
         let only = |what: &str, format: Format| match self.format {
             Some(f) if f != format => Err(Error::invalid(format!(
-                "{what} is for {format}, and the format is {f}"
+                "{what} applies to {format}, and the format is {f}"
             ))),
             _ => Ok(()),
         };
@@ -251,8 +280,30 @@ impl DatasetSpec {
         if let Some(columns) = &self.schema {
             self.check_schema(&columns.0)?;
         }
+        if self.part.is_some() {
+            only("part", Format::Tar)?;
+        }
         if self.block_rows == Some(0) {
             return Err(Error::invalid("block_rows is 0").hint("1 or more, or leave it out"));
+        }
+        Ok(())
+    }
+
+    fn check_part(&self, part: &Part) -> Result<()> {
+        let hint = r#"{"part": {"of": "<id of a dataset>", "files": [0, 1], "from": 0, "until": 1048576}}; without "until" it is all from there on"#;
+        let wrong = |what: &str| Err(Error::invalid(what.to_owned()).hint(hint));
+        if !self.sources.is_empty() {
+            return wrong("a part of a dataset has its files from there, and no sources");
+        }
+        if part.of.is_empty() || part.files.is_empty() || part.bytes().is_empty() {
+            return wrong("a part of no dataset, of no files or of no bytes");
+        }
+        if part.files.len() > limits::DATASET_PART_FILES_MAX {
+            return wrong(&format!(
+                "a part of {} files; the most are {}",
+                part.files.len(),
+                limits::DATASET_PART_FILES_MAX
+            ));
         }
         Ok(())
     }
@@ -260,11 +311,11 @@ impl DatasetSpec {
     fn check_schema(&self, columns: &[(String, String)]) -> Result<()> {
         if columns.is_empty() || columns.len() > limits::JSONL_COLUMNS_MAX {
             return Err(Error::invalid(format!(
-                "\"schema\" names {} columns; it has to name 1 to {}",
+                "\"schema\" names {} columns; the limits are 1 to {}",
                 columns.len(),
                 limits::JSONL_COLUMNS_MAX
             ))
-            .hint("leave it out to have the columns as the files have them"));
+            .hint("leave it out to read the columns as the files have them"));
         }
         let mut seen = HashSet::new();
         for (name, ty) in columns {
@@ -299,10 +350,25 @@ impl DatasetSpec {
             sources: Vec::new(),
             format: None,
             on_damaged: OnDamaged::Error,
+            part: self.part.as_ref().map(|part| Part {
+                of: String::new(),
+                files: Vec::new(),
+                ..*part
+            }),
             ..self.clone()
         };
         serde_json::to_string(&options).unwrap_or_default()
     }
+}
+
+/// The part of each file that the options of a dataset name ([`DatasetSpec::options`]).
+///
+/// # Errors
+/// `Corrupt` for text that does not describe options.
+pub(crate) fn part_of_options(options: &str) -> Result<Option<Range<u64>>> {
+    let spec: DatasetSpec = serde_json::from_str(options)
+        .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))?;
+    Ok(spec.part.map(|part| part.bytes()))
 }
 
 #[cfg(test)]
@@ -390,6 +456,11 @@ mod tests {
             r#"{"sources": ["a"], "labels": {"from": "path", "level": 0}}"#,
             r#"{"sources": ["a"], "labels": {"from": "air"}}"#,
             r#"{"sources": ["a"], "block_rows": 0}"#,
+            r#"{"sources": ["a"], "part": {"of": "x", "files": [0], "from": 0}}"#,
+            r#"{"part": {"of": "x", "files": [0], "from": 5, "until": 5}}"#,
+            r#"{"part": {"of": "x", "files": [], "from": 5}}"#,
+            r#"{"part": {"files": [0], "from": 5}}"#,
+            r#"{"part": {"of": "x", "files": [0], "from": 0}, "format": "zip"}"#,
             r#"{"sources": [1]}"#,
             r#"{"sources": ["a"], "schema": {}}"#,
             r#"{"sources": ["a"], "schema": {"x": "int63"}}"#,

@@ -227,11 +227,13 @@ impl FileTableBuilder {
             return Err(Error::new(
                 forebay_core::ErrorKind::TooLarge,
                 format!(
-                    "a dataset of more than {} files, or of names of more than 4 GiB",
+                    "the dataset has more than {} files, or its names take more than 4 GiB",
                     limits::DATASET_FILES_MAX
                 ),
             )
-            .hint("put small objects into tars or Parquet, or open parts of it and mix them"));
+            .hint(
+                "pack small objects into tars or Parquet files, or open parts of it and mix them",
+            ));
         };
         if t.buckets
             .last()

@@ -4,11 +4,12 @@
 use forebay_core::{ErrorKind, MemoryBudget, Result, SystemClock, limits};
 use forebay_dataset::{
     Access, Caller, Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Format,
-    follow::{Plans, Registration},
+    follow::Plans,
 };
 use forebay_engine::{BucketRule, BucketRules, Engine, EngineConfig, FixedBuckets, Freshness};
 use forebay_origin::{LocalOrigin, Origin};
 use forebay_plan::{Plan, PlanDocument, PlanSpec, Shuffle};
+use forebay_protocol::plan::Registration;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use std::{
     future::Future,

@@ -13,7 +13,8 @@ use forebay_dataset::{
     Access, Caller, Dataset, DatasetSpec, Everything, Format, LabelSource, Rows, RowsConfig,
 };
 use forebay_format::tabular::Projection;
-use forebay_origin::{Fault, Operation};
+use forebay_origin::Operation;
+use forebay_testing::{Distance, Fault};
 use futures::FutureExt;
 use std::sync::Arc;
 use support::*;
@@ -226,7 +227,7 @@ async fn many_who_open_at_once_are_one_opening() {
     for n in 0..10 {
         b.put(&format!("{n}.parquet"), parquet(&[10]));
     }
-    b.faults.distance(forebay_origin::Distance {
+    b.faults.distance(Distance {
         latency: std::time::Duration::from_millis(20),
         ..Default::default()
     });
@@ -267,7 +268,7 @@ async fn a_known_listing_is_asked_for_in_segments() {
     b.remove("x/00999");
     b.remove("x/03000");
     let latency = std::time::Duration::from_millis(500);
-    b.faults.distance(forebay_origin::Distance {
+    b.faults.distance(Distance {
         latency,
         ..Default::default()
     });
@@ -320,7 +321,7 @@ async fn exact_names_are_looked_up_together_and_keep_their_order() {
     let e = b.open("bk/s/{295..304}.tar").await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
     assert!(
-        e.to_string().contains("5 are not there") && e.to_string().contains("bk/s/300.tar"),
+        e.to_string().contains("5 of the") && e.to_string().contains("bk/s/300.tar"),
         "{e}"
     );
 }
@@ -966,11 +967,7 @@ async fn a_schema_that_is_given_says_which_columns_there_are() {
 
     for (source, schema, why) in [
         ("p/", r#"{"id": "string"}"#, "Int64 cannot be read as Utf8"),
-        (
-            "p/",
-            r#"{"idd": "int64"}"#,
-            "no file has the column \"idd\"",
-        ),
+        ("p/", r#"{"idd": "int64"}"#, "names the column \"idd\""),
         ("o/", r#"{"key": "string"}"#, "whole objects"),
         (
             "j/a.jsonl",

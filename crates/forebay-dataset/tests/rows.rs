@@ -11,7 +11,8 @@ use forebay_core::{ErrorKind, MemoryBudget, SystemClock, limits};
 use forebay_dataset::{Dataset, RowBatch, Rows, RowsConfig};
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::{ArchiveKind, ArchiveWriter, tabular::Projection, tfrecord::record_into};
-use forebay_origin::LocalOrigin;
+use forebay_origin::{LocalOrigin, Operation};
+use forebay_testing::Fault;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use std::sync::Arc;
 use support::*;
@@ -785,8 +786,8 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
     let spec = format!(r#"{{"sources": ["{BUCKET}/o/**"], "format": "objects"}}"#);
     let dataset = bench.open_spec(&spec).await.unwrap().dataset;
     bench.faults.always(
-        forebay_origin::Operation::Get,
-        forebay_origin::Fault::Delay(std::time::Duration::from_millis(50)),
+        Operation::Get,
+        Fault::Delay(std::time::Duration::from_millis(50)),
     );
     let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
     let wanted: Vec<u64> = (0..100).rev().collect();
@@ -814,6 +815,27 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
         .await
         .unwrap();
     assert_eq!(bench.gets(), gets, "what was read is on the disk");
+}
+
+/// Whoever stands before an origin tries again, and counts; to try again here would multiply that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_do_not_come_are_asked_for_once() {
+    let bench = Bench::new();
+    bench.put("o/1", "object");
+    bench.put("t.parquet", parquet(&[10]));
+    let spec = format!(r#"{{"sources": ["{BUCKET}/o/**"], "format": "objects"}}"#);
+    let objects = bench.open_spec(&spec).await.unwrap().dataset;
+    let table = bench.open("bk/t.parquet").await.unwrap().dataset;
+    let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
+    for kind in [ErrorKind::Timeout, ErrorKind::OriginUnavailable] {
+        bench.faults.always(Operation::Get, Fault::Error(kind));
+        for dataset in [&objects, &table] {
+            let gets = bench.gets();
+            let read = rows.read(dataset, &[0], &Projection::All).await;
+            assert_eq!(read.unwrap_err().kind(), kind);
+            assert_eq!(bench.gets() - gets, 1, "{kind:?}");
+        }
+    }
 }
 
 /// A manifest may claim any size.

@@ -23,6 +23,19 @@ pub trait Buckets: Send + Sync + 'static {
         self.origin(bucket).await
     }
 
+    /// Whether the configuration names this very bucket.
+    fn is_mapped(&self, bucket: &str) -> bool {
+        let _ = bucket;
+        false
+    }
+
+    /// The kind of the origin behind a bucket, in the word that AIStore's clients have for it:
+    /// `aws`, `gcp`, `azure`, `ht`, or `ais` for a directory.
+    fn provider(&self, bucket: &str) -> &'static str {
+        let _ = bucket;
+        "ais"
+    }
+
     /// A bucket was made or removed at its origin: what is known of it may be wrong.
     fn changed(&self, bucket: &str) {
         let _ = bucket;

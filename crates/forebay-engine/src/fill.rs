@@ -19,7 +19,7 @@ use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
 };
 use forebay_origin::{ByteStream, GetRequest, GetResponse};
-use forebay_store::{Part, Store, WouldWait};
+use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{ops::Range, sync::Arc};
 
 /// Name, version and index of a chunk.
@@ -200,11 +200,12 @@ impl Engine {
     ) -> Result<Option<Bytes>> {
         let length = within.end.saturating_sub(within.start);
         let reservation = self.inner.budget.reserve(length).await?;
-        let found = match store.part_now(name, version, part, within.clone()) {
+        let found = match store.part(name, version, part, within.clone(), Wait::MustNot) {
             Ok(found) => found,
             Err(WouldWait) => {
                 let (store, name) = (store.clone(), name.clone());
-                blocking(move || store.part(&name, version, part, within)).await?
+                let read = blocking(move || store.part(&name, version, part, within, Wait::May));
+                read.await?.unwrap_or_default()
             }
         };
         Ok(found.map(|bytes| reserved(bytes, reservation)))
@@ -253,7 +254,7 @@ impl Engine {
         }
         let (hash, version) = (name.hash128(), meta.version());
         let leaders: Vec<_> = chunks_of(&range)
-            // A last chunk that the response cuts short is no chunk.
+            // A last chunk that the response cuts short does not count.
             .filter(|&i| chunk_range(i, meta.size).end <= range.end)
             .take(if self.keeps(name) { usize::MAX } else { 1 })
             .map(|i| {
@@ -376,7 +377,7 @@ impl Engine {
         }
         if response.range != range {
             return Err(Error::origin_unavailable(format!(
-                "{name}: the origin sent bytes {:?} where {range:?} were asked for",
+                "{name}: the origin sent bytes {:?}, and {range:?} were requested",
                 response.range
             )));
         }
@@ -451,7 +452,7 @@ impl Engine {
                 let hash = name.hash128();
                 let generation = engine.inner.generations.current(hash);
                 let kept = engine.inner.generations.publish(hash, generation, || {
-                    match store.head(&name) {
+                    match store.head(&name, Wait::May).unwrap_or_default() {
                         Some(head) if head.meta.version() != version => Ok(()),
                         head => store.put_head(
                             &name,

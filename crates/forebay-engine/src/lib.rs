@@ -12,7 +12,7 @@
 //!    of its reader, all of one version.
 //!
 //! Members of archives (`members.rs`) are ranges of their archive, found by an index that is kept
-//! in the store. Writes (`write.rs`) go through to the origin and make the name unknown here before
+//! in the store; samples of a part of a tar (`parts.rs`) are known while its index is being built. Writes (`write.rs`) go through to the origin and make the name unknown here before
 //! they return. `warm.rs` is the synchronous path that a batch takes over what is on disk already.
 //!
 //! Invariants:
@@ -32,6 +32,7 @@ mod forward;
 mod generation;
 mod members;
 mod operate;
+mod parts;
 mod read;
 mod resolve;
 mod rules;
@@ -69,6 +70,7 @@ use std::{
     },
     time::Instant,
 };
+use tokio::sync::Semaphore;
 
 /// What the engine needs to know besides its parts.
 #[derive(Clone, Debug)]
@@ -111,6 +113,9 @@ struct Inner {
     heads: resolve::HeadCache,
     indexes: members::IndexCache,
     indexing: Flights<(u128, VersionId), Arc<forebay_format::MemberIndex>>,
+    parts: parts::Parts,
+    /// Places for passes over archives that are read from the origin.
+    passes: Semaphore,
     unpacking: Flights<(u128, VersionId), ()>,
     /// Milliseconds since `began` until which the store is taken for one that does not keep what it
     /// is given.
@@ -131,6 +136,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 rules: RwLock::new(Arc::new(config.rules.clone())),
                 indexes: members::IndexCache::new(config.member_index_memory_bytes),
+                parts: parts::Parts::new(config.member_index_memory_bytes / 4),
                 config,
                 buckets,
                 store,
@@ -143,6 +149,7 @@ impl Engine {
                 writes: write::Writes::default(),
                 heads: resolve::HeadCache::default(),
                 indexing: Flights::default(),
+                passes: Semaphore::new(limits::ARCHIVE_PASSES_MAX),
                 unpacking: Flights::default(),
                 refuses_until_ms: AtomicU64::new(0),
                 began: Instant::now(),
@@ -170,6 +177,11 @@ impl Engine {
 
     pub fn stats(&self) -> &EngineStats {
         &self.inner.stats
+    }
+
+    /// Questions for parts of tars that wait for an answer at this moment.
+    pub fn parts_waited_for(&self) -> usize {
+        self.inner.parts.waiting()
     }
 
     /// Fills of chunks under way at this moment.

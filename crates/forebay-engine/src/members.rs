@@ -16,7 +16,7 @@ use crate::{
     cache::BoundedCache,
     fill::{Source, chunk_range, chunks_of},
     read::resolve_range,
-    resolve::Resolved,
+    resolve::{Currency, Resolved},
     sequential::Runs,
     stats::add,
 };
@@ -29,7 +29,7 @@ use forebay_format::{
     ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, ScanStep, Storage,
 };
 use forebay_origin::ByteStream;
-use forebay_store::Part;
+use forebay_store::{Part, Wait};
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
 
@@ -88,14 +88,15 @@ impl Engine {
     /// All members of an archive, in its order.
     ///
     /// # Errors
-    /// `Unsupported` if it is no archive by its name, `Corrupt` if it cannot be parsed, and as
+    /// `Unsupported` if neither name nor first bytes are an archive's, `Corrupt` if it cannot be parsed, and as
     /// [`Engine::read`].
     pub async fn members(
         &self,
         archive: &ObjectName,
         options: &ReadOptions,
     ) -> Result<Arc<MemberIndex>> {
-        let resolved = self.resolve_archive(archive).await?;
+        let currency = currency_of(options);
+        let resolved = self.resolve_archive(archive, currency).await?;
         options.conditions.check(&resolved.meta)?;
         self.index(archive, &resolved.meta, resolved.data.as_ref())
             .await
@@ -104,8 +105,8 @@ impl Engine {
     /// Reads one member, or a range of it. Conditions are those of the archive.
     ///
     /// # Errors
-    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is no archive or
-    /// the member is no file, and as [`Engine::read`].
+    /// `NotFound` if the archive or the member is not there, `Unsupported` if it is not an archive or
+    /// the member is not a file, and as [`Engine::read`].
     pub async fn read_member(
         &self,
         archive: &ObjectName,
@@ -136,7 +137,8 @@ impl Engine {
         range: Option<ByteRange>,
         options: &ReadOptions,
     ) -> Result<MemberRead> {
-        let found = self.find_member(archive, member).await?;
+        let currency = currency_of(options);
+        let found = self.find_member(archive, member, currency).await?;
         options.conditions.check(&found.meta)?;
         let Found {
             meta,
@@ -191,8 +193,13 @@ impl Engine {
     }
 
     /// Looks a member up, building the index if need be.
-    pub(crate) async fn find_member(&self, archive: &ObjectName, member: &str) -> Result<Found> {
-        let Resolved { meta, status, data } = self.resolve_archive(archive).await?;
+    pub(crate) async fn find_member(
+        &self,
+        archive: &ObjectName,
+        member: &str,
+        currency: Currency,
+    ) -> Result<Found> {
+        let Resolved { meta, status, data } = self.resolve_archive(archive, currency).await?;
         let index = self.index(archive, &meta, data.as_ref()).await?;
         let extent = index
             .readable(member)
@@ -206,13 +213,45 @@ impl Engine {
         })
     }
 
-    async fn resolve_archive(&self, archive: &ObjectName) -> Result<Resolved> {
-        match kind_of(archive)? {
+    async fn resolve_archive(&self, archive: &ObjectName, currency: Currency) -> Result<Resolved> {
+        match ArchiveKind::from_name(archive.key()) {
             // The directory is at the end: no first chunk that nobody wants.
-            ArchiveKind::Zip => self.resolve_for(archive, Some(ByteRange::Suffix(1))).await,
-            ArchiveKind::Tar => self.resolve(archive, 0..CHUNK_BYTES).await,
-            ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.resolve(archive, 0..u64::MAX).await,
+            Some(ArchiveKind::Zip) => {
+                let end = Some(ByteRange::Suffix(1));
+                self.resolve_for(archive, end, currency).await
+            }
+            // Without an extension the first bytes say what it is.
+            Some(ArchiveKind::Tar) | None => self.resolve(archive, 0..CHUNK_BYTES, currency).await,
+            Some(ArchiveKind::TarGz | ArchiveKind::TarLz4) => {
+                self.resolve(archive, 0..u64::MAX, currency).await
+            }
         }
+    }
+
+    /// By its name; where that has no archive's extension, by its first bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` if neither is an archive's, and as [`Engine::read`].
+    pub(crate) async fn archive_kind(
+        &self,
+        archive: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        data: Option<&Bytes>,
+    ) -> Result<ArchiveKind> {
+        if let Some(kind) = ArchiveKind::from_name(archive.key()) {
+            return Ok(kind);
+        }
+        let magic = 0..meta.size.min(ArchiveKind::MAGIC_BYTES as u64);
+        let kind = match magic.is_empty() {
+            true => None,
+            false => ArchiveKind::from_magic(&self.bytes_of(archive, meta, data, magic).await?),
+        };
+        kind.ok_or_else(|| {
+            Error::unsupported(format!(
+                "{archive} is not an archive, neither by its name nor by its first bytes"
+            ))
+            .hint("archives are tar, tar.gz, tar.lz4 and zip")
+        })
     }
 
     /// The index of one version, from wherever it can be had soonest.
@@ -257,7 +296,13 @@ impl Engine {
         if let Some(index) = blocking(move || engine.index_from_store(&owned, &of)).await? {
             return Ok(index);
         }
-        let index = Arc::new(match kind_of(name)? {
+        let kind = self.archive_kind(name, meta, data.as_ref()).await?;
+        // Of a zip only the directory is read, and small archives came with their head.
+        let _place = match (kind, &data) {
+            (ArchiveKind::Zip, _) | (_, Some(_)) => None,
+            _ => self.inner.passes.acquire().await.ok(),
+        };
+        let index = Arc::new(match kind {
             ArchiveKind::TarGz | ArchiveKind::TarLz4 => self.unpack(name, meta, data, None).await?,
             kind => self.build_index(name, meta, data, kind).await?,
         });
@@ -301,8 +346,11 @@ impl Engine {
                 let end = match kind {
                     ArchiveKind::Tar => {
                         // Members are small: the pass reads on, so the next run is fetched while
-                        // this one is parsed. Only the store keeps it.
-                        if !far && data.is_none() && self.keeps(name) {
+                        // this one is parsed. Only the store keeps it. Where others fill the line
+                        // already it would take from them what is needed first: passes over several
+                        // tars go on side by side then.
+                        let full = self.inner.filling.len() >= 2 * self.run_chunks() as usize;
+                        if !far && !full && data.is_none() && self.keeps(name) {
                             let until = meta.size.div_ceil(CHUNK_BYTES) as u32;
                             runs.read_ahead(
                                 self,
@@ -320,9 +368,11 @@ impl Engine {
                     .await?
             };
             read_until = range.start + bytes.len() as u64;
-            indexer
-                .feed(range.start, &bytes)
-                .map_err(|e| e.context(name))?;
+            let fed = indexer.feed(range.start, &bytes);
+            self.inner
+                .parts
+                .found(name, meta.version(), indexer.found());
+            fed.map_err(|e| e.context(name))?;
         }
         indexer.finish().map_err(|e| e.context(name))
     }
@@ -337,7 +387,7 @@ impl Engine {
     ) -> Result<Bytes> {
         if range.is_empty() || range.end > meta.size {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} are wanted, but it has {}",
+                "{name}: bytes {range:?} were requested, and it has {}",
                 meta.size
             )));
         }
@@ -379,7 +429,8 @@ impl Engine {
         Ok(bytes.into())
     }
 
-    /// The index as far as it is on this node: from RAM, or with one disk read.
+    /// The index as far as it is on this node: from RAM, or with one disk read. For threads that
+    /// may stand still: a large index takes its time to be decoded, too.
     pub(crate) fn index_here(
         &self,
         name: &ObjectName,
@@ -394,7 +445,11 @@ impl Engine {
     fn index_from_store(&self, name: &ObjectName, meta: &ObjectMeta) -> Option<Arc<MemberIndex>> {
         let (store, version) = (self.store_for(name)?, meta.version());
         // The first piece begins with the length of all.
-        let piece = |i: u32, len: u64| store.part(name, version, Part::Aux(AUX_INDEX, i), 0..len);
+        let piece = |i: u32, len: u64| {
+            let part = Part::Aux(AUX_INDEX, i);
+            let read = store.part(name, version, part, 0..len, Wait::May);
+            read.unwrap_or_default()
+        };
         if !store.has_part(name, version, Part::Aux(AUX_INDEX, 0)) {
             return None;
         }
@@ -496,11 +551,13 @@ impl Engine {
     }
 }
 
-fn kind_of(archive: &ObjectName) -> Result<ArchiveKind> {
-    ArchiveKind::from_name(archive.key()).ok_or_else(|| {
-        Error::unsupported(format!("{archive} is not an archive by its name"))
-            .hint("archives end in .tar, .tgz, .tar.gz, .tar.lz4 or .zip")
-    })
+/// A read past the cache needs an index all the same, which is kept: it is of the version that the
+/// origin has now.
+fn currency_of(options: &ReadOptions) -> Currency {
+    match options.bypass {
+        true => Currency::Latest,
+        false => options.currency(),
+    }
 }
 
 /// A member that is inflated on its way.

@@ -3,7 +3,13 @@
 //! Invariant: a body yields exactly the bytes of the range it was announced with, all of one
 //! version, or ends with an error.
 
-use crate::{Engine, fill::Source, resolve::Resolved, sequential::Sequential, stats::add};
+use crate::{
+    Engine,
+    fill::Source,
+    resolve::{Currency, Resolved},
+    sequential::Sequential,
+    stats::add,
+};
 use forebay_core::{
     ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
 };
@@ -86,8 +92,12 @@ fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
     pub conditions: Conditions,
-    /// Ask the origin and keep nothing.
+    /// Ask the origin and keep nothing. A member of an archive is found by an index that is kept:
+    /// for members this is as `latest`.
     pub bypass: bool,
+    /// Ask the origin whether what is here is current, whatever the bucket's freshness rule says,
+    /// and keep what it answers. Never answered stale.
+    pub latest: bool,
     /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
     /// not as a hit.
     pub brought: Option<CacheStatus>,
@@ -97,6 +107,14 @@ pub struct ReadOptions {
 }
 
 impl ReadOptions {
+    /// How current a version must be that is kept here.
+    pub(crate) fn currency(&self) -> Currency {
+        match self.latest {
+            true => Currency::Latest,
+            false => Currency::ByRule,
+        }
+    }
+
     /// What a read that was answered so counts as.
     pub fn counts_as(&self, read: CacheStatus) -> CacheStatus {
         self.brought
@@ -142,6 +160,7 @@ impl Engine {
         }
         let cached = self.cached(name).await?;
         if let Some(c) = &cached
+            && !options.latest
             && self.is_fresh(name, c.validated_at_secs)
         {
             return Ok(Head {
@@ -158,6 +177,9 @@ impl Engine {
             Err(e) => {
                 if e.kind() == ErrorKind::NotFound {
                     self.forget(name, Some(asked.generation)).await;
+                }
+                if options.latest {
+                    return Err(e);
                 }
                 let stale = self.or_stale(name, e).await?;
                 return Ok(Head {
@@ -224,7 +246,7 @@ impl Engine {
         }
         let mut starts = 0;
         loop {
-            let resolved = self.resolve_for(name, range).await?;
+            let resolved = self.resolve_for(name, range, options.currency()).await?;
             options.conditions.check(&resolved.meta)?;
             let bytes = resolve_range(range, resolved.meta.size).map_err(|e| e.context(name))?;
             match self.open(name, resolved, bytes).await {
@@ -241,6 +263,7 @@ impl Engine {
         &self,
         name: &ObjectName,
         range: Option<ByteRange>,
+        currency: Currency,
     ) -> Result<Resolved> {
         let want = match range {
             None => 0..u64::MAX,
@@ -249,9 +272,11 @@ impl Engine {
             // The end is only known with the size: a head first, and then the bytes, instead of a
             // first chunk that nobody wants.
             Some(ByteRange::Suffix(_)) => {
-                let head = self
-                    .head_unconditional(name, &ReadOptions::default())
-                    .await?;
+                let options = ReadOptions {
+                    latest: currency == Currency::Latest,
+                    ..ReadOptions::default()
+                };
+                let head = self.head_unconditional(name, &options).await?;
                 if head.meta.size > CHUNK_BYTES {
                     return Ok(Resolved {
                         meta: head.meta,
@@ -262,7 +287,7 @@ impl Engine {
                 0..head.meta.size
             }
         };
-        self.resolve(name, want).await
+        self.resolve(name, want, currency).await
     }
 
     /// Opens `range` of a version that was resolved.
@@ -300,7 +325,8 @@ impl Engine {
         let here = status != CacheStatus::Miss && self.has_chunks(name, &meta, &range);
         if status == CacheStatus::Stale && !here {
             return Err(Error::origin_unavailable(format!(
-                "{name}: the origin cannot be asked, and of bytes {range:?} not all are here"
+                "{name}: the origin cannot be reached, and the cache does not have all of bytes \
+                 {range:?}"
             ))
             .hint("try again when the origin answers"));
         }
@@ -309,7 +335,7 @@ impl Engine {
             Some(piece) => piece,
             None => {
                 return Err(Error::internal(format!(
-                    "{name}: nothing came of {range:?}"
+                    "{name}: the origin sent none of bytes {range:?}"
                 )));
             }
         };
@@ -370,7 +396,7 @@ impl Engine {
         let bytes = resolve_range(range, response.meta.size).map_err(|e| e.context(name))?;
         if bytes != response.range {
             return Err(Error::origin_unavailable(format!(
-                "{name}: the origin sent bytes {:?} where {bytes:?} were asked for",
+                "{name}: the origin sent bytes {:?}, and {bytes:?} were requested",
                 response.range
             )));
         }

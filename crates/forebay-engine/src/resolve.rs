@@ -19,7 +19,7 @@ use forebay_core::{
     CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
 };
 use forebay_origin::{GetRequest, GetResponse};
-use forebay_store::WouldWait;
+use forebay_store::{Wait, WouldWait};
 use std::{
     ops::Range,
     sync::{
@@ -82,6 +82,15 @@ pub(crate) struct Asked {
     pub at_secs: u32,
 }
 
+/// How current the version must be that a reader gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Currency {
+    /// As the bucket's freshness rule has it.
+    ByRule,
+    /// Current at a moment after the reader asked; an origin that fails is an error.
+    Latest,
+}
+
 /// Tells flights apart that nobody may join.
 static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 
@@ -125,11 +134,12 @@ impl Engine {
         let generation = self.inner.generations.current(name.hash128());
         // Mostly in the page cache: to hand that to another thread would take longer than to read
         // it.
-        let head = match store.head_now(name) {
+        let head = match store.head(name, Wait::MustNot) {
             Ok(head) => head,
             Err(WouldWait) => {
                 let (store, owned) = (store.clone(), name.clone());
-                blocking(move || store.head(&owned)).await?
+                let read = blocking(move || store.head(&owned, Wait::May));
+                read.await?.unwrap_or_default()
             }
         };
         let Some(mut head) = head else {
@@ -177,9 +187,16 @@ impl Engine {
 
     /// The current version of `name`. `want` says which bytes the caller will read, so that they
     /// come along with the answer.
-    pub(crate) async fn resolve(&self, name: &ObjectName, want: Range<u64>) -> Result<Resolved> {
+    pub(crate) async fn resolve(
+        &self,
+        name: &ObjectName,
+        want: Range<u64>,
+        currency: Currency,
+    ) -> Result<Resolved> {
+        let by_rule = currency == Currency::ByRule;
         let cached = self.cached(name).await?;
         if let Some(c) = &cached
+            && by_rule
             && self.is_fresh(name, c.validated_at_secs)
         {
             return Ok(Resolved {
@@ -192,10 +209,11 @@ impl Engine {
         drop(cached);
         let hash = name.hash128();
         // Under `Always` an answer must be asked for after the read began, so nobody joins a
-        // request that is under way.
+        // request that is under way; nor does who wants the latest.
         let asked = self.asks(name);
         let key = match self.rule(name.bucket()).freshness {
             Freshness::Always => (hash, UNSHARED.fetch_add(1, Relaxed)),
+            _ if !by_rule => (hash, UNSHARED.fetch_add(1, Relaxed)),
             _ => (hash, asked.generation),
         };
         match self.inner.resolving.join(key) {
@@ -207,6 +225,7 @@ impl Engine {
                 // Somebody may have finished between the look into the store and the join.
                 let cached = self.cached(name).await?;
                 if let Some(c) = &cached
+                    && by_rule
                     && self.is_fresh(name, c.validated_at_secs)
                 {
                     let found = Resolved {
@@ -227,6 +246,7 @@ impl Engine {
                                 engine.fill_from(run).await;
                             }
                         }
+                        Err(e) if !by_rule => leader.publish(Err(e)),
                         Err(e) => leader.publish(engine.or_stale(&name, e).await),
                     }
                 });
@@ -404,12 +424,12 @@ impl Engine {
             // It would be fetched in several requests, and nothing tells whether they meet one
             // version.
             return Err(Error::unsupported(format!(
-                "{name} has {} bytes and its origin names no version of it: it has neither an ETag \
-                 nor a Last-Modified",
+                "{name} has {} bytes, and its version is not known: the origin sent neither an \
+                 ETag nor a Last-Modified",
                 meta.size
             ))
             .hint(
-                "let the server send one of them, or say freshness = \"immutable\" or cache = \
+                "make the server send one of them, or set freshness = \"immutable\" or cache = \
                  false for this bucket",
             ));
         }

@@ -1,84 +1,67 @@
 //! Counters of the read and write path. They only grow; gauges are asked of their owners.
 
-use forebay_core::CacheStatus;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use forebay_core::{CacheStatus, counters};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Live counters.
-        #[derive(Debug, Default)]
-        pub struct EngineStats { $( $(#[$doc])* pub $name: AtomicU64, )* }
-
-        /// Their values at one moment.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct EngineSnapshot { $( $(#[$doc])* pub $name: u64, )* }
-
-        impl EngineStats {
-            pub fn snapshot(&self) -> EngineSnapshot { EngineSnapshot { $( $name: self.$name.load(Relaxed), )* } }
-        }
-    };
-}
+pub(crate) use forebay_core::counters::add;
 
 counters! {
-    /// Reads answered with `HIT`. One read is one object GET, or one entry of a batch.
-    reads_hit,
-    /// Reads answered with `MISS`.
-    reads_miss,
-    /// Reads answered with `REVALIDATED`.
-    reads_revalidated,
-    /// Reads answered with `STALE`.
-    reads_stale,
-    /// Reads answered with `BYPASS`.
-    reads_bypass,
-    /// Reads that failed before their first byte.
-    reads_failed,
-    /// Bytes of reads that came from the local disk.
-    bytes_from_cache,
-    /// Bytes that fills and passed-through reads took from origins.
-    bytes_from_origin,
-    /// Origin requests of fills.
-    fills,
-    /// Fills that ended in an error.
-    fills_failed,
-    /// Readers that waited for somebody else's fill instead of asking the origin.
-    fills_joined,
-    /// Origin requests that asked whether a version is still current.
-    revalidations,
-    /// Of those, answered with a new version.
-    revalidations_changed,
-    /// Objects that changed at the origin while they were read.
-    version_changes,
-    /// Results that could not be kept because the disk refused them; they were passed through.
-    store_writes_failed,
-    /// Member indexes built by reading an archive for it.
-    indexes_built,
-    /// Member indexes built while the archive flowed through for another reason.
-    indexes_built_in_passing,
-    /// Member indexes read back from the store.
-    indexes_loaded,
-    /// Compressed archives unpacked into the store.
-    archives_unpacked,
-    /// Objects written to origins.
-    writes,
-    /// Bytes written to origins.
-    bytes_written,
-    /// Objects removed at origins.
-    deletes,
+    EngineStats => EngineSnapshot {
+        /// Reads answered with `HIT`. One read is one object GET, or one entry of a batch.
+        reads_hit,
+        /// Reads answered with `MISS`.
+        reads_miss,
+        /// Reads answered with `REVALIDATED`.
+        reads_revalidated,
+        /// Reads answered with `STALE`.
+        reads_stale,
+        /// Reads answered with `BYPASS`.
+        reads_bypass,
+        /// Reads that failed before their first byte.
+        reads_failed,
+        /// Bytes of reads that came from the local disk.
+        bytes_from_cache,
+        /// Bytes that fills and passed-through reads took from origins.
+        bytes_from_origin,
+        /// Origin requests of fills.
+        fills,
+        /// Fills that ended in an error.
+        fills_failed,
+        /// Readers that waited for somebody else's fill instead of asking the origin.
+        fills_joined,
+        /// Origin requests that asked whether a version is still current.
+        revalidations,
+        /// Of those, answered with a new version.
+        revalidations_changed,
+        /// Objects that changed at the origin while they were read.
+        version_changes,
+        /// Results that could not be kept because the disk refused them; they were passed through.
+        store_writes_failed,
+        /// Member indexes built by reading an archive for it.
+        indexes_built,
+        /// Member indexes built while the archive flowed through for another reason.
+        indexes_built_in_passing,
+        /// Member indexes read back from the store.
+        indexes_loaded,
+        /// Compressed archives unpacked into the store.
+        archives_unpacked,
+        /// Objects written to origins.
+        writes,
+        /// Bytes written to origins.
+        bytes_written,
+        /// Objects removed at origins.
+        deletes,
+    }
 }
 
 impl EngineStats {
     pub fn count_read(&self, status: CacheStatus) {
-        match status {
+        let reads = match status {
             CacheStatus::Hit => &self.reads_hit,
             CacheStatus::Miss => &self.reads_miss,
             CacheStatus::Revalidated => &self.reads_revalidated,
             CacheStatus::Stale => &self.reads_stale,
             CacheStatus::Bypass => &self.reads_bypass,
-        }
-        .fetch_add(1, Relaxed);
+        };
+        add(reads, 1);
     }
-}
-
-pub(crate) fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Relaxed);
 }

@@ -15,7 +15,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::limits::CHUNK_BYTES;
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits};
-use forebay_format::{ArchiveKind, Decompressor, MemberIndex, TarScanner};
+use forebay_format::{Decompressor, MemberIndex, TarScanner};
 use forebay_store::{Part, Store};
 use futures::{StreamExt, stream};
 use std::{ops::Range, sync::Arc};
@@ -54,7 +54,7 @@ impl Engine {
         capture: Option<Capture>,
     ) -> Result<MemberIndex> {
         add(&self.stats().archives_unpacked, 1);
-        let kind = ArchiveKind::from_name(name.key()).unwrap_or(ArchiveKind::TarGz);
+        let kind = self.archive_kind(name, meta, data.as_ref()).await?;
         let codec = kind
             .codec()
             .ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;

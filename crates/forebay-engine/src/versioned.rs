@@ -1,7 +1,7 @@
 //! Reading a version that the caller names: what was indexed under a version is read under it, or
 //! not at all.
 //!
-//! A dataset is built from versions of files. Freshness is no question here: bytes that are on the
+//! A dataset is built from versions of files. Freshness does not matter here: bytes that are on the
 //! disk under this version are the right ones, however old, and a request under `If-Match` brings
 //! them or says that the object has changed. Fills are those of all other readers (`fill.rs`):
 //! shared, kept, within the memory budget.
@@ -17,57 +17,66 @@ use crate::{
     stats::add,
 };
 use bytes::Bytes;
-use forebay_core::{
-    ByteRange, CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES,
-};
+use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES};
 use forebay_format::MemberIndex;
-use forebay_store::Part;
+use forebay_store::{Part, Wait, WouldWait};
 use futures::TryStreamExt;
 use std::{ops::Range, sync::Arc};
 
 impl Engine {
     /// Appends a range of one version, if it is on the local disk. `false`: it is not, or not all
     /// of it.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone: the disk would have to be waited for.
     pub fn append_version(
         &self,
         name: &ObjectName,
         meta: &ObjectMeta,
         range: Range<u64>,
+        wait: Wait,
         out: &mut Vec<u8>,
-    ) -> bool {
-        if range.is_empty() {
-            return true;
-        }
-        let Some(store) = self.store_for(name) else {
-            return false;
-        };
-        let (begin, version) = (out.len(), meta.version());
-        let length = range.end - range.start;
-        let appended = if range.end > meta.size {
-            false
-        } else if meta.size <= CHUNK_BYTES {
-            let mut same = false;
-            let within = ByteRange::Inclusive(range.start, range.end - 1);
-            store
-                .append_inline(name, Some(within), out, &mut |now, _, _| {
-                    same = now.version() == version
-                })
-                .is_some()
-                && same
-        } else {
-            chunks_of(&range).all(|index| {
-                let chunk = chunk_range(index, meta.size);
-                let within = range.start.max(chunk.start) - chunk.start
-                    ..range.end.min(chunk.end) - chunk.start;
-                store.append_part(name, version, Part::Chunk(index), within, out)
-            })
-        };
-        if appended {
-            add(&self.stats().bytes_from_cache, length);
+    ) -> Result<bool, WouldWait> {
+        let begin = out.len();
+        let appended = self.append_here(name, meta, &range, wait, out);
+        if appended == Ok(true) {
+            add(&self.stats().bytes_from_cache, range.end - range.start);
         } else {
             out.truncate(begin);
         }
         appended
+    }
+
+    fn append_here(
+        &self,
+        name: &ObjectName,
+        meta: &ObjectMeta,
+        range: &Range<u64>,
+        wait: Wait,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, WouldWait> {
+        if range.is_empty() {
+            return Ok(true);
+        }
+        let Some(store) = self.store_for(name).filter(|_| range.end <= meta.size) else {
+            return Ok(false);
+        };
+        let version = meta.version();
+        if meta.size <= CHUNK_BYTES {
+            let found = store.append_inline(name, wait, out, |now, _| {
+                (now.version() == version).then(|| range.clone())
+            })?;
+            return Ok(found.is_some());
+        }
+        for index in chunks_of(range) {
+            let chunk = chunk_range(index, meta.size);
+            let within =
+                range.start.max(chunk.start) - chunk.start..range.end.min(chunk.end) - chunk.start;
+            if !store.append_part(name, version, Part::Chunk(index), within, wait, out)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether [`Engine::append_version`] is worth a try. RAM only; of small objects it does not
@@ -141,7 +150,7 @@ impl Engine {
             match (out.len() - begin) as u64 {
                 n if n == length => Ok(()),
                 n => Err(Error::corrupt(format!(
-                    "{name}: {n} bytes came of the {length} that its index tells of"
+                    "{name}: {n} bytes came, and its index says {length}"
                 ))),
             }
         }
@@ -185,7 +194,7 @@ impl Engine {
     ) -> Result<CacheStatus> {
         if range.end > meta.size || range.start > range.end {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} are wanted of a version that has {}",
+                "{name}: bytes {range:?} were requested, and this version has {}",
                 meta.size
             )));
         }
@@ -277,7 +286,7 @@ impl Engine {
         let mut out = Vec::new();
         if range.end > meta.size || range.start > range.end {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} are wanted of a version that has {}",
+                "{name}: bytes {range:?} were requested, and this version has {}",
                 meta.size
             )));
         }
@@ -286,9 +295,8 @@ impl Engine {
                 (self.clone(), name.clone(), meta.clone(), range.clone());
             let found = crate::bytesio::blocking(move || {
                 let mut out = Vec::new();
-                engine
-                    .append_version(&owned, &of, within, &mut out)
-                    .then_some(out)
+                let here = engine.append_version(&owned, &of, within, Wait::May, &mut out);
+                (here == Ok(true)).then_some(out)
             });
             if let Some(found) = found.await? {
                 return Ok(found);

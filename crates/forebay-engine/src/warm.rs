@@ -13,6 +13,7 @@ use crate::{
     fill::{chunk_range, chunks_of},
     members::AUX_UNPACKED,
     read::resolve_range,
+    resolve::Currency,
     stats::add,
 };
 use forebay_core::{
@@ -74,7 +75,7 @@ enum Not {
     WithoutWaiting,
 }
 
-/// What is wrong with an entry, the asynchronous path says.
+/// The asynchronous path says what is wrong with the entry.
 impl From<Error> for Not {
     fn from(_: Error) -> Self {
         Not::Here
@@ -164,7 +165,9 @@ impl Engine {
     /// its errors. The status is that of a read that would have done the same.
     pub async fn bring(&self, entry: WarmEntry<'_>) -> Result<CacheStatus> {
         let Some(member) = entry.member else {
-            let resolved = self.resolve_for(entry.name, entry.range).await?;
+            let resolved = self
+                .resolve_for(entry.name, entry.range, Currency::ByRule)
+                .await?;
             let bytes = resolve_range(entry.range, resolved.meta.size)
                 .map_err(|e| e.context(entry.name))?;
             if resolved.data.is_none()
@@ -174,7 +177,9 @@ impl Engine {
             }
             return Ok(resolved.status);
         };
-        let found = self.find_member(entry.name, member).await?;
+        let found = self
+            .find_member(entry.name, member, Currency::ByRule)
+            .await?;
         let within = resolve_range(entry.range, found.extent.size)
             .map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
         let fetched = match found.extent.place()? {
@@ -237,7 +242,9 @@ impl Engine {
         }
         match entry.member {
             None => {
-                let resolved = self.resolve_for(entry.name, entry.range).await?;
+                let resolved = self
+                    .resolve_for(entry.name, entry.range, Currency::ByRule)
+                    .await?;
                 let bytes = resolve_range(entry.range, resolved.meta.size)
                     .map_err(|e| e.context(entry.name))?;
                 let fetched = resolved.data.is_none()
@@ -255,7 +262,9 @@ impl Engine {
                 ))
             }
             Some(member) => {
-                let found = self.find_member(entry.name, member).await?;
+                let found = self
+                    .find_member(entry.name, member, Currency::ByRule)
+                    .await?;
                 found.extent.place()?;
                 let within = resolve_range(entry.range, found.extent.size)
                     .map_err(|e| e.context(format_args!("{}/{member}", entry.name)))?;
@@ -292,15 +301,14 @@ impl Engine {
                 return Err(Not::Here);
             }
             let mut header = None;
-            let mut begin = |meta: &ObjectMeta, bytes: Range<u64>, out: &mut Vec<u8>| {
+            let found = store.append_inline(entry.name, wait, out, |meta, out| {
+                let bytes = resolve_range(entry.range, meta.size).ok()?;
                 let h = EntryHeader::of_object(meta, &bytes, entry.range.is_some());
                 before(&h, out);
                 header = Some(h);
-            };
-            store
-                .append_inline_waiting(entry.name, entry.range, out, &mut begin, wait)?
-                .ok_or(Not::Here)?;
-            return header.ok_or(Not::Here);
+                Some(bytes)
+            })?;
+            return found.and(header).ok_or(Not::Here);
         }
         self.append_located(
             entry.name,
@@ -332,28 +340,14 @@ impl Engine {
         }
         let store = self.store_here(name)?;
         if *of == Parts::Inline {
-            let mut same_version = false;
-            let range = match bytes.is_empty() {
-                true => ByteRange::Inclusive(0, 0),
-                false => ByteRange::Inclusive(bytes.start, bytes.end - 1),
-            };
-            let mut empty_at = 0;
-            let mut begin = |now: &ObjectMeta, _: Range<u64>, out: &mut Vec<u8>| {
-                same_version = now.version() == meta.version();
+            let found = store.append_inline(name, wait, out, |now, out| {
+                if now.version() != meta.version() {
+                    return None;
+                }
                 before(header, out);
-                empty_at = out.len();
-            };
-            store
-                .append_inline_waiting(name, Some(range), out, &mut begin, wait)?
-                .ok_or(Not::Here)?;
-            if bytes.is_empty() {
-                out.truncate(empty_at);
-            }
-            return if same_version {
-                Ok(*header)
-            } else {
-                Err(Not::Here)
-            };
+                Some(bytes.clone())
+            })?;
+            return found.map(|_| *header).ok_or(Not::Here);
         }
         before(header, out);
         self.append_parts(name, meta, *of, bytes, wait, out)?;
@@ -377,7 +371,7 @@ impl Engine {
         for index in chunks_of(bytes) {
             let start = u64::from(index) * CHUNK_BYTES;
             let within = bytes.start.max(start) - start..bytes.end.min(start + CHUNK_BYTES) - start;
-            if !store.append_part_waiting(name, version, of.part(index), within, out, wait)? {
+            if !store.append_part(name, version, of.part(index), within, wait, out)? {
                 return Err(Not::Here);
             }
         }
@@ -410,7 +404,7 @@ impl Engine {
             Some(held) => held,
             None => {
                 let generation = self.inner.generations.current(entry.name.hash128());
-                let head = store.head_waiting(entry.name, wait)?.ok_or(Not::Here)?;
+                let head = store.head(entry.name, wait)?.ok_or(Not::Here)?;
                 self.remember_head(entry.name, generation, &head.meta, head.validated_at_secs);
                 (head.meta, head.validated_at_secs)
             }
@@ -483,10 +477,8 @@ impl Engine {
             self.append_parts(name, meta, Parts::Chunks, &bytes, wait, &mut out)?;
             return Ok(out);
         }
-        let head = self
-            .store_here(name)?
-            .head_waiting(name, wait)?
-            .ok_or(Not::Here)?;
+        let head = self.store_here(name)?.head(name, wait)?;
+        let head = head.ok_or(Not::Here)?;
         let data = head
             .data
             .filter(|_| head.meta.version() == meta.version())

@@ -1,6 +1,6 @@
 //! Warm-up: bringing whole objects to the local disk before anybody asks for them.
 
-use crate::{Engine, ReadOptions, fill::chunk_range};
+use crate::{Engine, ReadOptions, fill::chunk_range, resolve::Currency};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits::CHUNK_BYTES};
 use futures::StreamExt;
 use serde::Serialize;
@@ -84,7 +84,7 @@ impl Engine {
         // two.
         let unknown = !dry_run && self.cached(name).await?.is_none();
         if unknown {
-            let resolved = self.resolve_for(name, None).await?;
+            let resolved = self.resolve_for(name, None, Currency::ByRule).await?;
             if resolved.data.is_some() && store.peek(name).is_some_and(|p| p.inline) {
                 return Ok(WarmOutcome::Warmed {
                     bytes: resolved.meta.size,
@@ -115,7 +115,7 @@ impl Engine {
         // they are missing.
         let missing = |i: &u32| !self.has_chunks(name, &head.meta, &chunk_range(*i, size));
         let (brought, meta) = if size <= CHUNK_BYTES {
-            let resolved = self.resolve_for(name, None).await?;
+            let resolved = self.resolve_for(name, None, Currency::ByRule).await?;
             (resolved.meta.size, resolved.meta)
         } else {
             let chunks = 0..size.div_ceil(CHUNK_BYTES) as u32;

@@ -240,8 +240,10 @@ impl Engine {
         body: ByteStream,
     ) -> Result<UploadedPart> {
         if number == 0 || number as usize > limits::UPLOAD_PARTS_MAX {
-            return Err(Error::invalid(format!("part {number} of {name}"))
-                .hint("parts are numbered from 1 to 10,000"));
+            return Err(
+                Error::invalid(format!("part {number} of {name} cannot be uploaded"))
+                    .hint("number parts from 1 to 10,000"),
+            );
         }
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let _buffer = self.write_buffer(Some(size)).await?;

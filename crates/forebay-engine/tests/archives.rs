@@ -1,13 +1,10 @@
 //! Members of archives of every kind, cold and warm, and what they cost the origin.
 
-#[allow(dead_code)]
-mod support;
-
 use forebay_core::{ByteRange, CacheStatus, ErrorKind};
 use forebay_engine::{Appended, Freshness, ReadOptions, Wait, WarmEntry};
 use forebay_format::{ArchiveKind, ArchiveWriter};
+use forebay_testing::engine::{Bench, collect, name, noise, settled};
 use std::{process::Command, sync::atomic::Ordering::SeqCst, time::Duration};
-use support::{Bench, collect, name, noise, settled};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));

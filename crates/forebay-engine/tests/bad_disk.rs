@@ -1,21 +1,18 @@
 //! A disk that is full, read-only, failing or damaged makes the node slower, and no answer wrong.
 
-#[allow(dead_code)]
-mod support;
-
 use forebay_engine::Freshness;
 use forebay_store::{
     DirConfig, Store, StoreConfig,
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
+use forebay_testing::engine::{self, Bench, MemoryOrigin, NOW, name, noise};
 use futures::{FutureExt, future::join_all};
 use std::{
     future::Future,
     sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
-use support::{Bench, MemoryOrigin, NOW, name, noise};
 
 const MIB: usize = 1 << 20;
 
@@ -104,7 +101,7 @@ async fn an_object_that_changes_while_the_disk_is_full_is_read_anew() {
     b.get_range("big", Some(forebay_core::ByteRange::Inclusive(0, 9)))
         .await
         .unwrap();
-    support::settled(&b.engine).await;
+    engine::settled(&b.engine).await;
     faults.full("seg-");
     b.origin.set("small", noise(10, 2));
     b.get("small").await.unwrap();
@@ -137,8 +134,7 @@ fn longest_stall(work: impl Future<Output = ()>) -> Duration {
         tokio::task::yield_now().await;
         work.await;
         ticking.abort();
-        let longest = *longest.lock().unwrap();
-        longest
+        *longest.lock().unwrap()
     })
 }
 

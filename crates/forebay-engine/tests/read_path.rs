@@ -1,15 +1,12 @@
 //! The read and write path over an origin whose every request is seen.
 
-#[allow(dead_code)]
-mod support;
-
 use forebay_core::{ByteRange, ErrorKind};
 use forebay_engine::{
     BucketRule, BucketRules, Conditions, Freshness, PutRequest, ReadOptions, WarmOutcome,
 };
+use forebay_testing::engine::{Bench, collect, name, noise, settled};
 use futures::{StreamExt, future::join_all, stream};
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
-use support::{Bench, collect, name, noise, settled};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));

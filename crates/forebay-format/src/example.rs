@@ -174,7 +174,7 @@ impl<'a> Message<'a> {
         }
         self.field()
             .map(Some)
-            .ok_or_else(|| Error::corrupt("it is no tf.train.Example, or damaged"))
+            .ok_or_else(|| Error::corrupt("it is not a tf.train.Example, or it is damaged"))
     }
 
     fn field(&mut self) -> Option<(u64, Wire<'a>)> {
@@ -304,7 +304,7 @@ impl Seen {
             let name = String::from_utf8_lossy(name);
             match self.kinds.get(&*name) {
                 Some(&before) if before != kind => Err(Error::corrupt(format!(
-                    "the feature {:?} is a list of {} here, and of {} in an earlier record",
+                    "the feature {:?} is a list of {} here, and a list of {} in an earlier record",
                     shorten(&name),
                     kind.name(),
                     before.name()
@@ -315,7 +315,7 @@ impl Seen {
                         "the records have more than {} features",
                         limits::EXAMPLE_FEATURES_MAX
                     ))
-                    .hint("name those that are wanted"))
+                    .hint("name the features to read"))
                 }
                 None => {
                     self.kinds.insert(name.into_owned(), kind);
@@ -416,7 +416,7 @@ impl Builder {
         if self.bytes > i32::MAX as u64 {
             return Err(Error::new(
                 ErrorKind::TooLarge,
-                "the records that are asked for hold more than 2 GiB",
+                "the requested records hold more than 2 GiB",
             )
             .hint("ask for fewer rows at a time"));
         }
@@ -450,7 +450,7 @@ impl Builder {
 
 fn text(v: &[u8]) -> Result<&str> {
     std::str::from_utf8(v).map_err(|_| {
-        Error::corrupt("it is said to be text and is not UTF-8").hint("read it as bytes")
+        Error::corrupt("it is declared as text, and it is not UTF-8").hint("read it as bytes")
     })
 }
 

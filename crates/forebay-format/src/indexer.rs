@@ -121,7 +121,7 @@ impl Indexer {
         match &mut self.inner {
             Inner::Tar(tar) => tar.push(bytes),
             Inner::Zip(_) => Err(Error::unsupported(
-                "a zip has its directory at its end and cannot be indexed as a stream",
+                "a zip cannot be indexed as a stream: its directory is at its end",
             )),
             Inner::Compressed(c) => {
                 let offset = c.stream.total_in();

@@ -71,7 +71,7 @@ impl ArchiveKind {
     /// `UnknownFormat` for any other text.
     pub fn from_mime(mime: &str) -> Result<Self> {
         match mime {
-            "" | "tar" | ".tar" => Ok(ArchiveKind::Tar),
+            "" | "tar" | ".tar" | "application/x-tar" => Ok(ArchiveKind::Tar),
             "tgz" | ".tgz" | ".tar.gz" | "application/gzip" => Ok(ArchiveKind::TarGz),
             "zip" | ".zip" | "application/zip" => Ok(ArchiveKind::Zip),
             ".tar.lz4" => Ok(ArchiveKind::TarLz4),
@@ -79,7 +79,7 @@ impl ArchiveKind {
                 ErrorKind::UnknownFormat,
                 format!("{:?} is not an archive format", shorten(other)),
             )
-            .hint("one of .tar, .tgz, .tar.lz4, .zip")),
+            .hint("name one of .tar, .tgz, .tar.lz4, .zip")),
         }
     }
 
@@ -157,6 +157,7 @@ mod tests {
             ("", ArchiveKind::Tar),
             ("tar", ArchiveKind::Tar),
             (".tar", ArchiveKind::Tar),
+            ("application/x-tar", ArchiveKind::Tar),
             ("tgz", ArchiveKind::TarGz),
             (".tgz", ArchiveKind::TarGz),
             (".tar.gz", ArchiveKind::TarGz),

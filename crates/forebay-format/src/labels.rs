@@ -69,7 +69,7 @@ impl Labels {
             "csv" | "tsv" | "txt" => csv(bytes, columns, &mut labels),
             "jsonl" | "ndjson" | "jsonlines" => json_lines(bytes, columns, &mut labels),
             _ => Err(
-                Error::invalid("its name ends neither in .csv nor in .jsonl")
+                Error::invalid("its name does not end in .csv, .tsv, .jsonl or .ndjson")
                     .hint("name it .csv, .tsv, .jsonl or .ndjson"),
             ),
         }
@@ -144,7 +144,7 @@ impl Builder {
         };
         match self.by_name.insert(name.into(), n) {
             Some(before) if before != n => Err(Error::corrupt(format!(
-                "line {line} labels {:?} as {:?}, which an earlier line labels as {:?}",
+                "line {line} labels {:?} as {:?}, and an earlier line labels it as {:?}",
                 shorten(name),
                 shorten(label),
                 shorten(&self.labels[before as usize])
@@ -297,10 +297,10 @@ fn header(fields: &[Cow<'_, str>], columns: &LabelColumns) -> Result<Option<(usi
         _ => {
             let have: Vec<_> = fields.iter().take(20).map(AsRef::as_ref).collect();
             Err(Error::invalid(format!(
-                "it has no columns of names and of labels among: {}",
+                "it does not have columns of names and of labels: its columns are {}",
                 have.join(", ")
             ))
-            .hint("tell which columns have the names and the labels"))
+            .hint("say which columns have the names and the labels"))
         }
     }
 }
@@ -313,7 +313,7 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
         line += 1;
         let Some(text) = text else { continue };
         let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(text)
-            .map_err(|e| Error::corrupt(format!("line {line} is no JSON object: {e}")))?;
+            .map_err(|e| Error::corrupt(format!("line {line} is not a JSON object: {e}")))?;
         let find = |told: &Option<String>, usual: &[&str], what: &str| {
             let value = match told {
                 Some(told) => object.get(told),
@@ -325,9 +325,9 @@ fn json_lines(bytes: &[u8], columns: &LabelColumns, out: &mut Builder) -> Result
                     Ok(v.to_string())
                 }
                 _ => Err(Error::corrupt(format!(
-                    "line {line} has no {what} that is text or a number"
+                    "the {what} in line {line} is missing, or it is neither text nor a number"
                 ))
-                .hint("tell which fields have the names and the labels")),
+                .hint("say which fields have the names and the labels")),
             }
         };
         let name = find(&columns.name, &NAME_COLUMNS, "name")?;
@@ -410,14 +410,14 @@ mod tests {
             ("x.csv", "name,label\na,\"b\"c\n", "line 2"),
             ("x.csv", "name,label\na\n", "line 2"),
             ("x.csv", "name,label\na,1\na,2\n", "line 3"),
-            ("x.csv", "only\n", "no columns"),
+            ("x.csv", "only\n", "not have columns"),
             ("x.jsonl", "{}\n", "line 1"),
             (
                 "x.jsonl",
                 "{\"name\": \"a\", \"label\": 1}\n[1]\n",
                 "line 2",
             ),
-            ("x.bin", "", "neither"),
+            ("x.bin", "", "does not end in"),
         ] {
             let e = parse(name, text).unwrap_err();
             assert!(e.message().contains(says), "{text:?}: {e}");

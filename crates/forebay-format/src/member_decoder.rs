@@ -134,7 +134,7 @@ impl MemberDecoder {
     fn check(&self) -> Result<()> {
         if self.given != self.extent.size {
             return Err(self.corrupt(&format!(
-                "it has {} bytes instead of {}",
+                "it has {} bytes, and should have {}",
                 self.given, self.extent.size
             )));
         }
@@ -157,7 +157,7 @@ impl MemberDecoder {
 
     fn copy(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
         if input.len() as u64 > self.extent.stored_size - self.taken {
-            return Err(self.corrupt("more bytes than it has were handed in"));
+            return Err(self.corrupt("more bytes were handed in than it has"));
         }
         let piece = &input[..input.len().min(max_out)];
         self.taken += piece.len() as u64;
@@ -175,7 +175,7 @@ impl MemberDecoder {
 
     fn inflate(&mut self, input: &[u8], out: &mut impl BufMut, max_out: usize) -> Result<Progress> {
         if input.len() as u64 > self.extent.stored_size - self.taken {
-            return Err(self.corrupt("more bytes than it has were handed in"));
+            return Err(self.corrupt("more bytes were handed in than it has"));
         }
         let mut done = Progress {
             consumed: 0,

@@ -115,7 +115,8 @@ impl Read {
                 };
                 if len == 0 {
                     return Err(Error::version_changed(format!(
-                        "the file has no row at offset {here}, where it had one when it was indexed"
+                        "the file no longer has the row at offset {here} that it had when it was \
+                         indexed"
                     ))
                     .hint("open the dataset again"));
                 }

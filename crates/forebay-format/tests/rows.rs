@@ -560,7 +560,7 @@ fn lines_that_are_no_objects_and_values_that_do_not_fit_are_told_by_their_place(
         (&[("b", "list<item: int64>")], "2.5"),
         (
             &[("b", "fixed_size_list<item: float>[3]")],
-            "a list of 2 values",
+            "a list has 2 values",
         ),
     ] {
         let e = json_columns(&lines, &named(columns)).unwrap_err();

@@ -647,19 +647,3 @@ impl Origin for AzureOrigin {
         Ok(())
     }
 }
-
-/// Makes a container: for tests.
-pub(crate) async fn create_container(config: &OriginConfig, container: &str) -> Result<()> {
-    let origin = AzureOrigin::new(config, container)?;
-    let site = origin.site("create the container", "");
-    origin
-        .send(
-            site,
-            Method::PUT,
-            &[("restype", "container")],
-            HeaderMap::new(),
-            Payload::Empty,
-        )
-        .await
-        .map(drop)
-}

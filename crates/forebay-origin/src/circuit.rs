@@ -135,7 +135,7 @@ impl Circuit {
     }
 
     /// For a request whose failure says nothing of the service, such as a body that a client sends:
-    /// it is no probe, and passes once the pause is over.
+    /// it is not a probe, and passes once the pause is over.
     ///
     /// # Errors
     /// As [`Circuit::admit`].
@@ -369,7 +369,10 @@ mod tests {
         b.pass(pause);
         drop(b.admit(Attempt::First).unwrap());
         let next = b.admit(Attempt::First);
-        assert!(next.is_ok(), "a probe that was given up is no failure");
+        assert!(
+            next.is_ok(),
+            "a probe that was given up does not count as a failure"
+        );
     }
 
     #[test]

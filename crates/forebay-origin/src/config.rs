@@ -162,7 +162,7 @@ impl Default for OriginConfig {
 }
 
 impl OriginConfig {
-    /// The defaults for `url`. Settings that are no secrets may be in its query, which suits a
+    /// The defaults for `url`. Settings other than secrets may be in its query, which suits a
     /// command line: `s3://bucket?endpoint=http://127.0.0.1:9000&region=eu-central-1`. They are
     /// `endpoint`, `region`, `profile`, `account`, `anonymous`, `path_style`, `hedge_percent`.
     ///
@@ -400,6 +400,17 @@ impl OriginUrl {
             path: PathBuf::from(path),
             each,
         })
+    }
+
+    /// What kind of store it is, in the word that AIStore's clients have for it.
+    pub fn provider(&self) -> &'static str {
+        match self {
+            OriginUrl::S3 { .. } => "aws",
+            OriginUrl::Gcs { .. } => "gcp",
+            OriginUrl::Azure { .. } => "azure",
+            OriginUrl::Web { .. } => "ht",
+            OriginUrl::Directory { .. } => "ais",
+        }
     }
 
     /// Whether it stands for many buckets.

@@ -5,7 +5,7 @@
 //! Implementations are stacked, each one thing, from the inside: the service itself, the end of its
 //! silence, the counters, hedged reads, the limiter of requests and bytes, then retries and
 //! continuation of broken bodies (outermost, so that waiting for the next attempt holds no place in
-//! the limiter) behind the circuit breaker. Tests put [`Faulty`] in between.
+//! the limiter) behind the circuit breaker. Tests put an origin that fails in between.
 //!
 //! Hidden contracts, which every implementation keeps and the conformance suite checks:
 //! - a `get` whose `if_match` does not hold fails with `PreconditionFailed`; it never answers with
@@ -23,11 +23,9 @@ mod azure;
 pub mod body;
 mod circuit;
 pub mod config;
-pub mod conformance;
 mod counted;
 mod credentials;
 mod failure;
-mod faulty;
 #[cfg(test)]
 mod fuzz;
 mod hedged;
@@ -38,21 +36,20 @@ mod prefixed;
 mod resilient;
 mod retry;
 mod s3;
-pub mod testing;
 mod timed;
 mod traits;
 mod transport;
 mod web;
 
+pub use aws::Environment;
 pub use azure::AzureOrigin;
 pub use circuit::Circuit;
 pub use config::{OriginConfig, OriginUrl, Secret};
 pub use counted::{Counted, Counters, Operation, OperationStats, OriginStats, is_failure};
-pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
 pub use hedged::{Hedged, Hedging};
 pub use limited::{Limited, Limiter};
 pub use local::LocalOrigin;
-pub use origins::{Origins, WILDCARD, open};
+pub use origins::{Origins, WILDCARD, open, open_in};
 pub use prefixed::Prefixed;
 pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient};
 pub use retry::RetryPolicy;

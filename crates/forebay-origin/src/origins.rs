@@ -614,6 +614,26 @@ impl Origins {
         Ok(false)
     }
 
+    /// Whether an origin is configured under this very name.
+    pub fn is_mapped(&self, bucket: &str) -> bool {
+        self.named.contains_key(bucket)
+    }
+
+    /// The kind of the origin behind a bucket ([`OriginUrl::provider`]); a directory's where
+    /// nothing is configured for the name. Does not ask anybody.
+    pub fn provider(&self, bucket: &str) -> &'static str {
+        let of = |config: &OriginConfig| config.check().map_or("ais", |url| url.provider());
+        if let Some(named) = self.named.get(bucket) {
+            return named.configured.as_ref().map_or("ais", |(c, _)| of(c));
+        }
+        let has = |w: &&Arc<Wildcard>| match &w.source {
+            Source::Directories(root) => root.join(bucket).is_dir(),
+            Source::Endpoint(_) => true,
+        };
+        let wildcard = self.wildcards.iter().find(has);
+        wildcard.map_or("ais", |w| of(&w.config))
+    }
+
     /// All names, sorted. A wildcard whose origin does not let itself be listed is left out, with a
     /// warning in the log.
     pub async fn list_buckets(&self) -> Result<Vec<String>> {

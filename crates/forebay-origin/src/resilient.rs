@@ -407,7 +407,7 @@ impl Origin for Resilient {
         request: PutRequest,
     ) -> Result<PutResponse> {
         let mut repeated = 0;
-        // A source of another version is no attempt's doing.
+        // No attempt can make a source of another version the right one.
         let conditional = request.condition != PutCondition::Always;
         self.0
             .repeat(&mut repeated, || {

@@ -104,6 +104,8 @@ pub struct S3Place {
     pub bucket: String,
     /// What the keys of this origin begin with there; ends in `/` unless it is empty.
     pub prefix: String,
+    /// The service's region: a bucket that is made says where, unless that is `us-east-1`.
+    pub region: String,
 }
 
 /// A request of the S3 service model, but for its bucket and its signature.

@@ -2,7 +2,7 @@
 //! WebDAV (PROPFIND).
 //!
 //! Servers that ignore ranges are put up with where little has to be skipped. Redirects are
-//! followed; one that ends at a directory is no object. Versions are ETags, or size and time of
+//! followed; one that ends at a directory is not an object. Versions are ETags, or size and time of
 //! modification where there are none; a weak ETag is compared here, since `If-Match` never holds
 //! for it.
 

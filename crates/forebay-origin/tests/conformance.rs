@@ -1,11 +1,10 @@
 //! Every origin against its real server, through the whole stack of wrappers.
 
 use forebay_core::ErrorKind;
-use forebay_origin::{
-    ListRequest, Origins,
+use forebay_origin::{ListRequest, Origins, open};
+use forebay_testing::{
     conformance::{self, Profile},
-    open,
-    testing::{Azurite, FakeGcs, Nginx, VersityGw},
+    servers::{Azurite, FakeGcs, Nginx, VersityGw},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,10 +3,8 @@
 //! and what happens when a source is in trouble.
 
 use forebay_core::{ErrorKind, Result};
-use forebay_origin::{
-    GetRequest, Origin, OriginConfig, body,
-    testing::{AwsServices, Environment, Issued, Recorded, Trouble, VersityGw, open_in},
-};
+use forebay_origin::{Environment, GetRequest, Origin, OriginConfig, body, open_in};
+use forebay_testing::{AwsServices, Issued, Recorded, Trouble, servers::VersityGw};
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -236,6 +234,130 @@ async fn a_web_identity_reads_and_writes_and_its_token_is_read_anew() {
             .as_deref(),
         Some("1200")
     );
+}
+
+const SSO_SESSION: &str = "[profile dev]\nsso_session = work\nsso_account_id = 123456789012\n\
+    sso_role_name = Read Only\n[sso-session work]\nsso_region = eu-central-1\n\
+    sso_start_url = https://example.awsapps.com/start\n";
+
+/// A home with a token as `aws sso login` leaves it, in the file named after the SHA-1 of `work`.
+fn signed_on(home: &Path, ends_in: chrono::Duration) -> std::path::PathBuf {
+    let cache = home.join(".aws/sso/cache");
+    std::fs::create_dir_all(&cache).unwrap();
+    let file = cache.join("e274eeff768c6396088ec6eb091f4bf4d47ab1e0.json");
+    let ends = |lasts: chrono::Duration| (chrono::Utc::now() + lasts).to_rfc3339();
+    let token = serde_json::json!({
+        "startUrl": "https://example.awsapps.com/start",
+        "region": "eu-central-1",
+        "accessToken": "canary-access",
+        "expiresAt": ends(ends_in),
+        "clientId": "client",
+        "clientSecret": "canary-client-secret",
+        "registrationExpiresAt": ends(chrono::Duration::days(30)),
+        "refreshToken": "canary-refresh",
+    });
+    std::fs::write(&file, token.to_string()).unwrap();
+    file
+}
+
+fn sso_environment(dir: &Path, address: &str) -> Environment {
+    let more = [
+        ("HOME", dir.to_str().unwrap()),
+        ("AWS_PROFILE", "dev"),
+        ("AWS_ENDPOINT_URL_SSO", address),
+        ("AWS_ENDPOINT_URL_SSO_OIDC", address),
+    ];
+    with_profiles(dir, SSO_SESSION, &more)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_signed_on_reads_and_writes_as_the_role_of_the_profile() {
+    let s3 = VersityGw::start().await;
+    let services = AwsServices::start(good_keys()).await;
+    services.expect_sso_token("canary-access");
+    let dir = tempfile::tempdir().unwrap();
+    signed_on(dir.path(), chrono::Duration::hours(1));
+    let env = sso_environment(dir.path(), &services.address());
+    writes_and_reads(&bucket(&s3).await, &env).await;
+    let requests = services.requests();
+    assert_eq!(requests.len(), 1, "{requests:?}");
+    assert_eq!(
+        requests[0].path,
+        "/federation/credentials?role_name=Read+Only&account_id=123456789012"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_sign_on_token_is_renewed_and_written_back_for_other_tools() {
+    let services = AwsServices::start(Issued::new("AK", "secret")).await;
+    services.renew_sso_token("canary-refresh", "second-access", "second-refresh");
+    let dir = tempfile::tempdir().unwrap();
+    let file = signed_on(dir.path(), chrono::Duration::seconds(-1));
+    let env = sso_environment(dir.path(), &services.address());
+    read(&open_in(&recorder(&services), &env).unwrap())
+        .await
+        .unwrap();
+    let kept: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(kept["accessToken"], "second-access");
+    assert_eq!(kept["refreshToken"], "second-refresh");
+    assert_eq!(kept["clientSecret"], "canary-client-secret");
+    let mode = std::os::unix::fs::MetadataExt::mode(&file.metadata().unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(
+        std::fs::read_dir(file.parent().unwrap()).unwrap().count(),
+        1
+    );
+    // The next origin finds the new token, and renews nothing.
+    read(&open_in(&recorder(&services), &env).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(to(&services.requests(), "/token").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_another_origin_renews_at_the_same_time_serves_both() {
+    let services = AwsServices::start(Issued::new("AK", "secret")).await;
+    // Once only: the second to ask with this refresh token is refused.
+    services.renew_sso_token("canary-refresh", "second-access", "second-refresh");
+    let dir = tempfile::tempdir().unwrap();
+    signed_on(dir.path(), chrono::Duration::seconds(-1));
+    let env = sso_environment(dir.path(), &services.address());
+    let origins: Vec<_> = (0..4)
+        .map(|_| open_in(&recorder(&services), &env).unwrap())
+        .collect();
+    let all = futures::future::join_all(origins.iter().map(read)).await;
+    assert!(all.iter().all(Result::is_ok), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_to_sign_on_again_is_told_the_command() {
+    let services = AwsServices::start(Issued::new("AK", "secret")).await;
+    services.expect_sso_token("another");
+    let dir = tempfile::tempdir().unwrap();
+    let env = sso_environment(dir.path(), &services.address());
+    let failure = async || {
+        let origin = open_in(&recorder(&services), &env).unwrap();
+        read(&origin).await.unwrap_err()
+    };
+    let told = |e: &forebay_core::Error, why: &str| {
+        let shown = e.describe();
+        assert!(
+            shown.contains(why) && shown.contains("aws sso login --profile dev"),
+            "{shown}"
+        );
+        assert_eq!(e.kind(), ErrorKind::PermissionDenied);
+        assert!(!shown.contains("canary"), "{shown}");
+    };
+    told(&failure().await, "nobody has signed on");
+    // A token that the portal does not take; then one that has ended and is not renewed.
+    let file = signed_on(dir.path(), chrono::Duration::hours(1));
+    told(&failure().await, "does not take the token (status 401)");
+    signed_on(dir.path(), chrono::Duration::seconds(-1));
+    told(&failure().await, "does not take the token (status 400)");
+    std::fs::write(&file, "canary, not JSON").unwrap();
+    told(&failure().await, "damaged");
+    assert!(to(&services.requests(), "/bucket/").is_empty());
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,10 +1,8 @@
 //! Nothing that is secret comes out: not in errors, not in `Debug`, not in the log at its most
 //! talkative, whatever the sources answer.
 
-use forebay_origin::{
-    GetRequest, OriginConfig, Secret,
-    testing::{AwsServices, Environment, Issued, Trouble, open_in},
-};
+use forebay_origin::{Environment, GetRequest, OriginConfig, Secret, open_in};
+use forebay_testing::{AwsServices, Issued, Trouble};
 use std::{
     io::Write,
     sync::{Arc, Mutex},

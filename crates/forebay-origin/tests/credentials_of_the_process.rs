@@ -1,10 +1,8 @@
 //! The variables of the process itself, as an operator sets them. They belong to all tests of a
 //! process: here is one test, alone.
 
-use forebay_origin::{
-    GetRequest, OriginConfig, Origins, body,
-    testing::{AwsServices, Issued, Trouble, VersityGw},
-};
+use forebay_origin::{GetRequest, OriginConfig, Origins, body};
+use forebay_testing::{AwsServices, Issued, Trouble, servers::VersityGw};
 use std::time::Duration;
 
 async fn read(origins: &Origins, bucket: &str) -> forebay_core::Result<String> {

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use forebay_core::{ErrorKind, Result};
 use forebay_origin::{
-    Counted, Counters, Distance, Fault, Faults, Faulty, GetRequest, Hedged, Hedging, Limited,
-    Limiter, LocalOrigin, Operation, Origin, PutRequest, body, conformance::pattern,
+    Counted, Counters, GetRequest, Hedged, Hedging, Limited, Limiter, LocalOrigin, Operation,
+    Origin, PutRequest, body,
 };
+use forebay_testing::{Distance, Fault, Faults, Faulty, conformance::pattern};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

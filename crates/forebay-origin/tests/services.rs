@@ -3,12 +3,8 @@
 
 use bytes::Bytes;
 use forebay_core::ErrorKind;
-use forebay_origin::{
-    GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body,
-    conformance::pattern,
-    open,
-    testing::{Reply, Scripted},
-};
+use forebay_origin::{GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body, open};
+use forebay_testing::{Reply, Scripted, conformance::pattern};
 use std::{
     sync::{
         Arc, Mutex,

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_origin::{
-    Circuit, Counted, Counters, Fault, Faults, Faulty, GetRequest, Limited, Limiter, LocalOrigin,
-    Operation, Origin, PutCondition, PutRequest, Resilient, RetryPolicy, Timed, body,
-    conformance::pattern,
+    Circuit, Counted, Counters, GetRequest, Limited, Limiter, LocalOrigin, Operation, Origin,
+    PutCondition, PutRequest, Resilient, RetryPolicy, Timed, body,
 };
+use forebay_testing::{Fault, Faults, Faulty, conformance::pattern};
 use futures::{FutureExt, StreamExt, stream};
 use std::{
     sync::Arc,

@@ -8,8 +8,12 @@
 //! bounds alone. Ranks take batches of it in turn, so it is the same for any number of them, and
 //! the place between two batches is told by two numbers: where the window begins, and how many of
 //! its batches are gone.
+//!
+//! A row that is longer than a whole batch may be is the longest of its window, so it comes last
+//! when the window is sorted. [`TooLong`] says whether it is an error, a batch of its own, or left
+//! out; a window of which all rows are left out has no batches.
 
-use crate::{Batching, Permutation, Plan, RowRef, key, key::Purpose};
+use crate::{Batching, Permutation, Plan, RowRef, TooLong, key, key::Purpose};
 use forebay_core::{Error, Result};
 use std::ops::Range;
 
@@ -41,6 +45,7 @@ impl Window {
             max_rows,
             lookahead_rows,
             padded,
+            too_long,
         } = *batching
         else {
             return Err(Error::internal(
@@ -61,14 +66,22 @@ impl Window {
         let mut sorted: Vec<(u64, RowRef)> = found.into_iter().zip(rows).collect();
         // Stable: rows of one length stay in the order of the plan.
         sorted.sort_by_key(|(length, _)| *length);
-        if let Some((length, row)) = sorted.last().filter(|(length, _)| *length > max_total) {
-            return Err(Error::invalid(format!(
-                "row {} of dataset {:?} has the length {length}; a batch may have {max_total} in \
-                 total",
-                row.row,
-                plan.spec().sources[row.source as usize].dataset
-            ))
-            .hint("raise max_total, or leave such rows out of the dataset"));
+        let fitting = sorted.partition_point(|(length, _)| *length <= max_total);
+        match (sorted.last(), too_long) {
+            (Some((length, row)), TooLong::Error) if fitting < sorted.len() => {
+                return Err(Error::invalid(format!(
+                    "row {} of dataset {:?} has the length {length}, and a batch may have \
+                     {max_total} in total",
+                    row.row,
+                    plan.spec().sources[row.source as usize].dataset
+                ))
+                .hint(
+                    "raise max_total; or say too_long=\"alone\" to make such a row a batch of its \
+                     own, or too_long=\"skip\" to leave it out",
+                ));
+            }
+            (_, TooLong::Skip) => sorted.truncate(fitting),
+            _ => {}
         }
         let (mut cut, mut begin, mut sum) = (Vec::new(), 0, 0u64);
         for (i, (length, _)) in sorted.iter().enumerate() {
@@ -77,15 +90,18 @@ impl Window {
             let total = if padded {
                 length.saturating_mul(count)
             } else {
-                sum + length
+                sum.saturating_add(*length)
             };
-            if total > max_total || count > u64::from(max_rows) {
+            // A row that is too long by itself begins a batch, which the next one ends.
+            if begin < i && (total > max_total || count > u64::from(max_rows)) {
                 cut.push(begin..i);
                 (begin, sum) = (i, 0);
             }
-            sum += length;
+            sum = sum.saturating_add(*length);
         }
-        cut.push(begin..sorted.len());
+        if begin < sorted.len() {
+            cut.push(begin..sorted.len());
+        }
         let order = Permutation::new(
             cut.len() as u64,
             key::derive(plan.spec().seed, Purpose::Batches, 0, epoch, start),

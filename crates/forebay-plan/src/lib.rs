@@ -54,7 +54,7 @@ mod state;
 mod steps;
 
 pub use bounded::Lengths;
-pub use partition::{Batching, Partition, Uneven};
+pub use partition::{Batching, Partition, TooLong, Uneven};
 pub use permutation::Permutation;
 pub use plan::{Plan, RowRef};
 pub use shape::Shape;

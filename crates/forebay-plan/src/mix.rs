@@ -137,7 +137,7 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
                 "dataset {:?} has the weight {}",
                 source.dataset, source.weight
             ))
-            .hint("weights are numbers above 0; leave a dataset out that is to give no rows"));
+            .hint("weights are numbers above 0; to take no rows of a dataset, leave it out"));
         }
     }
     // Scaled by the largest first, so that no sum overflows.
@@ -151,10 +151,10 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
         .find(|(_, share)| **share * (longest as f64) < 0.5)
     {
         return Err(Error::invalid(format!(
-            "dataset {:?} would be {:.6} of the mix; at least 1/{longest}",
+            "dataset {:?} would make up {:.6} of the mix; the least is 1/{longest}",
             source.dataset, share
         ))
-        .hint("give it more weight, or join it with another dataset"));
+        .hint("give it more weight, or open it together with another dataset"));
     }
     let error = |quotas: &[u64], length: u64| {
         quotas
@@ -170,7 +170,7 @@ fn quotas(sources: &[Source]) -> Result<Vec<u64>> {
         }
     }
     Err(Error::invalid(format!(
-        "a mix of {} datasets: at most {longest}",
+        "a mix has {} datasets; the limit is {longest}",
         sources.len()
     )))
 }

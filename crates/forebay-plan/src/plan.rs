@@ -45,7 +45,7 @@ impl Plan {
         let epoch_rows = spec.epoch_rows.unwrap_or(all);
         if epoch_rows > limits::PLAN_ROWS_MAX {
             return Err(Error::invalid(format!(
-                "an epoch of {epoch_rows} rows; at most {}",
+                "an epoch has {epoch_rows} rows; the limit is {}",
                 limits::PLAN_ROWS_MAX
             ))
             .hint("set epoch_rows"));
@@ -95,7 +95,7 @@ impl Plan {
     fn global(&self, epoch: u64, position: u64) -> u64 {
         assert!(
             epoch < limits::PLAN_EPOCHS_MAX,
-            "epoch {epoch}; at most {}",
+            "epoch {epoch} is past the limit of {}",
             limits::PLAN_EPOCHS_MAX
         );
         epoch * self.epoch_rows + position
@@ -104,12 +104,12 @@ impl Plan {
     fn check_range(&self, epoch: u64, positions: &Range<u64>) {
         assert!(
             positions.end <= self.epoch_rows,
-            "positions {positions:?} of an epoch of {} rows",
+            "positions {positions:?} are not within an epoch of {} rows",
             self.epoch_rows
         );
         assert!(
             epoch < limits::PLAN_EPOCHS_MAX,
-            "epoch {epoch}; at most {}",
+            "epoch {epoch} is past the limit of {}",
             limits::PLAN_EPOCHS_MAX
         );
     }

@@ -209,9 +209,9 @@ pub fn measure(
     let (rows, size) = (order.rows_per_epoch(), u64::from(batch));
     if batch < 2 || size > limits::PLAN_BATCH_ROWS_MAX.into() || rows < 2 * size {
         return Err(Error::invalid(format!(
-            "the quality of an order of {rows} rows in batches of {batch}"
+            "the quality of an order of {rows} rows in batches of {batch} cannot be measured"
         ))
-        .hint("give a batch of at least 2 rows, and at least two batches of rows"));
+        .hint("batches need 2 rows or more, and the order two batches or more"));
     }
     let all = rows / size;
     let taken = all.min((limits::PLAN_MEASURED_ROWS_MAX / size).max(2));

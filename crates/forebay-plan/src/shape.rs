@@ -68,7 +68,7 @@ impl Shape {
             .filter(|&r| r <= limits::PLAN_ROWS_MAX);
         let (Some(total_blocks), Some(total_rows)) = (total_blocks, total_rows) else {
             return Err(Error::invalid(format!(
-                "a dataset of more than {} rows or {} blocks",
+                "the dataset has more than {} rows or {} blocks",
                 limits::PLAN_ROWS_MAX,
                 limits::PLAN_BLOCKS_MAX
             ))
@@ -99,7 +99,11 @@ impl Shape {
 
     /// The rows of a block. Panics if there is no such block.
     pub fn block_range(&self, block: u64) -> Range<u64> {
-        assert!(block < self.blocks, "block {block} of {}", self.blocks);
+        assert!(
+            block < self.blocks,
+            "block {block} does not exist: there are {}",
+            self.blocks
+        );
         let run = &self.runs[self.runs.partition_point(|r| r.first_block <= block) - 1];
         let start = run.first_row + (block - run.first_block) * run.rows_per_block;
         start..start + run.rows_per_block
@@ -107,7 +111,11 @@ impl Shape {
 
     /// The block that holds a row. Panics if there is no such row.
     pub fn block_of(&self, row: u64) -> u64 {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
+        assert!(
+            row < self.rows,
+            "row {row} does not exist: there are {}",
+            self.rows
+        );
         // Of runs that begin at the same row, all but the last are of empty blocks.
         let run = &self.runs[self.runs.partition_point(|r| r.first_row <= row) - 1];
         run.first_block + (row - run.first_row) / run.rows_per_block
@@ -157,17 +165,17 @@ impl Shape {
     /// The shape that [`encode`](Shape::encode) wrote; an error for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let broken = |what: &str| {
-            Error::corrupt(format!("the shape of a dataset: {what}"))
-                .hint("ask the node for it again")
+            Error::corrupt(format!("the shape of a dataset is damaged: {what}"))
+                .hint("request it from the node again")
         };
         let (body, sum) = bytes
             .split_last_chunk::<8>()
             .ok_or_else(|| broken("too short"))?;
         let mut rest = body
             .strip_prefix(MAGIC)
-            .ok_or_else(|| broken("not in format version 1"))?;
+            .ok_or_else(|| broken("it is not in format version 1"))?;
         if xxh3_64(body) != u64::from_le_bytes(*sum) {
-            return Err(broken("the checksum does not match"));
+            return Err(broken("its checksum does not match"));
         }
         let mut number =
             || take_number(&mut rest).ok_or_else(|| broken("a number is cut off or too long"));
@@ -181,14 +189,14 @@ impl Shape {
                     .last()
                     .is_some_and(|last| last.rows_per_block == rows)
             {
-                return Err(broken("runs that no encoder writes"));
+                return Err(broken("it has runs that no encoder writes"));
             }
             shape.push(blocks, rows)?;
         }
         if rest.is_empty() {
             Ok(shape)
         } else {
-            Err(broken("bytes after the last run"))
+            Err(broken("it goes on after the last run"))
         }
     }
 

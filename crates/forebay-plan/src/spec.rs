@@ -25,10 +25,14 @@ pub enum Shuffle {
 impl Shuffle {
     fn checked(self) -> Result<Self> {
         match self {
-            Shuffle::Window { rows: 0 } => Err(Error::invalid("a window of 0 rows")
-                .hint("the shuffle \"none\" leaves rows as they are")),
-            Shuffle::Block { blocks: 0 } => Err(Error::invalid("a block shuffle of 0 blocks")
-                .hint("shuffle at least 1 block at a time")),
+            Shuffle::Window { rows: 0 } => {
+                Err(Error::invalid("the shuffle has a window of 0 rows")
+                    .hint("the shuffle \"none\" leaves rows as they are"))
+            }
+            Shuffle::Block { blocks: 0 } => {
+                Err(Error::invalid("the shuffle mixes 0 blocks at a time")
+                    .hint("mix at least 1 block at a time"))
+            }
             shuffle => Ok(shuffle),
         }
     }
@@ -51,8 +55,8 @@ impl std::str::FromStr for Shuffle {
     /// `none`, `window:10000`, `block:16`, `full`.
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || {
-            Error::invalid(format!("the shuffle {text:?}"))
-                .hint("one of none, window:ROWS, block:BLOCKS, full")
+            Error::invalid(format!("the shuffle {text:?} is not known"))
+                .hint("give none, window:ROWS, block:BLOCKS or full")
         };
         let number = |n: &str| n.replace('_', "").parse::<u64>().map_err(|_| wrong());
         match text.split_once(':') {
@@ -140,7 +144,7 @@ impl PlanDocument {
 
 pub(crate) fn too_many_sources(n: usize) -> Error {
     Error::invalid(format!(
-        "a plan of {n} sources; at most {}",
+        "the plan has {n} sources; the limit is {}",
         limits::PLAN_SOURCES_MAX
     ))
     .hint("open many files as one dataset")
@@ -186,7 +190,7 @@ impl PlanSpec {
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.sources.is_empty() {
-            return Err(Error::invalid("a plan without a source").hint("name at least one dataset"));
+            return Err(Error::invalid("the plan has no source").hint("name at least one dataset"));
         }
         if self.sources.len() > limits::PLAN_SOURCES_MAX {
             return Err(too_many_sources(self.sources.len()));
@@ -194,15 +198,15 @@ impl PlanSpec {
         if let Some(empty) = self.sources.iter().find(|s| s.shape.rows() == 0) {
             return Err(
                 Error::invalid(format!("dataset {:?} has no rows", empty.dataset))
-                    .hint("look at what it was opened from"),
+                    .hint("check the names that it was opened from"),
             );
         }
         if let Some(rows) = self
             .epoch_rows
             .filter(|rows| !(1..=limits::PLAN_ROWS_MAX).contains(rows))
         {
-            return Err(Error::invalid(format!("an epoch of {rows} rows"))
-                .hint(format!("epoch_rows is 1 to {}", limits::PLAN_ROWS_MAX)));
+            return Err(Error::invalid(format!("epoch_rows is {rows}"))
+                .hint(format!("give 1 to {}", limits::PLAN_ROWS_MAX)));
         }
         self.shuffle.checked().map(|_| ())
     }

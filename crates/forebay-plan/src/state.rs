@@ -62,12 +62,12 @@ impl State {
     pub fn check(&self, plan: &Plan) -> Result<()> {
         let own = State::start(plan);
         let wrong = |what: String, hint: &str| {
-            Err(Error::invalid(format!("the state to resume from is {what}")).hint(hint))
+            Err(Error::invalid(format!("the state cannot be resumed: {what}")).hint(hint))
         };
         if self.version != own.version {
             return wrong(
                 format!(
-                    "in version {} of its form, this release knows version {VERSION}",
+                    "it has format version {}, and this release reads version {VERSION}",
                     self.version
                 ),
                 "resume with the release that saved it",
@@ -76,7 +76,8 @@ impl State {
         if self.algorithm != own.algorithm {
             return wrong(
                 format!(
-                    "of orders in version {}, this release makes version {ALGORITHM}",
+                    "it is a place in an order of version {}, and this release makes version \
+                     {ALGORITHM}",
                     self.algorithm
                 ),
                 "resume with the release that saved it, or begin an epoch anew",
@@ -84,14 +85,15 @@ impl State {
         }
         if self.data != own.data {
             return wrong(
-                "of another dataset, or of another version of it".into(),
-                "open the dataset that it was saved with; files that changed make another version",
+                "it is of another dataset, or of another version of this one".into(),
+                "open the dataset that it was saved with; if files changed, the dataset has \
+                 another version",
             );
         }
         if self.seed != own.seed {
             return wrong(
                 format!(
-                    "of the seed {}, this plan has the seed {}",
+                    "it was saved with seed {}, and this plan has seed {}",
                     self.seed, own.seed
                 ),
                 "give the plan the same seed",
@@ -99,19 +101,19 @@ impl State {
         }
         if self.plan != own.plan {
             return wrong(
-                format!("of plan {}, this is plan {}", self.plan, own.plan),
+                format!("it is of plan {}, and this is plan {}", self.plan, own.plan),
                 "give the same shuffle, weights and epoch_rows as before",
             );
         }
         if self.epoch >= limits::PLAN_EPOCHS_MAX || self.position > plan.rows_per_epoch() {
             return wrong(
                 format!(
-                    "at row {} of epoch {}: an epoch has {} rows",
+                    "it is at row {} of epoch {}, and an epoch has {} rows",
                     self.position,
                     self.epoch,
                     plan.rows_per_epoch()
                 ),
-                "it was changed after it was saved: load one as it was",
+                "it was changed after it was saved: load the state as it was saved",
             );
         }
         Ok(())

@@ -11,7 +11,9 @@
 //! Where a step begins in it is known only by making those before it, so each worker goes through
 //! all of them, and keeps its own.
 
-use crate::{Batching, Lengths, Partition, Plan, RowRef, State, Uneven, Within, bounded::Window};
+use crate::{
+    Batching, Lengths, Partition, Plan, RowRef, State, TooLong, Uneven, Within, bounded::Window,
+};
 use forebay_core::{Error, Result, limits};
 use std::sync::Arc;
 
@@ -79,15 +81,14 @@ impl Steps {
         start.check(&plan)?;
         if start
             .within
-            .is_some_and(|within| within.batching != partition.batch)
+            .is_some_and(|within| !within.batching.continues_as(partition.batch))
         {
             return Err(Error::invalid(
-                "the state to resume from is between batches of other \
-                bounds",
+                "the state cannot be resumed: it lies between batches of other bounds",
             )
             .hint(
-                "resume with the max_total, max_rows and lookahead that it was saved with; a \
-                 state of the beginning of an epoch takes any",
+                "resume with the max_total, max_rows, lookahead and too_long that it was saved \
+                 with; a state of the beginning of an epoch takes any",
             ));
         }
         let cursor = Cursor::new(start);
@@ -123,10 +124,12 @@ impl Steps {
     pub fn of_worker(mut self, worker: u32, workers: u32) -> Result<Self> {
         if workers == 0 || workers > limits::PLAN_WORKERS_MAX || worker >= workers {
             return Err(
-                Error::invalid(format!("worker {worker} of {workers}")).hint(format!(
-                    "workers count from 0, and there are 1 to {}",
-                    limits::PLAN_WORKERS_MAX
-                )),
+                Error::invalid(format!("worker {worker} of {workers} does not exist")).hint(
+                    format!(
+                        "workers are numbered from 0, and there can be 1 to {}",
+                        limits::PLAN_WORKERS_MAX
+                    ),
+                ),
             );
         }
         (self.workers, self.next) = (workers, u64::from(worker));
@@ -263,6 +266,7 @@ impl Steps {
             }
             let whole_epoch = (self.cursor.position, self.cursor.batches) == (0, 0);
             let (mut taken, mut own) = (0, Vec::new());
+            self.pass_empty_windows()?;
             while taken < world && self.cursor.position < rows {
                 let window = match self.cursor.window.take() {
                     Some(window) => window,
@@ -272,10 +276,11 @@ impl Steps {
                 let run = window.len().saturating_sub(from).min(world - taken);
                 if run == 0 {
                     return Err(Error::invalid(format!(
-                        "the state to resume from is after {from} batches of a window of {}",
+                        "the state cannot be resumed: it is after {from} batches of a look-ahead \
+                         window that has {}",
                         window.len()
                     ))
-                    .hint("the lengths of rows are not those that it was saved with"));
+                    .hint("give the lengths of rows that it was saved with"));
                 }
                 if (taken..taken + run).contains(&rank) {
                     own.extend_from_slice(window.batch(from + rank - taken));
@@ -284,6 +289,7 @@ impl Steps {
                 self.cursor.batches = from + run;
                 if self.cursor.batches == window.len() {
                     (self.cursor.position, self.cursor.batches) = (window.positions.end, 0);
+                    self.pass_empty_windows()?;
                 } else {
                     self.cursor.window = Some(window);
                 }
@@ -326,10 +332,39 @@ impl Steps {
         }
     }
 
+    /// Goes to the next window that has batches, or to the end of the epoch. Only where rows are
+    /// left out has a window none; the others are not looked into before they are needed, so that
+    /// an error in them comes in its place.
+    fn pass_empty_windows(&mut self) -> Result<()> {
+        if !matches!(
+            self.partition.batch,
+            Batching::Bounded {
+                too_long: TooLong::Skip,
+                ..
+            }
+        ) {
+            return Ok(());
+        }
+        while self.cursor.window.is_none()
+            && self.cursor.batches == 0
+            && self.cursor.position < self.plan.rows_per_epoch()
+        {
+            let window = self.window(self.cursor.epoch, self.cursor.position)?;
+            if window.len() > 0 {
+                self.cursor.window = Some(window);
+            } else {
+                self.cursor.position = window.positions.end;
+            }
+        }
+        Ok(())
+    }
+
     fn window(&self, epoch: u64, start: u64) -> Result<Window> {
         let lengths = self.lengths.as_ref().ok_or_else(|| {
-            Error::invalid("batches bounded by length, of rows whose lengths nobody told")
-                .hint("name the column that holds them")
+            Error::invalid(
+                "the batches are bounded by length, and the lengths of rows are not known",
+            )
+            .hint("name the column that holds the lengths")
         })?;
         Window::new(&self.plan, epoch, start, &self.partition.batch, &**lengths)
     }

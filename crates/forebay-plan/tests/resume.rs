@@ -7,7 +7,7 @@ use common::{Rng, cases};
 use forebay_core::Result;
 use forebay_plan::{
     Batching, Lengths, Partition, Plan, PlanSpec, RowRef, Shape, Shuffle, Source, State, Step,
-    Steps, Uneven,
+    Steps, TooLong, Uneven,
 };
 use std::sync::Arc;
 
@@ -238,14 +238,22 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
         let plan = random_plan(rng);
         let longest = 1 + rng.below(50);
         let lengths = Arc::new(Made(longest));
-        let (max_total, max_rows) = (longest + rng.below(200), 1 + rng.below(20) as u32);
+        let too_long = [TooLong::Error, TooLong::Alone, TooLong::Skip][rng.below(3) as usize];
+        let max_total = match too_long {
+            TooLong::Error => longest + rng.below(200),
+            // Some rows are longer than a batch may be.
+            TooLong::Alone | TooLong::Skip => 1 + rng.below(longest + 20),
+        };
+        let max_rows = 1 + rng.below(20) as u32;
         let padded = rng.chance(2);
         let batch = Batching::Bounded {
             max_total,
             max_rows,
             lookahead_rows: 1 + rng.below(200) as u32,
             padded,
+            too_long,
         };
+        let fits = |row: &RowRef| lengths.of(row) <= max_total;
         // One rank, one worker, never interrupted: the sequence of batches that all others must
         // keep to.
         let epochs = 3;
@@ -256,10 +264,17 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
         )
         .expect("steps")
         .until_epoch(epochs);
-        let reference: Vec<Step> = alone
-            .with_lengths(lengths.clone())
-            .map(|step| step.expect("a step"))
-            .collect();
+        let reference: Vec<Step> = match alone.with_lengths(lengths.clone()).collect() {
+            Ok(steps) => steps,
+            // Nothing is left of an epoch.
+            Err(e) => {
+                assert!(
+                    too_long == TooLong::Skip && e.to_string().contains("0 batches"),
+                    "{e}"
+                );
+                return;
+            }
+        };
         for epoch in 0..epochs {
             let mut got: Vec<RowRef> = reference
                 .iter()
@@ -268,6 +283,7 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
                 .collect();
             let mut expected = Vec::new();
             plan.fill(epoch, 0..plan.rows_per_epoch(), &mut expected);
+            expected.retain(|row| too_long != TooLong::Skip || fits(row));
             got.sort_unstable();
             expected.sort_unstable();
             assert_eq!(got, expected, "an epoch's batches hold its rows");
@@ -282,9 +298,9 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
             } else {
                 sum
             };
-            assert!(
-                total <= max_total && step.rows.len() <= max_rows as usize && !step.rows.is_empty()
-            );
+            assert!(step.rows.len() <= max_rows as usize && !step.rows.is_empty());
+            let alone = too_long == TooLong::Alone && step.rows.len() == 1;
+            assert!(total <= max_total || alone && !fits(&step.rows[0]));
         }
         let (mut at, mut state) = (0, State::start(&plan));
         'job: while at < reference.len() {
@@ -366,6 +382,139 @@ fn bounded_batches_keep_their_bounds_and_resume_exactly() {
 }
 
 #[test]
+fn rows_that_are_too_long_are_an_error_alone_or_left_out_as_the_rule_says() {
+    /// Row 5 has the length 100, each other the length 10.
+    struct OneLong;
+    impl Lengths for OneLong {
+        fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
+            out.extend(rows.iter().map(|r| if r.row == 5 { 100 } else { 10 }));
+            Ok(())
+        }
+    }
+    let shape = Arc::new(Shape::uniform(12, 12).expect("small"));
+    let plan = Arc::new(Plan::new(PlanSpec::single("d", shape, 1, Shuffle::None)).expect("a plan"));
+    let batching = |too_long, lookahead_rows| Batching::Bounded {
+        max_total: 20,
+        max_rows: 8,
+        lookahead_rows,
+        padded: false,
+        too_long,
+    };
+    let steps = |batching, state: &State| {
+        Steps::new(
+            plan.clone(),
+            Partition::alone(batching, Uneven::Drop),
+            state,
+        )
+        .expect("steps")
+        .until_epoch(1)
+        .with_lengths(Arc::new(OneLong))
+        .collect::<Result<Vec<Step>>>()
+    };
+    let start = State::start(&plan);
+    let lengths_of = |steps: &[Step]| {
+        let mut rows: Vec<Vec<u64>> = steps
+            .iter()
+            .map(|step| step.rows.iter().map(|r| r.row).collect())
+            .collect();
+        rows.sort();
+        rows
+    };
+
+    let refused = steps(batching(TooLong::Error, 4), &start).expect_err("refused");
+    assert!(
+        refused
+            .to_string()
+            .contains("row 5 of dataset \"d\" has the length 100")
+    );
+    let hint = refused.hint_text().expect("a hint");
+    assert!(
+        hint.contains("\"alone\"") && hint.contains("\"skip\""),
+        "{hint}"
+    );
+
+    let alone = lengths_of(&steps(batching(TooLong::Alone, 4), &start).expect("steps"));
+    assert!(alone.contains(&vec![5]), "{alone:?}");
+    assert_eq!(alone.concat().len(), 12);
+    let skip = lengths_of(&steps(batching(TooLong::Skip, 4), &start).expect("steps"));
+    assert!(!skip.concat().contains(&5), "{skip:?}");
+    assert_eq!(skip.concat().len(), 11);
+    // A look-ahead window of the long row alone has no batches.
+    let one_by_one = steps(batching(TooLong::Skip, 1), &start).expect("steps");
+    assert_eq!(one_by_one.len(), 11);
+    assert_eq!(
+        one_by_one[4].next.position, 6,
+        "the place is after what is left out"
+    );
+
+    // The rule is in a state that lies within a window, unless it is the default: a state that an
+    // earlier release saved has none.
+    let mut jobs = Steps::new(
+        plan.clone(),
+        Partition::alone(batching(TooLong::Error, 4), Uneven::Drop),
+        &start,
+    )
+    .expect("steps")
+    .with_lengths(Arc::new(OneLong));
+    let old = jobs.next().expect("a step").expect("a step").next;
+    let text = serde_json::to_string(&old).expect("JSON");
+    assert!(old.within.is_some() && !text.contains("too_long"), "{text}");
+    assert_eq!(through_json(&old), old);
+    // A job that stopped at a row that is too long goes on by another rule, exactly.
+    for (rule, left) in [(TooLong::Alone, 10), (TooLong::Skip, 9)] {
+        let rest = steps(batching(rule, 4), &old).expect("steps");
+        assert_eq!(lengths_of(&rest).concat().len(), left);
+        // But not by a third one.
+        let within = State {
+            within: Some(forebay_plan::Within {
+                batches: 1,
+                batching: batching(rule, 4),
+            }),
+            ..start.clone()
+        };
+        assert!(
+            serde_json::to_string(&within)
+                .expect("JSON")
+                .contains("too_long")
+        );
+        let other = Partition::alone(batching(TooLong::Error, 4), Uneven::Drop);
+        let refused = Steps::new(plan.clone(), other, &within)
+            .err()
+            .expect("refused");
+        assert!(refused.to_string().contains("other bounds"));
+    }
+
+    // An epoch of which nothing is left is an error, not a loop.
+    struct AllLong;
+    impl Lengths for AllLong {
+        fn lengths(&self, rows: &[RowRef], out: &mut Vec<u64>) -> Result<()> {
+            out.extend(rows.iter().map(|_| u64::MAX));
+            Ok(())
+        }
+    }
+    for uneven in [Uneven::Drop, Uneven::Pad, Uneven::Repeat] {
+        let mut none = Steps::new(
+            plan.clone(),
+            Partition::alone(batching(TooLong::Skip, 4), uneven),
+            &start,
+        )
+        .expect("steps")
+        .with_lengths(Arc::new(AllLong));
+        let refused = none.next().expect("not the end").expect_err("refused");
+        assert!(refused.to_string().contains("0 batches"), "{refused}");
+    }
+    let each = Steps::new(
+        plan.clone(),
+        Partition::alone(batching(TooLong::Alone, 4), Uneven::Drop),
+        &start,
+    )
+    .expect("steps")
+    .until_epoch(1)
+    .with_lengths(Arc::new(AllLong));
+    assert_eq!(each.count(), 12);
+}
+
+#[test]
 fn a_state_of_something_else_is_refused_with_the_reason() {
     let shape = |rows| Arc::new(Shape::uniform(rows, 10).expect("small"));
     let spec = |rows, seed, shuffle| PlanSpec::single("d@1", shape(rows), seed, shuffle);
@@ -397,7 +546,7 @@ fn a_state_of_something_else_is_refused_with_the_reason() {
                 ..state.clone()
             }
         )
-        .contains("orders in version 2")
+        .contains("order of version 2")
     );
     assert!(
         refused(
@@ -407,7 +556,7 @@ fn a_state_of_something_else_is_refused_with_the_reason() {
                 ..state.clone()
             }
         )
-        .contains("version 9 of its form")
+        .contains("format version 9")
     );
     assert!(
         refused(
@@ -434,6 +583,7 @@ fn a_state_of_something_else_is_refused_with_the_reason() {
         max_rows,
         lookahead_rows: 100,
         padded: false,
+        too_long: TooLong::Error,
     };
     let within = State {
         within: Some(forebay_plan::Within {
@@ -494,6 +644,7 @@ fn what_cannot_be_dealt_out_says_so() {
         max_rows: 5,
         lookahead_rows: 10,
         padded: false,
+        too_long: TooLong::Error,
     };
     let steps = || {
         Steps::new(
@@ -509,7 +660,7 @@ fn what_cannot_be_dealt_out_says_so() {
             .expect("not the end")
             .expect_err("no lengths")
             .to_string()
-            .contains("nobody told")
+            .contains("are not known")
     );
     let too_long = steps()
         .with_lengths(Arc::new(Made(1000)))
@@ -556,7 +707,7 @@ fn what_cannot_be_dealt_out_says_so() {
         shape: shape.clone(),
         weight,
     };
-    assert!(spec(vec![]).contains("without a source"));
+    assert!(spec(vec![]).contains("has no source"));
     assert!(spec(vec![source(1.0), source(0.0)]).contains("weight 0"));
     assert!(spec(vec![source(f64::NAN), source(1.0)]).contains("weight NaN"));
     assert!(spec(vec![source(1.0), source(1e-9)]).contains("of the mix"));

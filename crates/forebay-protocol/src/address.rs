@@ -30,8 +30,9 @@ impl Address {
     /// # Errors
     /// `Invalid` for anything else.
     pub fn parse(text: &str) -> Result<Address> {
-        let bad =
-            |why: &str| Error::invalid(format!("bad node address: {text:?}: {why}")).hint(HINT);
+        let bad = |why: &str| {
+            Error::invalid(format!("{text:?} is not the address of a node: {why}")).hint(HINT)
+        };
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return match path {
@@ -54,11 +55,11 @@ impl Address {
             None => (false, text),
         };
         if rest.contains('@') {
-            return Err(bad("a user or password does not belong here").hint("give a token instead"));
+            return Err(bad("it has a user or a password").hint("give a token instead"));
         }
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         if authority.contains(['/', '?', '#']) {
-            return Err(bad("only a host and a port belong here"));
+            return Err(bad("it has more than a host and a port"));
         }
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
@@ -71,7 +72,7 @@ impl Address {
                 match after.strip_prefix(':') {
                     Some(port) => (host, Some(port)),
                     None if after.is_empty() => (host, None),
-                    None => return Err(bad("only a port belongs after the ]")),
+                    None => return Err(bad("only a port can follow the ]")),
                 }
             }
             None if authority.parse::<Ipv6Addr>().is_ok() => (authority, None),

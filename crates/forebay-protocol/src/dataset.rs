@@ -91,7 +91,7 @@ pub enum OpenEvent {
     Progress(OpenProgress),
     Opened(Box<OpenedDataset>),
     /// The head of the answer is out: the status is in the line.
-    Error(ErrorDocument),
+    Error(Box<ErrorDocument>),
     /// Of a later release.
     #[serde(other)]
     Other,
@@ -110,9 +110,9 @@ mod tests {
                 ..OpenProgress::default()
             }),
             OpenEvent::Opened(Box::default()),
-            OpenEvent::Error(ErrorDocument::of(
+            OpenEvent::Error(Box::new(ErrorDocument::of(
                 &Error::corrupt("bk/a: no footer").hint("look at it"),
-            )),
+            ))),
         ];
         for (event, name) in events.into_iter().zip(["progress", "opened", "error"]) {
             let json = serde_json::to_value(&event).unwrap();

@@ -12,8 +12,12 @@ use forebay_core::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What is shown of an answer that is no document, such as a proxy's page.
+/// How much is shown of an answer that is not a document, such as a proxy's page.
 const FOREIGN_TEXT_MAX_CHARS: usize = 500;
+
+/// The longest pause that an answer can ask for: what asks for more is wrong, or wants to be rid of
+/// us for longer than anybody waits.
+const RETRY_AFTER_MAX_SECS: u64 = 24 * 3600;
 
 /// What went wrong, where, and what to do about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -86,7 +90,7 @@ impl ErrorDocument {
         self
     }
 
-    /// Reads an answer with this status, whoever gave it: a body that is no document of ours is
+    /// Reads an answer with this status, whoever gave it: a body that is not a document of ours is
     /// shown as it is, shortened. `header` looks up a header of the answer.
     pub fn read<'a>(
         status: u16,
@@ -124,9 +128,10 @@ impl ErrorDocument {
             .unwrap_or(&self.message)
     }
 
-    /// When to try again, if it says so.
+    /// When to try again, if it says so: in a day at the latest.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after_seconds.map(Duration::from_secs)
+        self.retry_after_seconds
+            .map(|seconds| Duration::from_secs(seconds.min(RETRY_AFTER_MAX_SECS)))
     }
 
     /// The error that the document is of.
@@ -204,5 +209,8 @@ mod tests {
         let read = ErrorDocument::read(429, header, b"");
         assert_eq!(read.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(read.request_id.as_deref(), Some("id-1"));
+        let forever = |_: &'static str| Some("18446744073709551615");
+        let read = ErrorDocument::read(503, forever, b"");
+        assert_eq!(read.retry_after(), Some(Duration::from_secs(24 * 3600)));
     }
 }

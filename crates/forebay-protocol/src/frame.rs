@@ -141,7 +141,7 @@ impl FrameHeader {
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if &bytes[..4] != MAGIC {
             return Err(corrupt(format!(
-                "not a frame: it begins with {:02x?}",
+                "this is not a frame: it begins with {:02x?}",
                 &bytes[..4]
             )));
         }
@@ -150,20 +150,19 @@ impl FrameHeader {
         }
         let Some(kind) = FrameKind::from_code(u16_at(4)) else {
             return Err(corrupt(format!(
-                "frames of kind {} are not known here",
+                "this release does not know frames of kind {}",
                 u16_at(4)
             )));
         };
         if u16_at(6) != 0 || u64_at(52) != 0 {
             return Err(corrupt(
-                "a frame's header uses fields that are not known here",
+                "a frame's header uses fields that this release does not know",
             ));
         }
         let payload_bytes = u64_at(32);
         if payload_bytes > FRAME_PAYLOAD_MAX_BYTES {
             return Err(corrupt(format!(
-                "a frame announces {payload_bytes} bytes, more than the \
-                 {FRAME_PAYLOAD_MAX_BYTES} that one may have"
+                "a frame announces {payload_bytes} bytes; the limit is {FRAME_PAYLOAD_MAX_BYTES}"
             )));
         }
         let tag = FrameTag {
@@ -192,7 +191,7 @@ impl FrameHeader {
     pub fn check_payload(&self, payload: &[u8]) -> Result<()> {
         if payload.len() as u64 != self.payload_bytes {
             return Err(corrupt(format!(
-                "{} bytes of payload where the frame announced {}",
+                "a frame has {} bytes of payload, and announced {}",
                 payload.len(),
                 self.payload_bytes
             )));
@@ -323,7 +322,7 @@ fn write_options() -> Result<IpcWriteOptions, ArrowError> {
 fn too_large(what: String) -> Error {
     Error::new(
         ErrorKind::TooLarge,
-        format!("{what} are more than a frame may have ({FRAME_PAYLOAD_MAX_BYTES} bytes)"),
+        format!("{what} do not fit into a frame of at most {FRAME_PAYLOAD_MAX_BYTES} bytes"),
     )
     .hint("ask for fewer rows or fewer columns at a time")
 }
@@ -371,7 +370,7 @@ pub fn decode_checked(header: &FrameHeader, payload: &Buffer) -> Result<RecordBa
     };
     if batch.num_rows() as u64 != u64::from(header.rows) {
         return Err(corrupt(format!(
-            "{} rows in a frame that announced {}",
+            "a frame holds {} rows, and announced {}",
             batch.num_rows(),
             header.rows
         )));
@@ -386,7 +385,7 @@ pub fn decode_error(header: &FrameHeader, payload: &[u8]) -> Error {
     }
     match serde_json::from_slice::<ErrorDocument>(payload) {
         Ok(document) => document.to_error(),
-        Err(_) => corrupt("an error frame that is no error document"),
+        Err(_) => corrupt("an error frame does not hold an error document"),
     }
 }
 
@@ -417,8 +416,9 @@ fn check_messages(payload: &[u8]) -> Result<()> {
         let message = match arrow_ipc::root_as_message(metadata) {
             Ok(message) => message,
             Err(e) => {
-                return Err(corrupt("a frame's rows: a message that is no flatbuffer")
-                    .source(e.to_string()));
+                return Err(
+                    corrupt("a frame's rows: a message is not a flatbuffer").source(e.to_string())
+                );
             }
         };
         at += length;

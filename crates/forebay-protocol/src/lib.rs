@@ -3,8 +3,10 @@
 //!
 //! - `error`: the document that says what went wrong, in answers, in event lines and in frames.
 //! - `frame`: how rows travel, in one answer or in an endless stream.
-//! - `node`: what a node says of itself; `dataset`: openings and descriptions; `stream`: the
-//!   request for a push stream; `batch`: the names that a batch's archive uses.
+//! - `node`: what a node says of itself; `cache`: warm-ups, pins, evictions and `stat`; `dataset`:
+//!   openings and descriptions; `plan`: plans that the cache follows; `stream`: the request for a
+//!   push stream; `batch`: the names that a batch's archive uses.
+//! - `metrics`: the node's `/metrics` page, read; `path`: names in paths and queries.
 //! - `address`: what `FOREBAY_NODE`, `--node` and `Client(url)` mean.
 //! - here: paths, headers and content types.
 //!
@@ -13,10 +15,14 @@
 
 mod address;
 pub mod batch;
+pub mod cache;
 pub mod dataset;
 pub mod error;
 pub mod frame;
+pub mod metrics;
 pub mod node;
+pub mod path;
+pub mod plan;
 pub mod stream;
 
 pub use address::Address;
@@ -26,6 +32,13 @@ pub use error::{AisFields, ErrorDocument};
 pub const INFO_PATH: &str = "/v1/forebay/info";
 /// What a node serves and how it does: [`node::Status`].
 pub const STATUS_PATH: &str = "/v1/forebay/status";
+/// An object's metadata and how much of it is in the cache; `/<bucket>/<key>` follows:
+/// [`cache::Stat`].
+pub const STAT_PATH: &str = "/v1/forebay/stat";
+/// Brings objects into the cache: [`cache::Selection`], answered in lines of [`cache::WarmEvent`].
+pub const WARM_PATH: &str = "/v1/forebay/warm";
+/// What is pinned: [`cache::Pinned`].
+pub const PINNED_PATH: &str = "/v1/forebay/pinned";
 /// Batches; a bucket may follow.
 pub const BATCH_PATH: &str = "/v1/ml/moss";
 /// Openings and descriptions of datasets; an id may follow.

@@ -36,8 +36,8 @@ impl StreamRequest {
         let most = limits::STREAM_WINDOW_MAX_BYTES;
         match request.window_bytes {
             Some(window) if window > most => {
-                Err(Error::invalid(format!("a window of {window} bytes"))
-                    .hint(format!("at most {most}")))
+                Err(Error::invalid(format!("window_bytes is {window}"))
+                    .hint(format!("give at most {most}")))
             }
             _ => Ok(request),
         }
@@ -57,7 +57,7 @@ impl Lane {
     /// From the query of the request.
     ///
     /// # Errors
-    /// `Invalid` for what is no number, or no connection of so many.
+    /// `Invalid` for what is not a number, or not the number of one of so many connections.
     pub fn parse<'a>(query: impl Fn(&str) -> Option<&'a str>) -> Result<Self> {
         let number = |name: &str, default: u64| match query(name) {
             None => Ok(default),
@@ -93,14 +93,14 @@ impl Lane {
     /// `Invalid` for no connection of so many, or steps that no plan has.
     pub fn check(&self) -> Result<()> {
         if self.of == 0 || self.of > limits::STREAM_CONNECTIONS_MAX || self.connection >= self.of {
-            return Err(
-                Error::invalid(format!("connection {} of {}", self.connection, self.of)).hint(
-                    format!(
-                        "connections count from 0, and there are 1 to {}",
-                        limits::STREAM_CONNECTIONS_MAX
-                    ),
-                ),
-            );
+            return Err(Error::invalid(format!(
+                "connection {} of {} does not exist",
+                self.connection, self.of
+            ))
+            .hint(format!(
+                "connections are numbered from 0, and there can be 1 to {}",
+                limits::STREAM_CONNECTIONS_MAX
+            )));
         }
         if self.from_step > 1 << 60 {
             return Err(Error::invalid(format!(

@@ -128,7 +128,7 @@ impl Batch {
         };
         if at < 0 || at as usize >= len {
             return Err(PyIndexError::new_err(format!(
-                "entry {wanted} of a batch of {len}"
+                "entry {wanted} does not exist: the batch has {len}"
             )));
         }
         Ok(Bound::new(py, self.item(py, at as usize)?)?.into_any())
@@ -523,6 +523,8 @@ pub unsafe fn fill_view(
     at: *mut u8,
     len: usize,
 ) -> PyResult<()> {
+    // SAFETY: the caller passes the interpreter's view, and bytes that live as long as the owner,
+    // to which the call takes a reference.
     let rc = unsafe {
         ffi::PyBuffer_FillInfo(
             view,

@@ -23,6 +23,7 @@ pub struct Buffer {
 
 // SAFETY: the memory is owned and of plain bytes; access to it is Python's, as with a bytearray.
 unsafe impl Send for Buffer {}
+// SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -130,7 +131,7 @@ pub fn room(length: u64) -> Result<Vec<u8>> {
     bytes.try_reserve_exact(wanted).map_err(|_| {
         Failure::new(
             crate::failure::Class::Error,
-            format!("no memory for an object of {length} bytes"),
+            format!("memory for an object of {length} bytes could not be allocated"),
         )
         .hint("read it by ranges: start= and length=")
     })?;

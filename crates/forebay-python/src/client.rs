@@ -15,9 +15,9 @@ use crate::{
     ring::Slot,
     rows,
     session::{Config, Session, Sessions},
-    transport::Call,
     upload,
 };
+use forebay_client::Call;
 use forebay_core::ByteRange;
 use futures::future::Either;
 use http::Method;
@@ -140,7 +140,7 @@ impl Client {
         let origins = origin.map(origins).transpose()?.unwrap_or_default();
         if url.is_some() && (origin.is_some() || cache.is_some()) {
             return Err(
-                Failure::invalid("url= and origin=/cache= exclude each other")
+                Failure::invalid("url= cannot be given together with origin= or cache=")
                     .hint(
                         "a URL names a node that runs already; origin and cache start one inside \
                     this process",
@@ -156,7 +156,7 @@ impl Client {
             }
         });
         if let Some(url) = &url {
-            crate::address::Address::parse(url)?;
+            forebay_protocol::Address::parse(url).map_err(Failure::from)?;
         } else {
             crate::embedded::check(&origins, cache.as_deref())?;
         }
@@ -208,7 +208,7 @@ impl Client {
         let session = self.session()?;
         let (bytes, etag) = process::wait(
             py,
-            objects::get(&session.transport, &name, archpath.as_deref(), range),
+            objects::get(&session.node, &name, archpath.as_deref(), range),
         )?;
         Ok(Buffer::new(bytes, etag))
     }
@@ -225,7 +225,7 @@ impl Client {
         let session = self.session()?;
         Ok(ObjectInfo(process::wait(
             py,
-            objects::head(&session.transport, &name),
+            objects::head(&session.node, &name),
         )?))
     }
 
@@ -240,7 +240,7 @@ impl Client {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
         process::wait(py, async {
-            match objects::head(&session.transport, &name).await {
+            match objects::head(&session.node, &name).await {
                 Ok(_) => Ok(true),
                 Err(f) if f.class == Class::NotFound => Ok(false),
                 Err(f) => Err(f),
@@ -267,7 +267,7 @@ impl Client {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
         if let Some(body) = buffer::copy_of(data)? {
-            return process::wait(py, objects::put(&session.transport, &name, body));
+            return process::wait(py, objects::put(&session.node, &name, body));
         }
         if data.hasattr("__fspath__")? {
             let file = py.import("io")?.call_method1("open", (data, "rb"))?;
@@ -299,7 +299,7 @@ impl Client {
     ) -> PyResult<()> {
         let name = Name::from_py(name, bucket)?;
         let session = self.session()?;
-        process::wait(py, objects::delete(&session.transport, &name))
+        process::wait(py, objects::delete(&session.node, &name))
     }
 
     /// Iterates over the objects whose names begin with a prefix, in the order of their names.
@@ -316,7 +316,7 @@ impl Client {
     fn list(&self, prefix: &str, page_size: usize, recursive: bool) -> PyResult<Listing> {
         if page_size == 0 || page_size > LIST_PAGE_KEYS {
             return Err(Failure::invalid(format!(
-                "page_size is 1 to {LIST_PAGE_KEYS}, not {page_size}"
+                "page_size is {page_size}; give 1 to {LIST_PAGE_KEYS}"
             ))
             .into());
         }
@@ -328,7 +328,7 @@ impl Client {
     /// The names of the buckets that the node serves.
     fn buckets(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let session = self.session()?;
-        process::wait(py, objects::buckets(&session.transport))
+        process::wait(py, objects::buckets(&session.node))
     }
 
     /// Fetches many objects, archive members or byte ranges in one request, in exactly this order.
@@ -399,7 +399,7 @@ impl Client {
         process::wait(py, async {
             (&mut sizes.0)
                 .await
-                .map_err(|e| Failure::new(Class::Error, format!("the batch was given up: {e}")))?
+                .map_err(|e| Failure::new(Class::Error, format!("the batch was cancelled: {e}")))?
         })
     }
 
@@ -493,7 +493,7 @@ impl Client {
         let bytes = process::wait(py, async {
             let (path, json) = request.to_http(mime);
             let mut answer = session
-                .transport
+                .node
                 .call(&Call::new(Method::POST, path).json(json))
                 .await?;
             let mut bytes = buffer::room(answer.length().unwrap_or(0))?;
@@ -521,7 +521,7 @@ impl Client {
         let session = self.session()?;
         // The last line alone: who draws slowly misses some.
         let (lines, mut said) = tokio::sync::watch::channel(Vec::new());
-        let mut opening = std::pin::pin!(rows::open(&session.transport, spec, move |line| {
+        let mut opening = std::pin::pin!(rows::open(&session.node, spec, move |line| {
             lines.send_replace(line.to_vec());
         }));
         loop {
@@ -545,7 +545,7 @@ impl Client {
     fn dataset(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
-            process::wait(py, rows::part(&session.transport, dataset, ""))?,
+            process::wait(py, rows::part(&session.node, dataset, ""))?,
             None,
         ))
     }
@@ -554,7 +554,7 @@ impl Client {
     fn dataset_shape(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
-            process::wait(py, rows::part(&session.transport, dataset, "shape"))?,
+            process::wait(py, rows::part(&session.node, dataset, "shape"))?,
             None,
         ))
     }
@@ -563,7 +563,7 @@ impl Client {
     fn dataset_manifest(&self, py: Python<'_>, dataset: &str) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
-            process::wait(py, rows::part(&session.transport, dataset, "manifest"))?,
+            process::wait(py, rows::part(&session.node, dataset, "manifest"))?,
             None,
         ))
     }
@@ -573,7 +573,7 @@ impl Client {
     fn follow(&self, py: Python<'_>, registration: String) -> PyResult<Buffer> {
         let session = self.session()?;
         Ok(Buffer::new(
-            process::wait(py, rows::follow(&session.transport, registration))?.into(),
+            process::wait(py, rows::follow(&session.node, registration))?.into(),
             None,
         ))
     }
@@ -583,7 +583,7 @@ impl Client {
     fn unfollow(&self, py: Python<'_>, lease: String, wait: f64) -> PyResult<()> {
         let session = self.session()?;
         let runtime = process::runtime()?;
-        let task = runtime.spawn(async move { rows::unfollow(&session.transport, &lease).await });
+        let task = runtime.spawn(async move { rows::unfollow(&session.node, &lease).await });
         let patience = patience(wait)?;
         match py.detach(|| runtime.block_on(async { tokio::time::timeout(patience, task).await })) {
             Ok(Ok(done)) => Ok(done.map(|_| ())?),
@@ -619,7 +619,7 @@ impl Client {
         let session = self.session()?;
         let (batch, times) = process::wait(
             py,
-            rows::take(&session.transport, dataset, rows, columns.as_deref()),
+            rows::take(&session.node, dataset, rows, columns.as_deref()),
         )?;
         Ok(RecordBatch::new(batch, times))
     }
@@ -647,8 +647,8 @@ impl Client {
     #[getter]
     fn route(&self, py: Python<'_>) -> PyResult<String> {
         let session = self.session()?;
-        process::wait(py, session.transport.find_local_socket())?;
-        Ok(session.transport.route())
+        process::wait(py, async { Ok(session.node.find_socket().await?) })?;
+        Ok(session.node.route().to_string())
     }
 
     fn __reduce__<'py>(
@@ -684,7 +684,7 @@ impl Client {
         if had_token && environment("FOREBAY_TOKEN").is_none() {
             return Err(Failure::new(
                 Class::Unauthenticated,
-                "a client with a token was unpickled, and tokens do not travel in pickles",
+                "this client was made with a token, and a pickle does not carry tokens",
             )
             .hint("set FOREBAY_TOKEN in the environment instead of passing token=")
             .into());

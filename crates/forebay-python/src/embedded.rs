@@ -22,13 +22,17 @@ const NEITHER: &str = "Client(\"http://host:port\") for a node, Client(origin=\"
 /// call.
 pub fn check(origins: &[String], cache: Option<&str>) -> Result<()> {
     match (origins, cache) {
-        ([], _) => Err(Failure::invalid("neither a node nor an origin is given").hint(NEITHER)),
+        ([], _) => {
+            Err(Failure::invalid("the client was given neither a node nor an origin").hint(NEITHER))
+        }
         (_, None) => Err(Failure::invalid("origin= needs cache=")
             .hint("cache=\"/nvme/forebay:100GiB\": a directory and how much it may hold")),
         _ if cfg!(feature = "node") => Ok(()),
         _ => Err(
-            Failure::new(Class::Unsupported, "this build is the client alone")
-                .hint("install the full wheel, or give the URL of a node"),
+            Failure::new(Class::Unsupported, "this build has only the client").hint(
+                "install the full wheel to run a node in this process, or give the URL of a \
+                     node",
+            ),
         ),
     }
 }
@@ -47,12 +51,18 @@ impl Engine {
         check(&config.origins, config.cache.as_deref())?;
         Err(Failure::new(
             Class::Unsupported,
-            "this build is the client alone",
+            "this build has only the client",
         ))
     }
 
-    pub async fn start(&self) -> Result<()> {
+    async fn start(&self) -> forebay_core::Result<()> {
         Ok(())
+    }
+}
+
+impl forebay_client::StartNode for Engine {
+    fn start(&self) -> futures::future::BoxFuture<'_, forebay_core::Result<()>> {
+        Box::pin(self.start())
     }
 }
 
@@ -64,8 +74,9 @@ pub use with_node::stop_nodes;
 
 #[cfg(feature = "node")]
 mod with_node {
-    use super::{Class, Config, Engine, Failure, Result, check};
+    use super::{Config, Engine, Failure, Result, check};
     use crate::process;
+    use forebay_core::Error;
     use forebay_server::{Embedded, config::Override};
     use std::{
         sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
@@ -95,7 +106,7 @@ mod with_node {
         unsafe { HOST.load(Ordering::Acquire).as_ref() }.filter(|h| h.pid == process::pid())
     }
 
-    fn host() -> Result<&'static Host> {
+    fn host() -> forebay_core::Result<&'static Host> {
         if let Some(host) = current() {
             return Ok(host);
         }
@@ -104,12 +115,7 @@ mod with_node {
             .thread_name("forebay-node")
             .enable_all()
             .build()
-            .map_err(|e| {
-                Failure::new(
-                    Class::Error,
-                    format!("cannot start the node's threads: {e}"),
-                )
-            })?;
+            .map_err(|e| Error::internal(format!("cannot start the node's threads: {e}")))?;
         let host = Host {
             pid: process::pid(),
             runtime,
@@ -124,12 +130,7 @@ mod with_node {
             // SAFETY: not published.
             unsafe { Box::from_raw(made) }.runtime.shutdown_background();
         }
-        current().ok_or_else(|| {
-            Failure::new(
-                Class::Error,
-                "the process forked while its node was starting",
-            )
-        })
+        current().ok_or_else(|| Error::internal("the process forked while its node was starting"))
     }
 
     impl Engine {
@@ -150,7 +151,7 @@ mod with_node {
 
         /// Sees to it that somebody serves the cache directory: another process, or this one from
         /// now on.
-        pub async fn start(&self) -> Result<()> {
+        pub(super) async fn start(&self) -> forebay_core::Result<()> {
             let host = host()?;
             let (started, outcome) = oneshot::channel();
             let config = self.config.clone();
@@ -159,7 +160,7 @@ mod with_node {
                 let node = match forebay_server::embedded(config).await {
                     Ok(Embedded::Started(node)) => node,
                     Ok(Embedded::Existing(_)) => return drop(started.send(Ok(()))),
-                    Err(e) => return drop(started.send(Err(Failure::from(e)))),
+                    Err(e) => return drop(started.send(Err(e))),
                 };
                 host.running.fetch_add(1, Ordering::AcqRel);
                 let mut stop = host.stop.subscribe();
@@ -173,7 +174,7 @@ mod with_node {
             });
             outcome
                 .await
-                .map_err(|_| Failure::new(Class::Error, "the node ended while it was starting"))?
+                .map_err(|_| Error::internal("the node ended while it was starting"))?
         }
     }
 

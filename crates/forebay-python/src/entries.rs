@@ -98,7 +98,7 @@ pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchR
         || entries.is_instance_of::<PyDict>()
     {
         return Err(PyTypeError::new_err(format!(
-            "entries is a list of names, not one {}",
+            "entries must be a list of names, not a single {}",
             type_name(entries)
         )));
     }

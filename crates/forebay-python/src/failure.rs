@@ -12,7 +12,6 @@ use pyo3::{
     sync::PyOnceLock,
     types::{PyDict, PyModule},
 };
-use std::time::Duration;
 
 /// The exception classes of `forebay.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +84,6 @@ pub struct Failure {
     pub hint: Option<String>,
     pub status: Option<u16>,
     pub request_id: Option<String>,
-    /// When the node said that it may be asked again.
-    pub retry_after: Option<Duration>,
 }
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -99,7 +96,6 @@ impl Failure {
             hint: None,
             status: None,
             request_id: None,
-            retry_after: None,
         }
     }
 
@@ -124,6 +120,12 @@ impl Failure {
         self
     }
 
+    /// With this hint, unless there is one.
+    fn or_hint(mut self, hint: &str) -> Self {
+        self.hint.get_or_insert_with(|| hint.to_owned());
+        self
+    }
+
     /// Puts where it happened in front of the message, unless the message says so already.
     pub fn context(mut self, context: impl std::fmt::Display) -> Self {
         let context = context.to_string();
@@ -133,20 +135,17 @@ impl Failure {
         self
     }
 
-    /// The answer of a node that is not a success.
-    pub fn from_answer(status: u16, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let header = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
-        let document = ErrorDocument::read(status, header, body);
+    /// What the node's error document says.
+    pub fn of_document(document: ErrorDocument) -> Self {
         Failure {
             class: Class::of(document.kind()),
-            retry_after: document.retry_after(),
             // Some APIs put where it happened in front, in the words of the clients that parse it.
             message: match document.message.strip_prefix("ais://") {
                 Some(rest) => rest.to_owned(),
                 None => document.message,
             },
             hint: document.hint,
-            status: Some(status),
+            status: Some(document.status),
             request_id: document.request_id,
         }
     }
@@ -165,7 +164,31 @@ impl From<forebay_core::Error> for Failure {
             hint: e.hint_text().map(str::to_owned),
             status: None,
             request_id: None,
-            retry_after: None,
+        }
+    }
+}
+
+impl From<forebay_client::Failure> for Failure {
+    fn from(failure: forebay_client::Failure) -> Self {
+        use forebay_client::Failure as Client;
+        let of = |class, e: forebay_core::Error| Failure {
+            class,
+            ..Failure::from(e)
+        };
+        match failure {
+            Client::NotSent(e) | Client::Malformed(e) => Failure::from(e),
+            Client::Unreachable(e) => of(Class::ConnectionFailed, e).or_hint(
+                "is the node running? forebay serve --origin s3://bucket --cache DIR:SIZE",
+            ),
+            Client::Broken(e) => of(Class::ConnectionFailed, e),
+            Client::TimedOut(e) => {
+                of(Class::Timeout, e).or_hint("raise timeout=, or look at the node's log")
+            }
+            Client::Truncated { error, request_id } => Failure {
+                request_id,
+                ..of(Class::Truncated, error)
+            },
+            Client::Refused(said) => Failure::of_document(*said),
         }
     }
 }

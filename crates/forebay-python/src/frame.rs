@@ -11,11 +11,11 @@
 use crate::{
     batch::fill_view,
     failure::{Class, Failure, Result},
-    transport::Answer,
 };
 use arrow_array::{Array, ArrayRef, StructArray, ffi::to_ffi};
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_schema::DataType;
+use forebay_client::Answer;
 use forebay_core::Error;
 use forebay_protocol::frame::{
     FRAME_ALIGNMENT, FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error, decode_rows,
@@ -48,8 +48,11 @@ impl Receiver {
             let header = FrameHeader::decode(&self.header).map_err(broken)?;
             let room = header.wire_payload_bytes() as usize;
             let buffer = MutableBuffer::try_with_capacity(room).map_err(|_| {
-                Failure::new(Class::Error, format!("no memory for rows of {room} bytes"))
-                    .hint("ask for fewer rows or columns at a time")
+                Failure::new(
+                    Class::Error,
+                    format!("memory for rows of {room} bytes could not be allocated"),
+                )
+                .hint("ask for fewer rows or columns at a time")
             })?;
             debug_assert_eq!(buffer.as_ptr().align_offset(FRAME_ALIGNMENT), 0);
             self.payload = Some((header, buffer));
@@ -96,7 +99,7 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
     let mut receiver = Receiver::default();
     while let Some(piece) = answer.piece().await? {
         if receiver.push(&piece)? < piece.len() {
-            return Err(Failure::truncated("the answer goes on after its frame"));
+            return Err(Failure::truncated("the answer goes on after its end"));
         }
     }
     let (header, payload) = receiver.finish()?;
@@ -105,7 +108,7 @@ pub async fn receive_rows(answer: &mut Answer) -> Result<arrow_array::RecordBatc
         FrameKind::Error => Err(broken(decode_error(&header, &payload))),
         other => Err(Failure::new(
             Class::ServerError,
-            format!("a frame of kind {other:?} where rows were asked for"),
+            format!("the node answered with a frame of kind {other:?} in place of rows"),
         )),
     }
 }
@@ -141,10 +144,12 @@ impl RecordBatch {
         }
         let at: isize = column
             .extract()
-            .map_err(|_| PyTypeError::new_err("a column is named by str or int"))?;
+            .map_err(|_| PyTypeError::new_err("name a column by a str or an int"))?;
         let from_start = if at < 0 { at + columns as isize } else { at };
         if from_start < 0 || from_start as usize >= columns {
-            return Err(PyKeyError::new_err(format!("column {at} of {columns}")));
+            return Err(PyKeyError::new_err(format!(
+                "column {at} does not exist: there are {columns}"
+            )));
         }
         Ok(from_start as usize)
     }
@@ -260,7 +265,7 @@ impl RecordBatch {
 
 fn not_arrow(e: arrow_schema::ArrowError) -> PyErr {
     PyTypeError::new_err(format!(
-        "these rows cannot be told by Arrow's C interface: {e}"
+        "these rows cannot be passed through Arrow's C interface: {e}"
     ))
 }
 
@@ -501,8 +506,8 @@ mod values {
                 each(py, array, |row| Ok(words[keys[row]].clone()))
             }
             other => Err(PyTypeError::new_err(format!(
-                "column {name:?} is {other}, which plain Python has no value for: use \
-                 pyarrow.record_batch(batch).to_pylist(), or leave it out by columns="
+                "column {name:?} has the type {other}, which has no plain Python value: use \
+                 pyarrow.record_batch(batch).to_pylist(), or leave the column out with columns="
             ))),
         }
     }

@@ -1,10 +1,9 @@
 //! Python bindings: the client, and the whole program inside the wheel.
 //!
-//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client speaks
-//! HTTP/1.1 to a node over TCP or a Unix socket, or to a node inside its own process; a batch is
-//! received into one region of memory and handed out as views of it.
+//! `forebay._forebay` is the compiled half of the Python package `forebay`. A client reaches a
+//! node, or one inside its own process, by the crate `forebay-client`; a batch is received into one
+//! region of memory and handed out as views of it.
 
-mod address;
 mod batch;
 mod batches;
 mod buffer;
@@ -28,7 +27,6 @@ mod rows;
 mod session;
 mod stream;
 mod tar;
-mod transport;
 mod upload;
 
 use forebay_core::sync;

@@ -140,7 +140,7 @@ impl Listing {
             let fetched = process::wait(
                 py,
                 objects::list(
-                    &self.session.transport,
+                    &self.session.node,
                     &self.bucket,
                     &self.prefix,
                     &token,

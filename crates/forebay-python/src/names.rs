@@ -4,20 +4,7 @@ use crate::{
     failure::{Failure, Result},
     request::split_name,
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
-
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
-const KEY: &AsciiSet = &SEGMENT.remove(b'/');
-
-/// Escapes one path segment or query value.
-pub fn escape_segment(text: &str) -> String {
-    utf8_percent_encode(text, SEGMENT).to_string()
-}
 
 /// A bucket and a key.
 #[derive(Clone, Debug)]
@@ -31,7 +18,7 @@ impl Name {
     pub fn from_py(name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Name> {
         if let Ok(pair) = name.cast::<PyTuple>() {
             let (bucket, key): (String, String) = pair.extract().map_err(|_| {
-                PyTypeError::new_err("a name as a tuple is (bucket, key), both str")
+                PyTypeError::new_err("a tuple that names an object is (bucket, key), both str")
             })?;
             return Ok(Name { bucket, key }.checked()?);
         }
@@ -69,11 +56,7 @@ impl Name {
 
     /// The path of the object API.
     pub fn path(&self) -> String {
-        format!(
-            "/v1/objects/{}/{}",
-            escape_segment(&self.bucket),
-            utf8_percent_encode(&self.key, KEY)
-        )
+        forebay_client::object_path(&self.bucket, &self.key)
     }
 }
 
@@ -95,11 +78,11 @@ fn is_cut_url(bucket: &str) -> bool {
 fn cut_url(text: &str) -> Failure {
     let scheme = text.split(':').next().unwrap_or_default();
     Failure::invalid(format!(
-        "{:?} names no bucket",
+        "{:?} does not name a bucket",
         forebay_core::name::shorten(text)
     ))
     .hint(format!(
-        "{scheme}://bucket/key, with two slashes; or bucket/key"
+        "write {scheme}://bucket/key, with two slashes, or bucket/key"
     ))
 }
 

@@ -4,13 +4,16 @@
 use crate::{
     buffer,
     failure::{Class, Failure, Result},
-    names::{Name, escape_segment},
-    transport::{Answer, Call, Transport},
+    names::Name,
 };
+use forebay_client::{Answer, Call, Client};
 use forebay_core::ByteRange;
+use forebay_protocol::path::encode;
 use http::{Method, StatusCode, header};
 use serde::Deserialize;
-use std::sync::Arc;
+
+/// The longest answer that is read as one document.
+pub const SHORT_ANSWER_MAX_BYTES: usize = 16 << 20;
 
 /// What is known of an object.
 #[derive(Clone, Debug, Default)]
@@ -26,14 +29,14 @@ pub struct Info {
 
 fn with_member(path: String, member: Option<&str>) -> String {
     match member {
-        Some(member) => format!("{path}?archpath={}", escape_segment(member)),
+        Some(member) => format!("{path}?archpath={}", encode(member)),
         None => path,
     }
 }
 
 /// The bytes of an object, a member of it, or a range of either; and its ETag.
 pub async fn get(
-    transport: &Arc<Transport>,
+    node: &Client,
     name: &Name,
     member: Option<&str>,
     range: Option<ByteRange>,
@@ -42,7 +45,10 @@ pub async fn get(
     if let Some(range) = range {
         call = call.header(header::RANGE, format!("bytes={range}"));
     }
-    let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
+    let mut answer = node
+        .call(&call)
+        .await
+        .map_err(|f| Failure::from(f).context(name))?;
     if range.is_some() && answer.status != StatusCode::PARTIAL_CONTENT {
         return Err(Failure::new(
             Class::ServerError,
@@ -54,12 +60,16 @@ pub async fn get(
     }
     let length = answer.length();
     let mut bytes = buffer::room(length.unwrap_or(0))?;
-    while let Some(piece) = answer.piece().await.map_err(|f| f.context(name))? {
+    while let Some(piece) = answer
+        .piece()
+        .await
+        .map_err(|f| Failure::from(f).context(name))?
+    {
         bytes.extend_from_slice(&piece);
     }
     if length.is_some_and(|n| n != bytes.len() as u64) {
         return Err(Failure::truncated(format!(
-            "{name}: {} bytes arrived of {}",
+            "{name}: only {} of {} bytes arrived",
             bytes.len(),
             length.unwrap_or(0)
         )));
@@ -71,11 +81,12 @@ fn etag(answer: &Answer) -> Option<String> {
     answer.header("etag").map(str::to_owned)
 }
 
-pub async fn head(transport: &Arc<Transport>, name: &Name) -> Result<Info> {
-    let answer = transport
+pub async fn head(node: &Client, name: &Name) -> Result<Info> {
+    let answer = node
         .call(&Call::new(Method::HEAD, name.path()))
         .await
-        .map_err(|mut f| {
+        .map_err(|f| {
+            let mut f = Failure::from(f);
             // The answer to HEAD has no body, so no message.
             if f.class == Class::NotFound {
                 f.message = "no such object".into();
@@ -98,41 +109,41 @@ pub async fn head(transport: &Arc<Transport>, name: &Name) -> Result<Info> {
 }
 
 /// Writes an object; returns its ETag where the node says it.
-pub async fn put(
-    transport: &Arc<Transport>,
-    name: &Name,
-    body: bytes::Bytes,
-) -> Result<Option<String>> {
+pub async fn put(node: &Client, name: &Name, body: bytes::Bytes) -> Result<Option<String>> {
     let call = Call {
         body,
         ..Call::new(Method::PUT, name.path())
     };
-    let mut answer = transport.call(&call).await.map_err(|f| f.context(name))?;
-    answer.collect().await?;
+    let mut answer = node
+        .call(&call)
+        .await
+        .map_err(|f| Failure::from(f).context(name))?;
+    answer.collect(SHORT_ANSWER_MAX_BYTES).await?;
     Ok(etag(&answer))
 }
 
 /// Writes an object whose bytes come piece by piece.
 pub async fn upload(
-    transport: &Arc<Transport>,
+    node: &Client,
     name: &Name,
     length: Option<u64>,
     pieces: futures::stream::BoxStream<'static, std::io::Result<bytes::Bytes>>,
 ) -> Result<Option<String>> {
-    let mut answer = transport
+    let mut answer = node
         .upload(&Call::new(Method::PUT, name.path()), length, pieces)
         .await
-        .map_err(|f| f.context(name))?;
-    answer.collect().await?;
+        .map_err(|f| Failure::from(f).context(name))?;
+    answer.collect(SHORT_ANSWER_MAX_BYTES).await?;
     Ok(etag(&answer))
 }
 
-pub async fn delete(transport: &Arc<Transport>, name: &Name) -> Result<()> {
-    let mut answer = transport
+pub async fn delete(node: &Client, name: &Name) -> Result<()> {
+    let mut answer = node
         .call(&Call::new(Method::DELETE, name.path()))
         .await
-        .map_err(|f| f.context(name))?;
-    answer.collect().await.map(|_| ())
+        .map_err(|f| Failure::from(f).context(name))?;
+    answer.collect(SHORT_ANSWER_MAX_BYTES).await?;
+    Ok(())
 }
 
 /// One page of a listing.
@@ -166,7 +177,7 @@ struct WireEntry {
 const NO_RECURSION: u64 = 1 << 11;
 
 pub async fn list(
-    transport: &Arc<Transport>,
+    node: &Client,
     bucket: &str,
     prefix: &str,
     token: &str,
@@ -179,14 +190,14 @@ pub async fn list(
         "name": "",
         "value": { "prefix": prefix, "pagesize": page_size, "continuation_token": token, "props": "name,size", "flags": flags.to_string() },
     });
-    let call = Call::new(
-        Method::GET,
-        format!("/v1/buckets/{}", escape_segment(bucket)),
-    )
-    .json(body.to_string())
-    .header(header::ACCEPT, "application/json");
-    let mut answer = transport.call(&call).await.map_err(|f| f.context(bucket))?;
-    let page: WirePage = parse(&answer.collect().await?)?;
+    let call = Call::new(Method::GET, format!("/v1/buckets/{}", encode(bucket)))
+        .json(body.to_string())
+        .header(header::ACCEPT, "application/json");
+    let mut answer = node
+        .call(&call)
+        .await
+        .map_err(|f| Failure::from(f).context(bucket))?;
+    let page: WirePage = answer.json().await?;
     let objects = page.entries.unwrap_or_default().into_iter().map(|e| {
         Ok(Info {
             bucket: bucket.to_owned(),
@@ -221,20 +232,11 @@ struct WireBucket {
     name: String,
 }
 
-pub async fn buckets(transport: &Arc<Transport>) -> Result<Vec<String>> {
-    let call = Call::new(Method::GET, "/v1/buckets".into())
+pub async fn buckets(node: &Client) -> Result<Vec<String>> {
+    let call = Call::new(Method::GET, "/v1/buckets")
         .json(r#"{"action":"list","name":"","value":null}"#)
         .header(header::ACCEPT, "application/json");
-    let mut answer = transport.call(&call).await?;
-    let buckets: Vec<WireBucket> = parse(&answer.collect().await?)?;
+    let mut answer = node.call(&call).await?;
+    let buckets: Vec<WireBucket> = answer.json().await?;
     Ok(buckets.into_iter().map(|b| b.name).collect())
-}
-
-fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(|e| {
-        Failure::new(
-            Class::ServerError,
-            format!("the node's answer is not what was expected: {e}"),
-        )
-    })
 }

@@ -14,8 +14,11 @@ use crate::{
     request::BatchRequest,
     ring::Room,
     session::Session,
-    tar::{BLOCK, Extended, Header, bad, header_name, read_extended, read_header, why_absent},
-    transport::Call,
+    tar::damaged,
+};
+use forebay_client::{
+    Call,
+    archive::{Entry, Visit, Walker},
 };
 use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
 use http::{HeaderName, Method};
@@ -34,9 +37,15 @@ pub async fn receive(
         HeaderName::from_static(ENTRY_ERRORS_HEADER),
         ENTRY_ERRORS_PAX,
     );
-    let mut answer = session.transport.call(&call).await?;
+    let mut answer = session.node.call(&call).await?;
     let request_id = answer.header("x-request-id").map(str::to_owned);
-    let mut unpacker = Unpacker::new(request, room);
+    let mut walker = Walker::default();
+    let mut unpacker = Unpacker {
+        request,
+        room,
+        written: 0,
+        sizes: Vec::with_capacity(request.len()),
+    };
     let told = |mut failure: Failure, seen: usize| {
         failure.request_id = request_id.clone();
         failure.message = format!(
@@ -49,16 +58,15 @@ pub async fn receive(
     while let Some(piece) = answer
         .piece()
         .await
-        .map_err(|f| told(f, unpacker.sizes.len()))?
+        .map_err(|f| told(f.into(), unpacker.sizes.len()))?
     {
-        if !unpacker
-            .add(&piece)
-            .map_err(|f| told(f, unpacker.sizes.len()))?
-        {
-            return Ok(None);
+        match walker.feed(&piece, &mut unpacker) {
+            Ok(()) => {}
+            Err(Stop::Full) => return Ok(None),
+            Err(Stop::Failed(failure)) => return Err(told(failure, unpacker.sizes.len())),
         }
     }
-    if unpacker.sizes.len() != request.len() || unpacker.zero_blocks < 2 || unpacker.open {
+    if unpacker.sizes.len() != request.len() || !walker.is_whole() {
         return Err(told(
             Failure::truncated("the answer ended early"),
             unpacker.sizes.len(),
@@ -77,20 +85,23 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-enum Expecting {
-    /// A header, of which `have` bytes are in `block`.
-    Header,
-    /// The bytes of an extended header, padding included, of which those in `extended` are there.
-    Extended {
-        kind: u8,
-        size: usize,
-    },
-    Data {
-        left: usize,
-    },
-    Padding {
-        left: usize,
-    },
+/// Why the unpacking stopped.
+enum Stop {
+    /// An entry does not fit.
+    Full,
+    Failed(Failure),
+}
+
+impl From<forebay_core::Error> for Stop {
+    fn from(e: forebay_core::Error) -> Self {
+        Stop::Failed(damaged(e))
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure)
+    }
 }
 
 struct Unpacker<'a> {
@@ -98,149 +109,44 @@ struct Unpacker<'a> {
     room: Room,
     /// Bytes of entries written so far.
     written: usize,
-    /// Bytes of the stream seen so far, for messages.
-    position: usize,
-    expecting: Expecting,
-    /// What has arrived of a header or an extended header that pieces cut.
-    partial: Vec<u8>,
-    pending: Extended,
-    open: bool,
-    zero_blocks: u32,
     sizes: Vec<usize>,
 }
 
-impl<'a> Unpacker<'a> {
-    fn new(request: &'a BatchRequest, room: Room) -> Self {
-        Unpacker {
-            request,
-            room,
-            written: 0,
-            position: 0,
-            expecting: Expecting::Header,
-            partial: Vec::new(),
-            pending: Extended::default(),
-            open: false,
-            zero_blocks: 0,
-            sizes: Vec::with_capacity(request.len()),
+impl Visit for Unpacker<'_> {
+    type Error = Stop;
+
+    fn entry(&mut self, entry: Entry<'_>) -> Result<(), Stop> {
+        let (index, name) = (self.sizes.len(), entry.name);
+        if index >= self.request.len() {
+            return Err(
+                Failure::truncated("the answer holds more entries than were requested").into(),
+            );
         }
-    }
-
-    /// Takes the next piece of the stream; false if an entry does not fit.
-    fn add(&mut self, mut piece: &[u8]) -> Result<bool> {
-        while !piece.is_empty() {
-            match self.expecting {
-                Expecting::Header => {
-                    let Some(block) = self.whole(&mut piece, BLOCK) else {
-                        break;
-                    };
-                    if !self.header(&block)? {
-                        return Ok(false);
-                    }
-                }
-                Expecting::Extended { kind, size } => {
-                    let Some(data) = self.whole(&mut piece, size.next_multiple_of(BLOCK)) else {
-                        break;
-                    };
-                    read_extended(kind, &data[..size], self.position, &mut self.pending)?;
-                    self.expecting = Expecting::Header;
-                }
-                Expecting::Data { left } => {
-                    let n = left.min(piece.len());
-                    self.room.write(self.written, &piece[..n])?;
-                    self.written += n;
-                    self.skip(&mut piece, n);
-                    self.expecting = Expecting::Data { left: left - n };
-                    if left == n {
-                        self.entry_ends();
-                    }
-                }
-                Expecting::Padding { left } => {
-                    let n = left.min(piece.len());
-                    self.skip(&mut piece, n);
-                    self.expecting = if left == n {
-                        Expecting::Header
-                    } else {
-                        Expecting::Padding { left: left - n }
-                    };
-                }
-            }
+        if let Some(why) = entry.absent {
+            let message = format!("entry {index} ({name}): {why}");
+            return Err(Failure::new(Class::EntryFailed, message).into());
         }
-        Ok(true)
-    }
-
-    fn skip(&mut self, piece: &mut &[u8], n: usize) {
-        *piece = &piece[n..];
-        self.position += n;
-    }
-
-    /// The next `size` bytes once they are all there.
-    fn whole(&mut self, piece: &mut &[u8], size: usize) -> Option<Vec<u8>> {
-        let n = (size - self.partial.len()).min(piece.len());
-        self.partial.extend_from_slice(&piece[..n]);
-        self.skip(piece, n);
-        (self.partial.len() == size).then(|| std::mem::take(&mut self.partial))
-    }
-
-    fn header(&mut self, block: &[u8]) -> Result<bool> {
-        let at = self.position - BLOCK;
-        match read_header(block, at, &mut self.pending, self.zero_blocks > 0)? {
-            Header::Zeros => self.zero_blocks += 1,
-            Header::Extended { size: 0, .. } => {}
-            Header::Extended { kind, size } => self.expecting = Expecting::Extended { kind, size },
-            Header::Entry {
-                size,
-                extended,
-                placeholder,
-            } => {
-                let index = self.sizes.len();
-                if index >= self.request.len() {
-                    return Err(Failure::truncated(
-                        "the answer holds more entries than were asked for",
-                    ));
-                }
-                let name = extended
-                    .as_ref()
-                    .and_then(|e| e.name.clone())
-                    .unwrap_or_else(|| header_name(block));
-                if let Some(why) = why_absent(extended.as_deref(), placeholder) {
-                    return Err(Failure::new(
-                        Class::EntryFailed,
-                        format!("entry {index} ({name}): {why}"),
-                    ));
-                }
-                if !self.request.answers(index, &name) {
-                    return Err(Failure::truncated(format!(
-                        "entry {index} is {name:?}, which is not what was asked for"
-                    )));
-                }
-                let end = self
-                    .written
-                    .checked_add(size)
-                    .ok_or_else(|| bad(at, "the size is absurd"))?;
-                if end > self.room.len() {
-                    return Ok(false);
-                }
-                self.open = true;
-                self.sizes.push(size);
-                self.expecting = Expecting::Data { left: size };
-                if size == 0 {
-                    self.entry_ends();
-                }
-            }
+        if !self.request.answers(index, name) {
+            return Err(Failure::truncated(format!(
+                "entry {index} is {name:?}, which is not what was requested"
+            ))
+            .into());
         }
-        Ok(true)
+        let end = self.written.checked_add(entry.size);
+        if end.is_none_or(|end| end > self.room.len()) {
+            return Err(Stop::Full);
+        }
+        self.sizes.push(entry.size);
+        Ok(())
     }
 
-    fn entry_ends(&mut self) {
-        self.open = false;
-        let left = self
-            .sizes
-            .last()
-            .map_or(0, |size| size.next_multiple_of(BLOCK) - size);
-        self.expecting = if left == 0 {
-            Expecting::Header
-        } else {
-            Expecting::Padding { left }
-        };
+    fn data(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        self.room.write(self.written, bytes)?;
+        self.written += bytes.len();
+        Ok(())
+    }
+
+    fn done(&mut self) -> Result<(), Stop> {
+        Ok(())
     }
 }

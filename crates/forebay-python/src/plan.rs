@@ -27,11 +27,11 @@ use serde::de::DeserializeOwned;
 use std::{collections::HashMap, os::raw::c_int, sync::Arc};
 
 fn parse<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
-    serde_json::from_str(json).map_err(|e| Failure::invalid(format!("this is no {what}: {e}")))
+    serde_json::from_str(json).map_err(|e| Failure::invalid(format!("this is not a {what}: {e}")))
 }
 
 fn text(state: &State) -> String {
-    serde_json::to_string(state).expect("a state is numbers and texts")
+    serde_json::to_string(state).expect("load the state as it was saved")
 }
 
 /// The shape of runs ``(blocks, rows per block)``, as a node sends it: for orders over what no node
@@ -54,7 +54,7 @@ impl Plan {
         let document: PlanDocument = parse("plan", document)?;
         if shapes.len() != document.sources.len() {
             return Err(Failure::invalid(format!(
-                "{} sources and {} shapes",
+                "the plan has {} sources, and {} shapes were given",
                 document.sources.len(),
                 shapes.len()
             ))
@@ -157,13 +157,13 @@ impl Plan {
             .is_some_and(|labels| plan.spec().sources.len() > 1 || labels.len() as u64 != rows)
         {
             return Err(Failure::invalid(format!(
-                "one label is needed for each of {rows} rows, of one dataset"
+                "labels are for a single dataset: give one for each of its {rows} rows"
             ))
             .into());
         }
         if !(1..=limits::PLAN_STRETCHES_MAX).contains(&stretches) {
             return Err(Failure::invalid(format!(
-                "{stretches} stretches are not 1 to {}",
+                "stretches is {stretches}; give 1 to {}",
                 limits::PLAN_STRETCHES_MAX
             ))
             .into());
@@ -232,7 +232,7 @@ impl Plan {
                 .collect();
             if of_sources.iter().map(Vec::len).ne(rows.iter().copied()) {
                 return Err(Failure::invalid(format!(
-                    "lengths are needed for {rows:?} rows, one array for each dataset"
+                    "give one array of lengths for each dataset, with {rows:?} lengths"
                 ))
                 .into());
             }
@@ -247,7 +247,7 @@ impl Plan {
         let rows = self.0.rows_per_epoch();
         if start > stop || stop > rows || epoch >= limits::PLAN_EPOCHS_MAX {
             return Err(Failure::invalid(format!(
-                "positions {start} to {stop} of epoch {epoch}, which has {rows} rows"
+                "positions {start} to {stop} are not within epoch {epoch}, which has {rows} rows"
             )));
         }
         Ok(())
@@ -273,7 +273,7 @@ fn lengths_of(array: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let Ok(buffer) = PyBuffer::<T>::get(array) else {
             return Ok(None);
         };
-        let wrong = |_| Failure::invalid("a length that is below 0, or above 4294967295");
+        let wrong = |_| Failure::invalid("a length is below 0, or above 4294967295");
         let lengths = buffer
             .to_vec(array.py())?
             .into_iter()
@@ -331,9 +331,11 @@ impl Permutation {
     /// The numbers at the places from `start` to `stop`.
     fn numbers(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Numbers> {
         if start > stop || stop > self.0.len() {
-            return Err(
-                Failure::invalid(format!("places {start} to {stop} of {}", self.0.len())).into(),
-            );
+            return Err(Failure::invalid(format!(
+                "places {start} to {stop} are not within {}",
+                self.0.len()
+            ))
+            .into());
         }
         let numbers = py.detach(|| {
             let mut numbers = Vec::with_capacity((stop - start) as usize * 8);

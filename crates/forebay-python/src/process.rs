@@ -66,6 +66,7 @@ pub fn runtime() -> Result<&'static Runtime> {
         Err(winner) => {
             // SAFETY: `made` was not published; `winner` was, by another thread of this process.
             unsafe { Box::from_raw(made) }.runtime.shutdown_background();
+            // SAFETY: what was published is never freed.
             Ok(unsafe { &(*winner).runtime })
         }
     }

@@ -14,8 +14,8 @@ use crate::{
     session::Session,
     sync::{Condvar, Mutex},
     tar::{Slot, TarParser},
-    transport::Call,
 };
+use forebay_client::Call;
 use forebay_protocol::batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX};
 use http::{HeaderName, Method};
 use pyo3::prelude::*;
@@ -75,7 +75,7 @@ impl Receiving {
             HeaderName::from_static(ENTRY_ERRORS_HEADER),
             ENTRY_ERRORS_PAX,
         );
-        let mut answer = session.transport.call(&call).await?;
+        let mut answer = session.node.call(&call).await?;
         let request_id = answer.header("x-request-id").map(str::to_owned);
         let region = Region::new(&session.regions)?;
         let region = self.region.get_or_init(|| region);
@@ -105,19 +105,19 @@ impl Receiving {
             let piece = match answer.piece().await {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,
-                Err(failure) => return Err(cut(failure, &parser, seen)),
+                Err(failure) => return Err(cut(failure.into(), &parser, seen)),
             };
             self.share.add(piece.len() as u64);
             region.append(&piece)?;
             let parsed = parser.advance(region, |slot| {
                 if seen >= self.request.len() {
                     return Err(Failure::truncated(
-                        "the answer holds more entries than were asked for",
+                        "the answer holds more entries than were requested",
                     ));
                 }
                 if !self.request.answers(seen, &slot.name(region)) {
                     return Err(Failure::truncated(format!(
-                        "entry {seen} is {:?}, which is not what was asked for",
+                        "entry {seen} is {:?}, which is not what was requested",
                         slot.name(region)
                     )));
                 }
@@ -172,7 +172,7 @@ impl Receiving {
             Some(state) if state.finished.is_some() => Ok(look(&state)),
             _ => Err(Failure::new(
                 Class::Error,
-                "this batch was on its way when the process forked",
+                "this batch was still arriving when the process forked",
             )
             .hint("request batches in the process that uses them")),
         }
@@ -226,7 +226,7 @@ impl Drop for EndOfTask {
     fn drop(&mut self) {
         self.0.finish(Err(Failure::new(
             Class::Error,
-            "the batch was given up before it was complete",
+            "the batch was cancelled before it was complete",
         )));
     }
 }

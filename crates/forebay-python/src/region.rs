@@ -105,7 +105,10 @@ impl Mapping {
 fn out_of_memory(what: &str) -> Failure {
     Failure::new(
         Class::Error,
-        format!("no {what}: {}", std::io::Error::last_os_error()),
+        format!(
+            "{what} could not be allocated: {}",
+            std::io::Error::last_os_error()
+        ),
     )
     .hint("ask for smaller batches, prefetch fewer, or raise the process's memory limit")
 }
@@ -150,6 +153,7 @@ pub struct Region {
 // SAFETY: `base` points into `mapping`, which lives as long as the region; who may read and write
 // which bytes is the module's invariant.
 unsafe impl Send for Region {}
+// SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {

@@ -184,7 +184,7 @@ impl BatchRequest {
         }
         json.extend_from_slice(b"]}");
         let mut path = String::from("/v1/ml/moss/");
-        let _ = write!(path, "{}", crate::names::escape_segment(default));
+        let _ = write!(path, "{}", forebay_protocol::path::encode(default));
         (path, json)
     }
 
@@ -257,9 +257,9 @@ pub fn split_name(name: &str) -> Result<(&str, &str)> {
     match rest.split_once('/') {
         Some((bucket, key)) if !bucket.is_empty() && !key.is_empty() => Ok((bucket, key)),
         _ => Err(Failure::invalid(format!(
-            "{:?} names no object",
+            "{:?} does not name an object",
             forebay_core::name::shorten(name)
         ))
-        .hint("\"bucket/key\" or \"s3://bucket/key\", or a key with bucket=")),
+        .hint("write \"bucket/key\" or \"s3://bucket/key\", or a key with bucket=")),
     }
 }

@@ -94,6 +94,7 @@ struct Shared {
 
 // SAFETY: the mapping is plain shared memory; the words say who may touch which slot.
 unsafe impl Send for Shared {}
+// SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 fn os_error(what: &str) -> Failure {
@@ -150,7 +151,8 @@ impl Shared {
     }
 
     fn open(file: OwnedFd) -> Result<Shared> {
-        let foreign = || Failure::invalid("the descriptor is not of a ring of this release");
+        let foreign =
+            || Failure::invalid("the descriptor does not belong to a ring of this release");
         // SAFETY: `stat` is plain data, filled by the call.
         let size = unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
@@ -276,8 +278,8 @@ impl Ring {
             .into());
         }
         if slot_bytes == 0 || slot_bytes > RING_MAX_BYTES / slots {
-            return Err(Failure::invalid(format!("slots of {slot_bytes} bytes"))
-                .hint("at least 1 byte, at most 1 TiB together")
+            return Err(Failure::invalid(format!("slot_bytes is {slot_bytes}"))
+                .hint("a slot has at least 1 byte, and all slots together at most 1 TiB")
                 .into());
         }
         Ok(Ring(Arc::new(Shared::create(
@@ -436,9 +438,7 @@ impl Slot {
         let claim = &self.0;
         let now = claim.shared.word(claim.index).load(Ordering::Acquire);
         if claim.pid != process::pid() || now != claim.word || phase(now) != FILLING {
-            return Err(Failure::invalid(
-                "the slot is not this process's to fill any more",
-            ));
+            return Err(Failure::invalid("this process may no longer fill the slot"));
         }
         Ok(Room(claim.clone()))
     }
@@ -458,8 +458,8 @@ impl Slot {
             || phase(*now) != FILLING
             || !shared.change(*index, *now, word(uses(*now), *pid, SENT))
         {
-            return Err(Failure::invalid("the slot was sent already")
-                .hint("a batch of the ring goes to one process, once")
+            return Err(Failure::invalid("the slot was already sent")
+                .hint("send a batch of the ring to one process, once")
                 .into());
         }
         shared.head().sent.fetch_add(1, Ordering::Relaxed);
@@ -509,7 +509,7 @@ impl Room {
             .is_none_or(|end| end > self.len())
         {
             return Err(Failure::truncated(
-                "an entry is larger than its header said",
+                "an entry is larger than its header says",
             ));
         }
         // SAFETY: inside the slot, which no other process touches while it is filled, and this

@@ -4,48 +4,35 @@
 use crate::{
     failure::{Class, Failure, Result},
     frame::receive_rows,
-    names::escape_segment,
-    transport::{Answer, Call, Transport},
+    objects::SHORT_ANSWER_MAX_BYTES,
 };
 use bytes::Bytes;
+use forebay_client::{Answer, Call, Client, Lines};
 use forebay_core::limits::ROWS_PER_REQUEST_MAX;
+use forebay_protocol::{
+    DATASETS_PATH, PLANS_PATH, REQUEST_ID_HEADER, dataset::OpenEvent, path::encode,
+};
 use http::{Method, header};
 use pyo3::{buffer::PyBuffer, exceptions::PyTypeError, prelude::*};
-use serde::Deserialize;
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest line about an opening: the last one describes the dataset, with its columns.
-const EVENT_MAX_BYTES: usize = 16 << 20;
 /// Pauses before a node is asked again that was too busy to open a dataset.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(5);
-
-/// A line of the answer to an opening. The head of that answer is out long before its end is known.
-#[derive(Deserialize)]
-struct Event {
-    event: String,
-    #[serde(default)]
-    status: u16,
-}
 
 /// Opens a dataset; `spec` and the result are JSON. The node sends a line now and then while it
 /// works, so that an opening may take longer than the client's `timeout`; `progress` is called with
 /// each (JSON: files `listed`, `to_index` and `indexed`, `bytes`). A node that is too busy is asked
 /// again for `timeout`, as for every call.
-pub async fn open(
-    transport: &Arc<Transport>,
-    spec: String,
-    mut progress: impl FnMut(&[u8]),
-) -> Result<Bytes> {
-    let call = Call::new(Method::POST, "/v1/datasets?progress=true".into()).json(spec);
-    let deadline = Instant::now() + transport.timeout();
+pub async fn open(node: &Client, spec: String, mut progress: impl FnMut(&[u8])) -> Result<Bytes> {
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true")).json(spec);
+    let deadline = Instant::now() + node.timeouts().refused;
     let mut pause = REFUSED_PAUSE;
     loop {
-        let mut answer = transport.call(&call).await?;
-        let failure = match last_line(&mut answer, &mut progress).await? {
-            (event, line) if event.event == "opened" => return Ok(line),
-            (event, line) => Failure::from_answer(event.status, &answer.headers, &line),
+        let failure = match ended(node.call(&call).await?, &mut progress).await? {
+            Ok(line) => return Ok(line),
+            Err(failure) => failure,
         };
         if !failure.is_refusal() || Instant::now() + pause > deadline {
             return Err(failure);
@@ -55,70 +42,59 @@ pub async fn open(
     }
 }
 
-/// The line that ends the answer to an opening. Those before it go to `progress`.
-async fn last_line(
-    answer: &mut Answer,
-    progress: &mut impl FnMut(&[u8]),
-) -> Result<(Event, Bytes)> {
-    let mut rest = Vec::new();
+/// Reads the answer to an opening: the line that says what was opened, or what the node's last line
+/// says went wrong. The head of that answer is out long before its end is known. Lines before the
+/// last one go to `progress`.
+async fn ended(answer: Answer, progress: &mut impl FnMut(&[u8])) -> Result<Result<Bytes>> {
+    let mut lines = Lines::of(answer);
     let mut last = None;
-    while let Some(piece) = answer.piece().await? {
-        rest.extend_from_slice(&piece);
-        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            let event: Event = serde_json::from_slice(&line).map_err(|e| {
-                Failure::new(
-                    Class::ServerError,
-                    format!("the node said of an opening what is no event: {e}"),
-                )
-            })?;
-            match event.event.as_str() {
-                "progress" => progress(&line),
-                "opened" | "error" => last = Some((event, line.into())),
-                // Of a later release.
-                _ => {}
-            }
-        }
-        if rest.len() > EVENT_MAX_BYTES {
-            return Err(Failure::new(
+    while let Some(line) = lines.next().await? {
+        let event = serde_json::from_slice(&line).map_err(|e| {
+            Failure::new(
                 Class::ServerError,
-                format!("a line of more than {EVENT_MAX_BYTES} bytes about an opening"),
-            ));
+                format!("the node sent an unreadable event while it opened the dataset: {e}"),
+            )
+        })?;
+        match event {
+            OpenEvent::Progress(_) => progress(&line),
+            OpenEvent::Opened(_) => last = Some(Ok(line.into())),
+            OpenEvent::Error(mut said) => {
+                let id = || lines.header(REQUEST_ID_HEADER).map(str::to_owned);
+                said.request_id = said.request_id.or_else(id);
+                last = Some(Err(Failure::of_document(*said)));
+            }
+            // Of a later release.
+            OpenEvent::Other => {}
         }
     }
     last.ok_or_else(|| {
         Failure::truncated("the node stopped in the middle of opening the dataset")
-            .hint("open it again; what was read of the files is kept")
+            .hint("open it again; the node keeps what it has read of the files")
     })
 }
 
 /// Tells the node a job's plan, which its cache follows from now on; `registration` and the answer,
 /// a lease, are JSON.
-pub async fn follow(transport: &Arc<Transport>, registration: String) -> Result<Bytes> {
-    transport
-        .call(&Call::new(Method::POST, "/v1/datasets/plans".into()).json(registration))
-        .await?
-        .collect()
-        .await
+pub async fn follow(node: &Client, registration: String) -> Result<Bytes> {
+    let call = Call::new(Method::POST, PLANS_PATH).json(registration);
+    let mut answer = node.call(&call).await?;
+    Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
 /// Ends a lease that [`follow`] gave.
-pub async fn unfollow(transport: &Arc<Transport>, lease: &str) -> Result<Bytes> {
-    let path = format!("/v1/datasets/plans/{}", escape_segment(lease));
-    transport
-        .call(&Call::new(Method::DELETE, path))
-        .await?
-        .collect()
-        .await
+pub async fn unfollow(node: &Client, lease: &str) -> Result<Bytes> {
+    let path = format!("{PLANS_PATH}/{}", encode(lease));
+    let mut answer = node.call(&Call::new(Method::DELETE, path)).await?;
+    Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
 /// `shape` or `manifest` of a dataset, or, empty, what is known of it.
-pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Vec<u8>> {
-    let mut path = format!("/v1/datasets/{}", escape_segment(id));
+pub async fn part(node: &Client, id: &str, part: &str) -> Result<Vec<u8>> {
+    let mut path = format!("{DATASETS_PATH}/{}", encode(id));
     if !part.is_empty() {
         path = format!("{path}/{part}");
     }
-    let mut answer = transport.call(&Call::new(Method::GET, path)).await?;
+    let mut answer = node.call(&Call::new(Method::GET, path)).await?;
     let mut bytes = crate::buffer::room(answer.length().unwrap_or(0))?;
     while let Some(piece) = answer.piece().await? {
         bytes.extend_from_slice(&piece);
@@ -129,16 +105,16 @@ pub async fn part(transport: &Arc<Transport>, id: &str, part: &str) -> Result<Ve
 /// The rows with these numbers, in this order; and the seconds that the node says its work took, by
 /// what it was spent on.
 pub async fn take(
-    transport: &Arc<Transport>,
+    node: &Client,
     id: &str,
     rows: Bytes,
     columns: Option<&[String]>,
 ) -> Result<(arrow_array::RecordBatch, Vec<(String, f64)>)> {
-    let mut path = format!("/v1/datasets/{}/rows", escape_segment(id));
+    let mut path = format!("{DATASETS_PATH}/{}/rows", encode(id));
     // One parameter for each column: names may hold commas. No column at all is an empty list.
     for (i, column) in columns.unwrap_or_default().iter().enumerate() {
         path.push_str(if i == 0 { "?column=" } else { "&column=" });
-        path.push_str(&escape_segment(column));
+        path.push_str(&encode(column));
     }
     if columns.is_some_and(<[String]>::is_empty) {
         path.push_str("?columns=");
@@ -148,7 +124,7 @@ pub async fn take(
         ..Call::new(Method::POST, path)
     }
     .header(header::CONTENT_TYPE, "application/octet-stream");
-    let mut answer = transport.call(&call).await?;
+    let mut answer = node.call(&call).await?;
     let times = answer
         .header("server-timing")
         .map(server_timing)
@@ -211,9 +187,9 @@ pub fn row_numbers(rows: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     if numbers.len() > ROWS_PER_REQUEST_MAX {
         return Err(Failure::new(
             crate::failure::Class::TooLarge,
-            format!("more than {ROWS_PER_REQUEST_MAX} rows in one request"),
+            format!("the request names more than {ROWS_PER_REQUEST_MAX} rows"),
         )
-        .hint("ask for them in several requests")
+        .hint("split the request")
         .into());
     }
     let mut bytes = Vec::with_capacity(numbers.len() * 8);
@@ -228,7 +204,7 @@ fn flat(dimensions: usize) -> PyResult<()> {
         Ok(())
     } else {
         Err(PyTypeError::new_err(format!(
-            "row numbers in {dimensions} dimensions; flatten the array"
+            "the row numbers have {dimensions} dimensions; flatten the array"
         )))
     }
 }

@@ -4,21 +4,25 @@
 //! process: it is left where it is, untouched (see [`process`]), and a new one takes its place.
 
 use crate::{
-    address::Address,
     embedded::Engine,
     failure::{Failure, Result},
     inflight::InFlight,
     process,
     region::RegionPool,
-    transport::Transport,
 };
+use forebay_client::{Client, Settings, StartNode, Timeouts};
+use forebay_protocol::Address;
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicPtr, Ordering},
     },
     time::Duration,
 };
+
+/// How requests name who sends them.
+const USER_AGENT: &str = concat!("forebay-python/", env!("CARGO_PKG_VERSION"));
 
 /// What a client was made with. The token is never shown and never pickled.
 #[derive(Clone)]
@@ -35,7 +39,7 @@ pub struct Config {
 
 pub struct Session {
     pid: u32,
-    pub transport: Arc<Transport>,
+    pub node: Client,
     pub regions: Arc<RegionPool>,
     pub inflight: Arc<InFlight>,
 }
@@ -65,25 +69,20 @@ impl Sessions {
             Some(url) => (Address::parse(url)?, None),
             None => {
                 let engine = Engine::new(&self.config)?;
-                (
-                    Address {
-                        tcp: None,
-                        tls: false,
-                        unix: Some(engine.socket.clone()),
-                    },
-                    Some(engine),
-                )
+                (Address::Unix(engine.socket.clone()), Some(engine))
             }
+        };
+        let settings = Settings {
+            token: self.config.token.clone(),
+            ca: self.config.ca.as_ref().map(PathBuf::from),
+            timeouts: Timeouts::all(self.config.timeout),
+            find_socket: true,
+            starter: engine.map(|engine| Arc::new(engine) as Arc<dyn StartNode>),
+            ..Settings::new(address, USER_AGENT)
         };
         let made = Arc::new(Session {
             pid: process::pid(),
-            transport: Transport::new(
-                address,
-                engine,
-                self.config.token.clone(),
-                self.config.ca.clone(),
-                self.config.timeout,
-            ),
+            node: Client::new(settings)?,
             regions: Arc::default(),
             inflight: InFlight::new(self.config.max_inflight_bytes),
         });
@@ -111,6 +110,7 @@ impl Sessions {
         if session.pid != process::pid() {
             return None;
         }
+        // SAFETY: as above; the count that is added is the one that the new `Arc` gives back.
         unsafe {
             Arc::increment_strong_count(at);
             Some(Arc::from_raw(at))
@@ -126,6 +126,7 @@ impl Drop for Sessions {
         if let Some(session) = unsafe { at.as_ref() }
             && session.pid == process::pid()
         {
+            // SAFETY: see above.
             drop(unsafe { Arc::from_raw(at) });
         }
     }

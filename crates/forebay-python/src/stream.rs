@@ -1,5 +1,5 @@
-//! `Stream`: push streams for Python. Receiving is the crate `forebay_stream`'s; here are the ways
-//! to nodes, the waiting, and what Python sees.
+//! `Stream`: push streams for Python. Receiving is [`forebay_client::stream`]'s; here are the
+//! waiting, and what Python sees.
 //!
 //! A stream belongs to the process that opened it. A forked child can do nothing with it, and
 //! leaves it where it is: its tasks are the parent's.
@@ -11,52 +11,12 @@ use crate::{
     frame::RecordBatch,
     process,
     sync::Mutex,
-    transport::Transport,
 };
-use forebay_core::{Error, ErrorKind, Result, limits};
+use forebay_client::stream::{self, Options, Received};
+use forebay_core::{Error, ErrorKind, limits};
 use forebay_protocol::frame::decode_checked;
-use forebay_stream::{Dial, Io, Options, Received};
-use futures::future::BoxFuture;
 use pyo3::{prelude::*, types::PyDict};
-use std::{mem::ManuallyDrop, sync::Arc};
-
-/// A node, by a client of it.
-struct Node(Arc<Transport>);
-
-impl Dial for Node {
-    fn dial(&self) -> BoxFuture<'_, Result<Box<dyn Io>>> {
-        Box::pin(async {
-            self.0.find_local_socket().await.map_err(error)?;
-            self.0.dial().await.map_err(error)
-        })
-    }
-
-    fn name(&self) -> String {
-        self.0.route()
-    }
-
-    fn headers(&self) -> Vec<(String, String)> {
-        self.0.request_headers()
-    }
-}
-
-/// As the receiver looks at it: whether another attempt may help.
-fn error(failure: Failure) -> Error {
-    let kind = match failure.class {
-        Class::ConnectionFailed | Class::Truncated => ErrorKind::OriginUnavailable,
-        Class::Timeout => ErrorKind::Timeout,
-        Class::Busy => ErrorKind::Busy,
-        Class::Unauthenticated => ErrorKind::Unauthenticated,
-        Class::PermissionDenied => ErrorKind::PermissionDenied,
-        Class::InvalidRequest => ErrorKind::Invalid,
-        _ => ErrorKind::Internal,
-    };
-    let error = Error::new(kind, failure.message);
-    match failure.hint {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
-}
+use std::mem::ManuallyDrop;
 
 fn failure(error: Error) -> Failure {
     let unreachable = error.kind() == ErrorKind::OriginUnavailable;
@@ -94,7 +54,7 @@ pub struct Stream {
     pid: u32,
     /// The step that was handed out last, by its number.
     last: Mutex<Option<(u64, Py<StreamStep>)>>,
-    inner: ManuallyDrop<forebay_stream::Stream>,
+    inner: ManuallyDrop<stream::Stream>,
 }
 
 impl Drop for Stream {
@@ -107,7 +67,7 @@ impl Drop for Stream {
 }
 
 impl Stream {
-    fn here(&self) -> PyResult<&forebay_stream::Stream> {
+    fn here(&self) -> PyResult<&stream::Stream> {
         if self.pid == process::pid() {
             return Ok(&self.inner);
         }
@@ -139,14 +99,14 @@ impl Stream {
                 .map(|c| Ok(c?.cast_into::<Client>()?))
                 .collect::<PyResult<_>>()?,
         };
-        let transports = clients
+        let nodes = clients
             .iter()
-            .map(|c| Ok(c.get().session()?.transport.clone()))
+            .map(|c| Ok(c.get().session()?.node.clone()))
             .collect::<PyResult<Vec<_>>>()?;
-        let Some(first) = transports.first() else {
+        let Some(first) = nodes.first() else {
             return Err(Failure::invalid("a stream needs a client").into());
         };
-        let silence = first.timeout();
+        let silence = first.timeouts().silence;
         let retry_for = retry_for.map_or(Ok(silence), patience)?;
         let options = Options {
             connections,
@@ -155,11 +115,7 @@ impl Stream {
             retry_for,
             from_step,
         };
-        let nodes = transports
-            .into_iter()
-            .map(|t| Arc::new(Node(t)) as Arc<dyn Dial>)
-            .collect();
-        let inner = forebay_stream::Stream::open(
+        let inner = stream::Stream::open(
             process::runtime()?.handle(),
             nodes,
             request.into_bytes(),

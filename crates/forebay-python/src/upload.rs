@@ -31,12 +31,12 @@ pub fn from_file(
         match receiver.recv().await {
             Some(Some(piece)) => Some((Ok(piece), Some(receiver))),
             Some(None) => None,
-            None => Some((Err(std::io::Error::other("the upload was given up")), None)),
+            None => Some((Err(std::io::Error::other("the upload was cancelled")), None)),
         }
     });
     let (session, name) = (session.clone(), name.clone());
     let upload =
-        async move { objects::upload(&session.transport, &name, length, Box::pin(pieces)).await };
+        async move { objects::upload(&session.node, &name, length, Box::pin(pieces)).await };
     let task = Upload(process::runtime()?.spawn(upload));
     loop {
         let piece = file.call_method1("read", (UPLOAD_PIECE_BYTES,))?;

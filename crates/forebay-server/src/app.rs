@@ -7,8 +7,10 @@ use crate::{
     metrics::Metrics,
     places::Places,
     reload::ConfigReload,
-    s3::{Front, Uploads},
+    s3::Front,
     tls::Tls,
+    uploads::Uploads,
+    v1::Appends,
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, sync::RwLock};
@@ -39,6 +41,7 @@ pub struct App {
     pub streams: Streams,
     pub origins: Arc<OriginBuckets>,
     pub uploads: Arc<Uploads>,
+    pub appends: Arc<Appends>,
     pub s3: Front,
     pub metrics: Arc<Metrics>,
     /// One for each request in flight, its body included.

@@ -30,14 +30,14 @@ pub fn check(reached: &Reached<'_>, method: &Method, headers: &HeaderMap) -> Res
     let host = text(header::HOST).unwrap_or_default();
     if reached.by_loopback && !is_own_name(host, reached.hostnames) {
         return Err(Error::permission_denied(format!(
-            "this node is not known as {:?}",
+            "this node does not answer to the name {:?}",
             forebay_core::name::shorten(host)
         ))
         .hint("add the name to listen.hostnames, or use 127.0.0.1 or localhost"));
     }
     let denied = || {
         Err(
-            Error::permission_denied("a web page of another site may not ask this node")
+            Error::permission_denied("web pages of other sites may not send requests to this node")
                 .hint("give the node keys (auth.keys) to serve web pages"),
         )
     };

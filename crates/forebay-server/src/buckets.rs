@@ -88,6 +88,14 @@ impl Buckets for OriginBuckets {
         self.origins().get_to_be(bucket)
     }
 
+    fn is_mapped(&self, bucket: &str) -> bool {
+        self.origins().is_mapped(bucket)
+    }
+
+    fn provider(&self, bucket: &str) -> &'static str {
+        self.origins().provider(bucket)
+    }
+
     fn changed(&self, bucket: &str) {
         self.known.write().remove(bucket);
         self.origins().forget_bucket(bucket);

@@ -368,8 +368,13 @@ fn fuzz_range_and_conditional_headers() {
             }
             let uri = Uri::try_from(uri).ok();
             let target = uri.map(|uri| {
-                checked(s3::Target::of(&uri, &headers, &["s3.test".to_owned()]))
-                    .map(|t| (t.key.is_empty(), t.query.len().min(3)))
+                checked(s3::Target::of(
+                    &uri,
+                    &headers,
+                    &["s3.test".to_owned()],
+                    true,
+                ))
+                .map(|t| (t.key.is_empty(), t.query.len().min(3)))
             });
             let conditions = options.conditions;
             outcome::<_, Error>(Ok((

@@ -46,7 +46,7 @@ impl<S> Watched<S> {
             Poll::Ready(Ok(n)) if !self.pace.moved(Instant::now(), *n as u64) => {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the client took too little for too long",
+                    "the client read too slowly for too long",
                 )));
             }
             Poll::Ready(_) => {}
@@ -74,7 +74,7 @@ impl<S> Watched<S> {
             Poll::Pending => Poll::Pending,
             Poll::Ready(()) => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                "the client took nothing for too long",
+                "the client read nothing for too long",
             ))),
         }
     }

@@ -45,6 +45,8 @@ mod s3;
 mod service;
 mod socket;
 mod tls;
+mod uploads;
+mod url;
 mod v1;
 mod wire;
 

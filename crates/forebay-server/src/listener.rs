@@ -159,7 +159,7 @@ impl Gate {
         let gate = self.clone();
         let Some(place) = self.app.connections.try_take() else {
             self.app.metrics.refused_connections.fetch_add(1, Relaxed);
-            tracing::debug!(%peer, "a connection was refused: as many are open as may be");
+            tracing::debug!(%peer, "a connection was refused: the limit of open connections is reached");
             self.stop.tasks.spawn(async move {
                 let _seat = seat;
                 refuse(stream, gate.app.connections.most()).await;

@@ -56,7 +56,7 @@ pub fn init(log: &Log) -> Result<()> {
         }
     };
     if installed.is_err() {
-        tracing::debug!("logs go where this process set them up before");
+        tracing::debug!("this process has set up logging already, and its logs go there");
     } else {
         let _ = FILTER.set(handle);
     }

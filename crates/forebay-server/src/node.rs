@@ -19,9 +19,11 @@ use crate::{
     places::Places,
     reload::{self, ConfigReload},
     request_id::RequestId,
-    s3::{Front, Uploads},
+    s3::Front,
     socket,
     tls::Tls,
+    uploads::Uploads,
+    v1::Appends,
 };
 use forebay_batch::Batcher;
 use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock, sync::RwLock};
@@ -93,6 +95,7 @@ impl Node {
         let rows = Rows::new(engine.clone(), RowsConfig::default());
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
         let uploads = Arc::new(Uploads::new(config.limits.uploads));
+        let appends = Arc::new(Appends::new(engine.clone()));
         let metrics = Arc::new(Metrics::default());
         metrics.set_buckets(config.bucket_names());
         let ready = Arc::new(AtomicBool::new(true));
@@ -117,6 +120,7 @@ impl Node {
             plans,
             streams,
             origins,
+            appends,
             uploads,
             metrics,
             ready,
@@ -235,6 +239,8 @@ impl Node {
         if let Some(path) = &self.app.unix_path {
             socket::remove(path);
         }
+        // Their parts at the origin, as far as that answers.
+        let _ = timeout(ABORT_GRACE, self.app.appends.close()).await;
         self.app.engine.close(ABORT_GRACE).await?;
         if in_time {
             tracing::info!("the node has stopped");
@@ -358,7 +364,7 @@ pub async fn embedded(mut config: Config) -> Result<Embedded> {
                 }
                 if began.elapsed() > TAKEOVER_TIMEOUT {
                     return Err(e.hint(format!(
-                        "another process has the cache open, and nobody answers at {}",
+                        "another process has the cache open, and no node answers at {}",
                         path.display()
                     )));
                 }

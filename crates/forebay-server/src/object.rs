@@ -11,6 +11,7 @@ use forebay_engine::{Conditions, Engine, ReadOptions};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::{
     ops::Range,
+    sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -44,8 +45,7 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             if_unmodified_since_ms: date(header::IF_UNMODIFIED_SINCE),
         },
         bypass: has(header::CACHE_CONTROL, "no-cache") || has(BYPASS_HEADER, "bypass"),
-        brought: None,
-        uncounted: false,
+        ..ReadOptions::default()
     }
 }
 
@@ -62,6 +62,12 @@ pub fn range_header(headers: &HeaderMap) -> Result<Option<ByteRange>> {
     }
 }
 
+/// An answer, and the head of the version that it is of.
+pub struct Answered {
+    pub response: Response<AnswerBody>,
+    pub meta: Arc<ObjectMeta>,
+}
+
 /// A GET or HEAD of one object.
 ///
 /// # Errors
@@ -73,7 +79,23 @@ pub async fn answer(
     headers: &HeaderMap,
     note: &Note,
 ) -> Result<Response<AnswerBody>> {
-    let mut options = read_options(headers);
+    let options = read_options(headers);
+    let answered = answer_with(engine, name, method, headers, options, note).await?;
+    Ok(answered.response)
+}
+
+/// [`answer`] with options of the caller's; what `headers` ask of a read is in them.
+///
+/// # Errors
+/// As [`answer`].
+pub async fn answer_with(
+    engine: &Engine,
+    name: &ObjectName,
+    method: &Method,
+    headers: &HeaderMap,
+    mut options: ReadOptions,
+    note: &Note,
+) -> Result<Answered> {
     let mut range = range_header(headers)?;
     if range.is_some() && headers.contains_key(header::IF_RANGE) {
         range = if_range(engine, name, headers, &mut options)
@@ -98,7 +120,7 @@ async fn get(
     range: Option<ByteRange>,
     options: &ReadOptions,
     note: &Note,
-) -> Result<Response<AnswerBody>> {
+) -> Result<Answered> {
     let read = engine.read(name, range, options).await?;
     let mut response = described(&read.meta, range.map(|_| read.range.clone()));
     note.x_cache(response.headers_mut(), read.cache);
@@ -108,7 +130,10 @@ async fn get(
     } else {
         AnswerBody::stream(read.body, Some(length))
     };
-    Ok(response)
+    Ok(Answered {
+        response,
+        meta: read.meta,
+    })
 }
 
 async fn head(
@@ -117,7 +142,7 @@ async fn head(
     range: Option<ByteRange>,
     options: &ReadOptions,
     note: &Note,
-) -> Result<Response<AnswerBody>> {
+) -> Result<Answered> {
     let head = engine.head(name, options).await?;
     let range = range
         .map(|r| r.resolve(head.meta.size))
@@ -125,7 +150,10 @@ async fn head(
         .map_err(|e| e.context(name))?;
     let mut response = described(&head.meta, range);
     note.x_cache(response.headers_mut(), head.cache);
-    Ok(response)
+    Ok(Answered {
+        response,
+        meta: head.meta,
+    })
 }
 
 /// Whether `If-Range` lets the range hold; if it does, the version is held too.
@@ -145,8 +173,8 @@ async fn if_range(
         .head(
             name,
             &ReadOptions {
-                conditions: Conditions::default(),
                 bypass: options.bypass,
+                latest: options.latest,
                 ..Default::default()
             },
         )
@@ -169,15 +197,15 @@ async fn not_modified(
     engine: &Engine,
     name: &ObjectName,
     options: &ReadOptions,
-) -> Result<Response<AnswerBody>> {
+) -> Result<Answered> {
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
     let head = engine
         .head(
             name,
             &ReadOptions {
-                conditions: Conditions::default(),
                 bypass: options.bypass,
+                latest: options.latest,
                 ..Default::default()
             },
         )
@@ -197,7 +225,10 @@ async fn not_modified(
         header::LAST_MODIFIED,
         Some(&http_date(head.meta.last_modified_ms)),
     );
-    Ok(response)
+    Ok(Answered {
+        response,
+        meta: head.meta,
+    })
 }
 
 /// The head of an answer: 206 with `Content-Range` if a range was asked for, 200 otherwise.

@@ -76,7 +76,7 @@ pub fn reload(app: &App, loaded: Result<Config>) {
             for setting in &waiting {
                 tracing::warn!(
                     setting,
-                    "this setting was changed and needs a restart; the old value stays in force"
+                    "this setting changed and needs a restart; the old value stays in force"
                 );
             }
             tracing::info!(
@@ -104,7 +104,7 @@ fn apply(app: &App, new: Config) -> Result<Vec<String>> {
         return Err(Error::invalid(
             "the new configuration has no keys, and the node asks for them",
         )
-        .hint("restart the node, if it shall be open"));
+        .hint("restart the node if it should be open to everyone"));
     }
     // What can fail.
     let access = Access::prepare(&merged.auth)?;

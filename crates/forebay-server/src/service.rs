@@ -137,8 +137,8 @@ fn admit(app: &App) -> (Option<Place>, Option<Error>) {
     }
 }
 
-/// HTTP/1.1 wants one `Host` that is one: two machines on the way that read different ones would
-/// not agree on what is asked for.
+/// HTTP/1.1 wants exactly one `Host`: machines on the way that read different ones would not agree on
+/// what is requested.
 fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
     let mut hosts = request.headers().get_all(http::header::HOST).iter();
     let bad = |what: &str| {
@@ -152,7 +152,7 @@ fn check_host<B>(request: &Request<B>) -> Result<(), Error> {
         (Some(host), None) if host.is_empty() => Ok(()),
         (Some(host), None) => match http::uri::Authority::try_from(host.as_bytes()) {
             Ok(authority) if !authority.as_str().contains('@') => Ok(()),
-            _ => bad("is no host"),
+            _ => bad("does not name a host"),
         },
     }
 }

@@ -30,7 +30,7 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
             return Err(Error::invalid(format!(
-                "listen.unix: {} is there and is no socket",
+                "listen.unix: {} exists and is not a socket",
                 path.display()
             ))
             .hint("choose another path"));
@@ -94,6 +94,6 @@ mod tests {
         fs::write(&path, "x").unwrap();
         assert!(bind(&path, 0o600).is_err());
         remove(&path);
-        assert!(path.exists(), "a file that is no socket is left alone");
+        assert!(path.exists(), "a file that is not a socket is left alone");
     }
 }

@@ -8,7 +8,7 @@
 use forebay_core::{
     Attributes, ObjectMeta, ObjectName, SystemClock, checksum::crc32c, limits::CHUNK_BYTES,
 };
-use forebay_store::{DirConfig, Part, Store, StoreConfig};
+use forebay_store::{DirConfig, Part, Store, StoreConfig, Wait};
 use std::{hint::black_box, path::Path, sync::Arc, time::Instant};
 
 const OBJECT_BYTES: usize = 10 << 10;
@@ -64,11 +64,17 @@ fn read_some(store: &Store, objects: u64, reads: u64, seed: u64) -> u64 {
         let before = out.len();
         let got = store.append_inline(
             &name((x >> 33) % objects),
-            None,
+            Wait::May,
             &mut out,
-            &mut |_, _, out| out.extend_from_slice(&[0; 512]),
+            |meta, out| {
+                out.extend_from_slice(&[0; 512]);
+                Some(0..meta.size)
+            },
         );
-        assert!(got.is_some(), "everything fits, so everything is there");
+        assert!(
+            got.is_ok_and(|got| got.is_some()),
+            "everything fits, so everything is there"
+        );
         bytes += (out.len() - before) as u64;
     }
     bytes
@@ -183,13 +189,16 @@ fn main() -> forebay_core::Result<()> {
     let begin = Instant::now();
     for i in 0..2000u32 {
         out.clear();
-        assert!(store.append_part(
+        let part = Part::Chunk(i % 64);
+        let got = store.append_part(
             &name(objects),
             big.version(),
-            Part::Chunk(i % 64),
+            part,
             0..CHUNK_BYTES,
-            &mut out
-        ));
+            Wait::May,
+            &mut out,
+        );
+        assert!(got == Ok(true));
     }
     rate(
         "append_part 1 MiB, warm, 1 thread",
@@ -201,13 +210,16 @@ fn main() -> forebay_core::Result<()> {
     for i in 0..200_000u64 {
         out.clear();
         let at = (i * 7919) % (CHUNK_BYTES - 4096);
-        assert!(store.append_part(
+        let part = Part::Chunk((i % 64) as u32);
+        let got = store.append_part(
             &name(objects),
             big.version(),
-            Part::Chunk((i % 64) as u32),
+            part,
             at..at + 4096,
-            &mut out
-        ));
+            Wait::May,
+            &mut out,
+        );
+        assert!(got == Ok(true));
     }
     rate(
         "append_part 4 KiB of 1 MiB, warm, 1 thread",

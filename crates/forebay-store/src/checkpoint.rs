@@ -74,8 +74,7 @@ impl Inner {
             HEADER_BYTES + segments_max * SEGMENT_BYTES + entries_max * ENTRY_BYTES + TRAILER_BYTES;
         if claim > dir.capacity / SHARE {
             // The older one, if any, stays: it is still right, only the replay is longer.
-            tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large for \
-                this cache to be written out; a restart reads the records");
+            tracing::info!(dir = %dir.path.display(), bytes = claim, "the index is too large to be written into this cache; a restart reads the records instead");
             return Ok(());
         }
         self.claim(dir, claim, Class::Normal)?;
@@ -104,8 +103,7 @@ impl Inner {
             Err(e) => {
                 match dir.disk.delete(&tmp) {
                     Err(gone) if gone.kind() != io::ErrorKind::NotFound => {
-                        tracing::warn!(file = %tmp.display(), error = %gone, "a half-written \
-                            checkpoint could not be deleted; its space stays charged");
+                        tracing::warn!(file = %tmp.display(), error = %gone, "a half-written checkpoint could not be deleted; its space stays charged");
                     }
                     _ => dir.unclaim(claim),
                 }
@@ -165,9 +163,7 @@ impl Inner {
                 }
             }
             if entries > entries_max {
-                return Err(io::Error::other(
-                    "the index grew too fast to be written out",
-                ));
+                return Err(io::Error::other("the index grew too fast to be written"));
             }
         }
         out.flush()?;

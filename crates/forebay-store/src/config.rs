@@ -97,7 +97,7 @@ impl DirConfig {
         let least = bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES;
         if self.capacity_bytes < least {
             return Err(Error::invalid(format!(
-                "cache directory {}: {} are too few",
+                "cache directory {}: a size of {} is too small",
                 self.path.display(),
                 format_bytes(self.capacity_bytes)
             ))

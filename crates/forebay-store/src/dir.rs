@@ -411,8 +411,7 @@ impl Directory {
             return;
         }
         if let Err(e) = segment.file.set_size(segment.end.load(Relaxed)) {
-            tracing::debug!(file = %segment.path.display(), error = %e, "what was prepared could \
-                not be cut off");
+            tracing::debug!(file = %segment.path.display(), error = %e, "the unused end of a segment could not be cut off");
             let mut state = self.state.lock();
             if state.segments.contains_key(&segment.ordinal) {
                 // The room that is kept free for this is the next segment's: from now on it is
@@ -543,7 +542,7 @@ impl Directory {
 
     pub fn full_error(&self, bytes: u64) -> Error {
         Error::busy(format!(
-            "cache directory {}: no room for {} within its {}",
+            "cache directory {}: {} do not fit into its {}",
             self.path.display(),
             format_bytes(bytes),
             format_bytes(self.effective())
@@ -561,7 +560,7 @@ pub fn too_large(bytes: u64, segment_bytes: u64) -> Error {
     Error::new(
         forebay_core::ErrorKind::TooLarge,
         format!(
-            "a record of {} does not fit a segment of {}",
+            "a record of {} does not fit into a segment of {}",
             format_bytes(bytes),
             format_bytes(segment_bytes)
         ),

@@ -40,14 +40,7 @@ pub fn space_of(path: &Path) -> io::Result<Space> {
         .ancestors()
         .find(|p| p.exists())
         .unwrap_or(Path::new("/"));
-    let path = std::ffi::CString::new(existing.as_os_str().as_encoded_bytes())?;
-    let mut said = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: a path that ends with a zero, and memory for the answer.
-    if unsafe { libc::statvfs(path.as_ptr(), said.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call succeeded, so it has filled the answer.
-    let said = unsafe { said.assume_init() };
+    let said = rustix::fs::statvfs(existing)?;
     let unit = said.f_frsize;
     Ok(Space {
         total_bytes: said.f_blocks.saturating_mul(unit),
@@ -111,7 +104,8 @@ struct RealFile {
 }
 
 impl RealFile {
-    /// One call, into the spare capacity of `out`, until it is `end` bytes long.
+    /// One call, into the spare capacity of `out`, until it is `end` bytes long. (rustix's
+    /// `preadv2` takes memory that is initialised, which would have to be zeroed for each read.)
     fn pread(
         &self,
         out: &mut Vec<u8>,
@@ -242,31 +236,11 @@ impl DiskFile for RealFile {
 
     fn write_all_at(&self, parts: &[&[u8]], offset: u64) -> io::Result<()> {
         let total: usize = parts.iter().map(|p| p.len()).sum();
-        let iov: Vec<libc::iovec> = parts
-            .iter()
-            .map(|p| libc::iovec {
-                iov_base: p.as_ptr().cast_mut().cast(),
-                iov_len: p.len(),
-            })
-            .collect();
-        // SAFETY: each iovec names a live slice, which the kernel only reads.
-        let n = unsafe {
-            libc::pwritev(
-                self.file.as_raw_fd(),
-                iov.as_ptr(),
-                iov.len() as libc::c_int,
-                offset as libc::off_t,
-            )
-        };
-        let written = match n {
-            -1 => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-                0
-            }
-            n => n as usize,
+        let slices: Vec<io::IoSlice<'_>> = parts.iter().map(|p| io::IoSlice::new(p)).collect();
+        let written = match rustix::io::pwritev(&self.file, &slices, offset) {
+            Ok(written) => written,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(e) => return Err(e.into()),
         };
         if written == total {
             return Ok(());

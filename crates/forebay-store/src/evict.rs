@@ -285,7 +285,7 @@ impl Inner {
         while victim.pending.load(Relaxed) > 0 {
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!(
-                    "cache directory {}: a write takes long",
+                    "cache directory {}: a write is slow",
                     dir.path.display()
                 )));
             }
@@ -413,7 +413,7 @@ impl Inner {
             // bring back an older one after a crash.
             if waited >= PENDING_WAIT {
                 return Err(Error::busy(format!(
-                    "cache directory {}: a write takes long",
+                    "cache directory {}: a write is slow",
                     dir.path.display()
                 )));
             }
@@ -576,7 +576,7 @@ impl Inner {
             Some(Some(placed))
         })?;
         let Some(placed) = placed else {
-            assert!(!current, "a place is refused to what is not current");
+            assert!(!current, "a record that is no longer current was not kept");
             dir.unclaim(len);
             return Ok(false);
         };

@@ -11,6 +11,7 @@
 
 use crate::disk::{Disk, OpenMode};
 use forebay_core::{Error, ErrorKind, Result};
+use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -201,14 +202,14 @@ pub fn boot_id() -> String {
 
 pub fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];
-    // SAFETY: the kernel writes at most the eight bytes that the pointer and length name.
-    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if n != 8 {
-        return Err(
-            Error::internal("the system gave no random numbers").source(io::Error::last_os_error())
-        );
+    // So few come all at once.
+    match rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(8) => Ok(u64::from_le_bytes(bytes)),
+        Ok(n) => Err(Error::internal(format!(
+            "the system gave {n} of 8 random bytes"
+        ))),
+        Err(e) => Err(Error::internal("the system gave no random numbers").source(e)),
     }
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// A directory that belongs to this process, until this is dropped or the process ends.

@@ -113,7 +113,7 @@ impl Inner {
             dir.path.display(),
             dir.health().as_str()
         ))
-        .hint("it is tried again soon; see the log for the failure")
+        .hint("the node tries it again soon; the log says what failed")
     }
 
     /// Writes a record to `dir`, or fails. Where the file system has no room for it, room is made
@@ -445,8 +445,7 @@ impl Inner {
                 .file
                 .write_all_at(&[&[0; HEADER_BYTES]], entry.offset())
         {
-            tracing::warn!(file = %segment.path.display(), error = %e, "a removed record could \
-                not be made unreadable");
+            tracing::warn!(file = %segment.path.display(), error = %e, "a removed record could not be made unreadable");
         }
     }
 
@@ -458,8 +457,7 @@ impl Inner {
         {
             return;
         }
-        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: \
-            what is cached here is revalidated after the next restart");
+        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: after the next restart, everything cached here is revalidated");
         let mut saved = dir.save_identity().is_ok();
         for peer in self.dirs.iter().filter(|p| p.index != dir.index) {
             let fresh = {
@@ -473,8 +471,7 @@ impl Inner {
             saved |= !fresh || peer.save_identity().is_ok();
         }
         if !saved {
-            tracing::error!(dir = %dir.path.display(), "no cache directory can be written: a \
-                removed object may be there again after a restart");
+            tracing::error!(dir = %dir.path.display(), "no cache directory can be written: a removed object may come back after a restart");
         }
     }
 
@@ -483,8 +480,7 @@ impl Inner {
         if dir.identity_unsaved.load(Relaxed)
             && let Err(e) = dir.save_identity()
         {
-            tracing::warn!(dir = %dir.path.display(), error = %e, "the identity file could not \
-                be written");
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the identity file could not be written");
         }
     }
 
@@ -512,8 +508,7 @@ impl Inner {
             Damage::Io => &dir.counters.read_failures,
         };
         counter.fetch_add(1, Relaxed);
-        tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached \
-            record is damaged; it is fetched again");
+        tracing::warn!(file = %segment.path.display(), offset = entry.offset(), ?what, "a cached record is damaged; it will be fetched again");
         // Who closes the cache may wait for this very thread's writing: then it is as good as
         // closed.
         if Self::is_named(entry) && self.closed.try_read().is_some_and(|closed| !*closed) {
@@ -537,13 +532,13 @@ pub fn check_sizes(meta_len: usize, data_len: usize) -> Result<()> {
     if meta_len > record::META_MAX_BYTES {
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("metadata of {meta_len} bytes are too long to be cached"),
+            format!("metadata of {meta_len} bytes is too long to be cached"),
         ));
     }
     if data_len as u64 > 1 << 30 {
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("{data_len} bytes do not fit one record of the cache"),
+            format!("{data_len} bytes do not fit into one record of the cache"),
         ));
     }
     Ok(())

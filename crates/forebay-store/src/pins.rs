@@ -13,7 +13,7 @@ use crate::{
     index::{Entry, PIN, PINNED},
     inner::Inner,
     key::pin_key,
-    read::Miss,
+    read::{Miss, Wait},
     record::{Header, Kind, NewRecord, padded, record_len, split_name},
     sync::{
         RwLock,
@@ -159,8 +159,7 @@ impl Pins {
         };
         self.cost.store(others + pin.object_cost, Relaxed);
         if pin.too_large {
-            tracing::warn!(object = %pin.name, "pinned, but not held: the pins would take more \
-                than half of the cache");
+            tracing::warn!(object = %pin.name, "this pin is not honored: pinned objects would take more than half of the cache");
         }
         !pin.too_large
     }
@@ -206,8 +205,8 @@ impl Store {
         Error::new(
             ErrorKind::TooLarge,
             format!(
-                "{name} cannot be pinned: pinned objects would take {}, and {} (half of the \
-                 cache) is the limit",
+                "{name} cannot be pinned: pinned objects would take {}; the limit is {}, half of \
+                 the cache",
                 format_bytes(total),
                 format_bytes(self.inner.pins.limit())
             ),
@@ -266,14 +265,15 @@ impl Inner {
     /// object costs.
     pub(crate) fn hold_cached(&self, name: &ObjectName) -> Option<(bool, u64)> {
         let key = self.head_key(name);
-        let (seq, version, cost) = self.with_record(key, name, |entry: &Entry, record| {
+        let found = self.with_record(key, name, Wait::May, |entry: &Entry, record| {
             let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
             Ok((
                 entry.seq,
                 record.header.version,
                 cost_of(name, &meta, record.meta().len()),
             ))
-        })?;
+        });
+        let (seq, version, cost) = found.unwrap_or_default()?;
         let held = self.pins.arrived(name.hash128(), version, cost);
         if held && let Some(entry) = self.index.shard(key).get(key).filter(|e| e.seq == seq) {
             entry.set(PINNED);
@@ -362,7 +362,7 @@ impl Inner {
             if held {
                 self.hold_cached(name);
             } else {
-                tracing::warn!(object = %name, "no longer pinned: the cache has become too small");
+                tracing::warn!(object = %name, "an object is no longer pinned: the cache has become too small");
             }
             held
         });
@@ -371,8 +371,7 @@ impl Inner {
         }
         for name in names {
             if let Err(e) = self.write_pin(&name) {
-                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new \
-                    cache directory");
+                tracing::warn!(object = %name, error = %e, "a pin could not be written to a new cache directory");
             }
         }
     }

@@ -42,6 +42,7 @@ pub enum Miss {
 /// Whether a read may wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
+    /// For threads that may stand still.
     May,
     /// For threads that must not stand still: what is in the page cache is read, else nothing is.
     MustNot,
@@ -194,19 +195,11 @@ fn open<'a>(
 
 impl Inner {
     /// Finds the record of `key`, reads its beginning and hands it to `use_it`. Damage is counted
-    /// and the entry dropped.
+    /// and the entry dropped, by a read that may wait.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone.
     pub fn with_record<T>(
-        &self,
-        key: u128,
-        name: &ObjectName,
-        use_it: impl FnOnce(&Entry, &Record<'_>) -> Result<T, Miss>,
-    ) -> Option<T> {
-        self.with_record_waiting(key, name, Wait::May, use_it)
-            .unwrap_or_default()
-    }
-
-    /// The same, with or without waiting for the disk.
-    pub fn with_record_waiting<T>(
         &self,
         key: u128,
         name: &ObjectName,

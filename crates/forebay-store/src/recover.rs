@@ -106,7 +106,7 @@ impl Inner {
                 "cache directory {} is a copy of another one",
                 twice.path.display()
             ))
-            .hint("empty it: copies of a cache directory cannot be used together"));
+            .hint("empty one of them: a cache directory and its copy cannot be used together"));
         }
         let boot = identity::boot_id();
         let (last_run, last_session) = found
@@ -192,8 +192,7 @@ impl Inner {
         inner.load_pins(&away);
         for dir in &inner.dirs {
             if let Err(e) = inner.shrink(dir) {
-                tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory is over \
-                    its size");
+                tracing::warn!(dir = %dir.path.display(), error = %e, "cache directory is over its size");
             }
         }
         Ok(inner)
@@ -207,8 +206,7 @@ impl Inner {
         }
         let mut result = match self.checkpoint() {
             Err(e) if self.dirs.iter().any(|d| d.health() == DirState::Full) => {
-                tracing::warn!(error = %e.describe(), "the index could not be written out on a \
-                    full file system; the next start reads the records");
+                tracing::warn!(error = %e.describe(), "the index could not be written out on a full file system; the next start reads the records");
                 Ok(())
             }
             written => written,
@@ -249,24 +247,22 @@ fn recognize(
     let what = match known {
         Known::Identity(identity) => return Ok((*identity, false)),
         Known::Recovered(identity) => {
-            tracing::warn!(dir = %path.display(), "the identity of this cache directory is gone or \
-                damaged; with its copy all is there, and is revalidated before it is served");
+            tracing::warn!(dir = %path.display(), "the identity file of this cache directory is missing or damaged; its copy was used, and objects are revalidated before they are served");
             return Ok((*identity, false));
         }
         Known::Nothing | Known::Damaged if held().0 == 0 => return Ok((Identity::new()?, true)),
         Known::Nothing => format!("{} is not there", identity::FILE),
         Known::Damaged => format!("{} is damaged", identity::FILE),
         Known::Foreign(format) => format!(
-            "it is of format {format}, from another version of this program (this one reads \
-             format {})",
+            "it has format {format}, from another version of this program (this one reads format \
+             {})",
             identity::FORMAT
         ),
     };
     let (segments, bytes) = held();
     let holds = format!("{} in {segments} segments", format_bytes(bytes));
     if discard {
-        tracing::warn!(dir = %path.display(), why = %what, holds = %holds, "what this cache \
-            directory holds is discarded, as configured");
+        tracing::warn!(dir = %path.display(), why = %what, holds = %holds, "the contents of this cache directory are discarded, as configured");
         return Ok((Identity::new()?, true));
     }
     Err(Error::invalid(format!(
@@ -379,8 +375,7 @@ fn read_all(
             |n| index.reserve(n),
         );
         let loaded = loaded.unwrap_or_else(|e| {
-            tracing::warn!(dir = %dir.path.display(), error = %e, "the checkpoint cannot be \
-                read; the records are read instead");
+            tracing::warn!(dir = %dir.path.display(), error = %e, "the checkpoint cannot be read; the records are read instead");
             None
         });
         if let Some(loaded) = &loaded {
@@ -446,13 +441,11 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
     let result = segment.scan(*from, false, &mut |offset, header, _, _| {
         next_seq.fetch_max(header.seq + 1, Relaxed);
         if offset >= *check_from && !is_whole(segment, offset, header) {
-            tracing::info!(file = %segment.path.display(), offset, "dropped a record that was \
-                not written to its end");
+            tracing::info!(file = %segment.path.display(), offset, "dropped a record that was not written completely");
             // For good: the next start may not look here again, and would prefer it to an older,
             // whole record of the key.
             if let Err(e) = segment.file.write_all_at(&[&[0; HEADER_BYTES]], offset) {
-                tracing::warn!(file = %segment.path.display(), error = %e, "a record that was \
-                    cut off could not be made unreadable");
+                tracing::warn!(file = %segment.path.display(), error = %e, "a record that was cut off could not be made unreadable");
             }
             return ControlFlow::Continue(());
         }
@@ -491,12 +484,10 @@ fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &Atom
     match result {
         Ok(0) => {}
         Ok(skipped) => {
-            tracing::info!(file = %segment.path.display(), bytes = skipped * 64, "stepped over \
-                what is not a record")
+            tracing::info!(file = %segment.path.display(), bytes = skipped * 64, "skipped bytes that are not a record")
         }
         Err(e) => {
-            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read \
-                to its end")
+            tracing::warn!(file = %segment.path.display(), error = %e, "a segment cannot be read to its end")
         }
     }
 }
@@ -615,8 +606,7 @@ fn adopt(
     } else {
         let saved = dir.identity.lock().save_copy(&*dir.disk, &dir.path);
         if let Err(e) = saved {
-            tracing::info!(dir = %dir.path.display(), error = %e, "the copy of the identity file \
-                could not be written");
+            tracing::info!(dir = %dir.path.display(), error = %e, "the copy of the identity file could not be written");
         }
     }
     dir

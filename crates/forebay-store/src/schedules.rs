@@ -6,7 +6,7 @@
 //! many times as many.
 
 use crate::{
-    DirConfig, Store, StoreConfig,
+    DirConfig, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, FaultyDisk, Op, Rule},
 };
@@ -82,7 +82,7 @@ fn put(store: &Store, i: u64, version: u64) {
 
 /// The version that is there. Its bytes are right.
 fn version(store: &Store, i: u64) -> Option<u64> {
-    let head = store.head(&name(i))?;
+    let head = store.head(&name(i), Wait::May).unwrap()?;
     let version = head
         .meta
         .etag

@@ -18,9 +18,7 @@ use crate::{
     worker::Worker,
 };
 use bytes::Bytes;
-use forebay_core::{
-    ByteRange, Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES,
-};
+use forebay_core::{Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use std::{ops::Range, sync::Arc};
 
 /// The local cache. Synchronous and safe to share between threads.
@@ -114,20 +112,13 @@ impl Store {
             .is_some()
     }
 
-    /// The meta, and a small object's bytes, with one read.
-    pub fn head(&self, name: &ObjectName) -> Option<Head> {
-        self.head_waiting(name, Wait::May).unwrap_or_default()
-    }
-
-    /// The same without waiting for the disk.
-    pub fn head_now(&self, name: &ObjectName) -> Result<Option<Head>, WouldWait> {
-        self.head_waiting(name, Wait::MustNot)
-    }
-
-    /// The same, waiting for the disk or not.
-    pub fn head_waiting(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
+    /// The meta, and a small object's bytes, with one read. `None`: it is not here, or damaged.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone.
+    pub fn head(&self, name: &ObjectName, wait: Wait) -> Result<Option<Head>, WouldWait> {
         self.inner
-            .with_record_waiting(self.inner.head_key(name), name, wait, |entry, record| {
+            .with_record(self.inner.head_key(name), name, wait, |entry, record| {
                 let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
                 let data = if record.is_inline() {
                     let mut data = Vec::with_capacity(record.header.data_len as usize);
@@ -145,123 +136,83 @@ impl Store {
             })
     }
 
-    /// Appends a small object, or a range of it, to `out`. `before` is called first with the meta
-    /// and the range, and may append, too.
+    /// Appends a small object, or some of its bytes, to `out`. `choose` is called first with the
+    /// meta: it says which bytes are wanted, if any of this version are, and may append, too.
     ///
-    /// `None`, with `out` unchanged: it is not here, not inline or damaged, or the range names no
-    /// byte of it.
+    /// `None`, with `out` unchanged: it is not here, not inline or damaged, or `choose` wants
+    /// nothing of it.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone; `out` is unchanged.
     pub fn append_inline(
         &self,
         name: &ObjectName,
-        range: Option<ByteRange>,
-        out: &mut Vec<u8>,
-        before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
-    ) -> Option<Appended> {
-        self.append_inline_waiting(name, range, out, before, Wait::May)
-            .unwrap_or_default()
-    }
-
-    /// The same, waiting for the disk or not; `out` is unchanged on an error, too.
-    pub fn append_inline_waiting(
-        &self,
-        name: &ObjectName,
-        range: Option<ByteRange>,
-        out: &mut Vec<u8>,
-        before: &mut dyn FnMut(&ObjectMeta, Range<u64>, &mut Vec<u8>),
         wait: Wait,
+        out: &mut Vec<u8>,
+        choose: impl FnOnce(&ObjectMeta, &mut Vec<u8>) -> Option<Range<u64>>,
     ) -> Result<Option<Appended>, WouldWait> {
         let begin = out.len();
-        let result = self.inner.with_record_waiting(
-            self.inner.head_key(name),
-            name,
-            wait,
-            |entry, record| {
-                if !record.is_inline() {
-                    return Err(Miss::NotHere);
-                }
-                let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
-                let range = match range {
-                    Some(range) => range.resolve(meta.size).map_err(|_| Miss::NotHere)?,
-                    None => 0..meta.size,
-                };
-                before(&meta, range.clone(), out);
-                record.append(range.clone(), out)?;
-                Ok(Appended {
-                    meta: Arc::new(meta),
-                    validated_at_secs: entry.validated_at,
-                    range,
-                })
-            },
-        );
+        let key = self.inner.head_key(name);
+        let result = self.inner.with_record(key, name, wait, |entry, record| {
+            if !record.is_inline() {
+                return Err(Miss::NotHere);
+            }
+            let meta = codec::decode(record.meta()).ok_or(Miss::NotHere)?;
+            let range = choose(&meta, out).ok_or(Miss::NotHere)?;
+            record.append(range.clone(), out)?;
+            Ok(Appended {
+                meta: Arc::new(meta),
+                validated_at_secs: entry.validated_at,
+                range,
+            })
+        });
         if !matches!(result, Ok(Some(_))) {
             out.truncate(begin);
         }
         result
     }
 
-    /// A range of a part.
+    /// A range of a part. `None`: it is not here, shorter, or damaged.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone.
     pub fn part(
         &self,
         name: &ObjectName,
         version: VersionId,
         part: Part,
         range: Range<u64>,
-    ) -> Option<Bytes> {
-        let mut out = Vec::new();
-        self.append_part(name, version, part, range, &mut out)
-            .then(|| Bytes::from(out))
-    }
-
-    /// The same without waiting for the disk.
-    pub fn part_now(
-        &self,
-        name: &ObjectName,
-        version: VersionId,
-        part: Part,
-        range: Range<u64>,
+        wait: Wait,
     ) -> Result<Option<Bytes>, WouldWait> {
         let mut out = Vec::new();
-        let found =
-            self.append_part_waiting(name, version, part, range, &mut out, Wait::MustNot)?;
+        let found = self.append_part(name, version, part, range, wait, &mut out)?;
         Ok(found.then(|| Bytes::from(out)))
     }
 
     /// Appends a range of a part to `out`. `false`, with `out` unchanged: it is not here, shorter,
     /// or damaged.
+    ///
+    /// # Errors
+    /// Under [`Wait::MustNot`] alone; `out` is unchanged.
     pub fn append_part(
         &self,
         name: &ObjectName,
         version: VersionId,
         part: Part,
         range: Range<u64>,
-        out: &mut Vec<u8>,
-    ) -> bool {
-        self.append_part_waiting(name, version, part, range, out, Wait::May)
-            .unwrap_or_default()
-    }
-
-    /// The same, waiting for the disk or not.
-    pub fn append_part_waiting(
-        &self,
-        name: &ObjectName,
-        version: VersionId,
-        part: Part,
-        range: Range<u64>,
-        out: &mut Vec<u8>,
         wait: Wait,
+        out: &mut Vec<u8>,
     ) -> Result<bool, WouldWait> {
         let key = part_key(self.inner.head_key(name), version, part);
-        let appended = self
-            .inner
-            .with_record_waiting(key, name, wait, |_, record| {
-                if record.header.kind != Kind::Part
-                    || record.header.version != version.0
-                    || record.meta() != part.encode()
-                {
-                    return Err(Miss::Collision);
-                }
-                record.append(range, out)
-            })?;
+        let appended = self.inner.with_record(key, name, wait, |_, record| {
+            if record.header.kind != Kind::Part
+                || record.header.version != version.0
+                || record.meta() != part.encode()
+            {
+                return Err(Miss::Collision);
+            }
+            record.append(range, out)
+        })?;
         Ok(appended.is_some())
     }
 
@@ -279,7 +230,7 @@ impl Store {
     ) -> Result<()> {
         if inline.is_some_and(|data| data.len() as u64 != meta.size) {
             return Err(Error::internal(format!(
-                "{name}: {} bytes for an object of {}",
+                "{name}: {} bytes were written for an object of {}",
                 inline.map_or(0, <[u8]>::len),
                 meta.size
             )));
@@ -341,10 +292,14 @@ impl Store {
     /// checkpoint. `false`: another version, or none, is here.
     pub fn touch(&self, name: &ObjectName, version: VersionId, validated_at_secs: u32) -> bool {
         let hash = self.inner.head_key(name);
-        let seq = self.inner.with_record(hash, name, |entry, record| {
-            Ok((record.header.version == version.0).then_some(entry.seq))
-        });
-        let Some(Some(seq)) = seq else { return false };
+        let seq = self
+            .inner
+            .with_record(hash, name, Wait::May, |entry, record| {
+                Ok((record.header.version == version.0).then_some(entry.seq))
+            });
+        let Ok(Some(Some(seq))) = seq else {
+            return false;
+        };
         let mut shard = self.inner.index.shard(hash);
         match shard.get(hash) {
             Some(entry) if entry.seq == seq => {
@@ -377,7 +332,7 @@ impl Store {
         };
         let hash = self.inner.head_key(name);
         let before = self.inner.index.peek(hash);
-        let chunked = self.inner.with_record(hash, name, |_, record| {
+        let chunked = self.inner.with_record(hash, name, Wait::May, |_, record| {
             if record.is_inline() {
                 Ok(None)
             } else {
@@ -392,7 +347,7 @@ impl Store {
                 bytes: before.padded(),
             };
         }
-        if let Some(Some(meta)) = chunked {
+        if let Ok(Some(Some(meta))) = chunked {
             let version = meta.version();
             for i in 0..meta.size.div_ceil(CHUNK_BYTES) {
                 let Ok(i) = u32::try_from(i) else { break };
@@ -411,10 +366,10 @@ impl Store {
     pub fn coverage(&self, name: &ObjectName, meta: &ObjectMeta) -> u64 {
         let (hash, version) = (self.inner.head_key(name), meta.version());
         if meta.size <= CHUNK_BYTES {
-            let whole = self.inner.with_record(hash, name, |_, r| {
+            let whole = self.inner.with_record(hash, name, Wait::May, |_, r| {
                 Ok(r.is_inline() && r.header.version == version.0)
             });
-            if whole == Some(true) {
+            if whole == Ok(Some(true)) {
                 return meta.size;
             }
         }

@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use forebay_core::{ByteRange, ErrorKind, limits::CHUNK_BYTES};
-use forebay_store::{BLOCK_BYTES, Part, Store};
+use forebay_core::{ErrorKind, limits::CHUNK_BYTES};
+use forebay_store::{BLOCK_BYTES, Part, Store, Wait};
 
 #[test]
 fn objects_of_all_sizes_come_back_whole_and_by_range() {
@@ -55,7 +55,7 @@ fn objects_of_all_sizes_come_back_whole_and_by_range() {
                     .map(|p| (p.inline, p.validated_at_secs, p.pinned)),
                 Some((true, 7, false))
             );
-            let head = store.head(&n).unwrap();
+            let head = read_head(store, &n).unwrap();
             assert_eq!((*head.meta).clone(), m);
             assert_eq!(head.data.unwrap(), want);
             assert_eq!(read_inline(store, &n).unwrap(), want);
@@ -74,42 +74,39 @@ fn objects_of_all_sizes_come_back_whole_and_by_range() {
             ];
             for a in cuts.into_iter().filter(|a| *a <= size) {
                 for b in cuts.into_iter().filter(|b| *b >= a && *b <= size) {
-                    let part = store.part(
+                    let part = read_part(
+                        store,
                         &name("big"),
                         m.version(),
                         Part::Chunk(i as u32),
                         a as u64..b as u64,
                     );
                     assert_eq!(part.unwrap(), want[a..b], "{size}: {a}..{b}");
-                    if a < b {
+                    {
                         let mut out = vec![9];
-                        let range = ByteRange::Inclusive(a as u64, b as u64 - 1);
+                        let range = a as u64..b as u64;
                         let appended = store
-                            .append_inline(&n, Some(range), &mut out, &mut |_, _, _| {})
+                            .append_inline(&n, Wait::May, &mut out, |_, _| Some(range.clone()))
                             .unwrap();
-                        assert_eq!(appended.range, a as u64..b as u64);
+                        assert_eq!(appended.unwrap().range, range);
                         assert_eq!((out[0], &out[1..]), (9, &want[a..b]), "{size}: {a}..{b}");
                     }
                 }
             }
             assert!(
-                store
-                    .part(
-                        &name("big"),
-                        m.version(),
-                        Part::Chunk(i as u32),
-                        0..size as u64 + 1
-                    )
-                    .is_none()
+                read_part(
+                    store,
+                    &name("big"),
+                    m.version(),
+                    Part::Chunk(i as u32),
+                    0..size as u64 + 1
+                )
+                .is_none()
             );
             assert!(
                 store
-                    .append_inline(
-                        &n,
-                        Some(ByteRange::From(size as u64)),
-                        &mut vec![],
-                        &mut |_, _, _| {}
-                    )
+                    .append_inline(&n, Wait::May, &mut vec![], |m, _| Some(0..m.size + 1))
+                    .unwrap()
                     .is_none()
             );
         }
@@ -154,12 +151,12 @@ fn a_new_head_replaces_the_old_and_its_parts() {
             && !store.has_part(&n, old.version(), Part::Chunk(1))
     );
     assert_eq!(store.coverage(&n, &old), CHUNK_BYTES);
-    assert!(store.head(&n).unwrap().data.is_none() && read_inline(&store, &n).is_none());
+    assert!(read_head(&store, &n).unwrap().data.is_none() && read_inline(&store, &n).is_none());
     store.put_head(&n, &new, 6, Some(b"abc")).unwrap();
     assert!(!store.touch(&n, old.version(), 99), "another version");
     assert!(store.touch(&n, new.version(), 100));
     let check = |store: &Store| {
-        assert_eq!(store.head(&n).unwrap().data.unwrap(), b"abc"[..]);
+        assert_eq!(read_head(store, &n).unwrap().data.unwrap(), b"abc"[..]);
         assert!(!store.has_part(&n, new.version(), Part::Aux(1, 0)));
     };
     check(&store);
@@ -190,7 +187,7 @@ fn what_is_removed_stays_away() {
     assert!(store.remove(&name("a")) && !store.remove(&name("a")));
     assert!(store.evict(&name("b")) > 5 && store.evict(&name("b")) == 0);
     let check = |store: &Store| {
-        assert!(store.peek(&name("a")).is_none() && store.head(&name("a")).is_none());
+        assert!(store.peek(&name("a")).is_none() && read_head(store, &name("a")).is_none());
         assert!(store.peek(&name("b")).is_none());
         assert_eq!(read_inline(store, &name("c")).unwrap(), b"3");
     };
@@ -366,14 +363,14 @@ fn eviction_keeps_what_is_read_and_what_is_pinned() {
             bytes(2, 100_000)
         );
         assert_eq!(
-            store
-                .part(
-                    &name("pinned/chunked"),
-                    chunked.version(),
-                    Part::Chunk(1),
-                    0..1 << 20
-                )
-                .unwrap(),
+            read_part(
+                store,
+                &name("pinned/chunked"),
+                chunked.version(),
+                Part::Chunk(1),
+                0..1 << 20
+            )
+            .unwrap(),
             bytes(9, 1 << 20)
         );
         assert!(store.peek(&name("cold/0")).is_none() && store.peek(&name("cold/399")).is_some());
@@ -499,7 +496,7 @@ fn a_checkpoint_of_several_pieces_is_loaded_whole_or_not_at_all() {
             "of time {expected}"
         );
         assert_eq!(
-            store.head(&of(count - 1)).unwrap().data.unwrap(),
+            read_head(&store, &of(count - 1)).unwrap().data.unwrap(),
             bytes((count - 1).into(), 3)
         );
     };

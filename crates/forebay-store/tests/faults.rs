@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use forebay_core::{ErrorKind, limits::CHUNK_BYTES};
 use forebay_store::{
-    DirState, Part, Store, StoreConfig,
+    DirState, Part, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
@@ -201,18 +201,28 @@ fn flipped_bits_are_misses_anywhere_in_a_record() {
             .times(1),
     );
     assert!(
-        store
-            .part(&name("big"), m.version(), Part::Chunk(0), 0..CHUNK_BYTES)
-            .is_none()
+        read_part(
+            &store,
+            &name("big"),
+            m.version(),
+            Part::Chunk(0),
+            0..CHUNK_BYTES
+        )
+        .is_none()
     );
     assert!(!store.has_part(&name("big"), m.version(), Part::Chunk(0)));
     store
         .put_part(&name("big"), m.version(), Part::Chunk(0), &data)
         .unwrap();
     assert_eq!(
-        store
-            .part(&name("big"), m.version(), Part::Chunk(0), 300_000..300_001)
-            .unwrap(),
+        read_part(
+            &store,
+            &name("big"),
+            m.version(),
+            Part::Chunk(0),
+            300_000..300_001
+        )
+        .unwrap(),
         data[300_000..300_001]
     );
 }
@@ -269,7 +279,11 @@ fn a_read_error_is_a_miss_and_a_counter() {
     let mut out = vec![1, 2, 3];
     assert!(
         store
-            .append_inline(&name("a"), None, &mut out, &mut |_, _, out| out.push(4))
+            .append_inline(&name("a"), Wait::May, &mut out, |meta, out| {
+                out.push(4);
+                Some(0..meta.size)
+            })
+            .unwrap()
             .is_none()
     );
     assert_eq!(out, [1, 2, 3]);

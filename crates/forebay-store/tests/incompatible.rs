@@ -146,9 +146,9 @@ fn a_cache_of_the_version_before_is_read_and_kept() {
             "replaced"
         );
         assert!(store.peek(&name("small/5")).is_none(), "removed");
-        assert_eq!(*store.head(&name("big")).unwrap().meta, big);
+        assert_eq!(*read_head(store, &name("big")).unwrap().meta, big);
         let part = |range: std::ops::Range<u64>| {
-            store.part(&name("big"), big.version(), Part::Chunk(1), range)
+            read_part(store, &name("big"), big.version(), Part::Chunk(1), range)
         };
         if chunk {
             let want = bytes(11, 50_000);
@@ -198,7 +198,7 @@ fn what_an_origin_said_is_no_answer_for_another() {
     );
     let chunk = |store: &Store| {
         let m = meta(2 * MIB, "same");
-        store.part(&name("big"), m.version(), Part::Chunk(0), 0..100)
+        read_part(store, &name("big"), m.version(), Part::Chunk(0), 0..100)
     };
     let store = Store::open(a.clone(), clock()).unwrap();
     put(&store, "o", 1);

@@ -152,7 +152,7 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
             let store = open(&config);
             for (key, k) in &known {
                 let what = format!("round {round}, opening {opening}: {key}: {k:?}");
-                let Some(head) = store.head(&name(key)) else {
+                let Some(head) = read_head(&store, &name(key)) else {
                     assert!(
                         !must_be_there || k.done == 0 || k.begun.is_some(),
                         "{what}: gone"

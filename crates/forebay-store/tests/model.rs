@@ -3,19 +3,17 @@
 //!
 //! Processes are killed (records half written at the end of the log), machines go down (anything
 //! that was appended since may be lost, torn or old again), disks fail, clocks jump. Seeds, replays
-//! and shorter lists of steps: `common/seeded.rs`.
+//! and shorter lists of steps: `forebay_testing::seeded`.
 
 mod common;
-use common::{
-    seeded::{self, Log, rng_of, seeds},
-    *,
-};
-use forebay_core::{ByteRange, Clock, ManualClock, ObjectMeta, ObjectName, VersionId};
+use common::*;
+use forebay_core::{Clock, ManualClock, ObjectMeta, ObjectName, VersionId};
 use forebay_store::{
-    Advisor, Cached, NextUse, Part, Store, StoreConfig,
+    Advisor, Cached, NextUse, Part, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
+use forebay_testing::seeded::{self, Log, rng_of, seeds};
 use rand::{RngExt, rngs::StdRng};
 use std::{
     cell::Cell,
@@ -318,7 +316,7 @@ impl World {
         let store = self.store.as_ref().unwrap();
         let objects = self.heads.get_mut(name);
         let known = store.peek(name).is_some();
-        let head = store.head(name);
+        let head = read_head(store, name);
         assert!(
             head.is_some() || !known || self.damaged || self.failing,
             "{at}: {name}: known and unreadable"
@@ -392,14 +390,11 @@ impl World {
                         let a = self.rng.random_range(0..data.len());
                         let b = self.rng.random_range(a..data.len());
                         let mut out = Vec::new();
-                        let got = store.append_inline(
-                            name,
-                            Some(ByteRange::Inclusive(a as u64, b as u64)),
-                            &mut out,
-                            &mut |_, _, _| {},
-                        );
+                        let got = store.append_inline(name, Wait::May, &mut out, |_, _| {
+                            Some(a as u64..b as u64 + 1)
+                        });
                         assert!(
-                            got.is_some() && out == data[a..=b],
+                            got.unwrap().is_some() && out == data[a..=b],
                             "{at}: {name}: {a}..={b}"
                         );
                     }
@@ -428,7 +423,7 @@ impl World {
         let b = self.rng.random_range(a..=data.len());
         let store = self.store.as_ref().unwrap();
         let here = store.has_part(name, *version, part);
-        let got = store.part(name, *version, part, a as u64..b as u64);
+        let got = read_part(store, name, *version, part, a as u64..b as u64);
         assert!(
             here == got.is_some() || (here && self.damaged),
             "seed {} step {}",

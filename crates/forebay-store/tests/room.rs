@@ -83,7 +83,13 @@ fn present(store: &Store, chunks: std::ops::Range<u32>) -> Vec<u32> {
     let (name, meta) = shard();
     chunks
         .filter(|i| {
-            let found = store.part(&name, meta.version(), Part::Chunk(*i), 0..CHUNK_BYTES);
+            let found = read_part(
+                store,
+                &name,
+                meta.version(),
+                Part::Chunk(*i),
+                0..CHUNK_BYTES,
+            );
             if let Some(found) = &found {
                 assert_eq!(*found, bytes(u64::from(*i), CHUNK_BYTES as usize), "{i}");
             }
@@ -155,9 +161,13 @@ fn room_that_others_take_is_given_up_and_taken_again() {
             fill(path.join("others"), 4 * MIB).expect("room is made for others");
             until("room is made", &|| free_of(path) >= 7 * MIB);
         }
-        let (others, stats) = (32 * MIB, store.stats().dirs[0].clone());
-        assert!(stats.effective_bytes <= 64 * MIB - others - 7 * MIB);
-        assert!(stats.used_bytes <= stats.effective_bytes);
+        // What was free before may have been enough for the last of them.
+        let others = 32 * MIB;
+        until("less is taken", &|| {
+            let stats = &store.stats().dirs[0];
+            stats.effective_bytes <= 64 * MIB - others - 7 * MIB
+                && stats.used_bytes <= stats.effective_bytes
+        });
         let here = present(&store, 0..100);
         assert!(here.len() >= 8 && here.contains(&99), "{here:?}");
         put_chunk(&store, 100).unwrap();

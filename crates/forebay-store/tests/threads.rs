@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use forebay_store::{
-    Part, Store, StoreConfig,
+    Part, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, FaultyDisk, Op, Rule},
 };
@@ -60,7 +60,7 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                         0..6 => {
                             store.put_head(&n, &m, 5, Some(&data)).unwrap();
                             // Only this thread writes the name: it is this version, or evicted.
-                            assert!(store.head(&n).is_none_or(|h| *h.meta == m));
+                            assert!(read_head(store, &n).is_none_or(|h| *h.meta == m));
                         }
                         6..8 => {
                             store.put_head(&n, &m, 5, None).unwrap();
@@ -68,15 +68,20 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                                 .put_part(&n, m.version(), Part::Chunk(0), &data)
                                 .unwrap();
                             assert!(
-                                store
-                                    .part(&n, m.version(), Part::Chunk(0), 0..data.len() as u64)
-                                    .is_none_or(|got| got == data)
+                                read_part(
+                                    store,
+                                    &n,
+                                    m.version(),
+                                    Part::Chunk(0),
+                                    0..data.len() as u64
+                                )
+                                .is_none_or(|got| got == data)
                             );
                         }
                         _ => {
                             store.remove(&n);
                             assert!(
-                                store.peek(&n).is_none() && store.head(&n).is_none(),
+                                store.peek(&n).is_none() && read_head(store, &n).is_none(),
                                 "removed"
                             );
                         }
@@ -95,7 +100,9 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                         rng.random_range(0..NAMES)
                     ));
                     reads.fetch_add(1, Relaxed);
-                    let Some(head) = store.head(&n) else { continue };
+                    let Some(head) = read_head(store, &n) else {
+                        continue;
+                    };
                     let version: u64 = head
                         .meta
                         .etag
@@ -108,7 +115,8 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                     match head.data {
                         Some(data) => assert!(data == want, "{n} {version}"),
                         None => {
-                            let got = store.part(
+                            let got = read_part(
+                                store,
                                 &n,
                                 head.meta.version(),
                                 Part::Chunk(0),
@@ -119,11 +127,12 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
                     }
                     let mut out = Vec::new();
                     let mut version = 0u64;
-                    let appended = store.append_inline(&n, None, &mut out, &mut |m, _, _| {
-                        version = m.etag.as_ref().unwrap().trim_matches('"').parse().unwrap()
+                    let appended = store.append_inline(&n, Wait::May, &mut out, |m, _| {
+                        version = m.etag.as_ref().unwrap().trim_matches('"').parse().unwrap();
+                        Some(0..m.size)
                     });
                     assert!(
-                        appended.is_none() || out == content(version),
+                        appended.unwrap().is_none() || out == content(version),
                         "{n} {version}"
                     );
                     hits.fetch_add(1, Relaxed);

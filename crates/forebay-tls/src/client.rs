@@ -10,9 +10,10 @@ use std::{io, path::Path, sync::Arc};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+/// A connection to a server, encrypted.
 pub type ClientStream = tokio_rustls::client::TlsStream<TcpStream>;
 
-/// Cheap to clone: all clones are one.
+/// What a client speaks TLS with. Cheap to clone: all clones are one.
 #[derive(Clone)]
 pub struct ClientTls(TlsConnector);
 
@@ -38,7 +39,7 @@ impl ClientTls {
                     added?;
                 }
                 if roots.is_empty() {
-                    return Err(bad("there is no certificate in it".into()));
+                    return Err(bad("it does not contain a certificate".into()));
                 }
             }
             None => {
@@ -47,9 +48,9 @@ impl ClientTls {
                     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 if added == 0 {
                     return Err(
-                        Error::invalid("this system has no certificates of authorities").hint(
-                            "install them (ca-certificates), or name a CA file: --ca, ca=, \
-                            FOREBAY_CA_FILE",
+                        Error::invalid("this system does not have CA certificates").hint(
+                            "install the package ca-certificates, or name a CA file: --ca, ca=, \
+                             FOREBAY_CA_FILE",
                         ),
                     );
                 }
@@ -91,13 +92,13 @@ fn explain(host: &str, e: io::Error) -> Error {
             ),
         )
         .hint(
-            "a CA of your own is named by --ca, ca= or FOREBAY_CA_FILE; the \
-                    certificate must name this host",
+            "name a CA of your own with --ca, ca= or FOREBAY_CA_FILE; the certificate must be for \
+             this host",
         )
         .source(e),
         Some(rustls::Error::InvalidMessage(_)) => {
             Error::origin_unavailable(format!("{host} does not speak TLS there"))
-                .hint("is it http:// that is meant?")
+                .hint("did you mean http://?")
                 .source(e)
         }
         _ => Error::origin_unavailable(format!(

@@ -7,6 +7,8 @@
 //! Invariant: there is no way to switch the check of a certificate off. Who has a certificate of
 //! their own names its CA.
 
+#![warn(missing_docs)]
+
 mod client;
 mod expiry;
 mod server;
@@ -27,6 +29,6 @@ fn provider() -> Arc<CryptoProvider> {
 fn read(what: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| {
         Error::invalid(format!("{what}: {} cannot be read: {e}", path.display()))
-            .hint("check the path, and who may read it")
+            .hint("check the path and its permissions")
     })
 }

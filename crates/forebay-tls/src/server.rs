@@ -15,6 +15,7 @@ use std::{fmt, path::Path, sync::Arc};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
+/// A client's connection, encrypted.
 pub type ServerStream = tokio_rustls::server::TlsStream<TcpStream>;
 /// A future that becomes one, or an error for the log.
 pub type Accept = tokio_rustls::Accept<TcpStream>;
@@ -44,8 +45,10 @@ impl Identity {
             .collect::<std::result::Result<_, _>>()
             .map_err(|e| bad("tls.cert", e.to_string()))?;
         let Some(own) = chain.first() else {
-            return Err(bad("tls.cert", "there is no PEM certificate in it".into())
-                .hint("the node's own certificate first, then those between it and the CA"));
+            return Err(
+                bad("tls.cert", "it does not contain a PEM certificate".into())
+                    .hint("the node's own certificate first, then those between it and the CA"),
+            );
         };
         let not_after_secs = expiry::not_after(own);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| {

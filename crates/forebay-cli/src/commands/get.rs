@@ -5,15 +5,15 @@
 
 use crate::{
     cli::Common,
-    client::{self, Client},
-    fail::{Failure, Outcome, file_error, stdout_failure},
+    fail::{Failure, Outcome, stdout_failure},
     out::{Out, grouped, std_stream},
     progress::Progress,
     target,
 };
+use forebay_client::{Answer, Call, Client, object_path};
 use forebay_core::{ByteRange, Error, ObjectName, units::format_bytes};
-use http::{HeaderMap, HeaderValue, Method, Response, header};
-use hyper::body::Incoming;
+use forebay_protocol::path::encode;
+use http::{Method, header};
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -55,10 +55,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             Error::invalid("--json with -: stdout cannot carry both").hint("name a file"),
         ));
     }
-    let mut client = super::client(common)?;
-    client.prefer_unix_socket().await;
+    let client = super::near_client(common)?;
     let began = Instant::now();
-    let answer = ask(&mut client, &object, args.member.as_deref(), range).await?;
+    let answer = ask(&client, &object, args.member.as_deref(), range).await?;
     let facts = Facts::of(&answer);
     let name = args
         .member
@@ -70,18 +69,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         .to_owned();
     if to_stdout {
         let mut stdout = std_stream(std::io::stdout()).map_err(stdout_failure)?;
-        receive(
-            answer.into_body(),
-            facts.length,
-            &name,
-            &mut stdout,
-            stdout_failure,
-        )
-        .await?;
+        receive(answer, facts.length, &name, &mut stdout, stdout_failure).await?;
         return Ok(());
     }
     let path = destination(args.file, &name);
-    let bytes = to_file(answer.into_body(), facts.length, &name, &path).await?;
+    let bytes = to_file(answer, facts.length, &name, &path).await?;
     let seconds = began.elapsed().as_secs_f64();
     let mut out = Out::new(common.json);
     if out.json {
@@ -111,32 +103,24 @@ fn parse_range(text: &str) -> Outcome<ByteRange> {
 }
 
 async fn ask(
-    client: &mut Client,
+    client: &Client,
     object: &ObjectName,
     member: Option<&str>,
     range: Option<ByteRange>,
-) -> Outcome<Response<Incoming>> {
-    let mut path = format!(
-        "/v1/objects/{}/{}",
-        object.bucket(),
-        client::encode_key(object.key())
-    );
+) -> Outcome<Answer> {
+    let mut path = object_path(object.bucket(), object.key());
     let mut what = object.to_string();
     if let Some(member) = member {
-        path.push_str(&format!("?archpath={}", client::encode(member)));
+        path.push_str(&format!("?archpath={}", encode(member)));
         what = format!("{what}: member {member}");
     }
-    let mut headers = HeaderMap::new();
+    let mut call = Call::new(Method::GET, path);
     if let Some(range) = range {
-        headers.insert(
-            header::RANGE,
-            HeaderValue::from_str(&format!("bytes={range}")).expect("digits and a dash"),
-        );
+        call = call.header(header::RANGE, format!("bytes={range}"));
     }
-    let answer = client
-        .ask(Method::GET, &path, headers, client::no_body(), &what)
-        .await?;
-    if range.is_some() && answer.status() != http::StatusCode::PARTIAL_CONTENT {
+    let answer = client.call(&call).await;
+    let answer = answer.map_err(|f| Failure::of_call(f, &what))?;
+    if range.is_some() && answer.status != http::StatusCode::PARTIAL_CONTENT {
         return Err(Error::corrupt(format!("the range was ignored: {what}"))
             .hint("is a proxy between? Ask the node itself")
             .into());
@@ -153,16 +137,10 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(answer: &Response<Incoming>) -> Self {
-        let text = |name: &str| {
-            answer
-                .headers()
-                .get(name)
-                .and_then(|v| v.to_str().ok())
-                .map(str::to_owned)
-        };
+    fn of(answer: &Answer) -> Self {
+        let text = |name: &str| answer.header(name).map(str::to_owned);
         Self {
-            length: text("content-length").and_then(|v| v.parse().ok()),
+            length: answer.length(),
             range: text("content-range"),
             etag: text("etag"),
             cache: text("x-cache"),
@@ -181,8 +159,8 @@ fn destination(file: Option<PathBuf>, name: &str) -> PathBuf {
     }
 }
 
-async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -> Outcome<u64> {
-    let failed = |e| Failure::Failed(file_error("cannot write", path, e));
+async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -> Outcome<u64> {
+    let failed = |e| Failure::Failed(Error::file("cannot write", path, e));
     // A device or a pipe is written to as it is.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         let mut file = tokio::fs::OpenOptions::new()
@@ -190,7 +168,7 @@ async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -
             .open(path)
             .await
             .map_err(failed)?;
-        return receive(body, length, name, &mut file, failed).await;
+        return receive(answer, length, name, &mut file, failed).await;
     }
     let dir = path
         .parent()
@@ -205,7 +183,7 @@ async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -
         .tempfile_in(dir)
         .map_err(failed)?;
     let mut file = tokio::fs::File::from_std(temp.reopen().map_err(failed)?);
-    let bytes = receive(body, length, name, &mut file, failed).await?;
+    let bytes = receive(answer, length, name, &mut file, failed).await?;
     if existing.is_some() {
         temp.as_file()
             .set_permissions(std::fs::Permissions::from_mode(mode))
@@ -215,9 +193,9 @@ async fn to_file(body: Incoming, length: Option<u64>, name: &str, path: &Path) -
     Ok(bytes)
 }
 
-/// Copies the body and counts it; `failed` says what a failed write means here.
+/// Copies the answer's body and counts it; `failed` says what a failed write means here.
 async fn receive(
-    mut body: Incoming,
+    mut answer: Answer,
     length: Option<u64>,
     name: &str,
     to: &mut (impl AsyncWrite + Unpin),
@@ -225,7 +203,7 @@ async fn receive(
 ) -> Outcome<u64> {
     let mut progress = Progress::bytes(name, length);
     let mut bytes = 0;
-    while let Some(piece) = client::next_piece(&mut body).await? {
+    while let Some(piece) = answer.piece().await? {
         to.write_all(&piece).await.map_err(&failed)?;
         bytes += piece.len() as u64;
         progress.advance(piece.len() as u64);

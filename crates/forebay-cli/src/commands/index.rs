@@ -6,18 +6,19 @@
 
 use crate::{
     cli::Common,
-    client::{self, Client, Lines},
-    fail::{Outcome, one_line},
+    fail::{self, Failure, Outcome, one_line},
     out::{Out, count, grouped, pairs},
     progress::Progress,
     target,
 };
+use forebay_client::{Call, Client, Lines};
 use forebay_core::{Error, units::format_bytes};
 use forebay_protocol::{
     DATASETS_PATH,
     dataset::{OpenEvent, OpenedDataset},
+    path::encode,
 };
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::Method;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -68,28 +69,23 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         .as_deref()
         .map(target::object)
         .transpose()?;
-    let mut client = super::client(common)?;
+    let client = super::client(common)?;
     let mut out = Out::new(common.json);
     let what = args.sources.join(" ");
     let mut opened = Opened {
-        opened: open(&mut client, &spec(&args), &what).await?,
+        opened: open(&client, &spec(&args), &what).await?,
         manifest: None,
     };
     if let Some(name) = manifest {
         let path = format!(
             "{DATASETS_PATH}/{}/manifest?to={}",
-            client::encode(&opened.opened.dataset.id),
-            client::encode(&name.to_string())
+            encode(&opened.opened.dataset.id),
+            encode(&name.to_string())
         );
         client
-            .ask(
-                Method::POST,
-                &path,
-                HeaderMap::new(),
-                client::bytes_body(Vec::new()),
-                &name.to_string(),
-            )
-            .await?;
+            .call(&Call::new(Method::POST, path))
+            .await
+            .map_err(|f| Failure::of_call(f, &name.to_string()))?;
         opened.manifest = Some(name.to_string());
     }
     if out.json {
@@ -138,29 +134,20 @@ fn spec(args: &Args) -> Value {
 }
 
 /// Follows the node's lines to the last one.
-async fn open(client: &mut Client, spec: &Value, what: &str) -> Outcome<OpenedDataset> {
-    let mut headers = HeaderMap::new();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
+async fn open(client: &Client, spec: &Value, what: &str) -> Outcome<OpenedDataset> {
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"));
     let answer = client
-        .ask(
-            Method::POST,
-            &format!("{DATASETS_PATH}?progress=true"),
-            headers,
-            client::json_body(spec),
-            what,
-        )
-        .await?;
-    let mut lines = Lines::of(answer.into_body());
+        .call(&call.json(spec.to_string()))
+        .await
+        .map_err(|f| Failure::of_call(f, what))?;
+    let mut lines = Lines::of(answer);
     let mut progress = Progress::objects("index");
     while let Some(line) = lines.next().await? {
         let event: OpenEvent = serde_json::from_slice(&line)
             .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
         match event {
             OpenEvent::Opened(opened) => return Ok(*opened),
-            OpenEvent::Error(said) => return Err(client::refused(&said, what).into()),
+            OpenEvent::Error(said) => return Err(fail::refused(&said, what).into()),
             OpenEvent::Progress(p) if p.to_index > 0 => {
                 progress.set(p.indexed, Some(p.to_index), format_bytes(p.bytes));
             }
@@ -201,7 +188,7 @@ fn describe(opened: &Opened) -> Vec<String> {
     if let Some(previous) = &o.previous {
         rows.push((
             "changed",
-            format!("the files are others than at the last opening, which was dataset {previous}"),
+            format!("the files changed since the last opening, which was dataset {previous}"),
         ));
     }
     if o.skipped_files > 0 {

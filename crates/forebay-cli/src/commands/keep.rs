@@ -6,10 +6,13 @@ use crate::{
     out::{Out, count, grouped},
     target::Prefix,
 };
+use forebay_client::Call;
 use forebay_core::{Error, ErrorKind, units::format_bytes};
+use forebay_protocol::{
+    PINNED_PATH,
+    cache::{CacheAction, ChangeReport, Pinned, Selection},
+};
 use http::Method;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 const JSON_SHAPE: &str = "JSON: {\"action\", \"dry_run\", \"objects\", \"changed\", \
     \"unchanged\", \"failed\", \"bytes\", \"errors\": [{\"bucket\", \"key\", \"message\"}]}";
@@ -25,7 +28,7 @@ Pinning fetches nothing: `forebay warm` does. Pinned objects may take up to half
 With --list, JSON lines: {{\"bucket\", \"key\"}}"))]
 pub struct PinArgs {
     #[command(flatten)]
-    what: Selection,
+    what: Targets,
     /// List what is pinned
     #[arg(long, conflicts_with_all = ["targets", "dry_run"])]
     list: bool,
@@ -35,7 +38,7 @@ pub struct PinArgs {
 #[command(after_help = format!("Example:\n  forebay unpin data/val/\n\n{JSON_SHAPE}"))]
 pub struct UnpinArgs {
     #[command(flatten)]
-    what: Selection,
+    what: Targets,
 }
 
 #[derive(Debug, clap::Args)]
@@ -43,11 +46,11 @@ pub struct UnpinArgs {
     stays.\n{JSON_SHAPE}"))]
 pub struct EvictArgs {
     #[command(flatten)]
-    what: Selection,
+    what: Targets,
 }
 
 #[derive(Debug, clap::Args)]
-struct Selection {
+struct Targets {
     /// Objects by prefix: every object whose name begins so
     #[arg(value_name = "BUCKET[/PREFIX]", required_unless_present = "list")]
     targets: Vec<String>,
@@ -60,107 +63,89 @@ pub async fn pin(args: PinArgs, common: &Common) -> Outcome {
     if args.list {
         list(common).await
     } else {
-        change("pin", args.what, common).await
+        change(CacheAction::Pin, args.what, common).await
     }
 }
 
 pub async fn unpin(args: UnpinArgs, common: &Common) -> Outcome {
-    change("unpin", args.what, common).await
+    change(CacheAction::Unpin, args.what, common).await
 }
 
 pub async fn evict(args: EvictArgs, common: &Common) -> Outcome {
-    change("evict", args.what, common).await
+    change(CacheAction::Evict, args.what, common).await
 }
 
-/// What the node answers, and what the command does with `--json`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Report {
-    action: String,
-    dry_run: bool,
-    objects: u64,
-    changed: u64,
-    unchanged: u64,
-    failed: u64,
-    bytes: u64,
-    errors: Vec<Value>,
+fn add(total: &mut ChangeReport, other: ChangeReport) {
+    total.objects += other.objects;
+    total.changed += other.changed;
+    total.unchanged += other.unchanged;
+    total.failed += other.failed;
+    total.bytes += other.bytes;
+    total.errors.extend(other.errors);
 }
 
-impl Report {
-    fn add(&mut self, other: Report) {
-        self.objects += other.objects;
-        self.changed += other.changed;
-        self.unchanged += other.unchanged;
-        self.failed += other.failed;
-        self.bytes += other.bytes;
-        self.errors.extend(other.errors);
+fn sentence(report: &ChangeReport) -> String {
+    let (verb, rest) = match report.action {
+        CacheAction::Pin => ("pinned", "pinned already"),
+        CacheAction::Unpin => ("unpinned", "were not pinned"),
+        CacheAction::Evict => ("evicted", "not in the cache, or pinned"),
+    };
+    let would = if report.dry_run { "would be " } else { "" };
+    let bytes = if report.bytes > 0 {
+        format!(" ({})", format_bytes(report.bytes))
+    } else {
+        String::new()
+    };
+    let mut text = format!(
+        "{}: {} {would}{verb}{bytes}",
+        count(report.objects, "object"),
+        grouped(report.changed)
+    );
+    if report.unchanged > 0 {
+        text.push_str(&format!(", {} {rest}", grouped(report.unchanged)));
     }
-
-    fn sentence(&self) -> String {
-        let (verb, rest) = match self.action.as_str() {
-            "pin" => ("pinned", "pinned already"),
-            "unpin" => ("unpinned", "were not pinned"),
-            _ => ("evicted", "not in the cache, or pinned"),
-        };
-        let would = if self.dry_run { "would be " } else { "" };
-        let bytes = if self.bytes > 0 {
-            format!(" ({})", format_bytes(self.bytes))
-        } else {
-            String::new()
-        };
-        let mut text = format!(
-            "{}: {} {would}{verb}{bytes}",
-            count(self.objects, "object"),
-            grouped(self.changed)
-        );
-        if self.unchanged > 0 {
-            text.push_str(&format!(", {} {rest}", grouped(self.unchanged)));
-        }
-        if self.failed > 0 {
-            text.push_str(&format!(", {} failed", grouped(self.failed)));
-        }
-        text
+    if report.failed > 0 {
+        text.push_str(&format!(", {} failed", grouped(report.failed)));
     }
+    text
 }
 
-async fn change(action: &str, what: Selection, common: &Common) -> Outcome {
+async fn change(action: CacheAction, what: Targets, common: &Common) -> Outcome {
     let prefixes = what
         .targets
         .iter()
         .map(|t| Prefix::parse(t))
         .collect::<Outcome<Vec<_>>>()?;
-    let mut client = super::client(common)?;
-    let mut total = Report {
-        action: action.to_owned(),
+    let client = super::client(common)?;
+    let mut total = ChangeReport {
+        action,
         dry_run: what.dry_run,
-        ..Report::default()
+        ..ChangeReport::default()
     };
     for p in &prefixes {
-        let request = json!({"bucket": p.bucket, "prefix": p.prefix, "dry_run": what.dry_run});
-        total.add(
-            client
-                .json(
-                    Method::POST,
-                    &format!("/v1/forebay/{action}"),
-                    Some(&request),
-                )
-                .await?,
-        );
+        let selection = Selection {
+            bucket: p.bucket.clone(),
+            prefix: Some(p.prefix.clone()),
+            dry_run: what.dry_run,
+            ..Selection::default()
+        };
+        let call = Call::new(Method::POST, action.path()).json(super::to_json(&selection)?);
+        add(&mut total, super::json(&client, call).await?);
     }
     let mut out = Out::new(common.json);
     if out.json {
         out.object(&total)?;
     } else {
         for error in &total.errors {
-            let part = |name: &str| error[name].as_str().map(one_line).unwrap_or_default();
             eprintln!(
                 "{} {}: {}/{}",
                 out.style.red("failed:"),
-                part("message"),
-                part("bucket"),
-                part("key")
+                one_line(&error.message),
+                one_line(&error.bucket),
+                one_line(&error.key)
             );
         }
-        out.line(total.sentence())?;
+        out.line(sentence(&total))?;
         out.flush()?;
     }
     if total.failed > 0 {
@@ -178,24 +163,15 @@ async fn change(action: &str, what: Selection, common: &Common) -> Outcome {
     Ok(())
 }
 
-#[derive(Deserialize)]
-struct Pinned {
-    pinned: Vec<Value>,
-}
-
 async fn list(common: &Common) -> Outcome {
-    let mut client = super::client(common)?;
-    let all: Pinned = client.json(Method::GET, "/v1/forebay/pinned", None).await?;
+    let client = super::client(common)?;
+    let all: Pinned = super::json(&client, Call::new(Method::GET, PINNED_PATH)).await?;
     let mut out = Out::new(common.json);
     for name in &all.pinned {
         if out.json {
             out.json_line(name)?;
         } else {
-            out.line(format!(
-                "{}/{}",
-                name["bucket"].as_str().unwrap_or("?"),
-                name["key"].as_str().map(one_line).unwrap_or_default()
-            ))?;
+            out.line(format!("{}/{}", name.bucket, one_line(&name.key)))?;
         }
     }
     out.flush()
@@ -207,25 +183,26 @@ mod tests {
 
     #[test]
     fn a_report_is_a_sentence() {
-        let mut report = Report {
-            action: "evict".into(),
+        let mut report = ChangeReport {
+            action: CacheAction::Evict,
             dry_run: true,
             objects: 1200,
             changed: 1000,
             unchanged: 200,
             bytes: 2048,
-            ..Report::default()
+            ..ChangeReport::default()
         };
         assert_eq!(
-            report.sentence(),
+            sentence(&report),
             "1,200 objects: 1,000 would be evicted (2.0 KiB), 200 not in the cache, or pinned"
         );
-        report.add(Report {
+        let other = ChangeReport {
             objects: 1,
             failed: 1,
-            ..Report::default()
-        });
-        assert!(report.sentence().ends_with(", 1 failed"));
-        assert!(report.sentence().starts_with("1,201 objects"));
+            ..ChangeReport::default()
+        };
+        add(&mut report, other);
+        assert!(sentence(&report).ends_with(", 1 failed"));
+        assert!(sentence(&report).starts_with("1,201 objects"));
     }
 }

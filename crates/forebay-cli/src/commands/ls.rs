@@ -2,11 +2,11 @@
 
 use crate::{
     cli::Common,
-    client::Client,
     fail::{Failure, Outcome, one_line},
     out::Out,
     target::Prefix,
 };
+use forebay_client::{Call, Client};
 use forebay_core::{Error, units::format_bytes};
 use http::Method;
 use serde::Deserialize;
@@ -53,11 +53,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             Error::invalid("--limit 0 lists nothing").hint("1 or more"),
         ));
     }
-    let mut client = super::client(common)?;
+    let client = super::client(common)?;
     let mut out = Out::new(common.json);
     match prefix {
-        None => buckets(&mut client, &mut out).await,
-        Some(prefix) => objects(&mut client, &prefix, &args, &mut out).await,
+        None => buckets(&client, &mut out).await,
+        Some(prefix) => objects(&client, &prefix, &args, &mut out).await,
     }
 }
 
@@ -66,11 +66,10 @@ struct Bucket {
     name: String,
 }
 
-async fn buckets(client: &mut Client, out: &mut Out) -> Outcome {
+async fn buckets(client: &Client, out: &mut Out) -> Outcome {
     let request = json!({"action": "list", "name": "", "value": null});
-    let buckets: Vec<Bucket> = client
-        .json(Method::GET, "/v1/buckets", Some(&request))
-        .await?;
+    let call = Call::new(Method::GET, "/v1/buckets").json(request.to_string());
+    let buckets: Vec<Bucket> = super::json(client, call).await?;
     for bucket in &buckets {
         if out.json {
             out.json_line(&json!({"bucket": bucket.name}))?
@@ -136,7 +135,7 @@ impl Entry {
     }
 }
 
-async fn objects(client: &mut Client, of: &Prefix, args: &Args, out: &mut Out) -> Outcome {
+async fn objects(client: &Client, of: &Prefix, args: &Args, out: &mut Out) -> Outcome {
     let limit = args.limit.unwrap_or(u64::MAX);
     let flags = match (args.members, args.recursive) {
         (true, _) => LIST_MEMBERS,
@@ -147,13 +146,8 @@ async fn objects(client: &mut Client, of: &Prefix, args: &Args, out: &mut Out) -
     loop {
         let value = json!({"prefix": of.prefix, "pagesize": PAGE_KEYS.min(limit - seen), "continuation_token": token, "flags": flags});
         let request = json!({"action": "list", "name": "", "value": value});
-        let page: Page = client
-            .json(
-                Method::GET,
-                &format!("/v1/buckets/{}", of.bucket),
-                Some(&request),
-            )
-            .await?;
+        let call = Call::new(Method::GET, format!("/v1/buckets/{}", of.bucket));
+        let page: Page = super::json(client, call.json(request.to_string())).await?;
         for entry in page
             .entries
             .iter()

@@ -2,15 +2,14 @@
 
 use crate::{
     cli::Common,
-    client::{self, Client},
     fail::{Failure, Outcome},
-    node::NodeAddr,
     out::Out,
 };
 use clap::Subcommand;
+use forebay_client::{Call, Client};
 use forebay_core::Error;
-use forebay_protocol::{INFO_PATH, node::NodeInfo};
-use http::{HeaderMap, HeaderValue, Method, header};
+use forebay_protocol::{Address, INFO_PATH, node::NodeInfo};
+use http::{Method, header};
 use serde_json::json;
 
 /// More than any node has to say.
@@ -46,7 +45,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let (name, text) = match args.action {
         Some(Action::Reference) => ("markdown", forebay_server::metrics::reference()),
         None => {
-            let page = fetch(&mut admin(args.admin.as_deref(), common).await?).await?;
+            let page = fetch(&admin(args.admin.as_deref(), common).await?).await?;
             ("openmetrics", String::from_utf8_lossy(&page).into_owned())
         }
     };
@@ -61,41 +60,37 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
 /// The admin listener: as given, or where the node says that it is.
 pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     if let Some(text) = given {
-        return Ok(
-            Client::new(NodeAddr::parse(text).map_err(Failure::Usage)?, None)
-                .trusting(common.ca.clone()),
-        );
+        let address = Address::parse(text).map_err(Failure::Usage)?;
+        return Ok(Client::new(super::settings_of(address, common))?);
     }
-    let mut node = super::client(common)?;
-    let info: NodeInfo = node.json(Method::GET, INFO_PATH, None).await?;
+    let node = super::client(common)?;
+    let info: NodeInfo = super::json(&node, Call::new(Method::GET, INFO_PATH)).await?;
     let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
         Error::unsupported(format!(
             "no admin listener to read metrics from: {}",
-            node.addr()
+            node.address()
         ))
         .hint("start the node with --admin ADDR, or name it with --admin here")
     })?;
-    let mut addr = NodeAddr::parse(&text)?;
+    let mut addr = Address::parse(&text)?;
     // A listener on every address is reached under the name that the node is.
-    if let (NodeAddr::Tcp { host, .. }, NodeAddr::Tcp { host: known, .. }) =
-        (&mut addr, node.addr())
+    if let (Address::Tcp { host, .. }, Address::Tcp { host: known, .. }) =
+        (&mut addr, node.address())
         && host
             .parse::<std::net::IpAddr>()
             .is_ok_and(|ip| ip.is_unspecified())
     {
         known.clone_into(host);
     }
-    Ok(Client::new(addr, None).trusting(common.ca.clone()))
+    Ok(Client::new(super::settings_of(addr, common))?)
 }
 
 /// The page of metrics.
-pub async fn fetch(admin: &mut Client) -> Outcome<Vec<u8>> {
-    let what = format!("{}/metrics", admin.addr());
-    let mut headers = HeaderMap::new();
-    let wanted = HeaderValue::from_static("application/openmetrics-text");
-    headers.insert(header::ACCEPT, wanted);
-    let answer = admin
-        .ask(Method::GET, "/metrics", headers, client::no_body(), &what)
-        .await?;
-    Ok(client::collect(answer.into_body(), PAGE_MAX_BYTES).await?)
+pub async fn fetch(admin: &Client) -> Outcome<Vec<u8>> {
+    let what = format!("{}/metrics", admin.address());
+    let call = Call::new(Method::GET, "/metrics");
+    let call = call.header(header::ACCEPT, "application/openmetrics-text");
+    let answer = admin.call(&call).await;
+    let mut answer = answer.map_err(|f| Failure::of_call(f, &what))?;
+    Ok(answer.collect(PAGE_MAX_BYTES).await?.into())
 }

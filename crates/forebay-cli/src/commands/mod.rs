@@ -18,20 +18,68 @@ pub mod warm;
 
 use crate::{
     cli::Common,
-    client::Client,
     fail::{Failure, Outcome},
-    node::NodeAddr,
+};
+use forebay_client::{Call, Client, Settings, Timeouts};
+use forebay_core::Error;
+use forebay_protocol::Address;
+use http::header;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{sync::Arc, time::Duration};
+
+/// How long a command waits. A node may fetch from a distant origin, or read the headers of a large
+/// archive, before it answers. What it refuses for the moment is the user's to repeat.
+const TIMEOUTS: Timeouts = Timeouts {
+    connect: Duration::from_secs(5),
+    answer: Duration::from_secs(300),
+    silence: Duration::from_secs(120),
+    refused: Duration::ZERO,
 };
 
 /// The node that `--node` or `FOREBAY_NODE` names.
 pub fn client(common: &Common) -> Outcome<Client> {
+    Ok(Client::new(settings(common)?)?)
+}
+
+/// The same for moving bytes: over its Unix socket, if it is on this machine.
+pub fn near_client(common: &Common) -> Outcome<Client> {
+    let settings = settings(common)?;
+    Ok(Client::new(Settings {
+        // A question more is not worth it where the answer is known.
+        find_socket: settings.address.is_local(),
+        ..settings
+    })?)
+}
+
+fn settings(common: &Common) -> Outcome<Settings> {
+    let address = Address::parse(&common.node).map_err(Failure::Usage)?;
     // Not an option: command lines are seen by every process of the machine.
     let token = std::env::var("FOREBAY_TOKEN")
         .ok()
         .filter(|t| !t.is_empty());
-    Ok(Client::new(
-        NodeAddr::parse(&common.node).map_err(Failure::Usage)?,
-        token,
-    )
-    .trusting(common.ca.clone()))
+    Ok(Settings {
+        token: token.map(Arc::from),
+        ..settings_of(address, common)
+    })
+}
+
+/// For any listener of a node, without a token.
+fn settings_of(address: Address, common: &Common) -> Settings {
+    Settings {
+        ca: common.ca.clone(),
+        timeouts: TIMEOUTS,
+        ..Settings::new(address, concat!("forebay/", env!("CARGO_PKG_VERSION")))
+    }
+}
+
+/// The JSON of a request's body.
+fn to_json(body: &impl Serialize) -> forebay_core::Result<Vec<u8>> {
+    serde_json::to_vec(body)
+        .map_err(|e| Error::internal("a request that cannot be written").source(e))
+}
+
+/// Asks for JSON. The node's own words say where something went wrong.
+async fn json<T: DeserializeOwned>(client: &Client, call: Call) -> Outcome<T> {
+    let call = call.header(header::ACCEPT, "application/json");
+    Ok(client.call(&call).await?.json().await?)
 }

@@ -3,16 +3,16 @@
 
 use crate::{
     cli::Common,
-    client,
-    fail::{Failure, Outcome, file_error},
+    fail::{Failure, Outcome},
     out::{Out, grouped, std_stream},
     progress::Progress,
     target,
 };
 use bytes::{Bytes, BytesMut};
+use forebay_client::{Call, object_path};
 use forebay_core::{Error, ErrorKind, limits, units::format_bytes};
 use futures::Stream;
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::{HeaderValue, Method, header};
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -48,34 +48,30 @@ pub struct Args {
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let from_stdin = args.file == Path::new("-");
     let object = target::object(&named(&args.object, (!from_stdin).then_some(&args.file)))?;
-    let mut headers = HeaderMap::new();
-    if let Some(text) = &args.content_type {
-        let value = HeaderValue::from_str(text).map_err(|e| {
+    let mut call = Call::new(Method::PUT, object_path(object.bucket(), object.key()));
+    if let Some(text) = args.content_type {
+        HeaderValue::from_str(&text).map_err(|e| {
             Failure::Usage(
                 Error::invalid(format!("bad content type: {text:?}"))
                     .source(e)
                     .hint("as in image/jpeg"),
             )
         })?;
-        headers.insert(header::CONTENT_TYPE, value);
+        call = call.header(header::CONTENT_TYPE, text);
     }
     let (source, size): (Box<dyn AsyncRead + Send + Unpin>, Option<u64>) = if from_stdin {
         (
             Box::new(
                 std_stream(std::io::stdin())
-                    .map_err(|e| file_error("cannot read", Path::new("stdin"), e))?,
+                    .map_err(|e| Error::file("cannot read", Path::new("stdin"), e))?,
             ),
             None,
         )
     } else {
         let (file, size) = open(&args.file).await?;
-        if let Some(size) = size {
-            headers.insert(header::CONTENT_LENGTH, size.into());
-        }
         (Box::new(file), size)
     };
-    let mut client = super::client(common)?;
-    client.prefer_unix_socket().await;
+    let client = super::near_client(common)?;
     let began = Instant::now();
     let sent = Arc::new(AtomicU64::new(0));
     let wrong = Arc::new(OnceLock::new());
@@ -86,36 +82,19 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         sent.clone(),
         wrong.clone(),
     );
-    let path = format!(
-        "/v1/objects/{}/{}",
-        object.bucket(),
-        client::encode_key(object.key())
-    );
-    let answer = client
-        .ask(
-            Method::PUT,
-            &path,
-            headers,
-            client::stream_body(pieces),
-            &object.to_string(),
-        )
-        .await;
+    let answer = client.upload(&call, size, pieces).await;
     // What was wrong with the file says more than what became of the request.
     if let Some(why) = wrong.get() {
         return Err(Error::new(
             ErrorKind::Conflict,
             format!("cannot read: {}: {why}", args.file.display()),
         )
-        .hint("nothing was written; put it again when nobody else writes to the file")
+        .hint("nothing was written; put it again when no other process writes to the file")
         .into());
     }
-    let answer = answer?;
-    let etag = answer
-        .headers()
-        .get(header::ETAG)
-        .and_then(|v| v.to_str().ok())
-        .map(str::to_owned);
-    client::collect(answer.into_body(), 1 << 20).await?;
+    let mut answer = answer.map_err(|f| Failure::of_call(f, &object.to_string()))?;
+    let etag = answer.header("etag").map(str::to_owned);
+    answer.collect(1 << 20).await?;
     let (bytes, seconds) = (sent.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
     let mut out = Out::new(common.json);
     if out.json {
@@ -139,7 +118,7 @@ fn named(object: &str, file: Option<&PathBuf>) -> String {
 /// The file, and how long it is where that is known before it is read: of a regular file that says
 /// more than 0. Pipes, devices and what is under `/proc` say 0, and some regular files there do too.
 async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
-    let failed = |e| Failure::Failed(file_error("cannot read", path, e));
+    let failed = |e| Failure::Failed(Error::file("cannot read", path, e));
     let file = tokio::fs::File::open(path).await.map_err(failed)?;
     let meta = file.metadata().await.map_err(failed)?;
     if meta.is_dir() {

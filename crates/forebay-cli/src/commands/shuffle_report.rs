@@ -3,12 +3,12 @@
 
 use crate::{
     cli::Common,
-    fail::{Failure, Outcome, file_error},
+    fail::{Failure, Outcome},
     out::{Out, grouped},
 };
 use forebay_core::{Error, limits};
 use forebay_plan::{
-    Plan, PlanSpec, Shape, Shuffle,
+    Plan, PlanSpec, RowRef, Shape, Shuffle,
     quality::{Given, Labels, Ordering, Picture, Report, Stretches, Uniform, expected, measure},
 };
 use serde::Serialize;
@@ -22,6 +22,7 @@ Examples:
   forebay shuffle-report --rows 1000000 --block-rows 1000 --shuffle none --shuffle window:16000 --shuffle block:16
   forebay shuffle-report --rows 50000 --block-rows 500 --shuffle block:8 --labels labels.txt --svg order.svg
   forebay shuffle-report --shape dataset.shape --shuffle block:16
+  forebay shuffle-report --rows 50000 --block-rows 500 --order buffer.txt
 
 The measures, and what they are in a uniform order:
   displacement    how far rows are from their place, as part of the epoch: 1/3
@@ -50,8 +51,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
     /// An order to measure: none, window:ROWS, block:BLOCKS or full; more than once for several
-    #[arg(long, value_name = "SHUFFLE", required = true, value_parser = |text: &str| text.parse::<Shuffle>().map_err(|e| e.to_string()))]
+    #[arg(long, value_name = "SHUFFLE", required_unless_present = "order", value_parser = |text: &str| text.parse::<Shuffle>().map_err(|e| e.to_string()))]
     shuffle: Vec<Shuffle>,
+    /// An order of another program to measure: row numbers, one on a line, of one epoch and the next;
+    /// more than once for several
+    #[arg(long, value_name = "FILE")]
+    order: Vec<PathBuf>,
     /// Rows of a batch
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: u32,
@@ -79,7 +84,7 @@ struct Line {
 pub fn run(args: Args, common: &Common) -> Outcome {
     let shape = Arc::new(match (&args.shape, args.rows) {
         (Some(path), _) => {
-            Shape::decode(&std::fs::read(path).map_err(|e| file_error("the shape", path, e))?)?
+            Shape::decode(&std::fs::read(path).map_err(|e| Error::file("the shape", path, e))?)?
         }
         (None, rows) => {
             Shape::uniform(rows.unwrap_or(0), args.block_rows).map_err(Failure::Usage)?
@@ -120,6 +125,13 @@ pub fn run(args: Args, common: &Common) -> Outcome {
         add(shuffle.to_string(), &plan, &plan)?;
     }
     let plan = plan(Shuffle::None)?;
+    for path in &args.order {
+        add(
+            path.file_stem().unwrap_or_default().display().to_string(),
+            &plan,
+            &Listed::read(path, shape.rows())?,
+        )?;
+    }
     if let Some(uniform) = Uniform::new(&plan, args.seed) {
         add("uniform".into(), &plan, &uniform)?;
     }
@@ -140,7 +152,7 @@ pub fn run(args: Args, common: &Common) -> Outcome {
             args.seed
         );
         std::fs::write(path, picture::svg(&title, &pictures))
-            .map_err(|e| file_error("the picture", path, e))?;
+            .map_err(|e| Error::file("the picture", path, e))?;
     }
     let mut out = Out::new(common.json);
     if out.json {
@@ -171,8 +183,80 @@ pub fn run(args: Args, common: &Common) -> Outcome {
     out.flush()
 }
 
+/// An order that was written down: two epochs, and where each row is in them.
+struct Listed {
+    rows: [Vec<u64>; 2],
+    positions: [Vec<u64>; 2],
+}
+
+impl Listed {
+    fn read(path: &PathBuf, rows: u64) -> Outcome<Self> {
+        let wrong =
+            |what: String| {
+                Failure::Usage(Error::invalid(format!("{}: {what}", path.display())).hint(
+                    "each row once, and then each row once again: numbers from 0, one on a line",
+                ))
+            };
+        let text = std::fs::read_to_string(path).map_err(|e| Error::file("the order", path, e))?;
+        let numbers = text
+            .lines()
+            .enumerate()
+            .map(|(line, n)| {
+                n.trim()
+                    .parse::<u64>()
+                    .ok()
+                    .filter(|&n| n < rows)
+                    .ok_or_else(|| {
+                        wrong(format!(
+                            "line {} must be a row number, and is {n:?}",
+                            line + 1
+                        ))
+                    })
+            })
+            .collect::<Outcome<Vec<u64>>>()?;
+        if numbers.len() as u64 != 2 * rows {
+            return Err(wrong(format!(
+                "{} lines for two epochs of {rows} rows",
+                numbers.len()
+            )));
+        }
+        let (first, second) = numbers.split_at(rows as usize);
+        let mut positions = [vec![u64::MAX; first.len()], vec![u64::MAX; first.len()]];
+        for (epoch, places) in [first, second].into_iter().zip(&mut positions) {
+            for (&row, at) in epoch.iter().zip(0..) {
+                if std::mem::replace(&mut places[row as usize], at) != u64::MAX {
+                    return Err(wrong(format!("row {row} comes twice in an epoch")));
+                }
+            }
+        }
+        Ok(Self {
+            rows: [first.to_vec(), second.to_vec()],
+            positions,
+        })
+    }
+}
+
+impl Ordering for Listed {
+    fn rows_per_epoch(&self) -> u64 {
+        self.rows[0].len() as u64
+    }
+
+    fn row_at(&self, epoch: u64, position: u64) -> RowRef {
+        RowRef {
+            source: 0,
+            row: self.rows[epoch as usize % 2][position as usize],
+        }
+    }
+
+    fn position_of(&self, epoch: u64, row: RowRef) -> Option<u64> {
+        self.positions[epoch as usize % 2]
+            .get(row.row as usize)
+            .copied()
+    }
+}
+
 fn labels(path: &PathBuf, rows: u64) -> Outcome<Given> {
-    let text = std::fs::read_to_string(path).map_err(|e| file_error("the labels", path, e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::file("the labels", path, e))?;
     let given = Given::from_text(text.lines());
     if given.rows() != rows {
         return Err(Failure::Usage(
@@ -240,6 +324,37 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_order_that_was_written_down_is_measured_and_one_that_is_none_is_refused() {
+        let path = std::env::temp_dir().join(format!("forebay-order-{}", std::process::id()));
+        let listed = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            Listed::read(&path, 3)
+        };
+        let order = listed("2\n0\n1\n0\n1\n2\n").ok().expect("an order");
+        let row = |row| RowRef { source: 0, row };
+        assert_eq!(order.rows_per_epoch(), 3);
+        assert_eq!([0, 1, 2].map(|at| order.row_at(0, at).row), [2, 0, 1]);
+        assert_eq!(
+            [0, 1, 2].map(|n| order.position_of(0, row(n))),
+            [Some(1), Some(2), Some(0)]
+        );
+        assert_eq!(
+            [0, 1, 2].map(|n| order.position_of(1, row(n))),
+            [Some(0), Some(1), Some(2)]
+        );
+        for wrong in [
+            "",
+            "0\n1\n2\n",
+            "0\n1\n3\n0\n1\n2\n",
+            "0\n1\n1\n0\n1\n2\n",
+            "a\n",
+        ] {
+            assert!(listed(wrong).is_err(), "{wrong:?}");
+        }
+        std::fs::remove_file(&path).expect("removed");
+    }
 
     #[test]
     fn a_table_has_a_line_for_each_order_and_columns_that_line_up() {

@@ -2,12 +2,18 @@
 
 use crate::{
     cli::Common,
-    client,
-    fail::{Outcome, one_line},
+    fail::{Failure, Outcome, one_line},
     out::{Out, grouped, pairs, utc},
     target,
 };
-use http::{HeaderMap, Method};
+use forebay_client::Call;
+use forebay_core::Error;
+use forebay_protocol::{
+    STAT_PATH,
+    cache::{FreshUntil, Stat},
+    path::encode_key,
+};
+use http::Method;
 use serde_json::Value;
 
 #[derive(Debug, clap::Args)]
@@ -26,63 +32,55 @@ pub struct Args {
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let object = target::object(&args.object)?;
-    let mut client = super::client(common)?;
+    let client = super::client(common)?;
     let path = format!(
-        "/v1/forebay/stat/{}/{}",
+        "{STAT_PATH}/{}/{}",
         object.bucket(),
-        client::encode_key(object.key())
+        encode_key(object.key())
     );
-    let answer = client
-        .ask(
-            Method::GET,
-            &path,
-            HeaderMap::new(),
-            client::no_body(),
-            &object.to_string(),
-        )
-        .await?;
-    let stat: Value = client::parse(answer.into_body(), "stat").await?;
+    let mut answer = client
+        .call(&Call::new(Method::GET, path))
+        .await
+        .map_err(|f| Failure::of_call(f, &object.to_string()))?;
+    let said: Value = answer.json().await?;
     let mut out = Out::new(common.json);
     if out.json {
-        return out.object(&stat);
+        // Whole, also what a later release says.
+        return out.object(&said);
     }
+    let stat: Stat = serde_json::from_value(said)
+        .map_err(|e| Error::corrupt(format!("an answer that is not understood: {e}")).source(e))?;
     for line in pairs(&rows(&stat)) {
         out.line(line)?;
     }
     out.flush()
 }
 
-fn rows(stat: &Value) -> Vec<(&'static str, String)> {
-    let text = |v: &Value| v.as_str().map(one_line).unwrap_or_default();
-    let size = stat["size"].as_u64().unwrap_or(0);
+fn rows(stat: &Stat) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         (
             "object",
-            format!("{}/{}", text(&stat["bucket"]), text(&stat["key"])),
+            format!("{}/{}", one_line(&stat.bucket), one_line(&stat.key)),
         ),
-        ("size", format!("{} bytes", grouped(size))),
-        (
-            "modified",
-            stat["last_modified_ms"]
-                .as_i64()
-                .map(utc)
-                .unwrap_or_default(),
-        ),
+        ("size", format!("{} bytes", grouped(stat.size))),
+        ("modified", utc(stat.last_modified_ms)),
         (
             "etag",
-            stat["etag"].as_str().map_or("-".to_owned(), one_line),
+            stat.etag.as_deref().map_or("-".to_owned(), one_line),
         ),
     ];
-    if let Some(kind) = stat["attributes"]["content_type"].as_str() {
+    if let Some(kind) = &stat.attributes.content_type {
         rows.push(("type", one_line(kind)));
     }
-    for (name, value) in user_metadata(&stat["attributes"]["user"]) {
-        rows.push(("metadata", format!("{name}={value}")));
+    for (name, value) in &stat.attributes.user {
+        rows.push((
+            "metadata",
+            format!("{}={}", one_line(name), one_line(value)),
+        ));
     }
-    let cached = stat["cached_bytes"].as_u64().unwrap_or(0);
     rows.push((
         "on disk",
-        match (cached, size) {
+        match (stat.cached_bytes, stat.size) {
             (0, 1..) => "nothing".to_owned(),
             (cached, size) if cached >= size => "all of it".to_owned(),
             (cached, size) => format!(
@@ -92,32 +90,17 @@ fn rows(stat: &Value) -> Vec<(&'static str, String)> {
             ),
         },
     ));
-    rows.push((
-        "pinned",
-        if stat["pinned"].as_bool() == Some(true) {
-            "yes"
-        } else {
-            "no"
+    rows.push(("pinned", if stat.pinned { "yes" } else { "no" }.to_owned()));
+    let fresh = match &stat.fresh_until {
+        Some(FreshUntil::Word(forever)) => one_line(forever),
+        Some(FreshUntil::At(seconds)) => {
+            let ms = i64::try_from(*seconds).unwrap_or(0).saturating_mul(1000);
+            format!("until {}", utc(ms))
         }
-        .to_owned(),
-    ));
-    let fresh = match &stat["fresh_until"] {
-        Value::String(forever) => one_line(forever),
-        Value::Number(at) => format!(
-            "until {}",
-            utc(at.as_i64().unwrap_or(0).saturating_mul(1000))
-        ),
-        _ => "the origin is asked at the next read".to_owned(),
+        None => "the next read asks the origin".to_owned(),
     };
     rows.push(("fresh", fresh));
     rows
-}
-
-fn user_metadata(user: &Value) -> Vec<(String, String)> {
-    let pair = |v: &Value| Some((one_line(v[0].as_str()?), one_line(v[1].as_str()?)));
-    user.as_array()
-        .map(|all| all.iter().filter_map(pair).collect())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -127,7 +110,12 @@ mod tests {
     #[test]
     fn what_is_on_disk_is_told_in_words() {
         let on_disk = |size: u64, cached: u64| {
-            let stat = serde_json::json!({"bucket": "b", "key": "k", "size": size, "cached_bytes": cached, "last_modified_ms": 0, "fresh_until": 60});
+            let stat = Stat {
+                size,
+                cached_bytes: cached,
+                fresh_until: Some(FreshUntil::At(60)),
+                ..Stat::default()
+            };
             let rows = rows(&stat);
             assert_eq!(rows.last().unwrap().1, "until 1970-01-01 00:01:00Z");
             rows.iter().find(|r| r.0 == "on disk").unwrap().1.clone()

@@ -6,6 +6,7 @@ use crate::{
     out::{Out, count, grouped, pairs},
     style::Style,
 };
+use forebay_client::Call;
 use forebay_core::{Error, units::format_bytes};
 use forebay_protocol::{
     STATUS_PATH,
@@ -22,8 +23,8 @@ JSON: as the node tells: {\"version\", \"node_id\", \"state\", \"uptime_seconds\
 pub struct Args {}
 
 pub async fn run(_: Args, common: &Common) -> Outcome {
-    let mut client = super::client(common)?;
-    let said: Value = client.json(Method::GET, STATUS_PATH, None).await?;
+    let client = super::client(common)?;
+    let said: Value = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
     let mut out = Out::new(common.json);
     if out.json {
         // Whole, also what a later release says.

@@ -6,16 +6,18 @@
 
 use crate::{
     cli::Common,
-    client::{self, Client, Lines},
-    fail::{Failure, Outcome, file_error, one_line},
+    fail::{Failure, Outcome, one_line},
     out::{Out, count, grouped},
     progress::Progress,
     target::Prefix,
 };
+use forebay_client::{Call, Client, Lines};
 use forebay_core::{Error, ErrorKind, units::format_bytes};
-use http::{HeaderMap, HeaderValue, Method, header};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use forebay_protocol::{
+    WARM_PATH,
+    cache::{Selection, WarmEvent, WarmReport},
+};
+use http::Method;
 use std::path::{Path, PathBuf};
 
 /// What a node takes in one request.
@@ -32,8 +34,8 @@ A manifest names one object on each line, as bucket/key; empty lines and lines t
 What is there already, in its current version, is not fetched again. Ctrl-C stops the work; what came stays.
 Exit code 1 if any object was missing, denied or failed.
 JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\" | \"denied\" | \"failed\", \"message\"} for each object that did not come, then one
-{\"event\": \"report\", \"dry_run\", \"objects\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\", \"missing\", \"denied\", \"failed\",
-\"seconds\", \"error\"}; with --dry-run \"warmed\" is what would be fetched.")]
+{\"event\": \"report\", \"dry_run\", \"objects\", \"listed\", \"listing_done\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\",
+\"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\"}; with --dry-run \"warmed\" is what would be fetched.")]
 pub struct Args {
     /// Every object whose name begins so
     #[arg(
@@ -53,37 +55,16 @@ pub struct Args {
     pub concurrency: Option<u32>,
 }
 
-/// The node's last line, and what `--json` prints at the end.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Report {
-    event: String,
-    dry_run: bool,
-    objects: u64,
-    warmed: u64,
-    warmed_bytes: u64,
-    already_there: u64,
-    already_there_bytes: u64,
-    missing: u64,
-    denied: u64,
-    failed: u64,
-    seconds: f64,
-    /// The listing broke off: the report is of the objects that were listed before.
-    #[serde(default)]
-    error: Option<String>,
-}
-
 pub async fn run(args: Args, common: &Common) -> Outcome {
-    let mut client = super::client(common)?;
-    let (path, content_type, body, what) = request(&args).await?;
-    let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    let client = super::client(common)?;
+    let (call, what) = request(&args).await?;
     let mut out = Out::new(common.json);
-    let report = follow(&mut client, &path, headers, body, &what, &mut out).await?;
+    let report = follow(&client, &call, &what, &mut out).await?;
     if out.json {
-        out.json_line(&report)?;
+        out.json_line(&WarmEvent::Report(report.clone()))?;
         out.flush()?;
     } else {
-        out.line(report.sentence())?;
+        out.line(sentence(&report))?;
         out.flush()?;
         if let Some(error) = &report.error {
             return Err(Error::new(ErrorKind::OriginUnavailable, one_line(error))
@@ -103,15 +84,21 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-async fn request(args: &Args) -> Outcome<(String, &'static str, client::RequestBody, String)> {
-    let mut query = format!("/v1/forebay/warm?dry_run={}", args.dry_run);
+async fn request(args: &Args) -> Outcome<(Call, String)> {
+    let mut query = format!("{WARM_PATH}?dry_run={}", args.dry_run);
     if let Some(n) = args.concurrency {
         query.push_str(&format!("&concurrency={n}"));
     }
     if let Some(target) = &args.target {
         let p = Prefix::parse(target)?;
-        let body = client::json_body(&json!({"bucket": p.bucket, "prefix": p.prefix}));
-        return Ok((query, "application/json", body, p.to_string()));
+        let what = p.to_string();
+        let selection = Selection {
+            bucket: p.bucket,
+            prefix: Some(p.prefix),
+            ..Selection::default()
+        };
+        let call = Call::new(Method::POST, query).json(super::to_json(&selection)?);
+        return Ok((call, what));
     }
     let file = args.manifest.as_deref().unwrap_or(Path::new("-"));
     let manifest = read_manifest(file).await?;
@@ -120,12 +107,13 @@ async fn request(args: &Args) -> Outcome<(String, &'static str, client::RequestB
     } else {
         file.display().to_string()
     };
-    Ok((query, "text/plain", client::bytes_body(manifest), what))
+    let call = Call::new(Method::POST, query).body("text/plain", manifest);
+    Ok((call, what))
 }
 
 async fn read_manifest(file: &Path) -> Outcome<Vec<u8>> {
     use tokio::io::AsyncReadExt;
-    let failed = |e| Failure::Failed(file_error("cannot read", file, e));
+    let failed = |e| Failure::Failed(Error::file("cannot read", file, e));
     let source = if file == Path::new("-") {
         crate::out::std_stream(std::io::stdin()).map_err(failed)?
     } else {
@@ -157,48 +145,31 @@ async fn read_manifest(file: &Path) -> Outcome<Vec<u8>> {
 }
 
 /// Reads the node's lines until its report. An answer that ends without one is an error.
-async fn follow(
-    client: &mut Client,
-    path: &str,
-    headers: HeaderMap,
-    body: client::RequestBody,
-    what: &str,
-    out: &mut Out,
-) -> Outcome<Report> {
-    let answer = client.ask(Method::POST, path, headers, body, what).await?;
-    let mut lines = Lines::of(answer.into_body());
+async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outcome<WarmReport> {
+    let answer = client.call(call).await;
+    let mut lines = Lines::of(answer.map_err(|f| Failure::of_call(f, what))?);
     let mut progress = Progress::objects("warm");
     while let Some(line) = lines.next().await? {
-        let event: Value = serde_json::from_slice(&line)
+        let event = serde_json::from_slice(&line)
             .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
-        match event["event"].as_str() {
-            Some("report") => {
-                return serde_json::from_value(event).map_err(|e| {
-                    Error::corrupt(format!("a report that is not understood: {e}"))
-                        .source(e)
-                        .into()
-                });
+        match event {
+            WarmEvent::Report(report) => return Ok(report),
+            WarmEvent::Progress(so_far) => {
+                let total = so_far.listing_done.then_some(so_far.listed);
+                progress.set(so_far.objects, total, format_bytes(so_far.warmed_bytes));
             }
-            Some("progress") => {
-                let n = |name: &str| event[name].as_u64().unwrap_or(0);
-                let total = (event["listing_done"] == true).then(|| n("listed"));
-                progress.set(n("objects"), total, format_bytes(n("warmed_bytes")));
-            }
-            Some("object") if out.json => {
+            WarmEvent::Object(_) if out.json => {
                 out.json_line(&event)?;
                 out.flush()?;
             }
-            Some("object") => {
-                let part = |name: &str| event[name].as_str().map(one_line).unwrap_or_default();
-                progress.above(&format!(
-                    "{} {}/{}: {}",
-                    out.style.red(&format!("{}:", part("outcome"))),
-                    part("bucket"),
-                    part("key"),
-                    part("message")
-                ));
-            }
-            _ => {}
+            WarmEvent::Object(object) => progress.above(&format!(
+                "{} {}/{}: {}",
+                out.style.red(&format!("{}:", object.outcome.as_str())),
+                one_line(&object.bucket),
+                one_line(&object.key),
+                one_line(&object.message)
+            )),
+            WarmEvent::Other => {}
         }
     }
     Err(
@@ -208,25 +179,23 @@ async fn follow(
     )
 }
 
-impl Report {
-    fn sentence(&self) -> String {
-        let warmed = if self.dry_run {
-            "to be fetched"
-        } else {
-            "warmed"
-        };
-        format!(
-            "{} in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} \
-             failed",
-            count(self.objects, "object"),
-            self.seconds,
-            grouped(self.warmed),
-            format_bytes(self.warmed_bytes),
-            grouped(self.already_there),
-            format_bytes(self.already_there_bytes),
-            grouped(self.missing),
-            grouped(self.denied),
-            grouped(self.failed)
-        )
-    }
+fn sentence(report: &WarmReport) -> String {
+    let warmed = if report.dry_run {
+        "to be fetched"
+    } else {
+        "warmed"
+    };
+    format!(
+        "{} in {:.1} s: {} {warmed} ({}), {} already there ({}), {} missing, {} denied, {} \
+         failed",
+        count(report.objects, "object"),
+        report.seconds,
+        grouped(report.warmed),
+        format_bytes(report.warmed_bytes),
+        grouped(report.already_there),
+        format_bytes(report.already_there_bytes),
+        grouped(report.missing),
+        grouped(report.denied),
+        grouped(report.failed)
+    )
 }

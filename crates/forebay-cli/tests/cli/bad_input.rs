@@ -12,7 +12,7 @@ const USAGE: &[Case] = &[
     (
         &["ls", "--node", "https://host/path"],
         2,
-        "bad node address",
+        "not the address of a node",
         "http://",
     ),
     (
@@ -30,7 +30,7 @@ const USAGE: &[Case] = &[
     (
         &["ls", "--node", "http://host/path"],
         2,
-        "bad node address",
+        "not the address of a node",
         "unix:",
     ),
     (&["ls", "--node", "unix:"], 2, "no path", "unix:/run"),
@@ -61,7 +61,7 @@ const USAGE: &[Case] = &[
     (
         &["status", "--node", "unix:/no/such.sock"],
         1,
-        "no node there: unix:/no/such.sock: no such socket",
+        "cannot connect to unix:/no/such.sock: no such socket",
         "forebay serve",
     ),
     (

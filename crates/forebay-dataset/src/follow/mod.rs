@@ -27,8 +27,8 @@ pub use table::Table;
 use crate::{Access, Caller, Dataset, Datasets};
 use forebay_core::{Error, ErrorKind, Result, limits, sync::Mutex};
 use forebay_engine::Engine;
-use forebay_plan::{Plan, PlanDocument};
-use serde::{Deserialize, Serialize};
+use forebay_plan::Plan;
+use forebay_protocol::plan::{Lease, Registration};
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -40,57 +40,6 @@ use std::{
 };
 use table::Followed;
 use tokio::{sync::Notify, task::AbortHandle};
-
-/// What a job says when it registers its plan.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Registration {
-    pub plan: PlanDocument,
-    /// What the job calls itself: who registers the same plan under the same name again renews that
-    /// lease, and gets no second one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub job: Option<String>,
-    /// Where the job begins.
-    #[serde(default)]
-    pub epoch: u64,
-    #[serde(default)]
-    pub position: u64,
-    /// The epoch before which the job ends; `None`: it is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub until_epoch: Option<u64>,
-    /// How long the lease lasts without a word.
-    #[serde(default = "lease_seconds")]
-    pub lease_seconds: u64,
-    /// Bytes that are fetched ahead of the position; 0: none. Never more than a 64th part of the
-    /// cache.
-    #[serde(default = "ahead_bytes")]
-    pub ahead_bytes: u64,
-}
-
-fn lease_seconds() -> u64 {
-    limits::PLAN_LEASE_DEFAULT_SECS
-}
-
-fn ahead_bytes() -> u64 {
-    limits::PLAN_AHEAD_DEFAULT_BYTES
-}
-
-/// A lease as its holder sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
-    pub lease: String,
-    /// The identity of the plan's order.
-    pub plan: String,
-    pub rows_per_epoch: u64,
-    /// Where the cache takes the job to be.
-    pub epoch: u64,
-    pub position: u64,
-    /// `None`: when what it is for ends here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expires_in_seconds: Option<u64>,
-    /// Leases on this plan, this one included.
-    pub leases: usize,
-}
 
 /// Counters. They only grow.
 #[derive(Debug, Default)]
@@ -362,7 +311,7 @@ impl Plans {
                     "{} plans are followed already",
                     limits::PLAN_LEASES_MAX
                 ))
-                .hint("release plans that ended, or let their leases run out"));
+                .hint("release the leases of jobs that have ended, or let them run out"));
             }
             if !state.groups.contains_key(&identity) {
                 let followed = Arc::new(Followed::new(plan, layouts, held.at));
@@ -562,7 +511,7 @@ impl State {
         } else {
             self.groups.remove(&held.plan);
             table.remove(&held.plan);
-            tracing::info!(plan = %held.plan, "the cache follows this plan no more");
+            tracing::info!(plan = %held.plan, "the cache no longer follows this plan");
         }
         true
     }
@@ -603,21 +552,21 @@ fn check(registration: &Registration) -> Result<()> {
         && !(1..=limits::PLAN_JOB_NAME_MAX_BYTES).contains(&job.len())
     {
         return Err(
-            Error::invalid(format!("a job with a name of {} bytes", job.len())).hint(format!(
-                "1 to {} bytes, another for each job",
+            Error::invalid(format!("the name of the job has {} bytes", job.len())).hint(format!(
+                "give each job its own name of 1 to {} bytes",
                 limits::PLAN_JOB_NAME_MAX_BYTES
             )),
         );
     }
     if !(1..=limits::PLAN_LEASE_MAX_SECS).contains(&registration.lease_seconds) {
-        return Err(
-            Error::invalid(format!("a lease of {} seconds", registration.lease_seconds)).hint(
-                format!(
-                    "1 to {}; it is renewed by saying where the job is",
-                    limits::PLAN_LEASE_MAX_SECS
-                ),
-            ),
-        );
+        return Err(Error::invalid(format!(
+            "the lease is {} seconds long",
+            registration.lease_seconds
+        ))
+        .hint(format!(
+            "give 1 to {}; each report of the job's position renews the lease",
+            limits::PLAN_LEASE_MAX_SECS
+        )));
     }
     if registration
         .until_epoch
@@ -628,7 +577,7 @@ fn check(registration: &Registration) -> Result<()> {
             registration.epoch,
             registration.until_epoch.unwrap_or_default()
         ))
-        .hint("until_epoch is the epoch after the last one"));
+        .hint("until_epoch is the epoch after the last one of the job"));
     }
     Ok(())
 }
@@ -640,7 +589,8 @@ fn place(plan: &Plan, epoch: u64, position: u64) -> Result<u64> {
     let epochs = epoch.saturating_add(u64::from(position == rows));
     if epochs >= limits::PLAN_EPOCHS_MAX || position > rows {
         return Err(Error::invalid(format!(
-            "position {position} of epoch {epoch}, in a plan of {rows} rows an epoch"
+            "position {position} of epoch {epoch} does not exist: an epoch of the plan has {rows} \
+             rows"
         ))
         .hint("positions count the rows of all ranks together; they begin at 0 in each epoch"));
     }
@@ -663,5 +613,5 @@ fn unknown(lease: &str) -> Error {
         ErrorKind::NotFound,
         format!("there is no lease {:?}", forebay_core::name::shorten(lease)),
     )
-    .hint("it ran out, or the node was started anew: register the plan again")
+    .hint("it ran out, or the node restarted: register the plan again")
 }

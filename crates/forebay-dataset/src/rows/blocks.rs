@@ -14,7 +14,6 @@
 
 use super::{
     RowBatch, RowMemory, Rows,
-    attempts::attempts,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
     gather::{Pick, conform, gather, has_views},
@@ -30,7 +29,7 @@ use bytes::Bytes;
 use forebay_core::{
     CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result,
 };
-use forebay_engine::{Engine, Joined};
+use forebay_engine::{Engine, Joined, Wait};
 use forebay_format::tabular::{BlockRead, Need, Projection, Rows as BlockRows};
 use futures::{StreamExt, stream::FuturesUnordered};
 use std::{
@@ -612,7 +611,9 @@ impl Room {
             None => rows.spare(more).map(|held| vec![held]),
         };
         let held = held.ok_or_else(|| {
-            Error::busy(format!("there is no memory for a block of {bytes} bytes"))
+            Error::busy(format!(
+                "the memory budget has no room for a block of {bytes} bytes"
+            ))
         })?;
         self.memory.add(more, held);
         Ok(())
@@ -640,7 +641,7 @@ impl Room {
 fn too_large() -> Error {
     Error::new(
         ErrorKind::TooLarge,
-        "a block that is larger, decoded, than the memory for blocks",
+        "a block, once decoded, is larger than the memory for blocks",
     )
     .hint("write files with smaller row groups, ask for fewer rows or columns at a time, or raise memory.budget")
 }
@@ -717,7 +718,9 @@ fn step(
         for range in &ranges {
             let mut out = Vec::with_capacity((range.end - range.start) as usize);
             let began = Instant::now();
-            there = engine.append_version(&file.name, &file.meta, range.clone(), &mut out);
+            there =
+                engine.append_version(&file.name, &file.meta, range.clone(), Wait::May, &mut out)
+                    == Ok(true);
             *disk += began.elapsed();
             if !there {
                 // What was fed is not asked for again.
@@ -775,23 +778,18 @@ async fn fetch(
     unpacked: bool,
     range: Range<u64>,
 ) -> Result<Fed> {
-    let (engine, tries) = (&inner.engine, inner.config.attempts);
+    let engine = &inner.engine;
     let mut out = Vec::with_capacity((range.end - range.start) as usize);
-    let status = match unpacked {
-        true => attempts!(
-            tries,
-            engine
-                .read_unpacked_version(name, meta, range.clone(), &mut out)
-                .await
-        ),
-        false => attempts!(
-            tries,
-            engine
-                .read_version(name, meta, range.clone(), &mut out)
-                .await
-        ),
+    let status = if unpacked {
+        engine
+            .read_unpacked_version(name, meta, range.clone(), &mut out)
+            .await?
+    } else {
+        engine
+            .read_version(name, meta, range.clone(), &mut out)
+            .await?
     };
-    if status? == CacheStatus::Miss {
+    if status == CacheStatus::Miss {
         add(&inner.stats.ranges_fetched, 1);
     }
     Ok((range, Bytes::from(out)))

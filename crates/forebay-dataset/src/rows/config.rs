@@ -15,8 +15,6 @@ pub struct RowsConfig {
     pub objects_ahead: usize,
     /// Blocks that are decoded at the same time.
     pub decode_threads: usize,
-    /// Attempts for bytes that fail to come in a way that may pass, the first included.
-    pub attempts: u32,
 }
 
 impl Default for RowsConfig {
@@ -27,7 +25,6 @@ impl Default for RowsConfig {
             blocks_in_flight: limits::ROWS_BLOCKS_IN_FLIGHT,
             objects_ahead: limits::BATCH_READ_AHEAD_ENTRIES,
             decode_threads: std::thread::available_parallelism().map_or(2, usize::from),
-            attempts: 3,
         }
     }
 }

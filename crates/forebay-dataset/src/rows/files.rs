@@ -99,7 +99,10 @@ impl Rows {
             .ok_or_else(|| Error::internal(format!("{name} has no index")))?
             .clone();
         if matches!(dataset.format(), Format::Tar | Format::Zip) {
-            let members = engine.members_of_version(&name, &meta).await?;
+            let members = match dataset.part() {
+                Some(part) => engine.members_of_part(&name, &meta, part).await?,
+                None => engine.members_of_version(&name, &meta).await?,
+            };
             let unpacked = matches!(members.kind(), ArchiveKind::TarGz | ArchiveKind::TarLz4);
             return Ok(OpenFile {
                 name,

@@ -201,16 +201,16 @@ pub(super) fn conform(
                             field.name(),
                             misfit.why
                         ))
-                        .hint("give the column a type in \"schema\" that has room for it")
+                        .hint("in \"schema\", give the column a type that can hold the value")
                     }),
                     None if field.is_nullable() => {
                         Ok(new_null_array(field.data_type(), batch.num_rows()))
                     }
                     None => Err(Error::corrupt(format!(
-                        "this file has no column {:?}",
+                        "this file does not have the column {:?}",
                         field.name()
                     ))
-                    .hint("open files of different columns as different datasets")),
+                    .hint("open files with different columns as separate datasets")),
                 });
         columns.collect::<Result<Vec<_>>>()?
     };

@@ -1,6 +1,6 @@
 //! Blocks that are held ahead of their use.
 
-use super::{Rows, attempts::attempts, blocks::Keys, cache::Block};
+use super::{Rows, blocks::Keys, cache::Block};
 use crate::Dataset;
 use forebay_core::{CacheStatus, Result};
 use forebay_format::tabular::{Format, Projection};
@@ -106,10 +106,7 @@ impl Rows {
         if !engine.keeps(&file.name) || engine.may_have_version(&file.name, &meta, &whole) {
             return Ok(CacheStatus::Hit);
         }
-        let brought = attempts!(
-            self.inner.config.attempts,
-            engine.bring_version(&file.name, &meta, whole.clone()).await
-        );
+        let brought = engine.bring_version(&file.name, &meta, whole).await;
         brought.map_err(|e| super::of_file(e, row, &file))
     }
 }

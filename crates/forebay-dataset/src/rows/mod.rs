@@ -26,7 +26,6 @@
 //! - what is decoded is in the memory budget: the answer until it is sent, a block until the last
 //!   who uses it is done.
 
-mod attempts;
 mod blocks;
 mod cache;
 mod config;
@@ -109,15 +108,36 @@ struct Inner {
     together: Together,
 }
 
+/// Who may hold how much of what the engine's memory budget lets be held. The eighth that is left
+/// is for those who fetch; see the module.
+struct HeldShares {
+    /// Answers, until they are sent.
+    answers_bytes: u64,
+    /// Decoded blocks: those in use, and those that are kept.
+    blocks_bytes: u64,
+    /// Of the blocks, those that are kept for later.
+    kept_blocks_bytes: u64,
+}
+
+impl HeldShares {
+    fn of(holdable_bytes: u64) -> Self {
+        Self {
+            answers_bytes: holdable_bytes / 8 * 3,
+            blocks_bytes: holdable_bytes / 2,
+            kept_blocks_bytes: holdable_bytes / 4,
+        }
+    }
+}
+
 impl Rows {
     pub fn new(engine: Engine, config: RowsConfig) -> Self {
         let holdable = engine.budget().holdable_bytes();
+        let shares = HeldShares::of(holdable);
         let inner = Inner {
-            // Of each of these one half may be held.
-            answers: MemoryBudget::new(2 * (holdable / 8 * 3)),
-            whole_blocks: MemoryBudget::new(2 * (holdable / 2)),
+            answers: MemoryBudget::with_holdable(shares.answers_bytes),
+            whole_blocks: MemoryBudget::with_holdable(shares.blocks_bytes),
             files: Files::new(config.open_files_memory_bytes),
-            cache: BlockCache::new(config.block_cache_bytes.min(holdable / 4)),
+            cache: BlockCache::new(config.block_cache_bytes.min(shares.kept_blocks_bytes)),
             blocks: Semaphore::new(config.blocks_in_flight.max(1)),
             decoding: Semaphore::new(config.decode_threads.max(1)),
             decoding_whole: Flights::default(),
@@ -265,9 +285,9 @@ impl Rows {
                 let most = limits::ROWS_PER_REQUEST_MAX;
                 return Err(Error::new(
                     ErrorKind::TooLarge,
-                    format!("{} rows in one request; the most are {most}", rows.len()),
+                    format!("the request names {} rows; the limit is {most}", rows.len()),
                 )
-                .hint("ask for them in several requests"));
+                .hint("split the request"));
             }
             let all = dataset.rows();
             match rows.iter().position(|&row| row >= all) {
@@ -278,8 +298,8 @@ impl Rows {
                     rows[at]
                 ))
                 .hint(
-                    "rows are numbered from 0; another version of the dataset may have \
-                            another number of them",
+                    "rows are numbered from 0; another version of the dataset may have more or \
+                     fewer",
                 )),
             }
         })();
@@ -314,7 +334,7 @@ impl Rows {
         if bytes > most {
             return Err(Error::new(
                 ErrorKind::TooLarge,
-                format!("the rows are {bytes} bytes; the most for one answer are {most}"),
+                format!("the rows have {bytes} bytes; the limit for one answer is {most}"),
             )
             .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
         }
@@ -354,19 +374,19 @@ fn of_file(error: Error, row: u64, file: &FileRef) -> Error {
     if error.kind() != ErrorKind::VersionChanged {
         return error.context(format_args!("row {row}, in {}", file.name));
     }
-    let reopen = "open the dataset again to get its rows as they are now";
+    let reopen = "open the dataset again to read its current rows";
     let gone = std::error::Error::source(&error)
         .and_then(|s| s.downcast_ref::<Error>())
         .is_some_and(|s| s.kind() == ErrorKind::NotFound);
     if gone {
         Error::not_found(format!(
-            "row {row}: {} is gone since the dataset was opened",
+            "row {row}: {} was deleted after the dataset was opened",
             file.name
         ))
         .hint(reopen)
     } else {
         Error::version_changed(format!(
-            "row {row}: {} has changed since the dataset was opened",
+            "row {row}: {} changed after the dataset was opened",
             file.name
         ))
         .hint(reopen)

@@ -9,7 +9,7 @@
 //! Invariant: after each step, `ends` has one offset for each row that is in `data`, whole and of
 //! the dataset's version.
 
-use super::{RowBatch, RowMemory, Rows, attempts::attempts, joined, of_file, wants};
+use super::{RowBatch, RowMemory, Rows, joined, of_file, wants};
 use crate::Dataset;
 use arrow_array::{
     ArrayRef, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
@@ -17,7 +17,7 @@ use arrow_array::{
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, SchemaRef};
 use forebay_core::{CacheStatus, Error, ObjectMeta, ObjectName, Reservation, Result};
-use forebay_engine::Engine;
+use forebay_engine::{Engine, Wait};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::task::JoinHandle;
 
@@ -49,10 +49,11 @@ impl Cursor {
     fn append_warm(&mut self) {
         while self.at() < self.rows.len() {
             let (name, meta) = self.object(self.at());
-            if !self
+            let whole = 0..meta.size;
+            let here = self
                 .engine
-                .append_version(&name, &meta, 0..meta.size, &mut self.data)
-            {
+                .append_version(&name, &meta, whole, Wait::May, &mut self.data);
+            if here != Ok(true) {
                 return;
             }
             self.appended();
@@ -204,23 +205,24 @@ impl Ahead<'_> {
                     return Ok(());
                 }
             }
-            if cursor
-                .engine
-                .append_version(&name, &meta, 0..meta.size, &mut cursor.data)
-            {
+            // What was just written is in the page cache; where it is not, the read below waits for
+            // it elsewhere than on this thread.
+            let whole = 0..meta.size;
+            let here =
+                cursor
+                    .engine
+                    .append_version(&name, &meta, whole, Wait::MustNot, &mut cursor.data);
+            if here == Ok(true) {
                 cursor.fetched = Some(status);
                 cursor.appended();
                 return Ok(());
             }
         }
-        let read = attempts!(
-            self.config.attempts,
-            cursor
-                .engine
-                .read_version(&name, &meta, 0..meta.size, &mut cursor.data)
-                .await
-        );
-        cursor.fetched = Some(match read? {
+        let read = cursor
+            .engine
+            .read_version(&name, &meta, 0..meta.size, &mut cursor.data)
+            .await?;
+        cursor.fetched = Some(match read {
             CacheStatus::Hit => status,
             other => other,
         });
@@ -243,25 +245,19 @@ impl Ahead<'_> {
             {
                 continue;
             }
-            let (engine, meta, tries) =
-                (cursor.engine.clone(), Arc::new(meta), self.config.attempts);
+            let (engine, meta) = (cursor.engine.clone(), Arc::new(meta));
             self.pending.push_back((
                 at,
-                tokio::spawn(async move { fetch(&engine, &name, &meta, tries).await }),
+                tokio::spawn(async move { fetch(&engine, &name, &meta).await }),
             ));
         }
     }
 }
 
-async fn fetch(
-    engine: &Engine,
-    name: &ObjectName,
-    meta: &Arc<ObjectMeta>,
-    tries: u32,
-) -> Result<Fetched> {
+async fn fetch(engine: &Engine, name: &ObjectName, meta: &Arc<ObjectMeta>) -> Result<Fetched> {
     let whole = 0..meta.size;
     if engine.keeps(name) {
-        let status = attempts!(tries, engine.bring_version(name, meta, whole.clone()).await)?;
+        let status = engine.bring_version(name, meta, whole.clone()).await?;
         if engine.keeps(name) {
             return Ok((status, None));
         }
@@ -271,11 +267,6 @@ async fn fetch(
         return Ok((CacheStatus::Miss, None));
     };
     let mut bytes = Vec::with_capacity(meta.size as usize);
-    let status = attempts!(
-        tries,
-        engine
-            .read_version(name, meta, whole.clone(), &mut bytes)
-            .await
-    )?;
+    let status = engine.read_version(name, meta, whole, &mut bytes).await?;
     Ok((status, Some((bytes, memory))))
 }

@@ -163,14 +163,14 @@ impl Streams {
             projection(request.columns),
             by_blocks,
         )?;
-        self.begin(
+        let connection = Connection {
             lane,
             steps,
             at,
-            until,
-            Arc::new(source),
-            request.window_bytes,
-        )
+            until_epoch: until,
+            source: Arc::new(source),
+        };
+        self.begin(connection, request.window_bytes)
     }
 
     /// The cache keeps what the stream needs soonest. (It fetches nothing ahead for it: that does
@@ -220,11 +220,7 @@ impl Streams {
 
     fn begin<S: Source>(
         &self,
-        lane: Lane,
-        steps: Steps,
-        at: (u64, u64),
-        until: u64,
-        source: Arc<S>,
+        connection: Connection<S>,
         window_bytes: Option<u64>,
     ) -> Result<Body> {
         let inner = &self.inner;
@@ -234,51 +230,55 @@ impl Streams {
             .inspect_err(|_| {
                 inner.stats.refused.fetch_add(1, Relaxed);
             })?;
-        Ok(begin(
-            lane,
-            steps,
-            at,
-            until,
-            source,
-            window,
-            inner.stats.clone(),
-            inner.stop.subscribe(),
-        ))
+        Ok(connection.begin(window, inner.stats.clone(), inner.stop.subscribe()))
     }
 }
 
-/// Starts the tasks of one connection.
-#[allow(clippy::too_many_arguments)]
-fn begin<S: Source>(
+/// What one connection sends: its lane's steps of an order, from a place on.
+struct Connection<S> {
     lane: Lane,
     steps: Steps,
+    /// The epoch, and the position in it, that it begins at.
     at: (u64, u64),
-    until: u64,
+    until_epoch: u64,
     source: Arc<S>,
-    window: Arc<window::Window>,
-    stats: Arc<StreamStats>,
-    stop: watch::Receiver<bool>,
-) -> Body {
-    // Bounded in bytes: whatever is sent into it is counted in the window, and at most one message
-    // about how it goes beside that.
-    let (out, pieces) = mpsc::unbounded_channel();
-    let (given, followed) = watch::channel(at);
-    let ahead = source.looks_ahead().then(|| {
-        let ahead = ahead::Ahead::new(
-            source.clone(),
-            steps.plan().clone(),
-            followed,
-            until,
-            stats.clone(),
-        );
-        Task::spawn(ahead.run())
-    });
-    let open = stats::Open::new(stats);
-    let producer = produce::Producer::new(lane, steps, source, window, out, open, given, stop);
-    Body {
-        pieces,
-        _producer: Task::spawn(producer.run()),
-        _ahead: ahead,
+}
+
+impl<S: Source> Connection<S> {
+    /// Starts its tasks.
+    fn begin(
+        self,
+        window: Arc<window::Window>,
+        stats: Arc<StreamStats>,
+        stop: watch::Receiver<bool>,
+    ) -> Body {
+        // Bounded in bytes: whatever is sent into it is counted in the window, and at most one
+        // message about how it goes beside that.
+        let (out, pieces) = mpsc::unbounded_channel();
+        let (given, followed) = watch::channel(self.at);
+        let ahead = self.source.looks_ahead().then(|| {
+            let ahead = ahead::Ahead::new(
+                self.source.clone(),
+                self.steps.plan().clone(),
+                followed,
+                self.until_epoch,
+                stats.clone(),
+            );
+            Task::spawn(ahead.run())
+        });
+        let outlet = produce::Outlet {
+            window,
+            pieces: out,
+            given,
+            open: Arc::new(stats::Open::new(stats)),
+            stop,
+        };
+        let producer = produce::Producer::new(self.lane, self.steps, self.source, outlet);
+        Body {
+            pieces,
+            _producer: Task::spawn(producer.run()),
+            _ahead: ahead,
+        }
     }
 }
 

@@ -55,17 +55,23 @@ impl<T> Drop for Task<T> {
     }
 }
 
+/// Where frames go, and how it goes with them.
+pub(super) struct Outlet {
+    pub window: Arc<Window>,
+    pub pieces: mpsc::UnboundedSender<Bytes>,
+    /// The place after what was handed over last.
+    pub given: watch::Sender<(u64, u64)>,
+    pub open: Arc<Open>,
+    /// The node stops.
+    pub stop: watch::Receiver<bool>,
+}
+
 pub(super) struct Producer<S> {
     of: u64,
     next: u64,
     steps: Steps,
     source: Arc<S>,
-    window: Arc<Window>,
-    out: mpsc::UnboundedSender<Bytes>,
-    open: Arc<Open>,
-    /// The place after what was handed over last.
-    given: watch::Sender<(u64, u64)>,
-    stop: watch::Receiver<bool>,
+    outlet: Outlet,
     /// What a step may take, by those before it.
     expected_bytes: u64,
 }
@@ -79,17 +85,7 @@ struct Ready {
 }
 
 impl<S: Source> Producer<S> {
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        lane: Lane,
-        steps: Steps,
-        source: Arc<S>,
-        window: Arc<Window>,
-        out: mpsc::UnboundedSender<Bytes>,
-        open: Open,
-        given: watch::Sender<(u64, u64)>,
-        stop: watch::Receiver<bool>,
-    ) -> Self {
+    pub fn new(lane: Lane, steps: Steps, source: Arc<S>, outlet: Outlet) -> Self {
         let rows = u64::from(Steps::partition(&steps).batch.most_rows());
         let expected_bytes = source
             .expected_row_bytes()
@@ -100,11 +96,7 @@ impl<S: Source> Producer<S> {
             next: lane.first(),
             steps,
             source,
-            window,
-            out,
-            open: Arc::new(open),
-            given,
-            stop,
+            outlet,
             expected_bytes,
         }
     }
@@ -112,8 +104,8 @@ impl<S: Source> Producer<S> {
     pub async fn run(mut self) {
         let mut reading = FuturesOrdered::new();
         let mut end = None;
-        let mut stop = self.stop.clone();
-        let window = self.window.clone();
+        let mut stop = self.outlet.stop.clone();
+        let window = self.outlet.window.clone();
         let every = Duration::from_secs(limits::STREAM_KEEP_ALIVE_SECS);
         let mut alive = interval_at(tokio::time::Instant::now() + every, every);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -144,17 +136,18 @@ impl<S: Source> Producer<S> {
                     Err(e) => return self.fail(self.next, &e),
                 },
                 () = window.changed.notified() => {}
-                () = self.out.closed() => return,
+                () = self.outlet.pieces.closed() => return,
                 Ok(_) = stop.wait_for(|stop| *stop) => {
-                    let e = Error::new(ErrorKind::ShuttingDown, "the node is stopping").hint("another node may go on, or this one when it is back");
+                    let e = Error::new(ErrorKind::ShuttingDown, "the node is stopping")
+                        .hint("connect to another node, or to this one when it is back");
                     return self.fail(self.next, &e);
                 }
                 _ = alive.tick() => self.tell(),
             }
             if idle {
-                self.open.was_full(began.elapsed());
+                self.outlet.open.was_full(began.elapsed());
             } else if drained {
-                self.open.waited(began.elapsed());
+                self.outlet.open.waited(began.elapsed());
             }
         }
     }
@@ -163,8 +156,8 @@ impl<S: Source> Producer<S> {
     fn read(&self, step: Step) -> Task<Result<Ready, (u64, Error)>> {
         let (source, open, place) = (
             self.source.clone(),
-            self.open.clone(),
-            self.window.take(self.expected_bytes),
+            self.outlet.open.clone(),
+            self.outlet.window.take(self.expected_bytes),
         );
         Task::spawn(async move {
             let number = step.step;
@@ -210,21 +203,22 @@ impl<S: Source> Producer<S> {
         } else {
             (self.expected_bytes * 7 + bytes) / 8
         };
-        self.open.sent(ready.frame.header.rows.into(), bytes);
-        self.given.send_replace(ready.after);
+        self.outlet.open.sent(ready.frame.header.rows.into(), bytes);
+        self.outlet.given.send_replace(ready.after);
         self.source.passed(ready.after.0, ready.after.1);
         for piece in ready.frame.into_pieces(Keep(ready.place, ready.memory)) {
             // A receiver that is gone is seen in the loop.
-            let _ = self.out.send(piece);
+            let _ = self.outlet.pieces.send(piece);
         }
     }
 
     /// Says that it is alive, and how it goes, unless the last such message is still waiting.
     fn tell(&self) {
-        let Some(told) = self.window.tell() else {
+        let Some(told) = self.outlet.window.tell() else {
             return;
         };
         let json = self
+            .outlet
             .open
             .json(self.source.shares())
             .to_string()
@@ -238,12 +232,13 @@ impl<S: Source> Producer<S> {
         )
         .into_pieces(told)
         {
-            let _ = self.out.send(piece);
+            let _ = self.outlet.pieces.send(piece);
         }
     }
 
     fn end(&self, step: u64) {
         let json = self
+            .outlet
             .open
             .json(self.source.shares())
             .to_string()
@@ -257,12 +252,12 @@ impl<S: Source> Producer<S> {
         )
         .into_pieces(())
         {
-            let _ = self.out.send(piece);
+            let _ = self.outlet.pieces.send(piece);
         }
     }
 
     fn fail(&self, step: u64, e: &Error) {
-        self.open.failed();
+        self.outlet.open.failed();
         tracing::warn!(step, error = %e.describe(), "a stream ended");
         for piece in Frame::error(
             FrameTag {
@@ -273,7 +268,7 @@ impl<S: Source> Producer<S> {
         )
         .into_pieces(())
         {
-            let _ = self.out.send(piece);
+            let _ = self.outlet.pieces.send(piece);
         }
     }
 }

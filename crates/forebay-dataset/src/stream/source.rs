@@ -84,7 +84,7 @@ impl DatasetSource {
                 datasets[i].id(),
                 datasets[i + 1].id()
             ))
-            .hint("name the columns that they share: columns=[...]"));
+            .hint("read only the columns that they share: columns=[...]"));
         }
         let since = rows.moment();
         Ok(DatasetSource {
@@ -157,9 +157,9 @@ impl DatasetSource {
         }
         let batches: Vec<&RecordBatch> = parts.iter().map(|p| &p.batch).collect();
         let batch = interleave_record_batch(&batches, &picks).map_err(|e| {
-            Error::invalid("rows of these datasets cannot be in one batch")
+            Error::invalid("rows of these datasets do not fit into one batch")
                 .source(e)
-                .hint("name the columns that they share")
+                .hint("read only the columns that they share")
         })?;
         Ok(Given {
             batch,

@@ -249,16 +249,14 @@ impl Node {
         until_epoch: u64,
     ) -> Body {
         let window = self.windows.open(window).unwrap();
-        begin(
+        let connection = Connection {
             lane,
-            steps.until_epoch(until_epoch),
-            (0, 0),
+            steps: steps.until_epoch(until_epoch),
+            at: (0, 0),
             until_epoch,
-            source.clone(),
-            window,
-            self.stats.clone(),
-            self.stop.subscribe(),
-        )
+            source: source.clone(),
+        };
+        connection.begin(window, self.stats.clone(), self.stop.subscribe())
     }
 }
 

@@ -57,7 +57,7 @@ impl Windows {
             }
             if size == limits::STREAM_WINDOW_MIN_BYTES {
                 return Err(Error::busy(format!(
-                    "the windows of streams take {} of {} bytes",
+                    "the windows of all streams already take {} of {} bytes",
                     self.used_bytes(),
                     self.most_bytes
                 ))

@@ -8,8 +8,9 @@ use forebay_core::{MemoryBudget, ObjectName, Result, SystemClock};
 use forebay_dataset::{Dataset, DatasetSpec, Datasets, DatasetsConfig, Everything, Opened};
 use forebay_engine::{Engine, EngineConfig, FixedBuckets};
 use forebay_format::{tar_header_into, tar_padding_into, tar_trailer_into, tfrecord::record_into};
-use forebay_origin::{Faults, Faulty, LocalOrigin, Operation, Origin};
+use forebay_origin::{LocalOrigin, Operation, Origin};
 use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_testing::{Faults, Faulty};
 use std::{path::PathBuf, sync::Arc};
 
 pub const BUCKET: &str = "bk";

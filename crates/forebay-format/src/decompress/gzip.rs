@@ -155,9 +155,9 @@ impl Gunzip {
                 };
                 if !expected {
                     return corrupt(if first {
-                        "no gzip header"
+                        "it does not begin with a gzip header"
                     } else {
-                        "what follows the last member is no gzip header"
+                        "what follows the last member is not a gzip header"
                     });
                 }
                 if self.hold(b, 10) {
@@ -168,7 +168,7 @@ impl Gunzip {
                 }
                 return Ok(());
             }
-            Part::Zeros if b != 0 => return corrupt("garbage after the last member"),
+            Part::Zeros if b != 0 => return corrupt("bytes follow the last member"),
             Part::Zeros => return Ok(()),
             Part::Trailer => {
                 if self.hold(b, 8) {
@@ -220,7 +220,7 @@ impl Gunzip {
             Part::Name(_) if b == 0 => self.next_part(Part::Name(0)),
             Part::Comment(_) if b == 0 => self.next_part(Part::Comment(0)),
             Part::Name(HEADER_TEXT_MAX_BYTES) | Part::Comment(HEADER_TEXT_MAX_BYTES) => {
-                return corrupt("the header's text has no end");
+                return corrupt("the text in the header does not end");
             }
             Part::Name(n) => self.part = Part::Name(n + 1),
             Part::Comment(n) => self.part = Part::Comment(n + 1),

@@ -154,13 +154,13 @@ impl Unlz4 {
                 MAGIC => Part::Descriptor,
                 m if SKIPPABLE.contains(&m) => Part::SkipLen,
                 LEGACY_MAGIC => {
-                    return Err(Error::unsupported("a legacy lz4 stream")
-                        .hint("compress it again with a current lz4 (frame format)"));
+                    return Err(Error::unsupported("the stream is in the legacy lz4 format")
+                        .hint("compress it again with a current lz4, which writes frames"));
                 }
                 _ if self.any_frame => {
-                    return Err(corrupt("what follows the last frame is no lz4 frame"));
+                    return Err(corrupt("what follows the last frame is not an lz4 frame"));
                 }
-                _ => return Err(corrupt("no lz4 frame")),
+                _ => return Err(corrupt("it does not begin with an lz4 frame")),
             },
             Part::SkipLen => {
                 self.any_frame = true;
@@ -173,7 +173,7 @@ impl Unlz4 {
             Part::Descriptor => {
                 self.flags = bytes[0];
                 if bytes[0] >> 6 != 1 || bytes[0] & 2 != 0 || bytes[1] & 0x8f != 0 {
-                    return Err(corrupt("the frame's descriptor is of another version"));
+                    return Err(corrupt("the frame's descriptor has another version"));
                 }
                 self.block_max = match bytes[1] >> 4 {
                     size @ 4..=7 => 1 << (8 + 2 * size),
@@ -193,7 +193,7 @@ impl Unlz4 {
                     ));
                 }
                 if self.flags & FLAG_DICTIONARY != 0 {
-                    return Err(Error::unsupported("an lz4 stream that needs a dictionary"));
+                    return Err(Error::unsupported("the lz4 stream needs a dictionary"));
                 }
                 self.content_size = fields.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
                 self.content_len = 0;
@@ -207,9 +207,7 @@ impl Unlz4 {
                         .content_size
                         .is_some_and(|size| size != self.content_len)
                     {
-                        return Err(corrupt(
-                            "the frame's content is of another size than it says",
-                        ));
+                        return Err(corrupt("the frame's content is not as large as it says"));
                     }
                     if self.flags & FLAG_CONTENT_CHECKSUM != 0 {
                         Part::ContentChecksum

@@ -62,7 +62,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<MemberIndexBuilder> {
         return Err(corrupt("it is not an index"));
     }
     if r.byte() != Some(VERSION) {
-        return Err(corrupt("it is of another version"));
+        return Err(corrupt("it has another version"));
     }
     parse(&mut r).ok_or_else(|| corrupt("it contradicts itself"))
 }

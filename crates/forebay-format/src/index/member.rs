@@ -60,7 +60,7 @@ pub enum Storage {
     /// A character or block device, or a FIFO.
     Device = 19,
     Sparse = 20,
-    /// A tar type that is no file, such as a volume label.
+    /// A tar type that is not a file, such as a volume label.
     Special = 21,
     Encrypted = 22,
     /// A zip compression method other than stored and deflate.
@@ -148,7 +148,7 @@ impl Extent {
     /// take it as it is if the member is [`Storage::Stored`].
     ///
     /// # Errors
-    /// `Corrupt` if this is no local header, contradicts the directory, or points outside the
+    /// `Corrupt` if this is not a local header, contradicts the directory, or points outside the
     /// archive.
     pub fn zip_data_range(&self, local_header: &[u8]) -> Result<Range<u64>> {
         zip::data_range(self, local_header)

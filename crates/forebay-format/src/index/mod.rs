@@ -95,9 +95,15 @@ impl MemberIndex {
         }
     }
 
-    /// The last member of this name, readable or not.
+    /// The last member of this name, readable or not. Where none is called `/x`, `x` is meant.
     pub fn get(&self, name: &str) -> Option<Member<'_>> {
-        self.find(name).and_then(|n| self.member(n))
+        let relative = || match name.trim_start_matches('/') {
+            relative if relative.len() < name.len() => self.find(relative),
+            _ => None,
+        };
+        self.find(name)
+            .or_else(relative)
+            .and_then(|n| self.member(n))
     }
 
     /// The last member of this name, to be read.
@@ -107,7 +113,10 @@ impl MemberIndex {
     /// an encrypted member…).
     pub fn readable(&self, name: &str) -> Result<Member<'_>> {
         let member = self.get(name).ok_or_else(|| {
-            Error::not_found(format!("the archive has no member {:?}", shorten(name)))
+            Error::not_found(format!(
+                "the archive does not have a member {:?}",
+                shorten(name)
+            ))
         })?;
         match member.extent.storage.why_unreadable() {
             None => Ok(member),
@@ -273,7 +282,7 @@ impl Columns {
     fn push(&mut self, name: &str, mtime_secs: i64, extent: &Extent) -> Result<()> {
         if self.len() >= limits::ARCHIVE_MEMBERS_MAX {
             return Err(Error::unsupported(format!(
-                "an archive of more than {} members",
+                "the archive has more than {} members",
                 limits::ARCHIVE_MEMBERS_MAX
             ))
             .hint("split it into several archives"));
@@ -287,14 +296,14 @@ impl Columns {
             )));
         }
         let Ok(name_end) = u32::try_from(self.names.len() + name.len()) else {
-            return Err(
-                Error::unsupported("an archive whose member names take more than 4 GiB")
-                    .hint("split it into several archives"),
-            );
+            return Err(Error::unsupported(
+                "the names of the archive's members take more than 4 GiB",
+            )
+            .hint("split it into several archives"));
         };
         if !extent.offset.is_multiple_of(self.offset_unit()) {
             return Err(Error::internal(format!(
-                "a member at offset {}, between blocks of {}",
+                "a member begins at offset {}, which is not a multiple of {}",
                 extent.offset,
                 self.offset_unit()
             )));

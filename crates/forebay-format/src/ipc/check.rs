@@ -89,13 +89,16 @@ pub(super) fn check<'f>(
         .flatten()
         .any(|n| n < 0)
     {
-        return Err(corrupt("a column has fewer buffers than none".to_owned()));
+        return Err(corrupt(
+            "a column has a negative number of buffers".to_owned(),
+        ));
     }
     let most = match batch.compression() {
         None => None,
         Some(c) => Some(most_per_byte(c.codec()).ok_or_else(|| {
             Error::unsupported(format!(
-                "the Arrow batch at offset {at} is compressed with codec {}, which is not offered",
+                "the Arrow batch at offset {at} is compressed with codec {}, which Forebay does \
+                 not read",
                 c.codec().0
             ))
         })?),
@@ -120,7 +123,7 @@ pub(super) fn check<'f>(
             .and_then(|(offset, len)| body.get(offset..offset.checked_add(len)?))
             .ok_or_else(|| {
                 corrupt(format!(
-                    "a buffer is said to be {} bytes at {} of a body of {}",
+                    "it says that a buffer has {} bytes at offset {} of a body of {}",
                     buffer.length(),
                     buffer.offset(),
                     body.len()
@@ -139,7 +142,7 @@ pub(super) fn check<'f>(
                 -1 => stored - 8,
                 len if len < 0 || len as u64 > most.saturating_mul(data.len() as u64 + 64) => {
                     return Err(corrupt(format!(
-                        "{} bytes are said to be {len} when they are decompressed",
+                        "it says that {} bytes decompress to {len}",
                         data.len()
                     )));
                 }
@@ -149,7 +152,7 @@ pub(super) fn check<'f>(
         let width = u64::from(widths.next().unwrap_or(0));
         if width > 0 && !claimed.is_multiple_of(width) {
             return Err(corrupt(format!(
-                "{claimed} bytes are no offsets of {width} bytes each"
+                "{claimed} bytes cannot be offsets of {width} bytes each"
             )));
         }
         decoded = decoded.saturating_add(claimed);

@@ -51,7 +51,7 @@ impl FileIndexer {
     pub fn step(&mut self) -> Result<Need> {
         if self.size < TAIL_BYTES + 8 {
             return Err(Error::corrupt(format!(
-                "{} bytes are no Arrow file",
+                "a file of {} bytes is too short for an Arrow file",
                 self.size
             )));
         }
@@ -110,7 +110,9 @@ impl FileIndexer {
             root_as_footer(bytes).map_err(|e| damaged(&e.to_string()))
         })?;
         let schema = decode_schema(
-            footer.schema().ok_or_else(|| damaged("it has no schema"))?,
+            footer
+                .schema()
+                .ok_or_else(|| damaged("it does not have a schema"))?,
             at,
         )?;
         let place = |b: &Block| {
@@ -125,7 +127,7 @@ impl FileIndexer {
                     && u64::from(head) <= limits::FOOTER_MAX_BYTES)
                     .then_some((offset, head, len))
             };
-            place().ok_or_else(|| damaged(&format!("a batch is said to be at {}", b.offset())))
+            place().ok_or_else(|| damaged(&format!("it says that a batch is at {}", b.offset())))
         };
         let mut places = Places {
             schema: range.clone(),
@@ -147,7 +149,7 @@ impl FileIndexer {
             .collect::<Result<VecDeque<_>>>()?;
         if left.len() > limits::FILE_PIECES_MAX {
             return Err(Error::unsupported(format!(
-                "an Arrow file of {} batches; the limit is {}",
+                "the Arrow file has {} batches; the limit is {}",
                 left.len(),
                 limits::FILE_PIECES_MAX
             )));
@@ -181,10 +183,10 @@ fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     };
     if magic != b"ARROW1" {
         return Err(Error::corrupt(format!(
-            "this is no Arrow file: bytes {}..{size} are not ARROW1",
+            "this is not an Arrow file: bytes {}..{size} are not ARROW1",
             size - 6
         ))
-        .hint("a stream has no footer: its format is arrow-stream"));
+        .hint("if it is a stream, its format is arrow-stream"));
     }
     let len = i32::from_le_bytes(*len);
     match u64::try_from(len)
@@ -200,7 +202,7 @@ fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
         }
         Some(start) if len > 0 => Ok(start + 8..size - TAIL_BYTES),
         _ => Err(Error::corrupt(format!(
-            "the Arrow footer is said to be {len} bytes long, in a file of {size} bytes"
+            "the Arrow footer says that it is {len} bytes long, in a file of {size} bytes"
         ))),
     }
 }
@@ -210,7 +212,7 @@ fn batch_rows(bytes: &[u8], at: u64, body: u64) -> Result<u64> {
     let message = header(bytes, at)?;
     let Some(batch) = message.header_as_record_batch() else {
         return Err(Error::corrupt(format!(
-            "the Arrow message at offset {at} is no batch"
+            "the Arrow message at offset {at} is not a batch"
         )));
     };
     if message.bodyLength() as u64 > body {

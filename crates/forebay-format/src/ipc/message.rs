@@ -59,7 +59,7 @@ pub(super) fn prefix(bytes: &[u8], at: u64) -> Result<Prefix> {
 pub(super) fn header(bytes: &[u8], at: u64) -> Result<Message<'_>> {
     let Prefix::Head { len, prefix } = prefix(bytes, at)? else {
         return Err(Error::corrupt(format!(
-            "there is no Arrow message at offset {at}"
+            "no Arrow message begins at offset {at}"
         )));
     };
     let header = bytes
@@ -82,7 +82,7 @@ pub(super) fn header(bytes: &[u8], at: u64) -> Result<Message<'_>> {
 pub(super) fn schema(message: &Message<'_>, at: u64) -> Result<Schema> {
     let Some(schema) = message.header_as_schema() else {
         return Err(Error::corrupt(format!(
-            "the Arrow message at offset {at} is no schema"
+            "the Arrow message at offset {at} is not a schema"
         )));
     };
     decode_schema(schema, at)

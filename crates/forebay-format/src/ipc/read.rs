@@ -80,7 +80,7 @@ impl Opener {
         };
         if schema.fields() != index.schema.fields() {
             return Err(Error::version_changed(
-                "the Arrow file has another schema than when it was indexed",
+                "the schema of the Arrow file changed after the file was indexed",
             )
             .hint("open the dataset again"));
         }
@@ -115,11 +115,13 @@ impl Opened {
             bytes.get(place.head as usize..),
         ) else {
             return Err(Error::corrupt(format!(
-                "the Arrow message at offset {at} is no dictionary"
+                "the Arrow message at offset {at} is not a dictionary"
             )));
         };
         let data = batch.data().ok_or_else(|| {
-            Error::corrupt(format!("the Arrow dictionary at offset {at} has no values"))
+            Error::corrupt(format!(
+                "the Arrow dictionary at offset {at} does not have values"
+            ))
         })?;
         #[expect(deprecated, reason = "the only way to a field by its dictionary")]
         let fields = self.schema.fields_with_dict_id(batch.id());
@@ -241,7 +243,7 @@ impl Read {
         let at = self.place.start;
         let changed = || {
             Error::version_changed(format!(
-                "the Arrow file has no batch of {} rows at offset {at} any more",
+                "the Arrow file no longer has a batch of {} rows at offset {at}",
                 self.block_rows
             ))
         };

@@ -69,7 +69,7 @@ impl Builder {
                     .and_then(|()| Ok(scanner.end()?)),
                 Ok(_) => Err(Wrong::Json(Bad {
                     at: scanner.at(),
-                    what: "it is no object",
+                    what: "it is not an object",
                 })),
                 Err(bad) => Err(bad.into()),
             }
@@ -77,7 +77,7 @@ impl Builder {
         read.map_err(|wrong| match wrong {
             Wrong::Json(bad) => not_json(&bad),
             Wrong::Value(why) => Error::corrupt(why)
-                .hint("give the column another type in \"schema\": json takes any value"),
+                .hint("give the column another type in \"schema\"; the type json takes any value"),
             Wrong::Other(e) => e,
         })?;
         if let Some(at) = self.lines
@@ -115,7 +115,7 @@ impl Builder {
 
 /// The error about a line that is no JSON.
 pub(super) fn not_json(bad: &Bad) -> Error {
-    Error::corrupt(format!("no JSON at its byte {}: {}", bad.at, bad.what))
+    Error::corrupt(format!("it is not JSON at byte {}: {}", bad.at, bad.what))
 }
 
 /// Fields of objects, each with its column.
@@ -136,7 +136,7 @@ impl Object {
             .iter()
             .map(|f| Ok((f.name().clone(), Column::new(f)?)));
         let columns = columns.collect::<Result<Vec<_>>>()?;
-        // The column of lines is no field of theirs.
+        // The column of whole lines is not one of their fields.
         let named = fields.iter().enumerate().filter(|(_, f)| !is_line(f));
         Ok(Self {
             by_name: named.map(|(n, f)| (f.name().clone(), n)).collect(),
@@ -427,5 +427,5 @@ fn integer<T: std::str::FromStr>(scanner: &mut Scanner<'_>) -> Result<T, Wrong> 
 
 fn no_number(text: &str) -> String {
     let text = forebay_core::name::shorten(text);
-    format!("{text} is no number of the column's type")
+    format!("{text} does not fit the column's type")
 }

@@ -73,7 +73,7 @@ impl Columns {
         if scanner.token()? != Token::Object {
             return Err(Bad {
                 at: scanner.at(),
-                what: "it is no object",
+                what: "it is not an object",
             });
         }
         self.learn_object(&mut scanner, 0)?;

@@ -176,7 +176,7 @@ impl Indexer {
                     self.at,
                     limits::RECORD_MAX_BYTES
                 ))
-                .hint("is it JSONL, with one object per line?"));
+                .hint("check that it is JSONL, with one object on each line"));
             }
             if len == 0 {
                 break;
@@ -203,10 +203,11 @@ impl Indexer {
             return Ok(());
         };
         let here = |e: Error| {
-            e.context(format!("line {} of the JSONL file", self.lines)).hint(
-                "JSONL has one JSON object in each line; \"schema\": {\"json\": \"string\"} takes \
+            e.context(format!("line {} of the JSONL file", self.lines))
+                .hint(
+                    "write one JSON object on each line; \"schema\": {\"json\": \"string\"} takes \
                  lines as they are",
-            )
+                )
         };
         if std::str::from_utf8(line).is_err() {
             return Err(here(Error::corrupt("it is not UTF-8")));

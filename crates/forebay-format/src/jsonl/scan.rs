@@ -181,7 +181,7 @@ impl<'a> Scanner<'a> {
         loop {
             let Some(n) = find_quote_or_backslash(&self.bytes[self.at..]) else {
                 self.at = self.bytes.len();
-                return self.bad("a text does not end");
+                return self.bad("a string does not end");
             };
             self.at += n;
             if self.bytes[self.at] == b'"' {
@@ -193,7 +193,7 @@ impl<'a> Scanner<'a> {
             let len = match self.bytes.get(self.at + 1) {
                 Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
                 Some(b'u') if hex4(&self.bytes[self.at + 2..]).is_some() => 6,
-                _ => return self.bad("this cannot stand after a backslash"),
+                _ => return self.bad("this cannot follow a backslash"),
             };
             self.at += len;
         }

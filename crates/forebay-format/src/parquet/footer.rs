@@ -38,7 +38,7 @@ struct Scan<'f, F> {
     rows: u64,
     said_rows: Option<i64>,
     seen_row_groups: bool,
-    /// An error that is no mere contradiction in the bytes.
+    /// An error that is more than a contradiction in the bytes.
     refused: Option<Error>,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn scan(
     })?;
     if scan.schema.columns == 0 {
         return Err(Error::corrupt(format!(
-            "the Parquet footer at offset {start} has a schema without columns"
+            "the schema in the Parquet footer at offset {start} does not have columns"
         )));
     }
     if !scan.seen_row_groups || scan.said_rows != i64::try_from(scan.rows).ok() {
@@ -92,7 +92,7 @@ pub(super) fn scan(
 impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
     fn refuse(&mut self, at: &Compact<'_>, e: Error) -> Bad {
         self.refused = Some(e);
-        at.bad("it was refused")
+        at.bad("the reader refused it")
     }
 
     fn file(&mut self, c: &mut Compact<'_>) -> Result<(), Bad> {
@@ -140,7 +140,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             c.fields(fields::SCHEMA_ELEMENT, |c, id, ty| match (id, ty) {
                 (5, Type::I32) => {
                     children = u32::try_from(c.i32()?)
-                        .map_err(|_| c.bad("a schema element has fewer children than none"))?;
+                        .map_err(|_| c.bad("a schema element has a negative number of children"))?;
                     Ok(true)
                 }
                 _ => Ok(false),
@@ -151,7 +151,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
                 }
                 *open
                     .last_mut()
-                    .ok_or(c.bad("the schema has elements outside its root"))? -= 1;
+                    .ok_or(c.bad("the schema has elements outside of its root"))? -= 1;
             }
             if children > 0 || element == 0 {
                 open.push(children);
@@ -201,7 +201,7 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             Ok(true)
         })?;
         if columns != self.schema.columns {
-            return Err(c.bad("a row group has another number of columns than the schema"));
+            return Err(c.bad("a row group does not have as many columns as the schema"));
         }
         let rows = rows.ok_or(c.bad("a row group does not say how many rows it has"))?;
         self.chunks += columns;
@@ -251,16 +251,16 @@ impl<F: FnMut(RowGroup) -> Result<()>> Scan<'_, F> {
             ));
         }
         let Some(meta) = meta else {
-            return Err(c.bad("a column does not say where it is"));
+            return Err(c.bad("a column does not say where it begins"));
         };
         if let Err(name) = codec_offered(meta.codec) {
             let e = Error::unsupported(format!(
-                "column {column} of the Parquet file is compressed with {name}, which is not \
-                 offered"
+                "column {column} of the Parquet file is compressed with {name}, which Forebay \
+                 does not read"
             ));
             return Err(self.refuse(
                 c,
-                e.hint("write it with zstd, snappy, lz4, gzip, or no compression"),
+                e.hint("write it with zstd, snappy, lz4 or gzip, or without compression"),
             ));
         }
         let start = meta.dictionary.unwrap_or(meta.data);
@@ -357,7 +357,7 @@ fn expect(c: &Compact<'_>, ty: Type, wanted: Type) -> Result<(), Bad> {
     if ty == wanted {
         Ok(())
     } else {
-        Err(c.bad("a list is of another type than it should be"))
+        Err(c.bad("a list does not have the type that it should have"))
     }
 }
 
@@ -367,6 +367,6 @@ fn codec_offered(codec: i32) -> Result<(), &'static str> {
         0 | 1 | 2 | 5 | 6 | 7 => Ok(()),
         3 => Err("LZO"),
         4 => Err("brotli"),
-        _ => Err("a codec that is not known"),
+        _ => Err("a codec is not known"),
     }
 }

@@ -42,7 +42,7 @@ impl Indexer {
         }
         if self.size < TAIL_BYTES + 4 {
             return Err(Error::corrupt(format!(
-                "{} bytes are no Parquet file",
+                "a file of {} bytes is too short for a Parquet file",
                 self.size
             )));
         }
@@ -100,7 +100,7 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     }
     if magic != MAGIC {
         return Err(Error::corrupt(format!(
-            "this is no Parquet file: bytes {}..{size} are not PAR1",
+            "this is not a Parquet file: bytes {}..{size} are not PAR1",
             size - 4
         )));
     }
@@ -109,7 +109,7 @@ pub(super) fn footer_range(tail: &[u8], size: u64) -> Result<Range<u64>> {
     let start = (size - TAIL_BYTES).checked_sub(len);
     let Some(start) = start.filter(|&start| start >= MAGIC.len() as u64 && len > 0) else {
         return Err(Error::corrupt(format!(
-            "the Parquet footer is said to be {len} bytes long, in a file of {size} bytes"
+            "the Parquet footer says that it is {len} bytes long, in a file of {size} bytes"
         )));
     };
     if len > limits::FOOTER_MAX_BYTES {

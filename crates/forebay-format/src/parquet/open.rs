@@ -71,7 +71,7 @@ impl Opener {
             Ok(())
         })?;
         let changed = || {
-            Error::version_changed("the Parquet file has other rows than when it was indexed")
+            Error::version_changed("the rows of the Parquet file changed after it was indexed")
                 .hint("open the dataset again")
         };
         if !same || groups != blocks.blocks() {
@@ -88,8 +88,7 @@ impl Opener {
         let metadata = decode_footer(&bytes)?;
         if !as_scanned(&metadata, index, schema.columns) {
             return Err(Error::corrupt(
-                "the Parquet footer contradicts itself: its row groups decode to others than \
-                 were found in it",
+                "the Parquet footer contradicts itself: its row groups decode differently",
             ));
         }
         let pages = Arc::new(Pages::new(&metadata));
@@ -225,8 +224,8 @@ impl Pages {
             (Ok(_), Ok(0)) => Ok(None),
             (Ok(offset), Ok(len)) => Ok(Some(offset..offset + len)),
             _ => Err(Error::corrupt(format!(
-                "the Parquet page index of column {column}, row group {row_group} is said to be \
-                 at {offset}"
+                "the Parquet page index of column {column}, row group {row_group} cannot be at \
+                 {offset}"
             ))),
         }
     }
@@ -265,7 +264,7 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
         }
         let (ty, n) = c.list()?;
         if ty != Type::Struct {
-            return Err(c.bad("it is no list of pages"));
+            return Err(c.bad("it is not a list of pages"));
         }
         for _ in 0..n {
             let (mut offset, mut size, mut first_row) = (-1, -1, -1);
@@ -291,7 +290,7 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
                 && first_row < rows.max(1);
             if offset < end || offset.checked_add(stored).is_none_or(|e| e > chunk_end) || !row_fits
             {
-                return Err(c.bad("pages overlap, or lie outside their column"));
+                return Err(c.bad("pages overlap, or lie outside of their column"));
             }
             end = offset + stored;
             pages.push((offset, size, first_row));
@@ -299,7 +298,7 @@ fn parse(bytes: &[u8], chunk: &ColumnChunkMetaData, rows: u32) -> Result<OffsetI
         Ok(true)
     })?;
     if pages.is_empty() && rows > 0 {
-        return Err(c.bad("it has no pages"));
+        return Err(c.bad("it does not have pages"));
     }
     let mut builder = OffsetIndexBuilder::new();
     for (i, &(offset, size, first_row)) in pages.iter().enumerate() {

@@ -126,11 +126,11 @@ fn longest_of_dictionary(page: Bytes, at: u64, chunk: &ColumnChunkMetaData) -> R
         Some(Page::DictionaryPage {
             buf, num_values, ..
         }) => (buf, num_values),
-        _ => return Err(damaged(at, "it is no dictionary")),
+        _ => return Err(damaged(at, "it is not a dictionary")),
     };
     let (mut rest, mut longest) = (&buf[..], 0);
     for _ in 0..values {
-        let too_short = || damaged(at, "its values are longer than it is");
+        let too_short = || damaged(at, "its values are longer than the page");
         let (len, after) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
         let len = u32::from_le_bytes(*len);
         rest = after.get(len as usize..).ok_or_else(too_short)?;
@@ -274,20 +274,20 @@ impl Checker {
                 return Err(damaged(here, "its size is below zero"));
             };
             if header.values < 0 || header.nulls < 0 || header.rows < 0 || header.levels < 0 {
-                return Err(damaged(here, "it counts less than nothing"));
+                return Err(damaged(here, "it has a negative number of values"));
             }
             if !matches!(
                 (header.kind, header.body),
                 (0, Some(5)) | (1, None) | (2, Some(7)) | (3, Some(8))
             ) {
-                return Err(damaged(here, "its header is of another kind than it says"));
+                return Err(damaged(here, "its header is not of the kind that it says"));
             }
             if header.body == Some(7) && header.values > i64::from(header.decoded) {
-                return Err(damaged(here, "it counts more values than it has bytes"));
+                return Err(damaged(here, "it has more values than bytes"));
             }
             if header.levels > i64::from(header.decoded) || header.levels > i64::from(header.stored)
             {
-                return Err(damaged(here, "its levels are longer than it is"));
+                return Err(damaged(here, "its levels are longer than the page"));
             }
             let Some(page) = bytes[data..].get(..stored) else {
                 return Err(damaged(here, "it goes on past the end of its column"));
@@ -295,7 +295,7 @@ impl Checker {
             if decoded as u64 > most_per_byte(codec).saturating_mul(stored as u64 + 64) {
                 return Err(damaged(
                     here,
-                    "it claims to hold more than its codec can make of it",
+                    "it says that it holds more than its codec can make of its bytes",
                 ));
             }
             self.decoded += decoded as u64;
@@ -380,7 +380,7 @@ fn unpacked_page(
 ) -> Result<()> {
     let unpacked = page_alone(page, chunk);
     let column = chunk.column_descr();
-    let too_long = || damaged(at, "its levels are longer than it is");
+    let too_long = || damaged(at, "its levels are longer than the page");
     let (data, values, encoding) =
         match unpacked.map_err(|e| e.context(format!("the Parquet page at offset {at}")))? {
             Some(Page::DataPage {
@@ -433,7 +433,7 @@ fn unpacked_page(
                 }
                 (buf.slice(levels..), num_values, encoding)
             }
-            _ => return Err(damaged(at, "it is no page of data")),
+            _ => return Err(damaged(at, "it is not a page of data")),
         };
     if !delta {
         return Ok(());
@@ -444,7 +444,7 @@ fn unpacked_page(
     });
     counted
         .map(drop)
-        .ok_or_else(|| damaged(at, "its lengths are not those of its values"))
+        .ok_or_else(|| damaged(at, "its lengths do not fit its values"))
 }
 
 /// How many bits a level takes.

@@ -341,7 +341,9 @@ impl Read {
         }
         let (found, all) = (self.seen_rows, self.rows_to_decode());
         if found != all || self.seen_wanted != wanted {
-            return Err(Error::corrupt(format!("{what} gave {found} rows of {all}")));
+            return Err(Error::corrupt(format!(
+                "{what} decoded to {found} of {all} rows"
+            )));
         }
         // The decoder gives columns in the order of the file.
         let mut sorted = self.columns.clone();

@@ -117,7 +117,7 @@ impl<'a> Compact<'a> {
         let taken = usize::try_from(len)
             .ok()
             .and_then(|n| rest.get(..n))
-            .ok_or(self.bad("a text is longer than what is there"))?;
+            .ok_or(self.bad("a string is longer than the rest"))?;
         self.at += taken.len();
         Ok(taken)
     }
@@ -171,7 +171,7 @@ impl<'a> Compact<'a> {
             | (Kind::I64, Type::I64)
             | (Kind::Double, Type::Double)
             | (Kind::Binary, Type::Binary) => self.skip(ty, depth),
-            _ => Err(self.bad("a field is of another type than the format says")),
+            _ => Err(self.bad("a field does not have the type that the format says")),
         }
     }
 
@@ -207,7 +207,7 @@ impl<'a> Compact<'a> {
             11 => Type::Map,
             12 => Type::Struct,
             13 => Type::Uuid,
-            _ => return Err(self.bad("a field is of a type that there is not")),
+            _ => return Err(self.bad("a field has an unknown type")),
         })
     }
 
@@ -226,7 +226,7 @@ impl<'a> Compact<'a> {
         };
         match usize::try_from(len) {
             Ok(n) if n <= self.bytes.len() - self.at => Ok((ty, n)),
-            _ => Err(self.bad("a list is longer than what is there")),
+            _ => Err(self.bad("a list is longer than the rest")),
         }
     }
 

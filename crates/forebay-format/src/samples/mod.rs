@@ -19,7 +19,10 @@ pub(crate) use read::{Read, schema};
 
 use crate::{
     ArchiveKind, Member, MemberIndex, Storage,
-    index::codec::{Reader, put},
+    index::{
+        MemberIndexBuilder,
+        codec::{Reader, put},
+    },
     tabular::{BlockIndexBuilder, Detail, FileIndex, Format, IndexOptions},
 };
 use arrow_schema::{DataType, Field, Schema};
@@ -146,11 +149,11 @@ impl Grouping {
                 Some((_, sample)) if sample.key == key => {
                     if sample.fields.iter().any(|(f, _)| *f == field) {
                         return Err(Error::corrupt(format!(
-                            "the tar's sample {:?} has {:?} twice",
+                            "the tar's sample {:?} has the member {:?} twice",
                             shorten(key),
                             shorten(&field)
                         ))
-                        .hint("give members that belong to different samples different names"));
+                        .hint("give the members of different samples different names"));
                     }
                     if sample.fields.len() >= limits::SAMPLE_FIELDS_MAX {
                         let max = limits::SAMPLE_FIELDS_MAX;
@@ -182,6 +185,83 @@ impl Grouping {
         }
         Ok(())
     }
+}
+
+/// The members of those samples of a tar whose first member's bytes begin within `range`, of what is
+/// known of it so far; `None` while that may not be all of them. Parts that follow each other have
+/// each sample once.
+///
+/// # Errors
+/// `Unsupported` past the limits on members and names.
+pub fn part_of_found(
+    found: &MemberIndexBuilder,
+    range: &Range<u64>,
+) -> Result<Option<MemberIndex>> {
+    // The sample under way at the end of the part ends with the first member of another one.
+    let beyond = |m: Member<'_>| m.extent.offset >= range.end;
+    match found
+        .len()
+        .checked_sub(1)
+        .and_then(|last| found.member(last))
+    {
+        Some(last) if beyond(last) => {
+            let (part, ended) = part(found.kind(), found.len(), |n| found.member(n), range)?;
+            Ok(ended.then_some(part))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The same, of a tar whose members are all known.
+///
+/// # Errors
+/// As [`part_of_found`].
+pub fn part_of(members: &MemberIndex, range: &Range<u64>) -> Result<MemberIndex> {
+    part(members.kind(), members.len(), |n| members.member(n), range).map(|(part, _)| part)
+}
+
+/// The members of a part, and whether a sample behind it was seen.
+fn part<'a>(
+    kind: ArchiveKind,
+    len: usize,
+    member: impl Fn(usize) -> Option<Member<'a>>,
+    range: &Range<u64>,
+) -> Result<(MemberIndex, bool)> {
+    let key_of = |n: usize| {
+        let member = member(n).filter(is_file)?;
+        Some((key_and_field(member.name)?.0, member.extent.offset))
+    };
+    // Members of a tar lie in the order of their numbers.
+    let (mut low, mut high) = (0, len);
+    while low < high {
+        let mid = low + (high - low) / 2;
+        match member(mid) {
+            Some(m) if m.extent.offset < range.start => low = mid + 1,
+            _ => high = mid,
+        }
+    }
+    let begun_before = (0..low).rev().find_map(key_of).map(|(key, _)| key);
+    let mut out = MemberIndexBuilder::new(kind, member(0).map_or(0, |m| m.extent.bound));
+    let mut current: Option<&str> = None;
+    for number in low..len {
+        if let Some((key, offset)) = key_of(number) {
+            if current.is_none() && begun_before == Some(key) {
+                continue;
+            }
+            if current != Some(key) {
+                if offset >= range.end {
+                    return Ok((out.finish(), true));
+                }
+                current = Some(key);
+            }
+        }
+        if current.is_some()
+            && let Some(m) = member(number)
+        {
+            out.push(m.name, m.mtime_secs, &m.extent)?;
+        }
+    }
+    Ok((out.finish(), false))
 }
 
 /// Whether a member has bytes of its own. Those that cannot be read for another reason are rows,
@@ -220,7 +300,9 @@ impl FileIndex {
                     return Err(Error::unsupported(format!(
                         "the samples of the tar have more than {max} different fields"
                     ))
-                    .hint("is it WebDataset, with one extension for each kind of data?"));
+                    .hint(
+                        "check that it is a WebDataset, with one extension for each kind of data",
+                    ));
                 }
                 fields.insert(field.clone());
             }
@@ -245,7 +327,7 @@ impl FileIndex {
             }
         };
         let members = u32::try_from(members.len())
-            .map_err(|_| Error::unsupported("an archive of more than 4 billion members"))?;
+            .map_err(|_| Error::unsupported("the archive has more than 4 billion members"))?;
         rows.first.shrink_to_fit();
         Ok(Self {
             format: if zip { Format::Zip } else { Format::Tar },
@@ -334,6 +416,95 @@ impl Rows<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Extent;
+
+    /// Members of a tar, some of them of no sample, some samples in pieces.
+    fn tar_of(members: &[(&str, u64)]) -> MemberIndexBuilder {
+        let mut found = MemberIndexBuilder::new(ArchiveKind::Tar, 1 << 30);
+        let mut offset = 512;
+        for &(name, size) in members {
+            let extent = Extent {
+                kind: ArchiveKind::Tar,
+                storage: if name.ends_with('/') {
+                    Storage::Directory
+                } else {
+                    Storage::Stored
+                },
+                offset,
+                size,
+                stored_size: size,
+                crc32: None,
+                bound: 1 << 30,
+            };
+            found.push(name, 7, &extent).unwrap();
+            offset += 512 + size.next_multiple_of(512);
+        }
+        found
+    }
+
+    fn rows(members: &MemberIndex) -> Vec<(String, Vec<(String, u64)>)> {
+        let mut rows = Vec::new();
+        Grouping::of(members.kind())
+            .each(members, 0, |_, sample| {
+                let fields = sample.fields.iter().map(|(field, number)| {
+                    let offset = members.member(*number).unwrap().extent.offset;
+                    (field.clone(), offset)
+                });
+                rows.push((sample.key.clone(), fields.collect()));
+                Ok(true)
+            })
+            .unwrap();
+        rows
+    }
+
+    #[test]
+    fn parts_that_follow_each_other_have_each_sample_once() {
+        let members = [
+            ("README", 10),
+            ("d/", 0),
+            ("a.jpg", 5000),
+            ("a.cls", 1),
+            ("noext", 700),
+            ("a.json", 2),
+            ("b.jpg", 0),
+            ("c.jpg", 9000),
+            ("c.cls", 1),
+            // A key that comes again, after another one, is another sample.
+            ("a.jpg", 3000),
+            ("d/", 0),
+            ("e.jpg", 1),
+            ("e.cls", 1),
+            ("last", 100),
+        ];
+        let whole = tar_of(&members).finish();
+        let all = rows(&whole);
+        assert_eq!(all.len(), 5);
+        let end = whole.member(members.len() - 1).unwrap().extent.offset + 512;
+        for width in [512, 1024, 3072, 9728, 1 << 20] {
+            let mut parts = Vec::new();
+            for from in (0..end).step_by(width) {
+                let range = from..from + width as u64;
+                let part = part_of(&whole, &range).unwrap();
+                let found = rows(&part);
+                assert!(found.iter().all(|(_, fields)| range.contains(&fields[0].1)));
+                // As soon as a pass knows it, it is this; and not before the next sample was seen.
+                for known in 0..=members.len() {
+                    let so_far = part_of_found(&tar_of(&members[..known]), &range).unwrap();
+                    let behind = all.iter().find(|(_, fields)| fields[0].1 >= range.end);
+                    let seen = behind.is_some_and(|(_, fields)| {
+                        (0..known).any(|n| whole.member(n).unwrap().extent.offset == fields[0].1)
+                    });
+                    assert_eq!(so_far.is_some(), seen, "{range:?} of {known} members");
+                    if let Some(so_far) = so_far {
+                        assert_eq!(rows(&so_far), found);
+                        assert!(so_far == part);
+                    }
+                }
+                parts.extend(found);
+            }
+            assert_eq!(parts, all, "parts of {width} bytes");
+        }
+    }
 
     #[test]
     fn keys_and_fields() {

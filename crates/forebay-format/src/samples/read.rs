@@ -96,7 +96,7 @@ impl Read {
         }
         if keys.len() != rows.count(index.blocks().block_rows(block)) {
             return Err(Error::version_changed(
-                "the archive has other samples than when it was indexed",
+                "the samples of the archive changed after it was indexed",
             )
             .hint("open the dataset again"));
         }

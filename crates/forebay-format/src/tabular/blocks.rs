@@ -238,14 +238,14 @@ impl BlockIndexBuilder {
             n == first || self.index.offsets[n - 1] + self.index.lens[n - 1] <= bytes.start;
         if bytes.start > bytes.end || bytes.end > self.size || !follows {
             return Err(Error::corrupt(format!(
-                "a block is said to be at bytes {}..{}, which is not within the {} bytes of the \
-                 file, or not after the rows before it",
+                "it says that a block is at bytes {}..{}, which is outside of the {} bytes of the \
+                 file, or before the rows that precede it",
                 bytes.start, bytes.end, self.size
             )));
         }
         if n >= limits::FILE_PIECES_MAX {
             return Err(Error::unsupported(format!(
-                "a file of more than {} blocks",
+                "the file has more than {} blocks",
                 limits::FILE_PIECES_MAX
             ))
             .hint("write it with larger row groups or batches, or as several files"));
@@ -257,7 +257,7 @@ impl BlockIndexBuilder {
             .filter(|_| self.rows <= u64::from(u32::MAX))
         else {
             return Err(Error::unsupported(format!(
-                "a block of {} rows, at offset {}; the limit is {}",
+                "a block has {} rows, at offset {}; the limit is {}",
                 self.rows,
                 bytes.start,
                 u32::MAX
@@ -277,7 +277,7 @@ impl BlockIndexBuilder {
     pub fn end_block(&mut self) -> Result<()> {
         let n = self.index.rows.len() as u32;
         if self.index.piece_ends.last().copied().unwrap_or(0) == n {
-            return Err(Error::corrupt("a block without any bytes"));
+            return Err(Error::corrupt("a block does not have any bytes"));
         }
         self.index.piece_ends.push(n);
         self.index.row_ends.push(self.index.rows() + self.rows);

@@ -149,7 +149,7 @@ impl FileIndex {
             return Err(corrupt("it is not an index"));
         }
         if r.byte() != Some(VERSION) {
-            return Err(corrupt("it is of another version"));
+            return Err(corrupt("it has another version"));
         }
         Self::parse(&mut r, schema).ok_or_else(|| corrupt("it contradicts itself"))
     }

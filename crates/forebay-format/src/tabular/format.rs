@@ -34,7 +34,7 @@ pub struct NotRead {
     pub advice: &'static str,
 }
 
-const TO_PARQUET: &str = "write it as Parquet (pandas, polars or pyarrow do that in a line)";
+const TO_PARQUET: &str = "write it as Parquet (one line of pandas, polars or pyarrow)";
 
 /// Extensions of files of rows: what they are, and what to do.
 const NOT_READ: [(&str, &str, &str); 22] = [
@@ -155,8 +155,8 @@ impl Format {
         let of = Self::from_name(stem)?;
         Some(NotRead {
             name: format!("{of}, compressed with {packed} as a whole"),
-            advice: "rows are read one by one: store the file uncompressed, or as Parquet, which \
-                is compressed in parts",
+            advice: "Forebay reads rows one by one: store the file uncompressed, or as Parquet, which \
+                 is compressed in parts",
         })
     }
 
@@ -196,12 +196,11 @@ impl Format {
             (Some(named), _) => Ok(named),
             (None, Some(magic)) => Ok(magic),
             (None, None) => Err(Error::invalid(format!(
-                "the format of {name:?} is not known by \
-                its name or its first bytes"
+                "neither the name of {name:?} nor its first bytes say what format it has"
             ))
             .hint(
-                "name it: one of objects, tar, zip, tfrecord, parquet, arrow-file, \
-                    arrow-stream, jsonl",
+                "name the format: objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream \
+                 or jsonl",
             )),
         }
     }
@@ -228,11 +227,12 @@ impl Format {
             .find(|f| f.name() == text)
             .ok_or_else(|| {
                 Error::invalid(format!(
-                    "{:?} is not a format of datasets",
+                    "{:?} is not the format of a dataset",
                     forebay_core::name::shorten(text)
                 ))
                 .hint(
-                    "one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl",
+                    "name one of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, \
+                     jsonl",
                 )
             })
     }

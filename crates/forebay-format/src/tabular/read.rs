@@ -106,12 +106,12 @@ impl FileReader {
             Detail::Members(places) if places.members() == members.len() => {}
             Detail::Members(_) => {
                 return Err(Error::version_changed(
-                    "the archive has other members than when it was indexed",
+                    "the members of the archive changed after it was indexed",
                 ));
             }
             _ => {
                 return Err(Error::invalid(format!(
-                    "a file of {} has no members",
+                    "a file of the format {} does not have members",
                     index.format
                 )));
             }

@@ -87,12 +87,12 @@ impl Projection {
                     .map(|f| f.name().as_str())
                     .take(20)
                     .collect();
-                Error::invalid(format!("there is no column {name:?}"))
+                Error::invalid(format!("the column {name:?} does not exist"))
                     .hint(format!("the columns are: {}", have.join(", ")))
             })?;
             if found.contains(&at) {
                 return Err(Error::invalid(format!(
-                    "the column {name:?} is asked for twice"
+                    "the column {name:?} is requested twice"
                 )));
             }
             found.push(at);

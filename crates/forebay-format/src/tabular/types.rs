@@ -173,13 +173,16 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
             if let Some(row) = (0..list.len()).find(wrong) {
                 return Err(Misfit {
                     row,
-                    why: format!("a list of {} values is not of {n}", list.value_length(row)),
+                    why: format!(
+                        "a list has {} values, and should have {n}",
+                        list.value_length(row)
+                    ),
                 });
             }
             if list.null_count() > 0 || list.values().len() != list.len() * width {
                 return Err(Misfit {
                     row: (0..list.len()).find(|&row| list.is_null(row)).unwrap_or(0),
-                    why: format!("a missing list is not of {n} values"),
+                    why: format!("a list is missing, and should have {n} values"),
                 });
             }
             let items = cast(list.values(), item.data_type()).map_err(|m| Misfit {
@@ -221,7 +224,7 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
                     }
                     None => Err(Misfit {
                         row: 0,
-                        why: format!("there is no field {:?}", field.name()),
+                        why: format!("the field {:?} does not exist", field.name()),
                     }),
                 });
             StructArray::try_new_with_length(
@@ -464,8 +467,8 @@ pub fn named_field(name: &str, ty: &str) -> forebay_core::Result<Field> {
             shorten(ty)
         ))
         .hint(
-            "as Arrow has them: int64, float, string, binary, bool, list<item: int32>, \
-             timestamp[us], ...; or json",
+            "name a type as Arrow does (int64, float, string, binary, bool, list<item: int32>, \
+             timestamp[us], ...), or json",
         )
     };
     if ty.len() > TYPE_NAME_MAX_BYTES {

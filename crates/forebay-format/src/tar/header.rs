@@ -33,7 +33,7 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
     let (unsigned, signed) = sums(block);
     if stored.is_none_or(|s| s != unsigned && i64::from(s) != signed) {
         return Err(Error::corrupt(format!(
-            "no tar header at offset {at}: its checksum does not match"
+            "the block at offset {at} is not a tar header: its checksum does not match"
         )));
     }
     let type_flag = block[156];
@@ -47,12 +47,12 @@ pub(super) fn parse(block: &[u8; 512], at: u64) -> Result<Block<'_>> {
         Some(n) if (0..=i128::from(i64::MAX)).contains(&n) => n as u64,
         Some(n) => {
             return Err(Error::corrupt(format!(
-                "the tar header at offset {at} claims a size of {n} bytes"
+                "the tar header at offset {at} announces {n} bytes"
             )));
         }
         None => {
             return Err(Error::corrupt(format!(
-                "the tar header at offset {at} has a size that is no number"
+                "the size in the tar header at offset {at} is not a number"
             )));
         }
     };

@@ -58,7 +58,7 @@ fn size(value: &[u8], at: u64) -> Result<u64> {
         .ok_or_else(|| {
             let shown = String::from_utf8_lossy(&value[..value.len().min(40)]).into_owned();
             Error::corrupt(format!(
-                "the PAX header at offset {at} claims a size of {shown:?}"
+                "the PAX size in the header at offset {at} is not a number of bytes: {shown:?}"
             ))
         })
 }

@@ -95,7 +95,7 @@ impl TarScanner {
             Some(0) => this.want = Want::Nothing,
             Some(short @ ..BLOCK_BYTES) => {
                 this.want = Want::Failed(Error::corrupt(format!(
-                    "{short} bytes are no tar, from offset 0 on"
+                    "the {short} bytes at offset 0 are too short for a tar"
                 )))
             }
             _ => {}
@@ -277,7 +277,7 @@ impl TarScanner {
             }
             header::Block::Header(_) if matches!(self.want, Want::HeaderOrEnd) => {
                 Err(Error::corrupt(format!(
-                    "a lone block of zeros before the tar header at offset {at}"
+                    "a single block of zeros precedes the tar header at offset {at}"
                 )))
             }
             header::Block::Header(h) => self.header(&h, at),
@@ -381,7 +381,7 @@ impl TarScanner {
             .filter(|&end| end <= self.size.unwrap_or(i64::MAX as u64));
         end.and_then(round_up).ok_or_else(|| {
             Error::corrupt(format!(
-                "the tar header at offset {header_at} claims {len} bytes of data, past the end \
+                "the tar header at offset {header_at} announces {len} bytes of data, past the end \
                  of the archive{}",
                 self.ends()
             ))
@@ -415,7 +415,7 @@ impl TarScanner {
     fn end(&mut self) -> Result<()> {
         if self.pax.is_some() || self.long_name.is_some() {
             return Err(Error::corrupt(format!(
-                "the tar ends at offset {} after an extended header without its member",
+                "the tar ends at offset {}, after an extended header and before its member",
                 self.pos
             )));
         }

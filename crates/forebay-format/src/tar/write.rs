@@ -113,7 +113,7 @@ pub fn tar_entry_bytes(name: &str, size: u64, mtime_secs: i64) -> Result<u64> {
     let header = tar_header_bytes(name, size, mtime_secs, &[])?;
     round_up(size)
         .and_then(|data| data.checked_add(header))
-        .ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))
+        .ok_or_else(|| Error::invalid("the tar would have more than 2^64 bytes"))
 }
 
 /// Bytes of the tar of these entries (name, size, mtime), trailer included: its Content-Length.
@@ -126,7 +126,7 @@ pub fn tar_exact_size<'a>(entries: impl IntoIterator<Item = (&'a str, u64, i64)>
         let entry = tar_entry_bytes(name, size, mtime_secs)?;
         total = total
             .checked_add(entry)
-            .ok_or_else(|| Error::invalid("a tar of more than 2^64 bytes"))?;
+            .ok_or_else(|| Error::invalid("the tar would have more than 2^64 bytes"))?;
     }
     Ok(total)
 }

@@ -169,7 +169,7 @@ impl Indexer {
 
     fn cut(&self, len: u64) -> Error {
         Error::corrupt(format!(
-            "the TFRecord at offset {} claims {len} bytes, past the end of the file at {}",
+            "the TFRecord at offset {} announces {len} bytes, past the end of the file at {}",
             self.at, self.size
         ))
     }
@@ -218,20 +218,20 @@ impl Indexer {
                 .filter(|_| offset == self.at && bytes > 0)
                 .ok_or_else(|| {
                     Error::corrupt(format!(
-                    "the file of offsets has a record of {bytes} bytes at offset {offset} where \
-                     the next one is at {}",
-                    self.at
-                ))
-                .hint("make it again, or remove it")
+                        "the file of offsets has a record of {bytes} bytes at offset {offset}, and \
+                     the next record is at {}",
+                        self.at
+                    ))
+                    .hint("write it again, or remove it")
                 })?;
             self.record(data)?;
         }
         if self.at != self.size {
             return Err(Error::corrupt(format!(
-                "the file of offsets ends at {}, the TFRecord file at {}",
+                "the file of offsets ends at {}, and the TFRecord file at {}",
                 self.at, self.size
             ))
-            .hint("make it again, or remove it"));
+            .hint("write it again, or remove it"));
         }
         if self.piece_rows > 0 {
             self.end_piece()?;

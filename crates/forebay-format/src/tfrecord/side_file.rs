@@ -30,14 +30,14 @@ pub fn names(tfrecord: &str) -> Vec<String> {
 pub fn index(text: &[u8], size: u64, options: &IndexOptions) -> Result<FileIndex> {
     if options.example.as_ref().is_some_and(|e| e.is_empty()) {
         return Err(Error::invalid(
-            "a file of offsets does not tell which features the records have",
+            "a file of offsets does not say which features the records have",
         )
         .hint("name the features"));
     }
     if text.len() as u64 > limits::SIDE_FILE_MAX_BYTES {
         let max = limits::SIDE_FILE_MAX_BYTES;
         return Err(Error::unsupported(format!(
-            "a file of offsets of {} bytes; the limit is {max}",
+            "the file of offsets has {} bytes; the limit is {max}",
             text.len()
         )));
     }

@@ -29,7 +29,9 @@ pub(crate) fn data_range(extent: &Extent, header: &[u8]) -> Result<Range<u64>> {
         _ => return extent.place().map(|_| 0..0),
     };
     if method != expected {
-        return Err(corrupt("its compression method is not the directory's"));
+        return Err(corrupt(
+            "its compression method differs from the directory's",
+        ));
     }
     if flags & FLAG_DESCRIPTOR == 0 {
         let (crc32, stored_size, size) =
@@ -40,7 +42,9 @@ pub(crate) fn data_range(extent: &Extent, header: &[u8]) -> Result<Range<u64>> {
             || !agrees(stored_size, extent.stored_size)
             || !agrees(size, extent.size)
         {
-            return Err(corrupt("its checksum and sizes are not the directory's"));
+            return Err(corrupt(
+                "its checksum and sizes differ from the directory's",
+            ));
         }
     }
     let variable = u64::from(u16_at(header, 26)) + u64::from(u16_at(header, 28));

@@ -80,9 +80,8 @@ pub(super) fn parse(record: &[u8], at: u64) -> Result<Entry<'_>> {
         }
     }
     if disk != 0 {
-        return Err(
-            Error::unsupported("a zip in several parts").hint("join the parts into one archive")
-        );
+        return Err(Error::unsupported("the zip is split into several parts")
+            .hint("join the parts into one archive"));
     }
     let unix_type = if made_by == 3 {
         u32_at(fixed, 38) >> 28
@@ -113,7 +112,7 @@ pub(super) fn parse(record: &[u8], at: u64) -> Result<Entry<'_>> {
     if sizes_lie {
         let (size, stored) = (entry.size, entry.stored_size);
         return Err(corrupt(&format!(
-            "{stored} stored bytes cannot hold a member of {size} bytes"
+            "{stored} stored bytes cannot decompress to a member of {size} bytes"
         )));
     }
     Ok(entry)
@@ -167,7 +166,7 @@ fn decode_name(raw: &[u8], flags: u16) -> Cow<'_, str> {
 
 const CP437_UPPER: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\u{a0}";
 
-/// MS-DOS date and time as seconds since the Unix epoch, taken as UTC; the date 0 is no date.
+/// MS-DOS date and time as seconds since the Unix epoch, taken as UTC; the date 0 means none.
 fn dos_time(date: u16, time: u16) -> i64 {
     if date == 0 {
         return 0;

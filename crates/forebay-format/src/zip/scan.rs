@@ -79,9 +79,10 @@ impl ZipScanner {
         }
         match self.want {
             Want::Nothing => Ok(ScanStep::Done),
-            _ if self.size < END_BYTES as u64 => {
-                Err(Error::corrupt(format!("{} bytes are no zip", self.size)))
-            }
+            _ if self.size < END_BYTES as u64 => Err(Error::corrupt(format!(
+                "{} bytes are too short for a zip",
+                self.size
+            ))),
             _ => Ok(ScanStep::Need(
                 self.range.start + self.held.len() as u64..self.range.end,
             )),
@@ -168,7 +169,8 @@ impl ZipScanner {
             .or_else(|| candidates().find(|&at| ends_with_comment(at)))
         else {
             return Err(
-                Error::corrupt("no zip: it has no end record").hint("the archive may be cut off")
+                Error::corrupt("it is not a zip: it does not have an end record")
+                    .hint("the archive may be cut off"),
             );
         };
         let end = &tail[at..at + END_BYTES];
@@ -189,7 +191,7 @@ impl ZipScanner {
                 .is_some_and(|e| e <= end_at);
             if !room {
                 return Err(Error::corrupt(format!(
-                    "the zip64 locator before offset {end_at} points outside the archive"
+                    "the zip64 locator before offset {end_at} points outside of the archive"
                 )));
             }
             self.want = Want::End64 { end_at };
@@ -197,7 +199,7 @@ impl ZipScanner {
             return Ok(());
         }
         if u16_at(end, 4) != 0 || u16_at(end, 6) != 0 {
-            return Err(Error::unsupported("a zip in several parts")
+            return Err(Error::unsupported("the zip is split into several parts")
                 .hint("join the parts into one archive"));
         }
         self.directory.count_of_16_bits = true;
@@ -213,17 +215,17 @@ impl ZipScanner {
         let at = self.range.start;
         if u32_at(record, 0) != END64_SIGNATURE {
             return Err(Error::corrupt(format!(
-                "no zip64 end record at offset {at}"
+                "a zip64 end record was expected at offset {at}"
             )));
         }
         let rest = u64_at(record, 4).checked_add(12 + LOCATOR64_BYTES as u64);
         if rest.and_then(|r| r.checked_add(at)) != Some(end_at) {
             return Err(Error::corrupt(format!(
-                "the zip64 end record at offset {at} has a length that cannot be"
+                "the length of the zip64 end record at offset {at} is impossible"
             )));
         }
         if u32_at(record, 16) != 0 || u32_at(record, 20) != 0 {
-            return Err(Error::unsupported("a zip in several parts")
+            return Err(Error::unsupported("the zip is split into several parts")
                 .hint("join the parts into one archive"));
         }
         self.begin_directory(
@@ -275,7 +277,7 @@ impl ZipScanner {
                     return self.complete();
                 }
                 return Err(Error::corrupt(format!(
-                    "no zip directory entry at offset {at}"
+                    "a zip directory entry was expected at offset {at}"
                 )));
             }
             match record_len(rest) {
@@ -294,7 +296,7 @@ impl ZipScanner {
             if !held.is_empty() || !self.count_is_right() {
                 let (found, told) = (self.builder.len(), self.directory.entries);
                 return Err(Error::corrupt(format!(
-                    "the zip's directory has {found} entries, its end record says {told}"
+                    "the zip's directory has {found} entries, and its end record says {told}"
                 )));
             }
             return self.complete();
@@ -321,7 +323,7 @@ impl ZipScanner {
             .filter(|&(_, end)| end <= bound)
         else {
             return Err(Error::corrupt(format!(
-                "the zip's directory entry at offset {at}: {} bytes at offset {} are not inside \
+                "the zip's directory entry at offset {at}: {} bytes at offset {} are outside of \
                  the archive",
                 entry.stored_size, entry.offset
             )));

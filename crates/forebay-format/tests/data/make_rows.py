@@ -1,4 +1,6 @@
-"""Writes data/rows: files of 1000 rows by pyarrow. Row i has n = i; text is null where 7 divides i. Run with a Python that has pyarrow."""
+"""Writes data/rows: files of 1000 rows by pyarrow. Row i has n = i; text is null where 7 divides i.
+Run with a Python that has pyarrow.
+"""
 
 import pathlib
 

@@ -1,4 +1,6 @@
-"""Writes tars of all kinds into the directory argv[1], seeded by argv[2], and beside each what tarfile reads from it."""
+"""Writes tars of all kinds into the directory argv[1], seeded by argv[2], and beside each what
+tarfile reads from it.
+"""
 
 import io
 import os

@@ -1,4 +1,6 @@
-"""Writes zips of all kinds into the directory argv[1], seeded by argv[2], and beside each what zipfile reads from it."""
+"""Writes zips of all kinds into the directory argv[1], seeded by argv[2], and beside each what
+zipfile reads from it.
+"""
 
 import calendar
 import io

@@ -80,7 +80,7 @@ impl Service {
     }
 
     /// Asks, and once more after a failure that may pass. `secrets` are taken out of what an answer
-    /// says that is no success.
+    /// says unless it is a success.
     ///
     /// # Errors
     /// No answer, of a transient kind, or one that is too long. The status is for the caller to

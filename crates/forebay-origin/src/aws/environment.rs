@@ -1,15 +1,14 @@
-//! The environment variables that credentials are looked for in: those of the process, or, in
-//! tests, a set of their own.
+//! The environment variables that credentials are looked for in: those of the process, or a set of
+//! their own.
 //!
-//! Variables are read through this alone, so that tests of one process can have different ones at
-//! the same time.
+//! Variables are read through this alone, so that origins of one process can have different ones.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Where containers of ECS ask.
 const CONTAINER_ADDRESS: &str = "http://169.254.170.2";
 
-/// Never shown: it holds keys.
+/// Where an origin's settings and credentials are looked for. Never shown: it holds keys.
 #[derive(Clone)]
 pub struct Environment {
     /// `None`: the process's.
@@ -18,7 +17,8 @@ pub struct Environment {
 }
 
 impl Environment {
-    pub(crate) fn of_process() -> Self {
+    /// The process's own.
+    pub fn of_process() -> Self {
         Self {
             variables: None,
             container_address: CONTAINER_ADDRESS.to_owned(),

@@ -141,7 +141,7 @@ impl Instance {
             .all(|b| b.is_ascii_alphanumeric() || b"+=,.@_-".contains(&b))
         {
             return Err(Error::permission_denied(format!(
-                "{who}: the answer is no name of a role"
+                "{who}: the answer is not the name of a role"
             ))
             .hint("check that this is the right address"));
         }

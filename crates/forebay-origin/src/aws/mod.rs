@@ -4,7 +4,8 @@
 //! 1. keys in the origin's configuration;
 //! 2. the profile that the origin's configuration names: then nothing else counts;
 //! 3. `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`;
-//! 4. the profile of `AWS_PROFILE`, or `default`: a role, keys, or `credential_process`;
+//! 4. the profile of `AWS_PROFILE`, or `default`: a role, keys, single sign-on, or
+//!    `credential_process`;
 //! 5. a web identity: `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN` (IRSA);
 //! 6. the container's service: `AWS_CONTAINER_CREDENTIALS_*` (ECS, EKS Pod Identity);
 //! 7. the metadata service of the machine.
@@ -20,6 +21,7 @@ mod process;
 mod profile;
 mod renewed;
 mod role;
+mod sso;
 mod sts;
 
 pub use environment::Environment;
@@ -135,7 +137,7 @@ pub(crate) fn credentials(
             ))
             .hint(
                 "give it aws_access_key_id and aws_secret_access_key, role_arn with its \
-                    source, or credential_process",
+                    source, single sign-on, or credential_process",
             )
         });
     }

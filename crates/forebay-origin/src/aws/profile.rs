@@ -18,6 +18,8 @@ pub(crate) struct Profile {
 #[derive(Default)]
 struct Profiles {
     by_name: Sections,
+    /// The `[sso-session …]` sections, by their names.
+    sso_sessions: Sections,
     files: Vec<PathBuf>,
 }
 
@@ -66,7 +68,7 @@ impl Profile {
                     all.files.push(path);
                     continue;
                 }
-                // An account without a readable home is no user of profiles, unless one was asked
+                // An account without a readable home does not use profiles, unless one was asked
                 // for.
                 Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && named.is_none() => {
                     tracing::debug!(path = %path.display(), "the AWS profile file cannot be read");
@@ -79,8 +81,12 @@ impl Profile {
                 }
             };
             for (section, settings) in parse(&text).map_err(|e| e.context(path.display()))? {
-                // In the configuration file, other sections are no profiles: `[services x]`,
-                // `[sso-session y]`.
+                if let Some(name) = section.strip_prefix("sso-session ").filter(|_| is_config) {
+                    all.sso_sessions.insert(name.to_owned(), settings);
+                    continue;
+                }
+                // The other sections of the configuration file, as `[services x]`, describe no
+                // profile.
                 let name = match section.strip_prefix("profile ") {
                     Some(name) if is_config => name,
                     None if !is_config || section == "default" => &section,
@@ -143,6 +149,11 @@ impl Profile {
             .get(name)
             .map(String::as_str)
             .filter(|v| !v.is_empty())
+    }
+
+    /// The settings of `[sso-session NAME]`.
+    pub(crate) fn sso_session(&self, name: &str) -> Option<&BTreeMap<String, String>> {
+        self.all.sso_sessions.get(name)
     }
 
     pub(crate) fn looked_at(&self) -> String {

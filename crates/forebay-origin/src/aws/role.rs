@@ -8,6 +8,7 @@
 use super::{
     Credentials, Environment, Profile, container, fixed, instance, process, profile,
     renewed::Renewed,
+    sso::SignedOn,
     sts::{AssumedRole, Proof, Role, SESSION_NAME},
 };
 use crate::OriginConfig;
@@ -83,15 +84,13 @@ impl Search<'_> {
             )?;
             return Ok(Some(Credentials::Renewed(Renewed::new(assumed))));
         }
+        if let Some(signed_on) = SignedOn::of_profile(self.config, self.env, profile)? {
+            return Ok(Some(Credentials::Renewed(Renewed::new(signed_on))));
+        }
         if let Some(command) = profile.setting("credential_process") {
             return Ok(Some(Credentials::Renewed(Renewed::new(
                 process::Process::new(command.to_owned()),
             ))));
-        }
-        for setting in ["sso_session", "sso_start_url"] {
-            if profile.setting(setting).is_some() {
-                return Err(unsupported(profile, "single sign-on", setting));
-            }
         }
         Ok(None)
     }
@@ -343,14 +342,51 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_refused_with_what_to_do() {
-        for text in [
-            "role_arn = x\ncredential_source = Ec2InstanceMetadata\nmfa_serial = m",
+    fn a_second_factor_is_refused_with_what_to_do() {
+        let text = "role_arn = x\ncredential_source = Ec2InstanceMetadata\nmfa_serial = m";
+        let e = error("a", &format!("[profile a]\n{text}\n"));
+        assert!(e.contains("credential_process"), "{e}");
+    }
+
+    #[test]
+    fn single_sign_on_names_the_setting_that_is_missing() {
+        let all = [
             "sso_session = s",
-            "sso_start_url = https://x",
+            "sso_account_id = 1",
+            "sso_role_name = r",
+            "[sso-session s]",
+            "sso_region = eu-central-1",
+        ];
+        let text = |without: Option<usize>| {
+            let kept = all.iter().enumerate().filter(|(i, _)| Some(*i) != without);
+            let lines: Vec<_> = kept.map(|(_, line)| *line).collect();
+            format!("[profile a]\n{}\n", lines.join("\n"))
+        };
+        let home = [("HOME", "/nonexistent")];
+        assert!(matches!(
+            of("a", &text(None), &home),
+            Ok(Some(Credentials::Renewed(_)))
+        ));
+        assert!(error("a", &text(None)).contains("HOME is not set"));
+        for (at, named) in [
+            (1, "sso_account_id"),
+            (2, "sso_role_name"),
+            (3, "[sso-session s]"),
+            (4, "sso_region"),
         ] {
-            let e = error("a", &format!("[profile a]\n{text}\n"));
-            assert!(e.contains("credential_process"), "{e}");
+            let e = of("a", &text(Some(at)), &home).err().expect(named);
+            assert!(e.to_string().contains(named), "{e}");
         }
+        let legacy = "[profile a]\nsso_start_url = https://x\nsso_region = r\n\
+            sso_account_id = 1\nsso_role_name = r\n";
+        assert!(of("a", legacy, &home).unwrap().is_some());
+        let legacy = legacy.replace("sso_region", "region");
+        assert!(
+            of("a", &legacy, &home)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("sso_region")
+        );
     }
 }

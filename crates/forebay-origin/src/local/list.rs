@@ -310,7 +310,7 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
         let kind = entry.file_type()?;
         has_links |= kind.is_symlink();
         let (is_dir, is_file) = if kind.is_symlink() {
-            // A link that leads nowhere is no object.
+            // A link that leads nowhere is not an object.
             fs::metadata(entry.path())
                 .map(|m| (m.is_dir(), m.is_file()))
                 .unwrap_or((false, false))

@@ -235,6 +235,11 @@ impl Client {
         }
     }
 
+    /// The region that is configured; empty where the service has none.
+    pub(crate) fn region(&self) -> &str {
+        &self.service.0.region
+    }
+
     pub(crate) fn dialect(&self) -> Dialect {
         self.service.0.dialect
     }

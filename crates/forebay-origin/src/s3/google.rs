@@ -38,7 +38,7 @@ pub(super) fn generation(etag: &str) -> Result<&str> {
     }
     Err(Error::new(
         ErrorKind::PreconditionFailed,
-        format!("{etag} is no version of the object"),
+        format!("{etag} does not name a version of the object"),
     ))
 }
 

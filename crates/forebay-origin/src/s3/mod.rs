@@ -412,6 +412,7 @@ impl Origin for S3Origin {
             service: self.client.service_id(),
             bucket: self.client.bucket().to_owned(),
             prefix: String::new(),
+            region: self.client.region().to_owned(),
         })
     }
 

@@ -232,7 +232,7 @@ pub(crate) struct DavEntry {
     pub last_modified_ms: i64,
 }
 
-/// The names in the directory whose path is `own`; names that are no keys are left out.
+/// The names in the directory whose path is `own`; names that are not keys are left out.
 pub(crate) fn parse_dav(text: &str, own: &str) -> Result<Vec<DavEntry>> {
     let path_of = |href: &str| -> Option<String> {
         let path = match href.split_once("://") {

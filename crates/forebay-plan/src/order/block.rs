@@ -85,17 +85,17 @@ impl Blocks {
         let groups = shape.blocks().div_ceil(per_group.max(1));
         if per_group > limits::PLAN_GROUP_BLOCKS_MAX {
             return Err(Error::invalid(format!(
-                "a block shuffle of {per_group} blocks at a time; at most {}",
+                "the shuffle mixes {per_group} blocks at a time; the limit is {}",
                 limits::PLAN_GROUP_BLOCKS_MAX
             ))
             .hint("the shuffle \"full\" mixes all rows"));
         }
         if shape.as_uniform().is_none() && groups > limits::PLAN_GROUPS_MAX {
             return Err(Error::invalid(format!(
-                "a block shuffle of {groups} groups of unequal blocks; at most {}",
+                "the shuffle makes {groups} groups of unequal blocks; the limit is {}",
                 limits::PLAN_GROUPS_MAX
             ))
-            .hint("shuffle more blocks at a time"));
+            .hint("mix more blocks at a time"));
         }
         Ok(Blocks {
             shape,

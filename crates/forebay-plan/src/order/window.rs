@@ -9,7 +9,7 @@
 //! to the end of the inner window that this one reaches into: `3w / 2` rows of which none was given
 //! out yet.
 //!
-//! A shuffle buffer, which replaces a random row of `n` by the next one, is no function of the
+//! A shuffle buffer, which replaces a random row of `n` by the next one, is not a function of the
 //! position: to know its order at row 10^9 one has to play it through. This one is asked anywhere.
 
 use crate::{Permutation, key, key::Purpose};

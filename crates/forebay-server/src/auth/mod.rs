@@ -318,7 +318,7 @@ impl Table {
                 let known = (secret, caller.clone());
                 if table.keys.insert(key.access_key.clone(), known).is_some() {
                     return Err(Error::invalid(format!(
-                        "the access key {:?} is there twice",
+                        "the access key {:?} is configured twice",
                         key.access_key
                     )));
                 }
@@ -352,8 +352,8 @@ impl Table {
             return Ok(());
         }
         Err(
-            Error::invalid(format!("the name {name:?} is that of another key too"))
-                .hint("each key needs a name of its own: `name`, or else its access_key"),
+            Error::invalid(format!("another key also has the name {name:?}"))
+                .hint("give each key its own name: `name`, or without it its access_key"),
         )
     }
 
@@ -366,8 +366,8 @@ impl Table {
             .iter()
             .any(|(t, _)| t.reveal() == token.reveal())
         {
-            return Err(Error::invalid("the token is that of another key too")
-                .hint("each key needs a token of its own"));
+            return Err(Error::invalid("another key also has this token")
+                .hint("give each key its own token"));
         }
         self.tokens.push((token.clone(), caller));
         Ok(())
@@ -464,7 +464,7 @@ mod tests {
             ..Auth::default()
         };
         let e = Access::new(&twice).err().unwrap().describe();
-        assert!(e.contains("\"x\"") && e.contains("name of its own"), "{e}");
+        assert!(e.contains("another key also has the name \"x\""), "{e}");
     }
 
     #[test]

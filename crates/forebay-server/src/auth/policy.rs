@@ -133,7 +133,7 @@ impl Policy {
             Ok(())
         } else {
             Err(refusal(format!(
-                "nothing in the bucket {bucket:?} is allowed to this key"
+                "this key has no rights in the bucket {bucket:?}"
             )))
         }
     }
@@ -170,11 +170,11 @@ fn rule(grant: &Grant) -> Result<Rule> {
     }
     if grant.bucket.trim_end_matches('*').contains('*') || grant.bucket.ends_with("**") {
         return Err(Error::invalid(format!("bucket = {:?}", grant.bucket))
-            .hint("a * stands at the end of a name, once"));
+            .hint("a * can only be at the end of a name, and only once"));
     }
     if grant.prefix.contains('*') {
         return Err(Error::invalid(format!("prefix = {:?}", grant.prefix))
-            .hint("a prefix has no *: it covers what begins with it"));
+            .hint("leave out the *: a prefix covers every name that begins with it"));
     }
     if grant.actions.is_empty() {
         return Err(Error::invalid("no actions are named")

@@ -248,7 +248,7 @@ impl Config {
                     if !seen.insert(name.clone()) {
                         problems.error(
                             &key,
-                            format!("the bucket {name:?} is there twice"),
+                            format!("the bucket {name:?} is configured twice"),
                             "give one of them another name",
                         );
                     }
@@ -285,7 +285,7 @@ impl Config {
             if !paths.insert(&dir.path) {
                 problems.error(
                     "cache.dirs",
-                    format!("{} is there twice", dir.path.display()),
+                    format!("{} is configured twice", dir.path.display()),
                     "one entry for each disk",
                 );
             }
@@ -307,7 +307,7 @@ impl Config {
             } else if !pair.access_key.is_empty() && !names.insert(&pair.access_key) {
                 problems.error(
                     "auth.keys",
-                    format!("the access key {:?} is there twice", pair.access_key),
+                    format!("the access key {:?} is configured twice", pair.access_key),
                     "",
                 );
             }
@@ -388,7 +388,7 @@ impl Config {
         if tokens_in_the_clear {
             problems.warning(
                 "tls.cert",
-                "tokens and data cross the network in the clear".into(),
+                "tokens and data cross the network unencrypted".into(),
                 "set tls.cert and tls.key, or trust the network",
             );
         }
@@ -441,7 +441,7 @@ impl Config {
                 problems.error(
                     key,
                     format!("{value} is too little"),
-                    &format!("{minimum} at least"),
+                    &format!("give at least {minimum}"),
                 );
             }
         }
@@ -499,6 +499,11 @@ impl Config {
                 TIME_MAX_SECS,
             ),
             (
+                "batch.cut_pause",
+                self.batch.cut_pause.0.as_secs(),
+                TIME_MAX_SECS,
+            ),
+            (
                 "batch.throttle_percent",
                 u64::from(self.batch.throttle_percent),
                 90,
@@ -514,7 +519,7 @@ impl Config {
                 problems.error(
                     key,
                     format!("{value} is too much"),
-                    &format!("{maximum} at most"),
+                    &format!("give at most {maximum}"),
                 );
             }
         }

@@ -101,7 +101,7 @@ impl Override {
                 shorten(&self.from),
                 shorten(&self.key)
             ))
-            .hint("`forebay config reference` shows the keys; none has so many parts"));
+            .hint("`forebay config reference` shows the keys, which have fewer parts"));
         }
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),

@@ -125,7 +125,8 @@ section! {
         /// Largest request body.
         max_body: Bytes = Bytes(BatchConfig::default().max_body_bytes as u64),
         /// Entries that may be missing or unreadable in one request with continue-on-error, before
-        /// it fails as a whole.
+        /// it fails as a whole. Once the answer has begun it fails no more: each further one is a
+        /// placeholder.
         soft_errors_max: u32 = BatchConfig::default().soft_errors_max,
         /// Entries of one request that are fetched at the same time, ahead of the one being sent.
         read_ahead_entries: usize = BatchConfig::default().read_ahead_entries,
@@ -134,6 +135,11 @@ section! {
         frame: Bytes = Bytes(BatchConfig::default().frame_bytes as u64),
         /// An entry that is not there after this long counts as failed.
         entry_timeout: Span = Span(BatchConfig::default().entry_timeout),
+        /// How long an answer that has to be cut says nothing before that, with continue-on-error:
+        /// Lhotse's loader takes a broken connection for its end, but silence (20 s of it, unless
+        /// AIS_READ_TIMEOUT says otherwise) for a reason to get what is missing entry by entry. Not
+        /// for clients that ask for the errors of entries, such as Forebay's own. 0: never.
+        cut_pause: Span = Span(BatchConfig::default().cut_pause),
         /// Attempts for one entry whose object changes while it is read, or that the node has no
         /// room for, the first included. (Those at an origin are its own.)
         attempts: u32 = BatchConfig::default().attempts,
@@ -273,6 +279,7 @@ impl Config {
             read_ahead_entries: b.read_ahead_entries,
             frame_bytes: usize::try_from(b.frame.0).unwrap_or(usize::MAX),
             entry_timeout: b.entry_timeout.0,
+            cut_pause: b.cut_pause.0,
             attempts: b.attempts,
             throttle_ready_per_core: b.throttle_ready_per_core,
             throttle_disk_percent: b.throttle_disk_percent,

@@ -163,8 +163,8 @@ impl Described for OriginSection {
         (
             "profile",
             &[
-                " S3: the profile in `~/.aws/credentials` and `~/.aws/config`: keys, a role, or \
-                 `credential_process`. Default: `AWS_PROFILE`, `default`.",
+                " S3: the profile in `~/.aws/credentials` and `~/.aws/config`: keys, a role, \
+                 single sign-on, or `credential_process`. Default: `AWS_PROFILE`, `default`.",
             ],
         ),
         (

@@ -61,7 +61,7 @@ pub fn policy_of(
     };
     let caller = access
         .of_key(&credentials.access_key)
-        .ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was taken away"))?;
+        .ok_or_else(|| s3s::s3_error!(InvalidAccessKeyId, "the access key was removed"))?;
     if let Some(note) = note {
         note.set_caller(&caller.name);
     }

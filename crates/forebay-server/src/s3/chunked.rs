@@ -111,9 +111,9 @@ impl Decoder {
                         let name: HeaderName = name
                             .trim()
                             .parse()
-                            .map_err(|_| malformed("a trailer's name is not one"))?;
+                            .map_err(|_| malformed("the name of a trailer is not valid"))?;
                         let value = HeaderValue::from_str(value.trim())
-                            .map_err(|_| malformed("a trailer's value is not one"))?;
+                            .map_err(|_| malformed("the value of a trailer is not valid"))?;
                         trailers.append(name, value);
                     }
                     *self.trailers.lock() = Some(trailers);

@@ -12,9 +12,9 @@ use super::{
     convert::{content_encoding, name},
     error::{Refusal, escape},
     multipart::{part_number, upload_failed},
-    path::{Target, decode},
+    path::Target,
 };
-use crate::{body::AnswerBody, note::Note, object};
+use crate::{body::AnswerBody, note::Note, object, uploads::Part, url::decode};
 use chrono::{DateTime, SecondsFormat};
 use forebay_core::{Attributes, ByteRange, Error, ErrorKind, ObjectMeta, ObjectName, Result};
 use forebay_engine::{Conditions, Engine, PutCondition, PutRequest, ReadOptions, S3Place};
@@ -43,7 +43,7 @@ impl Source {
     /// The source that the headers name, if they do.
     ///
     /// # Errors
-    /// `Invalid` for one that is no object's name, `Unsupported` for an access point.
+    /// `Invalid` for one that does not name an object, `Unsupported` for an access point.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>> {
         let Some(value) = headers.get(SOURCE) else {
             return Ok(None);
@@ -273,7 +273,7 @@ impl Ops {
             .copy(&source.name, now.etag.as_deref(), to, request)
             .await
             .map_err(|e| source_changed(e, &condition))?;
-        // The copy is made; that its date cannot be told is no reason to say that it is not.
+        // The copy is made; that nobody knows its date does not undo it.
         let modified_ms = match self.engine.head(to, &ReadOptions::default()).await {
             Ok(head) => head.meta.last_modified_ms,
             Err(_) => self.engine.clock().now_ms(),
@@ -324,7 +324,7 @@ impl Ops {
             .await
             .map_err(upload_failed)?;
         let now_ms = self.engine.clock().now_ms();
-        let stored = super::StoredPart {
+        let stored = Part {
             part: part.clone(),
             checksum: Checksum::default(),
             stored_ms: now_ms,
@@ -340,7 +340,7 @@ impl Ops {
 /// afterwards, which the client can try again.
 fn source_changed(e: Error, target: &PutCondition) -> Error {
     if e.kind() == ErrorKind::PreconditionFailed && *target == PutCondition::Always {
-        return Error::version_changed("the source of the copy was changed meanwhile")
+        return Error::version_changed("the source of the copy changed during the copy")
             .hint("copy it again");
     }
     e
@@ -383,6 +383,7 @@ mod tests {
             service: 0,
             bucket: "real".into(),
             prefix: "p/".into(),
+            region: String::new(),
         };
         let source = of("bb/a%20b%3F?versionId=x+1").unwrap().unwrap();
         assert_eq!(

@@ -164,7 +164,7 @@ fn retry_after(error: &Error, headers: &mut HeaderMap) {
 fn explain(code: &str) -> (&'static str, &'static str) {
     match code {
         "SignatureDoesNotMatch" => (
-            "the signature is not the one that is calculated here",
+            "the signature does not match the one that the node calculates",
             "check the secret key; nothing on the way may change the method, the path, the \
              query, or a signed header such as Host",
         ),
@@ -190,7 +190,7 @@ fn explain(code: &str) -> (&'static str, &'static str) {
         ),
         "AuthorizationQueryParametersError" => (
             "the X-Amz-* parameters of the presigned request cannot be read",
-            "make the URL anew with an SDK",
+            "make the URL again with an SDK",
         ),
         "NotImplemented" => (
             "this operation is not offered here",
@@ -337,7 +337,7 @@ mod tests {
         )
         .unwrap();
         assert!(
-            xml.contains("<Code>SignatureDoesNotMatch</Code><Message>the signature is not")
+            xml.contains("<Code>SignatureDoesNotMatch</Code><Message>the signature does not match")
                 && xml.contains("check the secret key"),
             "{xml}"
         );

@@ -27,6 +27,7 @@ use crate::{auth::Policy, body::AnswerBody, config::Action, note::Note, object};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{
     CacheStatus, Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits,
+    name::validate_bucket,
 };
 use forebay_engine::{
     ByteStream, Changes, Engine, ForwardBody, ForwardRequest, ForwardResponse, Origin, S3Place,
@@ -349,7 +350,7 @@ fn subresource(target: &Target) -> Result<Option<&str>, Refusal> {
     for (i, (name, _)) in target.query.iter().enumerate() {
         if target.query[..i].iter().any(|(n, _)| n == name) {
             let e = Error::invalid(format!("the query parameter {name:?} is there twice"));
-            return Err(e.hint("which of them is meant cannot be known").into());
+            return Err(e.hint("send it once").into());
         }
         let what = SETTINGS.iter().chain(OTHERS).find(|s| *s == name).copied();
         match (what, found) {
@@ -496,7 +497,7 @@ pub async fn remove(
         body: ForwardBody::Empty,
     };
     let changes = Changes::Object(name.clone());
-    let mut answer = engine.forward(origin, request, changes, Vec::new()).await?;
+    let answer = engine.forward(origin, request, changes, Vec::new()).await?;
     let header = |name: &str| {
         let value = answer.headers.get(name)?;
         value.to_str().ok().map(str::to_owned)
@@ -507,19 +508,9 @@ pub async fn remove(
             marker: header("x-amz-version-id"),
         }));
     }
-    let mut document = BytesMut::new();
-    while let Some(Ok(piece)) = answer.body.next().await {
-        document.extend_from_slice(&piece);
-    }
-    let said = std::str::from_utf8(&document)
-        .ok()
-        .and_then(ErrorDocument::parse)
-        .unwrap_or_default();
-    let e = Error::invalid(format!(
-        "the origin answered {} {}",
-        answer.status,
-        said.describe()
-    ));
+    let status = answer.status;
+    let said = said(answer).await;
+    let e = Error::invalid(format!("the origin answered {status} {}", said.describe()));
     Err(Refusal::bad(
         match said.code.as_str() {
             "AccessDenied" => "AccessDenied",
@@ -529,6 +520,88 @@ pub async fn remove(
         },
         e,
     ))
+}
+
+/// Makes (`PUT`) or removes (`DELETE`) a bucket, for APIs that are not S3's: at its origin where that
+/// is an S3 service, else as this node can. One that holds objects is not removed.
+///
+/// # Errors
+/// `PermissionDenied` without `admin`; `AlreadyExists`, `BucketNotFound`, `Conflict` for one that is
+/// not empty, or what else the origin said.
+pub async fn change_bucket(
+    engine: &Engine,
+    policy: &Policy,
+    method: &Method,
+    bucket: &str,
+) -> Result<()> {
+    validate_bucket(bucket)?;
+    let (target, headers) = (
+        Target {
+            bucket: bucket.to_owned(),
+            ..Target::default()
+        },
+        HeaderMap::new(),
+    );
+    let operation = Operation::of(method, &target, &headers).map_err(|r| r.error().clone())?;
+    let operation = operation.ok_or_else(|| Error::internal("no operation on buckets"))?;
+    operation.permit(policy, &target, &headers, None)?;
+    let Some((origin, place)) = operation.origin(engine, method, &target).await? else {
+        return match *method {
+            Method::PUT => engine.buckets().create(bucket).await,
+            _ => engine.buckets().remove(bucket).await,
+        };
+    };
+    let elsewhere = *method == Method::PUT && !matches!(&*place.region, "" | "us-east-1");
+    let body = match elsewhere {
+        true => ForwardBody::Bytes(
+            format!(
+                "<CreateBucketConfiguration xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+                 <LocationConstraint>{}</LocationConstraint></CreateBucketConfiguration>",
+                super::error::escape(&place.region)
+            )
+            .into(),
+        ),
+        false => ForwardBody::Empty,
+    };
+    let request = ForwardRequest {
+        method: method.clone(),
+        key: String::new(),
+        query: Vec::new(),
+        headers,
+        body,
+    };
+    let changes = operation.changes(&target)?;
+    let answer = engine.forward(origin, request, changes, Vec::new()).await?;
+    if answer.status.is_success() {
+        return Ok(());
+    }
+    let status = answer.status;
+    let said = said(answer).await;
+    let kind = match &*said.code {
+        "BucketAlreadyExists" | "BucketAlreadyOwnedByYou" => ErrorKind::AlreadyExists,
+        "BucketNotEmpty" => ErrorKind::Conflict,
+        "NoSuchBucket" => ErrorKind::BucketNotFound,
+        _ => ErrorKind::from_http_status(status.as_u16()),
+    };
+    Err(Error::new(
+        kind,
+        format!("the origin answered {status} {}", said.describe()),
+    ))
+}
+
+/// The error that an origin answered with, as far as it can be read.
+async fn said(mut answer: ForwardResponse) -> ErrorDocument {
+    let mut document = BytesMut::new();
+    while let Some(Ok(piece)) = answer.body.next().await {
+        document.extend_from_slice(&piece);
+        if document.len() > DOCUMENT_MAX_BYTES {
+            break;
+        }
+    }
+    std::str::from_utf8(&document)
+        .ok()
+        .and_then(ErrorDocument::parse)
+        .unwrap_or_default()
 }
 
 /// The origin's answer as this node's.

@@ -359,7 +359,7 @@ mod tests {
     }
 
     fn target(uri: &str) -> Target {
-        Target::of(&uri.parse().unwrap(), &HeaderMap::new(), &[]).unwrap()
+        Target::of(&uri.parse().unwrap(), &HeaderMap::new(), &[], false).unwrap()
     }
 
     #[test]
@@ -430,7 +430,7 @@ mod tests {
             let target = Target {
                 bucket: bucket.into(),
                 key: key.into(),
-                query: Vec::new(),
+                ..Target::default()
             };
             check_name(&target).err().map(|r| r.code())
         };
@@ -492,6 +492,7 @@ mod tests {
             &"/b/k?X-Amz-Signature=SECRET%ff".parse().unwrap(),
             &HeaderMap::new(),
             &[],
+            false,
         )
         .unwrap_err()
         .describe();

@@ -30,8 +30,8 @@ mod signature;
 mod verify;
 mod write;
 
-pub use multipart::register::{Part as StoredPart, Uploads};
-pub use path::{Target, decode, parse_query};
+pub use forward::change_bucket;
+pub use path::Target;
 
 use crate::{
     auth::{Access, Policy},
@@ -39,6 +39,7 @@ use crate::{
     config::{Action, Config},
     note::Note,
     request_body::UploadBody,
+    uploads::Uploads,
 };
 use bytes::Bytes;
 use chrono::Utc;
@@ -174,13 +175,20 @@ impl Front {
         }
     }
 
+    /// What a request names. `/s3` is an alias of the root, for AIStore's clients, unless a bucket
+    /// of that name is configured.
+    fn target(&self, head: &Parts) -> Result<Target, Error> {
+        let aliases = !self.serving.ops.engine.buckets().is_mapped("s3");
+        Target::of(&head.uri, &head.headers, &self.hostnames, aliases)
+    }
+
     async fn admit(
         &self,
         request: Request<UploadBody>,
         note: Arc<Note>,
     ) -> Result<Response<AnswerBody>, Refusal> {
         let (mut head, body) = request.into_parts();
-        let mut target = Target::of(&head.uri, &head.headers, &self.hostnames)?;
+        let mut target = self.target(&head)?;
         note.set_name(&target.bucket, &target.key);
         guard::check_name(&target)?;
         guard::check_document(&head.method, &target, &head.headers)?;
@@ -192,7 +200,7 @@ impl Front {
             note.set_caller(&name.into());
             target.query.retain(|(name, _)| !is_of_signature(name));
             head.headers.remove(header::AUTHORIZATION);
-            head.uri = without_signature(&head.uri);
+            head.uri = without_signature(&head.uri, &target);
             let (body, trailing) = match framing {
                 Framing::None => (stream(body), Trailing::None),
                 _ => unframed(stream(body), &mut head.headers),
@@ -224,6 +232,7 @@ impl Front {
         {
             note.set_caller(&caller.name);
             head.headers.remove(header::AUTHORIZATION);
+            head.uri = without_signature(&head.uri, &target);
             let request = Verified {
                 head,
                 target: Arc::new(target),
@@ -321,7 +330,7 @@ impl S3Route for SignatureIsRight {
         let (mut head, ()) = Request::new(()).into_parts();
         (head.method, head.uri, head.headers) = (
             request.method,
-            without_signature(&request.uri),
+            without_signature(&request.uri, &target),
             request.headers,
         );
         head.headers.remove(header::AUTHORIZATION);
@@ -508,8 +517,17 @@ fn is_of_signature(name: &str) -> bool {
         || matches!(name, "Signature" | "AWSAccessKeyId" | "Expires")
 }
 
-/// The URI without the query parameters of a signature: nobody checks it, or it has been checked.
-fn without_signature(uri: &Uri) -> Uri {
+/// The URI below the root, without the query parameters of a signature: nobody checks it, or it has
+/// been checked.
+fn without_signature(uri: &Uri, target: &Target) -> Uri {
+    let unaliased;
+    let uri = match target.aliased {
+        true => {
+            unaliased = path::without_alias(uri);
+            &unaliased
+        }
+        false => uri,
+    };
     let Some(query) = uri.query() else {
         return uri.clone();
     };
@@ -597,7 +615,8 @@ mod tests {
 
     #[test]
     fn a_signature_that_nobody_checks_is_taken_off() {
-        let strip = |uri: &str| without_signature(&uri.parse().unwrap()).to_string();
+        let strip =
+            |uri: &str| without_signature(&uri.parse().unwrap(), &Target::default()).to_string();
         assert_eq!(
             strip("/b/k?X-Amz-Signature=1&uploads&X-Amz-Date=2"),
             "/b/k?uploads"

@@ -1,8 +1,11 @@
 //! What a request names: bucket and key, from the path or from the host, and the query.
 
+use crate::url::{decode, parse_query};
 use forebay_core::{Error, Result};
 use http::{HeaderMap, Uri, header::HOST};
-use percent_encoding::percent_decode_str;
+
+/// AIStore serves S3 under this path: its clients' endpoints end in it.
+const ALIAS: &str = "/s3";
 
 /// Bucket, key and query of an S3 request. Empty bucket: the service itself; empty key: the bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,22 +13,31 @@ pub struct Target {
     pub bucket: String,
     pub key: String,
     pub query: Vec<(String, String)>,
+    /// Whether the path began with [`ALIAS`].
+    pub aliased: bool,
 }
 
 impl Target {
+    /// `aliases` says whether `/s3` is the root, too, and no bucket.
+    ///
     /// # Errors
     /// `Invalid` if path or query are not percent-encoded UTF-8.
-    pub fn of(uri: &Uri, headers: &HeaderMap, hostnames: &[String]) -> Result<Self> {
-        let path = decode(uri.path())?;
-        let rest = path
-            .strip_prefix('/')
-            .ok_or_else(|| Error::invalid("the path does not begin with '/'"))?;
+    pub fn of(uri: &Uri, headers: &HeaderMap, hostnames: &[String], aliases: bool) -> Result<Self> {
+        let mut path = decode(uri.path())?;
         let host = headers
             .get(HOST)
             .and_then(|h| h.to_str().ok())
             .or_else(|| uri.host())
             .unwrap_or_default();
-        let (bucket, key) = match virtual_host_bucket(host, hostnames) {
+        let in_host = virtual_host_bucket(host, hostnames);
+        let aliased = aliases && in_host.is_none() && unaliased(uri.path()).is_some();
+        if aliased {
+            path = decode(unaliased(uri.path()).unwrap_or_default())?;
+        }
+        let rest = path
+            .strip_prefix('/')
+            .ok_or_else(|| Error::invalid("the path does not begin with '/'"))?;
+        let (bucket, key) = match in_host {
             Some(bucket) => (bucket.to_owned(), rest.to_owned()),
             None => {
                 let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -33,7 +45,12 @@ impl Target {
             }
         };
         let query = uri.query().map_or(Ok(Vec::new()), parse_query)?;
-        Ok(Target { bucket, key, query })
+        Ok(Target {
+            bucket,
+            key,
+            query,
+            aliased,
+        })
     }
 
     pub fn query(&self, name: &str) -> Option<&str> {
@@ -42,6 +59,27 @@ impl Target {
             .find(|(n, _)| n == name)
             .map(|(_, v)| v.as_str())
     }
+}
+
+/// A path below [`ALIAS`], as it is below the root.
+fn unaliased(path: &str) -> Option<&str> {
+    match path.strip_prefix(ALIAS)? {
+        "" => Some("/"),
+        rest => rest.starts_with('/').then_some(rest),
+    }
+}
+
+/// The URI below the root of one below [`ALIAS`].
+pub fn without_alias(uri: &Uri) -> Uri {
+    let Some(path) = unaliased(uri.path()) else {
+        return uri.clone();
+    };
+    let text = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_owned(),
+    };
+    // It was part of a URI before.
+    text.parse().unwrap_or_else(|_| uri.clone())
 }
 
 /// The bucket in `bucket.host` for one of the configured host names.
@@ -60,44 +98,6 @@ pub fn virtual_host_bucket<'a>(host: &'a str, hostnames: &[String]) -> Option<&'
     })
 }
 
-pub fn parse_query(query: &str) -> Result<Vec<(String, String)>> {
-    query
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let name = decode(&name.replace('+', " "))?;
-            // Values may be secrets, such as signatures: an error names the parameter alone.
-            let value = percent_decode_str(&value.replace('+', " "))
-                .decode_utf8()
-                .map(|v| v.into_owned())
-                .map_err(|_| {
-                    Error::invalid(format!(
-                        "the value of the query parameter {:?} is not percent-encoded UTF-8",
-                        forebay_core::name::shorten(&name)
-                    ))
-                    .hint("encode the value as UTF-8 first, then as %XX")
-                })?;
-            Ok((name, value))
-        })
-        .collect()
-}
-
-/// # Errors
-/// `Invalid` if the result is not UTF-8.
-pub fn decode(text: &str) -> Result<String> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map(|t| t.into_owned())
-        .map_err(|_| {
-            Error::invalid(format!(
-                "{:?} is not percent-encoded UTF-8",
-                forebay_core::name::shorten(text)
-            ))
-            .hint("encode the name as UTF-8 first, then as %XX")
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +105,12 @@ mod tests {
     fn target(uri: &str, host: &str) -> Result<Target> {
         let mut headers = HeaderMap::new();
         headers.insert(HOST, host.parse().unwrap());
-        Target::of(&uri.parse().unwrap(), &headers, &["s3.test".to_owned()])
+        Target::of(
+            &uri.parse().unwrap(),
+            &headers,
+            &["s3.test".to_owned()],
+            true,
+        )
     }
 
     #[test]
@@ -122,5 +127,28 @@ mod tests {
         let t = target("/bucket/", "other.test").unwrap();
         assert_eq!((t.bucket.as_str(), t.key.as_str()), ("bucket", ""));
         assert!(target("/b/%ff", "h").is_err());
+    }
+
+    #[test]
+    fn the_root_has_an_alias() {
+        for (uri, bucket, key, root) in [
+            ("/s3/b/a%2Fb?acl", "b", "a/b", "/b/a%2Fb?acl"),
+            ("/s3/b", "b", "", "/b"),
+            ("/s3/", "", "", "/"),
+            ("/s3?x-id=1", "", "", "/?x-id=1"),
+            ("/s3/s3/k", "s3", "k", "/s3/k"),
+        ] {
+            let t = target(uri, "h").unwrap();
+            assert_eq!((t.bucket.as_str(), t.key.as_str()), (bucket, key), "{uri}");
+            assert!(t.aliased);
+            assert_eq!(without_alias(&uri.parse().unwrap()).to_string(), root);
+        }
+        // A bucket of another name, a key in a bucket's own host, a bucket that is called so.
+        let t = target("/s3x/k", "h").unwrap();
+        assert!(!t.aliased && t.bucket == "s3x");
+        let t = target("/s3/k", "bucket.s3.test").unwrap();
+        assert!(!t.aliased && t.bucket == "bucket" && t.key == "s3/k");
+        let named = Target::of(&"/s3/k".parse().unwrap(), &HeaderMap::new(), &[], false).unwrap();
+        assert!(!named.aliased && named.bucket == "s3" && named.key == "k");
     }
 }

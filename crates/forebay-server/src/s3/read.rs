@@ -169,7 +169,7 @@ fn response_overrides(target: &Target) -> Result<HeaderMap> {
         };
         let value = HeaderValue::from_str(value).map_err(|_| {
             Error::invalid(format!(
-                "the query parameter response-{name} is no header value"
+                "the value of the query parameter response-{name} is not a valid header value"
             ))
         })?;
         headers.insert::<HeaderName>(name, value);

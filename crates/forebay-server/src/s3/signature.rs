@@ -333,7 +333,8 @@ mod tests {
     fn verified(reads: &Reads, uri: &str, headers: &HeaderMap, access: &Access, late: i64) -> bool {
         let (mut head, ()) = http::Request::get(uri).body(()).unwrap().into_parts();
         head.headers = headers.clone();
-        let target = Target::of(&head.uri, headers, &["s3.amazonaws.com".to_owned()]).unwrap();
+        let target =
+            Target::of(&head.uri, headers, &["s3.amazonaws.com".to_owned()], false).unwrap();
         let now = DateTime::from_timestamp(1_369_353_600 + late, 0).unwrap();
         reads.verified(&head, &target, access, now) == Some("AKIAIOSFODNN7EXAMPLE")
     }

@@ -236,7 +236,7 @@ impl Check {
             let Some(expected) = expected.or_else(|| self.trailing.get(&name)) else {
                 return self.fail(
                     "MalformedTrailerError",
-                    format!("the trailer {name} was announced and did not come"),
+                    format!("the trailer {name} was announced and is missing"),
                 );
             };
             if value(&checksum, algorithm) != Some(expected.as_str()) {

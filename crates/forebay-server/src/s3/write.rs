@@ -173,7 +173,6 @@ impl Ops {
                         version_id: object.version_id,
                         code: Some(refusal.code().to_owned()),
                         message: Some(refusal.error().describe()),
-                        ..Default::default()
                     });
                 }
             }

@@ -1,35 +1,57 @@
-//! `/v1/buckets[/BUCKET]`: listings, and making and removing buckets.
+//! `/v1/buckets[/BUCKET]`: listings, and making and destroying buckets.
 //!
 //! A listing with the archive flag shows each archive's members after the archive itself, as
 //! `ARCHIVE/MEMBER`. Such a page may end inside an archive, so its token says after which member to
 //! go on; it holds nothing on the node.
+//!
+//! The flag "cached" says of an object that it is on this node's own disks: in the cache, or in a
+//! bucket that is a directory.
 
-use super::{Call, done, error::json_response, msgpack, not_offered};
-use crate::{body::AnswerBody, config::Action};
+use super::{
+    Call, action_not_offered, done,
+    error::json_response,
+    msgpack, not_offered,
+    provider::{self, Provider},
+    summary,
+};
+use crate::{body::AnswerBody, config::Action, s3};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use forebay_core::{Error, Result, limits, name::validate_bucket};
+use forebay_core::{
+    Error, ErrorKind, ObjectName, Result, limits,
+    name::{shorten, validate_bucket},
+};
 use forebay_engine::{ListEntry, ListRequest, ReadOptions};
 use forebay_format::ArchiveKind;
+use futures::{StreamExt, TryStreamExt, stream};
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const MSGPACK: &str = "application/msgpack";
 /// Bits of `flags` in a request.
+const CACHED: u64 = 1 << 0;
 const ARCHIVES: u64 = 1 << 3;
+const NAME_ONLY: u64 = 1 << 4;
+const NOT_CACHED: u64 = 1 << 9;
 const NO_RECURSION: u64 = 1 << 11;
 const NO_DIRS: u64 = 1 << 13;
-const NOT_OFFERED_FLAGS: u64 = (1 << 1) | (1 << 2) | (1 << 9) | (1 << 12) | (1 << 15);
+const NOT_OFFERED_FLAGS: u64 = (1 << 1) | (1 << 2) | (1 << 12) | (1 << 15);
 /// Bits of `flags` in an entry.
 const IN_CACHE: u16 = 1 << 6;
 const IN_ARCHIVE: u16 = 1 << 5;
 const IS_DIR: u16 = 1 << 10;
+/// Pages without an entry that one request asks an origin for, before it answers with an empty one.
+const EMPTY_PAGES_MAX: usize = 16;
+/// Removals of one bucket that are under way at the same time.
+const REMOVALS_IN_FLIGHT: usize = 32;
 
 pub struct Entry {
     pub name: String,
-    pub size: u64,
+    /// `None` where only names are asked for.
+    pub size: Option<u64>,
     pub flags: u16,
     pub version: Option<String>,
+    pub checksum: Option<String>,
 }
 
 pub struct Listing {
@@ -40,73 +62,113 @@ pub struct Listing {
 
 pub async fn buckets(call: &Call, bucket: &str, rest: &str) -> Result<Response<AnswerBody>> {
     call.note.set_name(bucket, "");
-    if !rest.is_empty() && call.note.method == Method::HEAD {
-        return Err(Error::unsupported(
-            "the summary of a prefix is not offered here",
-        ));
+    if !rest.is_empty() && call.note.method != Method::HEAD {
+        let name = format!("{bucket}/{rest}");
+        return Err(
+            Error::invalid(format!("{:?} is not a bucket name", shorten(&name)))
+                .hint("objects are under /v1/objects/BUCKET/NAME"),
+        );
     }
     match (call.note.method.clone(), bucket) {
         (Method::GET, "") => list_buckets(call).await,
         (Method::GET, bucket) => get(call, bucket).await,
-        (Method::HEAD, bucket) if !bucket.is_empty() => head(call, bucket).await,
+        (Method::HEAD, bucket) if !bucket.is_empty() => head(call, bucket, rest).await,
         (Method::POST, bucket) if !bucket.is_empty() => post(call, bucket).await,
         (Method::DELETE, bucket) if !bucket.is_empty() => remove(call, bucket).await,
         _ => Err(not_offered(call)),
     }
 }
 
-/// The buckets in which something is allowed to the sender.
+/// The buckets in which something is allowed to the sender; of one provider, where one is named.
 async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
-    expect_action(&message, &["list", ""])?;
-    let mut names = call.app.engine.buckets().list().await?;
-    names.retain(|name| call.policy.knows(name));
-    let entry = |name: &String| json!({"name": name, "provider": call.provider(), "namespace": {"uuid": "", "name": ""}});
-    Ok(json_response(
-        StatusCode::OK,
-        &names.iter().map(entry).collect::<Vec<_>>(),
-    ))
-}
-
-fn expect_action(message: &Value, known: &[&str]) -> Result<()> {
-    let action = message["action"].as_str().unwrap_or_default();
-    if known.contains(&action) {
-        Ok(())
-    } else {
-        Err(Error::unsupported(format!(
-            "the action {action:?} is not offered here"
-        )))
+    match action(&message) {
+        "list" | "" => {}
+        "summary-bck" => {
+            return Err(Error::unsupported(
+                "the summary of all buckets at once is not offered here",
+            )
+            .hint("ask for that of each bucket"));
+        }
+        other => return Err(action_not_offered(other)),
     }
+    let wanted = call.provider_named()?;
+    let buckets = call.app.engine.buckets().as_ref();
+    let mut names = buckets.list().await?;
+    names.retain(|name| call.policy.knows(name));
+    let entries: Vec<Value> = names
+        .iter()
+        .map(|name| (name, Provider::of(buckets, name)))
+        .filter(|(_, provider)| wanted.is_none_or(|w| w == *provider))
+        .map(|(name, provider)| {
+            json!({"name": name, "provider": provider.word(), "namespace": {"uuid": "", "name": ""}})
+        })
+        .collect();
+    Ok(json_response(StatusCode::OK, &entries))
 }
 
-async fn head(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
-    if call.query("bsumm_remote").is_some() || call.query("uuid").is_some_and(|u| !u.is_empty()) {
+pub fn action(message: &Value) -> &str {
+    message["action"].as_str().unwrap_or_default()
+}
+
+async fn head(call: &Call, bucket: &str, prefix: &str) -> Result<Response<AnswerBody>> {
+    let uuid = call.query("uuid").filter(|u| !u.is_empty());
+    if call.query("bsumm_remote").is_some() || uuid.is_some() {
+        return summary::info(call, bucket, prefix, uuid).await;
+    }
+    if !prefix.is_empty() {
         return Err(
-            Error::unsupported("the summary of a bucket is not offered here").hint("list it"),
+            Error::unsupported("the properties of a prefix are not offered here")
+                .hint("with bsumm_remote its summary is"),
         );
     }
     exists(call, bucket).await?;
+    let mut response = done(StatusCode::OK);
+    describe(call, bucket, response.headers_mut());
+    Ok(response)
+}
+
+/// What AIStore calls the properties of a bucket. `provider` is the word that they are to have for
+/// it; `None`: that of its origin.
+pub fn properties(call: &Call, bucket: &str, provider: Option<&str>) -> Value {
+    let buckets = call.app.engine.buckets().as_ref();
     let rule = call.app.engine.rule(bucket);
-    let props = json!({
-        "provider": call.provider(),
-        "backend_bck": {"name": "", "provider": ""},
+    let origin = Provider::of(buckets, bucket).word();
+    json!({
+        "provider": provider.unwrap_or(origin),
+        "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
         "versioning": {"enabled": false},
         "mirror": {"enabled": false, "copies": 1},
         "ec": {"enabled": false},
         "checksum": {"type": "none"},
-        "forebay": {"cache": rule.cache, "freshness": format!("{:?}", crate::config::FreshnessRule(rule.freshness))},
-    });
-    let mut response = done(StatusCode::OK);
-    let headers = response.headers_mut();
-    if let Ok(value) = HeaderValue::from_str(&props.to_string()) {
+        "access": property_access(),
+        "features": "0",
+        "bid": "0",
+        "created": "0",
+        "forebay": {
+            "origin": origin,
+            "cache": rule.cache,
+            "freshness": format!("{:?}", crate::config::FreshnessRule(rule.freshness)),
+        },
+    })
+}
+
+/// Every right that AIStore has a bit for. What may be done, the caller's policy says.
+fn property_access() -> String {
+    u64::MAX.to_string()
+}
+
+pub fn describe(call: &Call, bucket: &str, headers: &mut http::HeaderMap) {
+    let named = call.query("provider").and_then(provider::parse);
+    let properties = properties(call, bucket, named.map(Provider::word));
+    if let Ok(value) = HeaderValue::from_str(&properties.to_string()) {
         headers.insert("ais-bucket-props", value);
     }
     headers.insert("ais-present", HeaderValue::from_static("true"));
-    Ok(response)
 }
 
 /// Asks the origin, since a bucket that is configured may not be there.
-async fn exists(call: &Call, bucket: &str) -> Result<()> {
+pub async fn exists(call: &Call, bucket: &str) -> Result<()> {
     call.policy.check_known(bucket)?;
     validate_bucket(bucket)?;
     call.app
@@ -124,30 +186,91 @@ async fn exists(call: &Call, bucket: &str) -> Result<()> {
 
 async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
-    // Some clients send the request for a listing by POST.
-    if message["action"] == "list" {
-        return list(call, bucket, &message["value"]).await;
+    match action(&message) {
+        // Some clients send the request for a listing by POST.
+        "list" => return list(call, bucket, &message["value"]).await,
+        "create-bck" => {}
+        other => return Err(action_not_offered(other)),
     }
-    expect_action(&message, &["create-bck"])?;
-    call.permit(Action::Admin, bucket, "")?;
-    validate_bucket(bucket)?;
-    call.app.engine.buckets().create(bucket).await?;
+    call.provider_named()?;
+    let has_properties = message["value"].as_object().is_some_and(|v| !v.is_empty());
+    if has_properties {
+        return Err(
+            Error::unsupported("properties of a new bucket are not offered here")
+                .hint("make it without; rules for buckets are in the node's configuration"),
+        );
+    }
+    let engine = &call.app.engine;
+    s3::change_bucket(engine, &call.policy, &Method::PUT, bucket).await?;
     Ok(done(StatusCode::OK))
 }
 
+/// Destroys a bucket with what is in it. Objects are removed one by one, as if they were deleted, so
+/// that nothing of them is left in the cache; a request that is left in the middle can be sent again.
 async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
-    expect_action(&message, &["destroy-bck"])?;
-    call.permit(Action::Admin, bucket, "")?;
-    validate_bucket(bucket)?;
-    call.app.engine.buckets().remove(bucket).await?;
+    match action(&message) {
+        "destroy-bck" => {}
+        other => return Err(action_not_offered(other)),
+    }
+    if call.provider_named()?.is_some_and(|p| p != Provider::Ais) {
+        return Err(Error::unsupported(format!(
+            "destroying {}://{bucket} would only take it out of AIStore's list of buckets",
+            call.provider()
+        ))
+        .hint(
+            "to remove it at its origin, with what is in it, name it ais://; to serve it no more, \
+             change the node's configuration",
+        ));
+    }
+    let engine = &call.app.engine;
+    let destroy = || s3::change_bucket(engine, &call.policy, &Method::DELETE, bucket);
+    // First, so that nothing is removed from a bucket that has to stay.
+    let mut destroyed = destroy().await;
+    let mut first_before = None;
+    while let Err(e) = &destroyed
+        && e.kind() == ErrorKind::Conflict
+    {
+        call.permit(Action::Write, bucket, "")?;
+        let page = engine.list(bucket, ListRequest::default()).await?;
+        let names: Vec<ObjectName> = page
+            .entries
+            .iter()
+            .filter_map(|e| crate::object::name(bucket, &e.key).ok())
+            .collect();
+        let first = names.first().map(|name| name.key().to_owned());
+        if let (None, Some(other)) = (&first, page.entries.first()) {
+            return Err(Error::unsupported(format!(
+                "the bucket {bucket} has objects whose keys this node cannot name, such as {:?}",
+                shorten(&other.key)
+            ))
+            .hint("remove them at the origin, then try again"));
+        }
+        if first.is_none() || first == first_before {
+            break;
+        }
+        first_before = first;
+        let delete = |name: ObjectName| {
+            let engine = engine.clone();
+            async move { engine.delete(&name).await }
+        };
+        stream::iter(names.into_iter().map(delete))
+            .buffer_unordered(REMOVALS_IN_FLIGHT)
+            .try_collect::<()>()
+            .await?;
+        destroyed = destroy().await;
+    }
+    destroyed?;
     Ok(done(StatusCode::OK))
 }
 
 async fn get(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let message = call.json().await?;
-    expect_action(&message, &["list", ""])?;
-    list(call, bucket, &message["value"]).await
+    match action(&message) {
+        "list" | "" => list(call, bucket, &message["value"]).await,
+        "summary-bck" => summary::summary(call, bucket, &message["value"]).await,
+        other => Err(action_not_offered(other)),
+    }
 }
 
 /// What a listing asks for.
@@ -162,6 +285,16 @@ struct ListMessage {
     /// A number, or a number in text.
     flags: Value,
     props: String,
+}
+
+/// How the entries of a listing are to be shown.
+#[derive(Clone, Copy)]
+struct Shown {
+    flags: u64,
+    with_version: bool,
+    with_checksum: bool,
+    /// Whether the bucket is a directory, whose objects are all here.
+    local: bool,
 }
 
 async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<AnswerBody>> {
@@ -189,11 +322,24 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
             "the listing flags {flags:#x} ask for something that is not offered here"
         )));
     }
-    let page = if flags & ARCHIVES != 0 {
-        with_members(call, bucket, &message).await?
-    } else {
-        objects(call, bucket, &message, flags).await?
+    let has = |what: &str| message.props.split(',').any(|p| p.trim() == what);
+    let shown = Shown {
+        flags,
+        with_version: flags & NAME_ONLY == 0 && has("version"),
+        with_checksum: flags & NAME_ONLY == 0 && has("checksum"),
+        local: call.app.engine.buckets().provider(bucket) == Provider::Ais.word(),
     };
+    let mut page = if flags & ARCHIVES != 0 {
+        with_members(call, bucket, &message, shown).await?
+    } else {
+        objects(call, bucket, &message, shown).await?
+    };
+    match (flags & CACHED != 0, flags & NOT_CACHED != 0) {
+        (true, true) => return Err(Error::invalid("both cached and not cached are asked for")),
+        (true, false) => page.entries.retain(|e| e.flags & IN_CACHE != 0),
+        (false, true) => page.entries.retain(|e| e.flags & IN_CACHE == 0),
+        (false, false) => {}
+    }
     let wants_msgpack = call
         .headers
         .get(header::ACCEPT)
@@ -205,12 +351,24 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
             .insert(header::CONTENT_TYPE, HeaderValue::from_static(MSGPACK));
         return Ok(response);
     }
-    let entry = |e: &Entry| json!({"name": e.name, "size": e.size.to_string(), "flags": e.flags});
-    let entries: Vec<Value> = page.entries.iter().map(entry).collect();
+    let entries: Vec<Value> = page.entries.iter().map(entry_json).collect();
     Ok(json_response(
         StatusCode::OK,
         &json!({"uuid": page.uuid, "continuation_token": page.token, "entries": entries, "flags": 0}),
     ))
+}
+
+fn entry_json(e: &Entry) -> Value {
+    let mut entry = json!({"name": e.name, "flags": e.flags});
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            entry[name] = value.into();
+        }
+    };
+    add("size", e.size.map(|size| size.to_string()));
+    add("version", e.version.clone());
+    add("checksum", e.checksum.clone());
+    entry
 }
 
 fn page_size(message: &ListMessage) -> usize {
@@ -229,45 +387,53 @@ fn uuid(call: &Call, message: &ListMessage) -> String {
     }
 }
 
-fn object_entry(call: &Call, bucket: &str, e: ListEntry, with_version: bool) -> Entry {
+fn object_entry(call: &Call, bucket: &str, e: ListEntry, shown: Shown) -> Entry {
     // What lies in the cache is told to those who may read it.
-    let readable = call.policy.allows(Action::Read, bucket, &e.key);
+    let readable = shown.local || call.policy.allows(Action::Read, bucket, &e.key);
     let cached = readable
-        && crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.is_cached(&n));
-    let version = if with_version {
-        e.etag.map(|t| t.trim_matches('"').to_owned())
-    } else {
-        None
-    };
+        && (shown.local
+            || crate::object::name(bucket, &e.key).is_ok_and(|n| call.app.engine.is_cached(&n)));
+    let etag = e.etag.as_deref();
     Entry {
-        name: e.key,
-        size: e.size,
+        size: (shown.flags & NAME_ONLY == 0).then_some(e.size),
         flags: if cached { IN_CACHE } else { 0 },
-        version,
+        version: etag
+            .filter(|_| shown.with_version)
+            .map(super::objects::version_of),
+        checksum: etag
+            .filter(|_| shown.with_checksum)
+            .and_then(super::objects::md5_of)
+            .map(str::to_owned),
+        name: e.key,
     }
 }
 
-async fn objects(call: &Call, bucket: &str, message: &ListMessage, flags: u64) -> Result<Listing> {
+async fn objects(
+    call: &Call,
+    bucket: &str,
+    message: &ListMessage,
+    shown: Shown,
+) -> Result<Listing> {
     let request = ListRequest {
         prefix: message.prefix.clone(),
-        delimiter: (flags & NO_RECURSION != 0).then(|| "/".to_owned()),
+        delimiter: (shown.flags & NO_RECURSION != 0).then(|| "/".to_owned()),
         start_after: Some(message.start_after.clone()).filter(|s| !s.is_empty()),
         token: Some(message.continuation_token.clone()).filter(|t| !t.is_empty()),
         max_keys: page_size(message),
     };
     let page = call.app.engine.list(bucket, request).await?;
-    let with_version = message.props.split(',').any(|p| p.trim() == "version");
     let mut entries: Vec<Entry> = page
         .entries
         .into_iter()
-        .map(|e| object_entry(call, bucket, e, with_version))
+        .map(|e| object_entry(call, bucket, e, shown))
         .collect();
-    if flags & NO_DIRS == 0 && !page.prefixes.is_empty() {
+    if shown.flags & NO_DIRS == 0 && !page.prefixes.is_empty() {
         entries.extend(page.prefixes.into_iter().map(|name| Entry {
             name,
-            size: 0,
+            size: Some(0),
             flags: IS_DIR,
             version: None,
+            checksum: None,
         }));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
     }
@@ -279,14 +445,17 @@ async fn objects(call: &Call, bucket: &str, message: &ListMessage, flags: u64) -
 }
 
 /// Where a listing with members goes on.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Resume {
-    /// The last object of the page.
+    /// The last object of the page; empty where nothing was found yet.
     #[serde(rename = "k")]
     key: String,
     /// Its members that were listed; `None`: all of them.
     #[serde(rename = "m")]
     members: Option<usize>,
+    /// The origin's own token, where its page was listed to the end.
+    #[serde(rename = "t", default, skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
 }
 
 impl Resume {
@@ -301,80 +470,74 @@ impl Resume {
     }
 }
 
-async fn with_members(call: &Call, bucket: &str, message: &ListMessage) -> Result<Listing> {
+async fn with_members(
+    call: &Call,
+    bucket: &str,
+    message: &ListMessage,
+    shown: Shown,
+) -> Result<Listing> {
     let size = page_size(message);
     let mut entries: Vec<Entry> = Vec::new();
-    let mut after = Some(message.start_after.clone()).filter(|s| !s.is_empty());
     let finish = |entries: Vec<Entry>, resume: Option<Resume>| Listing {
         uuid: uuid(call, message),
         token: resume.map(|r| r.encode()).unwrap_or_default(),
         entries,
     };
+    let mut at = Resume {
+        key: message.start_after.clone(),
+        ..Resume::default()
+    };
     if !message.continuation_token.is_empty() {
-        let resume = Resume::decode(&message.continuation_token)?;
-        if !resume.key.starts_with(&message.prefix) {
+        at = Resume::decode(&message.continuation_token)?;
+        if !at.key.is_empty() && !at.key.starts_with(&message.prefix) {
             return Err(Error::invalid(
                 "value.continuation_token is not one of this listing",
             ));
         }
-        if let Some(from) = resume.members
-            && let Some(reached) =
-                add_members(call, bucket, &resume.key, from, size, &mut entries).await?
-        {
-            return Ok(finish(
-                entries,
-                Some(Resume {
-                    key: resume.key,
-                    members: Some(reached),
-                }),
-            ));
+        if let Some(from) = at.members.take() {
+            at.members =
+                add_members(call, bucket, &at.key, from, size, shown, &mut entries).await?;
+            if at.members.is_some() || entries.len() >= size {
+                return Ok(finish(entries, Some(at)));
+            }
         }
-        if entries.len() >= size {
-            return Ok(finish(
-                entries,
-                Some(Resume {
-                    key: resume.key,
-                    members: None,
-                }),
-            ));
-        }
-        after = Some(resume.key);
     }
-    while entries.len() < size {
+    let mut empty_pages = 0;
+    loop {
         let request = ListRequest {
             prefix: message.prefix.clone(),
-            start_after: after.clone(),
+            // An origin goes on by its own token: a page may be empty and not the last.
+            start_after: Some(at.key.clone()).filter(|k| !k.is_empty() && at.token.is_none()),
+            token: at.token.clone(),
             max_keys: size - entries.len(),
             ..ListRequest::default()
         };
         let page = call.app.engine.list(bucket, request).await?;
-        let more = page.next_token.is_some();
-        let last = page.entries.len();
+        let (count, next) = (page.entries.len(), page.next_token);
         for (i, object) in page.entries.into_iter().enumerate() {
-            let key = object.key.clone();
-            entries.push(object_entry(call, bucket, object, false));
-            if ArchiveKind::from_name(&key).is_some()
-                && let Some(reached) =
-                    add_members(call, bucket, &key, 0, size, &mut entries).await?
-            {
-                return Ok(finish(
-                    entries,
-                    Some(Resume {
-                        key,
-                        members: Some(reached),
-                    }),
-                ));
+            at = Resume {
+                key: object.key.clone(),
+                ..Resume::default()
+            };
+            entries.push(object_entry(call, bucket, object, shown));
+            if ArchiveKind::from_name(&at.key).is_some() {
+                at.members =
+                    add_members(call, bucket, &at.key, 0, size, shown, &mut entries).await?;
             }
-            if entries.len() >= size && (more || i + 1 < last) {
-                return Ok(finish(entries, Some(Resume { key, members: None })));
+            let is_last = i + 1 == count && next.is_none();
+            if at.members.is_some() || (entries.len() >= size && !is_last) {
+                return Ok(finish(entries, Some(at)));
             }
-            after = Some(key);
         }
-        if !more {
-            break;
+        if next.is_none() {
+            return Ok(finish(entries, None));
+        }
+        at.token = next;
+        empty_pages = if count == 0 { empty_pages + 1 } else { 0 };
+        if empty_pages == EMPTY_PAGES_MAX {
+            return Ok(finish(entries, Some(at)));
         }
     }
-    Ok(finish(entries, None))
 }
 
 /// Adds members from number `from` on until the page is full; returns where it stopped, if before
@@ -385,6 +548,7 @@ async fn add_members(
     key: &str,
     from: usize,
     size: usize,
+    shown: Shown,
     entries: &mut Vec<Entry>,
 ) -> Result<Option<usize>> {
     // The names in an archive are its content. A token, which says where to go on, is what the
@@ -401,7 +565,7 @@ async fn add_members(
     {
         Ok(index) => index,
         // An object that only looks like an archive is listed as itself.
-        Err(e) if e.kind() == forebay_core::ErrorKind::Corrupt => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::Corrupt => return Ok(None),
         Err(e) => return Err(e),
     };
     for number in from..index.len() {
@@ -411,9 +575,10 @@ async fn add_members(
         if let Some(member) = index.member(number) {
             entries.push(Entry {
                 name: format!("{key}/{}", member.name),
-                size: member.extent.size,
+                size: (shown.flags & NAME_ONLY == 0).then_some(member.extent.size),
                 flags: IN_ARCHIVE,
                 version: None,
+                checksum: None,
             });
         }
     }
@@ -429,6 +594,7 @@ mod tests {
         let token = Resume {
             key: "a/ü.tar".into(),
             members: Some(7),
+            token: None,
         }
         .encode();
         let resume = Resume::decode(&token).unwrap();

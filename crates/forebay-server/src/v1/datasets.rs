@@ -153,7 +153,7 @@ fn events(call: &Call, spec: DatasetSpec) -> impl Stream<Item = Result<Bytes>> +
 fn ended(opened: Result<Opened>) -> OpenEvent {
     match opened {
         Ok(opened) => OpenEvent::Opened(Box::new(describe_opened(&opened))),
-        Err(e) => OpenEvent::Error(ErrorDocument::of(&e)),
+        Err(e) => OpenEvent::Error(Box::new(ErrorDocument::of(&e))),
     }
 }
 

@@ -37,7 +37,19 @@ pub fn response(error: &Error, place: &Place<'_>) -> Response<AnswerBody> {
     let kind = error.kind();
     let status =
         StatusCode::from_u16(kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut document = ErrorDocument::of(error);
+    let missing = match kind {
+        _ if place.bucket.is_empty() => None,
+        ErrorKind::NotFound if !place.name.is_empty() => {
+            Some("the object, or what is asked for of it, does not exist")
+        }
+        ErrorKind::BucketNotFound => Some("the bucket does not exist"),
+        _ => None,
+    };
+    // In AIStore's words: its clients look for them.
+    let mut document = match missing {
+        Some(missing) => ErrorDocument::of(&error.clone().context(missing)),
+        None => ErrorDocument::of(error),
+    };
     if !place.bucket.is_empty() {
         let whole = matches!(kind, ErrorKind::BucketNotFound | ErrorKind::AlreadyExists);
         document = document.at(if whole || place.name.is_empty() {

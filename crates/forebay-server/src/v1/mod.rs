@@ -2,9 +2,10 @@
 //! own calls under `/v1/forebay/`.
 //!
 //! Providers (`ais`, `s3`, `aws`, `gs`, …) are accepted and say nothing here: a bucket's name leads
-//! to its origin, whatever kind that is. What a client asks for and this node does not do
-//! (appending, transforms, jobs) is answered 501 with its name.
+//! to its origin, whatever kind that is (`provider.rs`). What a client asks for and this node does
+//! not do (transforms, jobs over many objects) is answered 501 with its name.
 
+mod append;
 mod batch;
 mod buckets;
 mod cluster;
@@ -14,9 +15,14 @@ mod msgpack;
 mod node;
 mod objects;
 mod plans;
+mod provider;
 mod rows;
+mod selection;
 mod streams;
+mod summary;
 mod warm;
+
+pub use append::Appends;
 
 use crate::{
     app::App,
@@ -25,7 +31,7 @@ use crate::{
     config::Action,
     note::{Api, Note, Peer},
     request_body::UploadBody,
-    s3::{decode, parse_query},
+    url::{decode, parse_query},
 };
 use error::Place;
 use forebay_core::{Error, ErrorKind, Reservation, Result};
@@ -66,6 +72,14 @@ impl Call {
         self.query("provider")
             .filter(|p| !p.is_empty())
             .unwrap_or("ais")
+    }
+
+    /// The provider that the client names; `None` where it names none.
+    ///
+    /// # Errors
+    /// `Invalid` for a word that does not name a provider.
+    pub fn provider_named(&self) -> Result<Option<provider::Provider>> {
+        provider::named(self.query("provider"))
     }
 
     /// Whether the sender may do this; asked before anything is looked up.
@@ -201,12 +215,14 @@ pub async fn call(
         Err(e) => {
             let learned = note.learned().clone();
             let range = e.kind() == ErrorKind::RangeNotSatisfiable;
+            // A batch names the entry that it failed at.
+            let is_batch = learned.api == Some(Api::Batch);
             let place = Place {
                 note: &note,
                 path: &call.path,
                 node: &app.node_id,
                 provider: call.provider(),
-                bucket: &learned.bucket,
+                bucket: if is_batch { "" } else { &learned.bucket },
                 name: &learned.key,
             };
             let mut response = error::response(&e, &place);
@@ -267,6 +283,15 @@ fn segments(path: &str) -> Result<[String; 3]> {
 }
 
 async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Response<AnswerBody>> {
+    // A bucket of the same name in another namespace is another bucket.
+    let is_named = |n: &str| !matches!(n, "" | "@#");
+    if let Some(namespace) = call.query("namespace").filter(|n| is_named(n)) {
+        return Err(Error::unsupported(format!(
+            "the namespace {:?}: buckets are in none here",
+            forebay_core::name::shorten(namespace)
+        ))
+        .hint("leave it out"));
+    }
     match (first.as_str(), second.as_str()) {
         ("ml", "moss") => batch::moss(call, rest.trim_end_matches('/')).await,
         ("objects", bucket) => objects::objects(call, bucket, rest).await,
@@ -274,8 +299,9 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
         ("datasets", "plans") => plans::plans(call, rest).await,
         ("datasets", "streams") => streams::streams(call, rest).await,
         ("datasets", id) => datasets::datasets(call, id, rest).await,
-        ("daemon", _) => cluster::daemon(call),
-        ("cluster", _) => cluster::cluster(call),
+        ("daemon", "") | ("reverse", "daemon") => cluster::daemon(call).await,
+        ("cluster", "") => cluster::cluster(call).await,
+        ("download" | "etl" | "sort", "") => cluster::no_jobs(call),
         ("health", _) => cluster::health(call),
         ("forebay", what) => node::node(call, what, rest).await,
         _ => Err(not_offered(call)),
@@ -288,6 +314,62 @@ fn not_offered(call: &Call) -> Error {
         call.note.method, call.path
     ))
     .hint("see /v1/objects, /v1/buckets, /v1/ml/moss, /v1/datasets and /v1/forebay")
+}
+
+/// What to do instead of an action of AIStore's that is not done here.
+const INSTEAD: &[(&str, &str)] = &[
+    (
+        "archive",
+        "make the archive where it is needed, from a batch, and put it",
+    ),
+    (
+        "blob-download",
+        "read the object: large ones are fetched in parts",
+    ),
+    (
+        "copy-bck",
+        "copy the objects with an S3 client: copies within an origin are made there",
+    ),
+    (
+        "copy-listrange",
+        "copy the objects with an S3 client: copies within an origin are made there",
+    ),
+    (
+        "delete-listrange",
+        "delete the objects one by one, or a thousand at a time by S3's DeleteObjects",
+    ),
+    (
+        "evict-listrange",
+        "forebay evict, or POST /v1/forebay/evict",
+    ),
+    (
+        "evict-remote-bck",
+        "forebay evict, or POST /v1/forebay/evict",
+    ),
+    (
+        "prefetch-listrange",
+        "forebay warm, or POST /v1/forebay/warm",
+    ),
+    (
+        "promote",
+        "map the directory as an origin, or put its files",
+    ),
+    (
+        "set-bprops",
+        "rules for buckets are in the node's configuration",
+    ),
+];
+
+/// A field `action` of a request that asks for something that is not done here.
+fn action_not_offered(action: &str) -> Error {
+    let e = Error::unsupported(format!(
+        "the action {:?} is not offered here",
+        forebay_core::name::shorten(action)
+    ));
+    match INSTEAD.iter().find(|(name, _)| *name == action) {
+        Some((_, instead)) => e.hint(*instead),
+        None => e,
+    }
 }
 
 /// An empty answer.

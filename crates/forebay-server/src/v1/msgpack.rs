@@ -41,17 +41,22 @@ fn write_entry(
     b: &mut encode::ByteBuf,
     entry: &Entry,
 ) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
-    let fields = 3 + u32::from(entry.version.is_some());
-    encode::write_map_len(b, fields)?;
+    let texts = [("v", &entry.version), ("cs", &entry.checksum)];
+    let present = texts.iter().filter(|(_, text)| text.is_some()).count() as u32;
+    encode::write_map_len(b, 2 + u32::from(entry.size.is_some()) + present)?;
     encode::write_str(b, "n")?;
     encode::write_str(b, &entry.name)?;
-    encode::write_str(b, "s")?;
-    encode::write_uint(b, entry.size)?;
+    if let Some(size) = entry.size {
+        encode::write_str(b, "s")?;
+        encode::write_uint(b, size)?;
+    }
     encode::write_str(b, "f")?;
     encode::write_uint(b, u64::from(entry.flags))?;
-    if let Some(version) = &entry.version {
-        encode::write_str(b, "v")?;
-        encode::write_str(b, version)?;
+    for (key, text) in texts {
+        if let Some(text) = text {
+            encode::write_str(b, key)?;
+            encode::write_str(b, text)?;
+        }
     }
     Ok(())
 }
@@ -67,9 +72,10 @@ mod tests {
             token: "t".into(),
             entries: vec![Entry {
                 name: "a/b".into(),
-                size: 300,
+                size: Some(300),
                 flags: 64,
                 version: None,
+                checksum: None,
             }],
         };
         let expected = [

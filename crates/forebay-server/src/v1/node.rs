@@ -1,18 +1,19 @@
 //! `/v1/forebay/`: what the node says of itself, and what operators do with its cache.
 
-use super::{Call, error::json_response, is_local, not_offered, warm};
+use super::{Call, error::json_response, is_local, not_offered, selection, warm};
 use crate::{auth, body::AnswerBody, config::Action, object, process};
-use forebay_core::{Error, ObjectName, Result, limits};
-use forebay_engine::{CacheChange, ListRequest};
+use forebay_core::{ObjectName, Result};
+use forebay_engine::{CacheChange, Freshness};
 use forebay_origin::{OperationStats, OriginStats};
-use forebay_protocol::node::{
-    Batches, CacheDir, CacheStatus, EngineStatus, Listen, Memory, NodeInfo, NodeState, Operation,
-    OriginConfigured, OriginStatus, Reads, Status,
+use forebay_protocol::{
+    cache::{CacheAction, ChangeReport, FailedObject, FreshUntil, Pinned, PinnedObject, Stat},
+    node::{
+        Batches, CacheDir, CacheStatus, EngineStatus, Listen, Memory, NodeInfo, NodeState,
+        Operation, OriginConfigured, OriginStatus, Reads, Status,
+    },
 };
 use forebay_store::{DirStats, StoreStats};
 use http::{Method, Response, StatusCode};
-use serde::Deserialize;
-use serde_json::{Value, json};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Names in one pin, unpin or evict report that are told one by one.
@@ -30,7 +31,10 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         (&Method::GET, "stat") => stat(call, rest).await,
         (&Method::GET, "pinned") => pinned(call),
         (&Method::POST, "warm") => warm::warm(call).await,
-        (&Method::POST, "pin" | "unpin" | "evict") => change(call, what).await,
+        (&Method::POST, what) => match CacheAction::parse(what) {
+            Some(action) => change(call, action).await,
+            None => Err(not_offered(call)),
+        },
         _ => Err(not_offered(call)),
     }
 }
@@ -190,21 +194,28 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let (meta, validated) = (head.meta, here.validated_at_secs);
     let rule = engine.rule(bucket);
     let fresh_until = match (validated, rule.freshness) {
-        (0, _) | (_, forebay_engine::Freshness::Always) => Value::Null,
-        (_, forebay_engine::Freshness::Immutable) => json!("forever"),
-        (at, forebay_engine::Freshness::RevalidateAfter(time)) => {
-            json!(u64::from(at) + time.as_secs())
+        (0, _) | (_, Freshness::Always) => None,
+        (_, Freshness::Immutable) => Some(FreshUntil::forever()),
+        (at, Freshness::RevalidateAfter(time)) => {
+            Some(FreshUntil::At(u64::from(at) + time.as_secs()))
         }
     };
-    Ok(json_response(
-        StatusCode::OK,
-        &json!({
-            "bucket": bucket, "key": key, "size": meta.size, "etag": meta.etag, "last_modified": object::http_date(meta.last_modified_ms),
-            "last_modified_ms": meta.last_modified_ms, "version": format!("{:016x}", meta.version().0), "attributes": meta.attributes,
-            "cache": head.cache.as_str(), "cached_bytes": here.bytes, "pinned": here.pinned,
-            "validated_at": (validated > 0).then_some(validated), "fresh_until": fresh_until,
-        }),
-    ))
+    let stat = Stat {
+        bucket: bucket.to_owned(),
+        key: key.to_owned(),
+        size: meta.size,
+        etag: meta.etag.clone(),
+        last_modified: Some(object::http_date(meta.last_modified_ms)),
+        last_modified_ms: meta.last_modified_ms,
+        version: format!("{:016x}", meta.version().0),
+        attributes: meta.attributes.clone(),
+        cache: head.cache.as_str().to_owned(),
+        cached_bytes: here.bytes,
+        pinned: here.pinned,
+        validated_at: (validated > 0).then_some(u64::from(validated)),
+        fresh_until,
+    };
+    Ok(json_response(StatusCode::OK, &stat))
 }
 
 fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
@@ -215,230 +226,67 @@ fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
     }
     let mut names = call.app.engine.pinned()?;
     names.retain(|n| call.policy.allows(Action::Admin, n.bucket(), n.key()));
-    let names: Vec<Value> = names
-        .iter()
-        .map(|n| json!({"bucket": n.bucket(), "key": n.key()}))
-        .collect();
-    Ok(json_response(StatusCode::OK, &json!({"pinned": names})))
+    let pinned = names.iter().map(|n| PinnedObject {
+        bucket: n.bucket().to_owned(),
+        key: n.key().to_owned(),
+    });
+    let pinned = pinned.collect();
+    Ok(json_response(StatusCode::OK, &Pinned { pinned }))
 }
 
-/// Which objects a request means: a prefix of a bucket, or a list of keys.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Selection {
-    pub bucket: String,
-    pub prefix: Option<String>,
-    pub keys: Option<Vec<String>>,
-    /// `BUCKET/KEY`, or `KEY` where `bucket` is given; one on each line.
-    pub manifest: Option<String>,
-    pub dry_run: bool,
-    /// Objects at the same time; the node's own limit is the most.
-    pub concurrency: Option<usize>,
-}
-
-impl Selection {
-    /// From a JSON body. A body of another type is a manifest; the rest then comes from the query.
-    pub async fn of(call: &Call) -> Result<Self> {
-        let body = call.read_body(super::CONTROL_BODY_MAX_BYTES).await?;
-        let is_json = call
-            .headers
-            .get(http::header::CONTENT_TYPE)
-            .is_none_or(|v| v.as_bytes().starts_with(b"application/json"));
-        let mut selection = if is_json && !body.is_empty() {
-            serde_json::from_slice(&body).map_err(|e| {
-                Error::invalid(format!("the body of the request: {e}"))
-                    .hint("{\"bucket\", \"prefix\" or \"keys\" or \"manifest\"}")
-            })?
-        } else {
-            let manifest = std::str::from_utf8(&body)
-                .map_err(|_| Error::invalid("the manifest is not UTF-8"))?;
-            Selection {
-                manifest: (!manifest.is_empty()).then(|| manifest.to_owned()),
-                ..Selection::default()
-            }
-        };
-        let text = |name: &str| {
-            call.query(name)
-                .filter(|v| !v.is_empty())
-                .map(str::to_owned)
-        };
-        selection.bucket = text("bucket").unwrap_or(selection.bucket);
-        // `prefix=` alone is the whole bucket.
-        selection.prefix = call.query("prefix").map(str::to_owned).or(selection.prefix);
-        selection.dry_run |= call
-            .query("dry_run")
-            .is_some_and(|v| matches!(v, "" | "1" | "true"));
-        if let Some(text) = text("concurrency") {
-            selection.concurrency = Some(
-                text.parse()
-                    .map_err(|_| Error::invalid("concurrency is not a number"))?,
-            );
-        }
-        let named = selection.keys.is_some() || selection.manifest.is_some();
-        if named && selection.prefix.is_some() {
-            return Err(
-                Error::invalid("both a prefix and a list of names").hint("give one of them")
-            );
-        }
-        if !named && selection.prefix.is_none() {
-            return Err(Error::invalid("neither a prefix nor names")
-                .hint("\"prefix\": \"\" is the whole bucket"));
-        }
-        if selection.prefix.is_some() || selection.keys.is_some() {
-            forebay_core::name::validate_bucket(&selection.bucket)?;
-        }
-        call.note.set_name(
-            &selection.bucket,
-            selection.prefix.as_deref().unwrap_or_default(),
-        );
-        selection.permit(call)?;
-        Ok(selection)
-    }
-
-    /// All of it or nothing: what is done to the cache needs `admin`.
-    fn permit(&self, call: &Call) -> Result<()> {
-        match &self.prefix {
-            Some(prefix) => call.permit(Action::Admin, &self.bucket, prefix),
-            None if call.policy.is_full() => Ok(()),
-            None => self
-                .names()?
-                .iter()
-                .try_for_each(|n| call.permit(Action::Admin, n.bucket(), n.key())),
-        }
-    }
-
-    /// The names of a list or manifest.
-    pub fn names(&self) -> Result<Vec<ObjectName>> {
-        let mut names = Vec::new();
-        for (i, key) in self.keys.iter().flatten().enumerate() {
-            names.push(
-                object::name(&self.bucket, key).map_err(|e| e.context(format!("keys[{i}]")))?,
-            );
-        }
-        for (i, line) in self.manifest.iter().flat_map(|m| m.lines()).enumerate() {
-            let line = line.trim_end_matches('\r');
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let line = line.strip_prefix("s3://").unwrap_or(line);
-            let name = if self.bucket.is_empty() {
-                let (bucket, key) = line.split_once('/').ok_or_else(|| {
-                    Error::invalid(format!(
-                        "line {} of the manifest: {:?} names no bucket",
-                        i + 1,
-                        forebay_core::name::shorten(line)
-                    ))
-                    .hint("BUCKET/KEY, or give the bucket in the request")
-                })?;
-                object::name(bucket, key)
-            } else {
-                object::name(&self.bucket, line)
-            };
-            names.push(name.map_err(|e| e.context(format!("line {} of the manifest", i + 1)))?);
-        }
-        Ok(names)
-    }
-
-    /// One page of a prefix, and the token of the next.
-    pub async fn page(
-        &self,
-        call_engine: &forebay_engine::Engine,
-        token: Option<String>,
-    ) -> Result<(Vec<(ObjectName, u64)>, Option<String>)> {
-        let request = ListRequest {
-            prefix: self.prefix.clone().unwrap_or_default(),
-            token,
-            max_keys: limits::LIST_PAGE_MAX_KEYS,
-            ..ListRequest::default()
-        };
-        let page = call_engine.list(&self.bucket, request).await?;
-        // Keys that are no names here (`a//b`) cannot be read through this node either.
-        let names = page
-            .entries
-            .iter()
-            .filter_map(|e| {
-                Some((
-                    ObjectName::new(self.bucket.as_str(), e.key.as_str()).ok()?,
-                    e.size,
-                ))
-            })
-            .collect();
-        Ok((names, page.next_token))
-    }
-}
-
-async fn change(call: &Call, what: &str) -> Result<Response<AnswerBody>> {
-    let change = match what {
-        "pin" => CacheChange::Pin,
-        "unpin" => CacheChange::Unpin,
-        _ => CacheChange::Evict,
+async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
+    let selection = selection::of(call).await?;
+    let mut report = ChangeReport {
+        action,
+        dry_run: selection.dry_run,
+        ..ChangeReport::default()
     };
-    let selection = Selection::of(call).await?;
-    let mut report = Report::default();
     if selection.prefix.is_some() {
         let mut token = None;
         loop {
-            let (names, next) = selection.page(&call.app.engine, token).await?;
+            let (names, next) = selection::page(&selection, &call.app.engine, token).await?;
             let names = names.into_iter().map(|n| n.0).collect();
-            report.add(call, change, names, selection.dry_run).await?;
+            apply(call, &mut report, names).await?;
             token = next;
             if token.is_none() {
                 break;
             }
         }
     } else {
-        let names = selection.names()?;
-        report.add(call, change, names, selection.dry_run).await?;
+        apply(call, &mut report, selection::names(&selection)?).await?;
     }
-    Ok(json_response(
-        StatusCode::OK,
-        &json!({
-            "action": what, "dry_run": selection.dry_run, "objects": report.objects, "changed": report.changed, "unchanged": report.unchanged,
-            "failed": report.failed, "bytes": report.bytes, "errors": report.errors,
-        }),
-    ))
+    Ok(json_response(StatusCode::OK, &report))
 }
 
-#[derive(Default)]
-struct Report {
-    objects: u64,
-    changed: u64,
-    unchanged: u64,
-    failed: u64,
-    bytes: u64,
-    errors: Vec<Value>,
-}
-
-impl Report {
-    async fn add(
-        &mut self,
-        call: &Call,
-        change: CacheChange,
-        names: Vec<ObjectName>,
-        dry_run: bool,
-    ) -> Result<()> {
-        let engine = &call.app.engine;
-        for (name, outcome) in engine.change_cache(change, names, dry_run).await? {
-            self.objects += 1;
-            match outcome {
-                Ok(0) => self.unchanged += 1,
-                Ok(n) => {
-                    self.changed += 1;
-                    if change == CacheChange::Evict {
-                        self.bytes += n;
-                    }
+/// Does what the report is of to these objects, and counts them.
+async fn apply(call: &Call, report: &mut ChangeReport, names: Vec<ObjectName>) -> Result<()> {
+    let change = match report.action {
+        CacheAction::Pin => CacheChange::Pin,
+        CacheAction::Unpin => CacheChange::Unpin,
+        CacheAction::Evict => CacheChange::Evict,
+    };
+    let engine = &call.app.engine;
+    for (name, outcome) in engine.change_cache(change, names, report.dry_run).await? {
+        report.objects += 1;
+        match outcome {
+            Ok(0) => report.unchanged += 1,
+            Ok(n) => {
+                report.changed += 1;
+                if change == CacheChange::Evict {
+                    report.bytes += n;
                 }
-                Err(e) => {
-                    self.failed += 1;
-                    if self.errors.len() < REPORT_ERRORS_MAX {
-                        let (bucket, key) = (name.bucket(), name.key());
-                        let message = e.describe();
-                        let error = json!({"bucket": bucket, "key": key, "message": message});
-                        self.errors.push(error);
-                    }
+            }
+            Err(e) => {
+                report.failed += 1;
+                if report.errors.len() < REPORT_ERRORS_MAX {
+                    report.errors.push(FailedObject {
+                        bucket: name.bucket().to_owned(),
+                        key: name.key().to_owned(),
+                        message: e.describe(),
+                    });
                 }
             }
         }
-        Ok(())
     }
+    Ok(())
 }

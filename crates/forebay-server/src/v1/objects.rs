@@ -1,19 +1,18 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
-use super::{Call, done, not_offered};
-use crate::{body::AnswerBody, config::Action, object, s3::StoredPart};
+use super::{Call, action_not_offered, append, done, not_offered};
+use crate::{body::AnswerBody, config::Action, object, uploads::Part};
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
-use forebay_engine::{ByteStream, Conditions, PutRequest, ReadOptions, UploadedPart};
+use forebay_engine::{ByteStream, Conditions, PutRequest, PutResponse, ReadOptions, UploadedPart};
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::BodyDataStream;
 use serde_json::Value;
 
 /// Query parameters that ask for what is not done here.
-const NOT_OFFERED: [&str; 9] = [
+const NOT_OFFERED: [&str; 8] = [
     "archregx",
     "archmode",
-    "append_type",
     "etl_name",
     "etl_pipeline",
     "etl_fqn",
@@ -61,31 +60,27 @@ fn copy_target(call: &Call) -> Option<&str> {
     call.query("object_to").filter(|t| !t.is_empty())
 }
 
-/// `latest-ver`: whatever the freshness rule says, the origin is asked.
-fn options(call: &Call, headers: &HeaderMap) -> ReadOptions {
-    let mut options = object::read_options(headers);
-    options.bypass |= call.query("latest-ver") == Some("true");
+/// `latest-ver`: whatever the freshness rule says, the origin is asked, and what it answers is kept.
+fn options(call: &Call) -> ReadOptions {
+    let mut options = object::read_options(&call.headers);
+    options.latest |= call.query("latest-ver") == Some("true");
     options
 }
 
 async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Response<AnswerBody>> {
-    let mut headers = call.headers.clone();
-    if call.query("latest-ver") == Some("true") {
-        headers.insert(object::BYPASS_HEADER, HeaderValue::from_static("bypass"));
-    }
-    let mut response = object::answer(&call.app.engine, name, method, &headers, &call.note).await?;
-    if *method == Method::HEAD
-        && let Some(props) = call.query("props").filter(|p| !p.is_empty())
-    {
-        let meta = call
-            .app
-            .engine
-            .head(name, &ReadOptions::default())
-            .await?
-            .meta;
+    let (engine, headers) = (&call.app.engine, &call.headers);
+    let answered =
+        object::answer_with(engine, name, method, headers, options(call), &call.note).await?;
+    let object::Answered { mut response, meta } = answered;
+    let props = call
+        .query("props")
+        .filter(|p| *method == Method::HEAD && !p.is_empty());
+    if props.is_some() {
         let kept = [
             header::CONTENT_LENGTH,
             header::CONTENT_RANGE,
+            header::ETAG,
+            header::LAST_MODIFIED,
             HeaderName::from_static("x-cache"),
         ];
         let old = std::mem::take(response.headers_mut());
@@ -93,24 +88,23 @@ async fn read(call: &Call, name: &ObjectName, method: &Method) -> Result<Respons
             kept.into_iter()
                 .filter_map(|n| old.get(&n).cloned().map(|v| (n, v))),
         );
-        for header in [header::ETAG, header::LAST_MODIFIED] {
-            if let Some(value) = old.get(&header) {
-                response.headers_mut().insert(header, value.clone());
-            }
-        }
-        describe(call, name, &meta, Some(props), response.headers_mut());
-    } else if *method == Method::HEAD {
-        let meta = call
-            .app
-            .engine
-            .head(name, &ReadOptions::default())
-            .await?
-            .meta;
-        describe(call, name, &meta, None, response.headers_mut());
-    } else {
-        identify(call, name, response.headers_mut());
     }
+    describe(call, name, &meta, props, response.headers_mut());
     Ok(response)
+}
+
+/// The version of an object by its ETag.
+pub fn version_of(etag: &str) -> String {
+    etag.trim_matches('"').to_owned()
+}
+
+/// The MD5 of an object in hexadecimal, where its ETag is one: in S3 that of an object which was
+/// written in one piece. (AIStore takes such ETags for MD5s, too. Those of objects that S3 encrypted
+/// under a key of KMS look the same and are not.)
+pub fn md5_of(etag: &str) -> Option<&str> {
+    let tag = etag.trim_matches('"');
+    let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    (tag.len() == 32 && tag.bytes().all(is_hex)).then_some(tag)
 }
 
 fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
@@ -146,11 +140,8 @@ fn describe(
         );
     }
     if wanted("version") {
-        set(
-            headers,
-            "ais-version",
-            meta.etag.as_deref().unwrap_or_default().trim_matches('"'),
-        );
+        let version = meta.etag.as_deref().map(version_of);
+        set(headers, "ais-version", &version.unwrap_or_default());
     }
     if wanted("atime") {
         set(
@@ -160,10 +151,9 @@ fn describe(
         );
     }
     if wanted("checksum") {
-        // No checksum over the whole object is known here; its version is what tells one from
-        // another.
-        set(headers, "ais-checksum-type", "none");
-        set(headers, "ais-checksum-value", "");
+        let md5 = meta.etag.as_deref().and_then(md5_of);
+        set(headers, "ais-checksum-type", md5.map_or("none", |_| "md5"));
+        set(headers, "ais-checksum-value", md5.unwrap_or_default());
     }
     if wanted("copies") {
         set(headers, "ais-mirror-copies", "1");
@@ -189,7 +179,7 @@ async fn read_member(
     archive: &ObjectName,
     member: &str,
 ) -> Result<Response<AnswerBody>> {
-    let options = options(call, &call.headers);
+    let options = options(call);
     let range = object::range_header(&call.headers)?;
     let read = call
         .app
@@ -250,7 +240,7 @@ pub async fn unsatisfiable(call: &Call, bucket: &str, key: &str) -> Option<Heade
 }
 
 /// The body of an upload, and its length where the client said it.
-fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
+pub(super) fn upload_stream(call: &Call) -> Result<(ByteStream, Option<u64>)> {
     let length = match call
         .headers
         .get(header::CONTENT_LENGTH)
@@ -271,6 +261,9 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     if let Some(to) = copy_target(call) {
         return copy(call, name, to).await;
     }
+    if let Some(what) = call.query("append_type").filter(|w| !w.is_empty()) {
+        return append::append(call, name, what).await;
+    }
     if let Some(upload) = call.query("uploadId") {
         let upload = upload.to_owned();
         return put_part(call, name, &upload).await;
@@ -283,16 +276,22 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
         .and_then(|v| v.to_str().ok())
         .map(str::to_owned);
     let put = call.app.engine.put(name, request, length, body).await?;
+    Ok(written(&put))
+}
+
+/// The answer to a write: what it made.
+pub(super) fn written(put: &PutResponse) -> Response<AnswerBody> {
     let mut response = done(StatusCode::OK);
+    let headers = response.headers_mut();
     if let Some(etag) = &put.etag {
-        set(response.headers_mut(), "etag", etag);
-        set(
-            response.headers_mut(),
-            "ais-version",
-            etag.trim_matches('"'),
-        );
+        set(headers, "etag", etag);
+        set(headers, "ais-version", &version_of(etag));
+        if let Some(md5) = md5_of(etag) {
+            set(headers, "ais-checksum-type", "md5");
+            set(headers, "ais-checksum-value", md5);
+        }
     }
-    Ok(response)
+    response
 }
 
 /// `object_to` is a name in one string: `provider/@namespace#/bucket/name`.
@@ -360,12 +359,16 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
         .ok_or_else(|| Error::invalid("partNumber is not a number from 1 to 10000"))?;
     let (body, length) = upload_stream(call)?;
     let length = length.ok_or_else(|| Error::invalid("a part needs its Content-Length"))?;
+    if length == 0 {
+        return Err(Error::invalid(format!("part {number} is empty"))
+            .hint("an object without bytes is put, not uploaded in parts"));
+    }
     let part = call
         .app
         .engine
         .upload_part(name, upload, number, length, body)
         .await?;
-    let stored = StoredPart {
+    let stored = Part {
         part,
         checksum: Default::default(),
         stored_ms: call.app.engine.clock().now_ms(),
@@ -396,9 +399,9 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         "mpt-complete" => {
             let id = id()?;
             let parts = completed(call, name, id, &message["value"])?;
-            call.app.engine.complete_upload(name, id, parts).await?;
+            let put = call.app.engine.complete_upload(name, id, parts).await?;
             call.app.uploads.end(name, id);
-            Ok(done(StatusCode::OK))
+            Ok(written(&put))
         }
         "mpt-abort" => {
             let id = id()?;
@@ -406,10 +409,7 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
             call.app.uploads.end(name, id);
             Ok(done(StatusCode::OK))
         }
-        other => Err(Error::unsupported(format!(
-            "the action {:?} is not offered here",
-            forebay_core::name::shorten(other)
-        ))),
+        other => Err(action_not_offered(other)),
     }
 }
 
@@ -433,7 +433,12 @@ fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<
         numbers.push(number as u32);
     }
     numbers.sort_unstable();
-    numbers.dedup();
+    if numbers.is_empty() {
+        return Err(Error::invalid("value names no part"));
+    }
+    if let Some(twice) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::invalid(format!("part {} is named twice", twice[0])));
+    }
     let part = |n: u32| {
         upload
             .parts

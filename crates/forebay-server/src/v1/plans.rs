@@ -12,17 +12,9 @@
 use super::{Call, datasets::allowed, error::json_response, not_offered};
 use crate::body::AnswerBody;
 use forebay_core::{Error, Result};
-use forebay_dataset::follow::Registration;
+use forebay_protocol::plan::{Leases, Progress, Registration, Released};
 use http::{Method, Response, StatusCode};
-use serde::Deserialize;
-use serde_json::{Value, json};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Progress {
-    epoch: u64,
-    position: u64,
-}
+use serde_json::Value;
 
 pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let plans = &call.app.plans;
@@ -38,10 +30,10 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
                 &plans.register(&registration, &allowed(call)).await?,
             ))
         }
-        (&Method::GET, "") => Ok(json_response(
-            StatusCode::OK,
-            &json!({ "leases": plans.list(&allowed(call)) }),
-        )),
+        (&Method::GET, "") => {
+            let leases = plans.list(&allowed(call));
+            Ok(json_response(StatusCode::OK, &Leases { leases }))
+        }
         (&Method::PUT, lease) if !lease.is_empty() => {
             let at: Progress = body(call.json().await?, r#"{"epoch": 0, "position": 4096}"#)?;
             Ok(json_response(
@@ -51,7 +43,8 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
         }
         (&Method::DELETE, lease) if !lease.is_empty() => {
             plans.release(lease, &allowed(call))?;
-            Ok(json_response(StatusCode::OK, &json!({ "released": lease })))
+            let released = lease.to_owned();
+            Ok(json_response(StatusCode::OK, &Released { released }))
         }
         _ => Err(not_offered(call)),
     }

@@ -45,8 +45,8 @@ pub async fn rows(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
         .read_now(&dataset, &numbers, &columns)
         .await
         .map_err(|e| match e.kind() {
-            // The condition that cannot be met is the version that the dataset was built from. To
-            // ask again is no use, so it is no 503.
+            // The condition that cannot be met is the version that the dataset was built from. Asking
+            // again cannot help, so it is not a 503.
             ErrorKind::VersionChanged => e.with_kind(ErrorKind::PreconditionFailed),
             _ => e,
         })?;
@@ -92,7 +92,8 @@ fn server_timing(read: Duration, all: Duration, shares: Shares) -> Result<Header
         ms(disk),
         ms(rest)
     );
-    HeaderValue::from_str(&value).map_err(|e| Error::internal("times that are no header").source(e))
+    HeaderValue::from_str(&value)
+        .map_err(|e| Error::internal("the times cannot be sent as a header").source(e))
 }
 
 fn numbers(body: &Bytes) -> Result<Vec<u64>> {

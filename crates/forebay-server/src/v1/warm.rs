@@ -4,14 +4,17 @@
 //! each object that did not come, and at the end exactly one `{"event":"report",…}`. When the
 //! client leaves, the body is dropped, and the work with it.
 
-use super::{Call, node::Selection};
+use super::{Call, selection};
 use crate::body::AnswerBody;
 use bytes::Bytes;
-use forebay_core::{ObjectName, Result};
+use forebay_core::{Error, ObjectName, Result};
 use forebay_engine::{Engine, WarmOutcome, WarmReport};
+use forebay_protocol::{
+    LINES_CONTENT_TYPE,
+    cache::{NotWarmed, NotWarmedWhy, Selection, WarmEvent, WarmReport as Sums},
+};
 use futures::{FutureExt, StreamExt, stream, stream::FuturesUnordered};
 use http::{HeaderValue, Response, header};
-use serde_json::{Value, json};
 use std::{collections::VecDeque, time::Duration};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
@@ -19,18 +22,21 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
     call.needs_chunks("a warm-up")?;
-    let selection = Selection::of(call).await?;
+    let selection = selection::of(call).await?;
     let engine = call.app.engine.clone();
     let most = call.app.config().limits.warm_concurrency.max(1);
     let concurrency = selection.concurrency.unwrap_or(most).clamp(1, most);
     let (queue, token) = if selection.prefix.is_some() {
         // The first page now, so that a bucket that is not there is an error and not a report of
         // nothing.
-        let (names, next) = selection.page(&engine, None).await?;
+        let (names, next) = selection::page(&selection, &engine, None).await?;
         (names, next)
     } else {
         (
-            selection.names()?.into_iter().map(|n| (n, 0)).collect(),
+            selection::names(&selection)?
+                .into_iter()
+                .map(|n| (n, 0))
+                .collect(),
             None,
         )
     };
@@ -52,15 +58,13 @@ pub async fn warm(call: &Call) -> Result<Response<AnswerBody>> {
         engine,
     };
     let lines = stream::unfold(work, |mut work| async move {
-        let line = work.next().await?;
-        let mut text = line.to_string();
-        text.push('\n');
-        Some((Ok(Bytes::from(text)), work))
+        let event = work.next().await?;
+        Some((line(&event), work))
     });
     let mut response = Response::new(AnswerBody::stream(lines.boxed(), None));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
-        HeaderValue::from_static("application/x-ndjson"),
+        HeaderValue::from_static(LINES_CONTENT_TYPE),
     );
     Ok(response)
 }
@@ -85,7 +89,7 @@ struct Work {
 
 impl Work {
     /// The next line; `None` after the report.
-    async fn next(&mut self) -> Option<Value> {
+    async fn next(&mut self) -> Option<WarmEvent> {
         loop {
             if self.reported {
                 return None;
@@ -99,7 +103,7 @@ impl Work {
                     .push(async move { (name.clone(), engine.warm(&name, dry_run).await) }.boxed());
             }
             if self.queue.is_empty() && !self.listing_done {
-                match self.selection.page(&self.engine, self.token.take()).await {
+                match selection::page(&self.selection, &self.engine, self.token.take()).await {
                     Ok((names, next)) => {
                         self.listed += names.len() as u64;
                         self.queue = names.into();
@@ -117,47 +121,63 @@ impl Work {
             }
             if self.in_flight.is_empty() {
                 self.reported = true;
-                return Some(self.line("report"));
+                return Some(WarmEvent::Report(self.so_far()));
             }
             tokio::select! {
                 Some((name, outcome)) = self.in_flight.next() => {
                     self.report.count(&outcome);
-                    if let Some(line) = complaint(&name, &outcome) {
-                        return Some(line);
+                    if let Some(not_warmed) = complaint(&name, &outcome) {
+                        return Some(WarmEvent::Object(not_warmed));
                     }
                 }
-                _ = self.ticks.tick() => return Some(self.line("progress")),
+                _ = self.ticks.tick() => return Some(WarmEvent::Progress(self.so_far())),
             }
         }
     }
 
-    fn line(&self, event: &str) -> Value {
+    fn so_far(&self) -> Sums {
         let r = &self.report;
-        let mut line = json!({
-            "event": event, "dry_run": self.selection.dry_run, "objects": r.objects(), "listed": self.listed, "listing_done": self.listing_done,
-            "warmed": r.warmed, "warmed_bytes": r.warmed_bytes, "already_there": r.already_there, "already_there_bytes": r.already_there_bytes,
-            "missing": r.missing, "denied": r.denied, "failed": r.failed, "bytes": r.warmed_bytes + r.already_there_bytes,
-            "seconds": self.began.elapsed().as_secs_f64(),
-        });
-        if let Some(error) = &self.error {
-            line["error"] = error.clone().into();
+        Sums {
+            dry_run: self.selection.dry_run,
+            objects: r.objects(),
+            listed: self.listed,
+            listing_done: self.listing_done,
+            warmed: r.warmed,
+            warmed_bytes: r.warmed_bytes,
+            already_there: r.already_there,
+            already_there_bytes: r.already_there_bytes,
+            missing: r.missing,
+            denied: r.denied,
+            failed: r.failed,
+            bytes: r.warmed_bytes + r.already_there_bytes,
+            seconds: self.began.elapsed().as_secs_f64(),
+            error: self.error.clone(),
         }
-        line
     }
 }
 
-/// A line for an object that did not come.
-fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<Value> {
+fn line(event: &WarmEvent) -> Result<Bytes> {
+    let mut text = serde_json::to_vec(event)
+        .map_err(|e| Error::internal("an event that cannot be written").source(e))?;
+    text.push(b'\n');
+    Ok(Bytes::from(text))
+}
+
+/// What is said of an object that did not come.
+fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
     let (outcome, message) = match outcome {
         WarmOutcome::Warmed { .. } | WarmOutcome::AlreadyThere { .. } => return None,
-        WarmOutcome::Missing => ("missing", "there is no such object".to_owned()),
+        WarmOutcome::Missing => (NotWarmedWhy::Missing, "there is no such object".to_owned()),
         WarmOutcome::Denied => (
-            "denied",
+            NotWarmedWhy::Denied,
             "the origin does not let this node read it".to_owned(),
         ),
-        WarmOutcome::Failed(e) => ("failed", e.describe()),
+        WarmOutcome::Failed(e) => (NotWarmedWhy::Failed, e.describe()),
     };
-    Some(
-        json!({"event": "object", "bucket": name.bucket(), "key": name.key(), "outcome": outcome, "message": message}),
-    )
+    Some(NotWarmed {
+        bucket: name.bucket().to_owned(),
+        key: name.key().to_owned(),
+        outcome,
+        message,
+    })
 }

@@ -1,8 +1,8 @@
 //! A node whose origin stalls.
 
 use forebay_core::ManualClock;
-use forebay_origin::testing::{Reply, Scripted};
 use forebay_server::{Config, Node, config::Override};
+use forebay_testing::{Reply, Scripted};
 use http::StatusCode;
 use std::{
     sync::{

@@ -215,7 +215,7 @@ async fn errors_are_json_that_clients_understand() {
         (Method::GET, "/v1/objects/data/a/../b", 400),
         (Method::GET, "/v1/objects/data/k?archregx=x", 501),
         (Method::GET, "/v1/objects/data/k?etl_name=x", 501),
-        (Method::PUT, "/v1/objects/data/k?append_type=append", 501),
+        (Method::PUT, "/v1/objects/data/k?append_type=nonsense", 400),
         (Method::PATCH, "/v1/objects/data/k", 501),
         (Method::GET, "/v1/etl", 501),
         (Method::GET, "/v1/nonsense", 501),
@@ -273,19 +273,29 @@ async fn buckets_are_listed_made_and_removed() {
         (a.header("content-type"), a.body.as_ref().unwrap()[0]),
         ("application/msgpack", 0x84)
     );
-    let buckets = c
-        .send(
-            Method::GET,
-            "/v1/buckets?provider=aws",
-            &[JSON],
-            list(Value::Null),
-        )
-        .await
-        .json();
-    assert_eq!(
-        buckets[0],
-        json!({"name": "data", "provider": "aws", "namespace": {"uuid": "", "name": ""}})
-    );
+    for (query, found) in [("", true), ("?provider=ais", true), ("?provider=s3", false)] {
+        let path = format!("/v1/buckets{query}");
+        let buckets = c
+            .send(Method::GET, &path, &[JSON], list(Value::Null))
+            .await
+            .json();
+        let data =
+            json!({"name": "data", "provider": "ais", "namespace": {"uuid": "", "name": ""}});
+        let buckets = buckets.as_array().unwrap();
+        assert_eq!(buckets.contains(&data), found, "{query}: {buckets:?}");
+        assert_eq!(buckets.is_empty(), !found);
+    }
+    let a = c.get("/v1/buckets/data?namespace=@remote%23ns").await;
+    assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED, "{}", a.text());
+    let create = r#"{"action":"create-bck"}"#;
+    for (path, status) in [
+        ("/v1/buckets/made/badname", 400),
+        ("/v1/buckets/.made", 400),
+        ("/v1/buckets/made?provider=ftp", 400),
+    ] {
+        let a = c.send(Method::POST, path, &[JSON], create).await;
+        assert_eq!(a.status.as_u16(), status, "{path}: {}", a.text());
+    }
     let a = c
         .send(Method::HEAD, "/v1/buckets/data?provider=ais", &[], "")
         .await;
@@ -486,6 +496,36 @@ async fn what_aistores_clients_ask_of_a_cluster() {
         "http://127.0.0.1"
     );
     assert_eq!(map["pmap"][&id]["daemon_type"], "proxy");
+    // Go's clients want a number in text.
+    assert_eq!(map["version"], "1");
+    for path in [
+        "daemon?what=config",
+        "daemon?what=node_status",
+        "daemon?what=snode",
+        "reverse/daemon?what=node_stats",
+        "cluster?what=cluster_config",
+        "cluster?what=sysinfo",
+        "cluster?what=qryxstats",
+        "cluster?what=remote",
+    ] {
+        let a = c.get(&format!("/v1/{path}")).await;
+        assert_eq!(a.status, StatusCode::OK, "{path}: {}", a.text());
+        assert!(a.json().is_object(), "{path}");
+    }
+    let map = c.get("/v1/cluster?what=bmd").await.json();
+    assert_eq!(
+        map["providers"]["ais"]["@#"]["data"]["provider"], "ais",
+        "{map}"
+    );
+    for path in ["download", "sort", "etl"] {
+        assert_eq!(c.get(&format!("/v1/{path}")).await.json(), json!([]));
+    }
+    let a = c.get("/v1/daemon?what=log").await;
+    assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED);
+    let a = c
+        .get_with("/v1/reverse/daemon?what=snode", &[("ais-node-id", "other")])
+        .await;
+    assert_eq!(a.status, StatusCode::NOT_FOUND);
     assert_eq!(c.get("/v1/health?prr=true").await.status, StatusCode::OK);
     assert_eq!(c.get("/v1/cluster?what=status_all").await.json(), json!([]));
 }

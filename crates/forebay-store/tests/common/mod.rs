@@ -1,15 +1,14 @@
 //! What the tests of the store share.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
-pub mod seeded;
-
-use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName};
+use bytes::Bytes;
+use forebay_core::{Attributes, ManualClock, ObjectMeta, ObjectName, VersionId};
 use forebay_store::{
-    DirConfig, Store, StoreConfig,
+    DirConfig, Head, Part, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, FaultyDisk, Op, Rule},
 };
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 pub fn name(key: &str) -> ObjectName {
     ObjectName::new("bucket", key).unwrap()
@@ -88,13 +87,29 @@ pub fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
+/// The head, of a caller that may wait.
+pub fn read_head(store: &Store, name: &ObjectName) -> Option<Head> {
+    store.head(name, Wait::May).unwrap()
+}
+
+/// A range of a part, of a caller that may wait.
+pub fn read_part(
+    store: &Store,
+    name: &ObjectName,
+    version: VersionId,
+    part: Part,
+    range: Range<u64>,
+) -> Option<Bytes> {
+    store.part(name, version, part, range, Wait::May).unwrap()
+}
+
 pub fn read_inline(store: &Store, name: &ObjectName) -> Option<Vec<u8>> {
     let mut out = b"in front".to_vec();
-    let appended = store.append_inline(name, None, &mut out, &mut |meta, range, out| {
-        assert_eq!(range, 0..meta.size);
+    let appended = store.append_inline(name, Wait::May, &mut out, |meta, out| {
         out.extend_from_slice(b"HEADER");
+        Some(0..meta.size)
     });
-    match appended {
+    match appended.unwrap() {
         Some(a) => {
             assert_eq!(&out[..14], b"in frontHEADER");
             assert_eq!(a.range, 0..a.meta.size);

@@ -7,8 +7,10 @@ mod reading;
 mod terminal;
 mod view;
 
-use crate::{cli::Common, client::Client, fail::Outcome, out::Out, prom::Page};
+use crate::{cli::Common, fail::Outcome, out::Out};
+use forebay_client::Client;
 use forebay_core::{Error, units};
+use forebay_protocol::metrics::Page;
 use reading::Reading;
 use std::time::{Duration, Instant};
 
@@ -57,17 +59,17 @@ fn interval(text: &str) -> forebay_core::Result<Duration> {
 }
 
 pub async fn run(args: Args, common: &Common) -> Outcome {
-    let mut admin = super::metrics::admin(args.admin.as_deref(), common).await?;
+    let admin = super::metrics::admin(args.admin.as_deref(), common).await?;
     let mut looks = Looks {
-        last: scrape(&mut admin).await?,
+        last: scrape(&admin).await?,
         at: Instant::now(),
     };
     let count = if args.once { Some(1) } else { args.count };
     if count.is_none() && !common.json && terminal::Screen::possible() {
-        live(&mut admin, &mut looks, args.interval).await
+        live(&admin, &mut looks, args.interval).await
     } else {
         lines(
-            &mut admin,
+            &admin,
             &mut looks,
             args.interval,
             count.unwrap_or(u64::MAX),
@@ -77,7 +79,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
 }
 
-async fn scrape(admin: &mut Client) -> Outcome<Page> {
+async fn scrape(admin: &Client) -> Outcome<Page> {
     let text = super::metrics::fetch(admin).await?;
     Ok(Page::parse(&String::from_utf8_lossy(&text)))
 }
@@ -89,7 +91,7 @@ struct Looks {
 
 impl Looks {
     /// Waits out the interval and reads what happened in it.
-    async fn next(&mut self, admin: &mut Client, interval: Duration) -> Outcome<Reading> {
+    async fn next(&mut self, admin: &Client, interval: Duration) -> Outcome<Reading> {
         tokio::time::sleep(interval.saturating_sub(self.at.elapsed())).await;
         let page = scrape(admin).await?;
         let now = Instant::now();
@@ -100,7 +102,7 @@ impl Looks {
 }
 
 async fn lines(
-    admin: &mut Client,
+    admin: &Client,
     looks: &mut Looks,
     interval: Duration,
     count: u64,
@@ -119,9 +121,9 @@ async fn lines(
     Ok(())
 }
 
-async fn live(admin: &mut Client, looks: &mut Looks, interval: Duration) -> Outcome {
+async fn live(admin: &Client, looks: &mut Looks, interval: Duration) -> Outcome {
     let style = crate::style::Style::stdout();
-    let node = admin.addr().to_string();
+    let node = admin.address().to_string();
     let mut history = view::History::default();
     let mut screen = terminal::Screen::enter()?;
     let mut keys = terminal::keys();

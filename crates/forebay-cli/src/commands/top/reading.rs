@@ -1,7 +1,7 @@
 //! What happened between two scrapes. The names of the metrics stand here and nowhere else;
 //! `docs/METRICS.md` says what each means.
 
-use crate::prom::Page;
+use forebay_protocol::metrics::Page;
 use serde::Serialize;
 
 const GETS: &str = "forebay_get_duration_seconds";

@@ -4,6 +4,7 @@
 //! puts back what was there before.
 
 use crate::fail::{Outcome, stdout_failure};
+use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use std::io::{IsTerminal, Write};
 use tokio::sync::mpsc;
 
@@ -15,7 +16,7 @@ const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
 pub struct Screen {
-    before: Option<libc::termios>,
+    before: Option<Termios>,
 }
 
 impl Screen {
@@ -51,8 +52,7 @@ impl Drop for Screen {
     fn drop(&mut self) {
         let _ = write(LEAVE);
         if let Some(before) = &self.before {
-            // SAFETY: `before` was filled in by tcgetattr for the same descriptor.
-            unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
+            let _ = termios::tcsetattr(std::io::stdin(), OptionalActions::Now, before);
         }
     }
 }
@@ -66,26 +66,18 @@ fn write(bytes: &[u8]) -> Outcome {
 }
 
 /// Keys come at once and are not shown; Ctrl-C stays a signal. `None` if the terminal will not.
-fn quiet_keys() -> Option<libc::termios> {
-    // SAFETY: termios is plain data, filled in by tcgetattr before it is read.
-    unsafe {
-        let mut before: libc::termios = std::mem::zeroed();
-        if libc::tcgetattr(libc::STDIN_FILENO, &mut before) != 0 {
-            return None;
-        }
-        let mut quiet = before;
-        quiet.c_lflag &= !(libc::ICANON | libc::ECHO);
-        (libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &quiet) == 0).then_some(before)
-    }
+fn quiet_keys() -> Option<Termios> {
+    let stdin = std::io::stdin();
+    let before = termios::tcgetattr(&stdin).ok()?;
+    let mut quiet = before.clone();
+    quiet.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+    termios::tcsetattr(&stdin, OptionalActions::Now, &quiet).ok()?;
+    Some(before)
 }
 
 /// Rows and columns of the window.
 pub fn size() -> Option<(usize, usize)> {
-    // SAFETY: winsize is plain data, filled in by the call before it is read.
-    let window = unsafe {
-        let mut window: libc::winsize = std::mem::zeroed();
-        (libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut window) == 0).then_some(window)?
-    };
+    let window = termios::tcgetwinsize(std::io::stdout()).ok()?;
     (window.ws_row > 0 && window.ws_col > 0).then_some((window.ws_row.into(), window.ws_col.into()))
 }
 

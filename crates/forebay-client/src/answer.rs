@@ -1,0 +1,180 @@
+//! An answer that is a success, and its body.
+
+use crate::{
+    client::{Client, Sender},
+    failure::{Failure, Result, chain},
+};
+use bytes::Bytes;
+use forebay_core::Error;
+use forebay_protocol::REQUEST_ID_HEADER;
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+/// The longest body that is read as one JSON document, and the longest of [`Lines`].
+const JSON_MAX_BYTES: usize = 64 << 20;
+
+/// A successful answer whose body is still to be read. A body that is not read to its end costs its
+/// connection.
+pub struct Answer {
+    /// 2xx.
+    pub status: StatusCode,
+    /// All of them.
+    pub headers: HeaderMap,
+    body: Incoming,
+    client: Client,
+    /// The connection, given back when the body has been read to its end, closed otherwise.
+    lease: Option<Sender>,
+}
+
+impl Answer {
+    pub(crate) fn new(client: Client, response: http::Response<Incoming>, sender: Sender) -> Self {
+        let (head, body) = response.into_parts();
+        Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+            client,
+            lease: Some(sender),
+        }
+    }
+
+    /// A header's value, if it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|v| v.to_str().ok())
+    }
+
+    /// The `Content-Length`, if the answer has one.
+    pub fn length(&self) -> Option<u64> {
+        self.header("content-length").and_then(|v| v.parse().ok())
+    }
+
+    /// The next piece of the body; `None` at its proper end.
+    ///
+    /// # Errors
+    /// `Truncated` for a body that breaks off; `TimedOut` where nothing comes for
+    /// [`Timeouts::silence`](crate::Timeouts::silence).
+    pub async fn piece(&mut self) -> Result<Option<Bytes>> {
+        let limit = self.client.timeouts().silence;
+        loop {
+            match timeout(limit, self.body.frame()).await {
+                Err(_) => {
+                    return Err(Failure::TimedOut(Error::timeout(format!(
+                        "the node sent nothing for {} s in the middle of an answer",
+                        limit.as_secs_f32()
+                    ))));
+                }
+                Ok(Some(Err(e))) => {
+                    let error =
+                        Error::origin_unavailable(format!("the answer broke off: {}", chain(&e)));
+                    return Err(Failure::Truncated {
+                        error: error.source(e),
+                        request_id: self.header(REQUEST_ID_HEADER).map(str::to_owned),
+                    });
+                }
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Ok(None) => {
+                    if let Some(sender) = self.lease.take() {
+                        self.client.give_idle(sender);
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// A body of at most `max_bytes`, whole.
+    ///
+    /// # Errors
+    /// `Malformed` for a longer one, and those of [`Answer::piece`].
+    pub async fn collect(&mut self, max_bytes: usize) -> Result<Bytes> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            if all.len() + piece.len() > max_bytes {
+                return Err(Failure::Malformed(Error::corrupt(format!(
+                    "an answer of more than {max_bytes} bytes where a short one was due"
+                ))));
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok(all.into())
+    }
+
+    /// A body that is one JSON document.
+    ///
+    /// # Errors
+    /// `Malformed` for another body, and those of [`Answer::piece`].
+    pub async fn json<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let body = self.collect(JSON_MAX_BYTES).await?;
+        serde_json::from_slice(&body).map_err(|e| {
+            Failure::Malformed(
+                Error::corrupt(format!("the node's answer is not what was expected: {e}"))
+                    .source(e),
+            )
+        })
+    }
+}
+
+/// The lines of a body, as they come.
+pub struct Lines {
+    answer: Answer,
+    /// What has come and is not a line yet.
+    held: Vec<u8>,
+    /// Bytes of `held` that hold no end of a line.
+    searched: usize,
+    ended: bool,
+}
+
+impl Lines {
+    /// Reads the body of `answer`.
+    pub fn of(answer: Answer) -> Self {
+        Lines {
+            answer,
+            held: Vec::new(),
+            searched: 0,
+            ended: false,
+        }
+    }
+
+    /// A header of the answer; see [`Answer::header`].
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.answer.header(name)
+    }
+
+    /// The next line, without its end; `None` after the last.
+    ///
+    /// # Errors
+    /// `Malformed` for a line that is too long, and those of [`Answer::piece`].
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        loop {
+            let fresh = &self.held[self.searched..];
+            if let Some(at) = fresh.iter().position(|b| *b == b'\n') {
+                let rest = self.held.split_off(self.searched + at + 1);
+                let mut line = std::mem::replace(&mut self.held, rest);
+                line.pop();
+                self.searched = 0;
+                return Ok(Some(line));
+            }
+            self.searched = self.held.len();
+            if self.ended {
+                self.searched = 0;
+                return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held)));
+            }
+            match self.answer.piece().await? {
+                Some(piece) if self.held.len() + piece.len() > JSON_MAX_BYTES => {
+                    return Err(Failure::Malformed(Error::corrupt(format!(
+                        "a line of more than {JSON_MAX_BYTES} bytes"
+                    ))));
+                }
+                Some(piece) => self.held.extend_from_slice(&piece),
+                None => self.ended = true,
+            }
+        }
+    }
+}

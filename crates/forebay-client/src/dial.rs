@@ -1,0 +1,92 @@
+//! A connection to a node, over TCP, TLS or a Unix socket.
+
+use crate::failure::{Failure, Result};
+use forebay_core::Error;
+use forebay_protocol::Address;
+use forebay_tls::ClientTls;
+use std::{io, path::PathBuf, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    sync::OnceCell,
+    time::timeout,
+};
+
+/// A connection, whatever it is made of.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Whom to trust at an `https://` address. What the file says is read at the first connection.
+pub(crate) struct Trust {
+    /// The system's authorities where no file is named.
+    ca: Option<PathBuf>,
+    tls: OnceCell<ClientTls>,
+}
+
+impl Trust {
+    pub fn new(ca: Option<PathBuf>) -> Self {
+        Trust {
+            ca,
+            tls: OnceCell::new(),
+        }
+    }
+
+    async fn tls(&self) -> Result<&ClientTls> {
+        self.tls
+            .get_or_try_init(|| async { ClientTls::new(self.ca.as_deref()) })
+            .await
+            .map_err(Failure::NotSent)
+    }
+}
+
+/// A new connection to `address`, made within `limit`.
+///
+/// # Errors
+/// `Unreachable` and `TimedOut` where there is none; `NotSent` for a certificate that is not
+/// trusted.
+pub(crate) async fn dial(address: &Address, trust: &Trust, limit: Duration) -> Result<Box<dyn Io>> {
+    let connected = timeout(limit, async {
+        match address {
+            Address::Unix(path) => match UnixStream::connect(path).await {
+                Ok(stream) => Ok(Box::new(stream) as Box<dyn Io>),
+                Err(e) => Err(unreachable(address, e)),
+            },
+            Address::Tcp { host, port, tls } => {
+                // A CA file that cannot be read is said whether or not somebody listens there.
+                let tls = match tls {
+                    true => Some(trust.tls().await?),
+                    false => None,
+                };
+                let stream = TcpStream::connect((host.as_str(), *port))
+                    .await
+                    .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+                    .map_err(|e| unreachable(address, e))?;
+                let Some(tls) = tls else {
+                    return Ok(Box::new(stream) as Box<dyn Io>);
+                };
+                let stream = tls.connect(host, stream).await;
+                Ok(Box::new(stream.map_err(Failure::of_tls)?) as Box<dyn Io>)
+            }
+        }
+    });
+    connected.await.unwrap_or_else(|_| {
+        Err(Failure::TimedOut(Error::timeout(format!(
+            "cannot connect to {address}: it did not answer in {} s",
+            limit.as_secs_f32()
+        ))))
+    })
+}
+
+fn unreachable(address: &Address, e: io::Error) -> Failure {
+    let why = match e.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        io::ErrorKind::NotFound if matches!(address, Address::Unix(_)) => {
+            "no such socket".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => e.to_string(),
+    };
+    let error = Error::origin_unavailable(format!("cannot connect to {address}: {why}"));
+    Failure::Unreachable(error.source(e))
+}

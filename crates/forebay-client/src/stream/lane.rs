@@ -1,0 +1,353 @@
+//! One lane: every `of`-th step, over one connection at a time.
+//!
+//! A lane asks for its steps from the first one that it has not received, reads frames, and puts
+//! them on the shelf. When its connection breaks, its node goes away or a frame is damaged, it asks
+//! again, there or at another node, for what it has not received: a step is received whole or not
+//! at all, so nothing is lost and nothing comes twice. Without a single frame for
+//! [`Options::retry_for`](super::Options), it gives up with the error that it saw last.
+
+use super::{
+    body::{Body, Request},
+    memory::Pool,
+    nodes::Nodes,
+    shelf::{Received, Shelf},
+    stats::{Counters, add_duration},
+};
+use crate::{Client, Io};
+use arrow_buffer::Buffer;
+use forebay_core::{Error, ErrorKind, Result, crc32c_append};
+use forebay_protocol::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+use tokio::{sync::watch, time::timeout};
+
+/// The largest payload of a frame that holds no rows.
+const SHORT_PAYLOAD_MAX_BYTES: u64 = 1 << 20;
+
+/// What all lanes of a stream share.
+pub struct Shared {
+    pub nodes: Nodes,
+    pub shelf: Shelf,
+    pub counters: Counters,
+    pub pool: Arc<Pool>,
+    /// Path of the request, without its query.
+    pub path: String,
+    pub body: Vec<u8>,
+    pub silence: Duration,
+    pub retry_for: Duration,
+}
+
+pub struct Lane {
+    /// Its steps are those that leave this rest when divided by `of`.
+    pub number: u32,
+    pub of: u32,
+    /// The first step that was not received.
+    pub next: u64,
+    /// The first step that others take over.
+    pub until: watch::Receiver<u64>,
+    pub node: usize,
+}
+
+/// Why a connection is over.
+enum Trouble {
+    /// It broke, or what it brought is damaged.
+    Broken(Error),
+    /// The node does not send this stream; another one may.
+    Refused(Error),
+    /// The step cannot be had from anybody.
+    Final(Error),
+}
+
+impl Lane {
+    /// The first step at or after `from` that is this lane's.
+    pub fn first(number: u32, of: u32, from: u64) -> u64 {
+        let (number, of) = (u64::from(number), u64::from(of));
+        from + (number + of - from % of) % of
+    }
+
+    pub async fn run(mut self, shared: Arc<Shared>) {
+        let (mut failing_since, mut refusals) = (None, 0);
+        loop {
+            let had = self.next;
+            let mut heard = false;
+            let trouble = match self.connection(&shared, &mut heard).await {
+                Ok(()) => return,
+                Err(trouble) => trouble,
+            };
+            if heard || self.next != had {
+                (failing_since, refusals) = (None, 0);
+            }
+            let error = match trouble {
+                Trouble::Final(error) => return shared.shelf.fail_at(self.next, error),
+                Trouble::Refused(error) if refusals + 1 >= shared.nodes.len() => {
+                    return shared.shelf.fail_at(self.next, error);
+                }
+                Trouble::Refused(error) => {
+                    refusals += 1;
+                    error
+                }
+                Trouble::Broken(error) => error,
+            };
+            let since = *failing_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= shared.retry_for {
+                let error = error.context(format!(
+                    "step {} did not arrive within {} s",
+                    self.next,
+                    since.elapsed().as_secs()
+                ));
+                return shared.shelf.fail_at(self.next, error);
+            }
+            let (node, pause) = shared.nodes.fails(self.node, error.retry_after_hint());
+            self.node = node;
+            shared.counters.reopened.fetch_add(1, Relaxed);
+            // However long a node wants to be left alone.
+            tokio::time::sleep(pause.min(shared.retry_for)).await;
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.next >= *self.until.borrow()
+    }
+
+    /// Makes a connection and reads it to its end, which is the lane's end too unless there is
+    /// trouble.
+    async fn connection(&mut self, shared: &Shared, heard: &mut bool) -> Result<(), Trouble> {
+        if self.is_over() {
+            return Ok(());
+        }
+        let connect = shared.counters.connects.fetch_add(1, Relaxed);
+        let open = Open::of(shared, connect);
+        let node = shared.nodes.get(self.node);
+        let began = Instant::now();
+        let dialled = timeout(shared.silence, reach(node)).await;
+        let io = match dialled {
+            Ok(Ok(io)) => io,
+            Ok(Err(e)) if is_passing(e.kind()) => return Err(Trouble::Broken(e)),
+            Ok(Err(e)) => return Err(Trouble::Refused(e)),
+            Err(_) => {
+                return Err(Trouble::Broken(Error::timeout(format!(
+                    "{} cannot be reached",
+                    node.route()
+                ))));
+            }
+        };
+        shared
+            .counters
+            .rtt_us
+            .fetch_min(began.elapsed().as_micros() as u64, Relaxed);
+        let lane = forebay_protocol::stream::Lane {
+            connection: self.number,
+            of: self.of,
+            from_step: self.next,
+        };
+        let path = format!("{}?{}", shared.path, lane.query());
+        let request = Request {
+            path: &path,
+            headers: &node.request_headers(),
+            body: &shared.body,
+        };
+        let mut body = match Body::open(io, request, shared.silence).await {
+            Ok(body) => body,
+            Err(e) => {
+                let e = e.context(node.route());
+                return Err(if is_passing(e.kind()) {
+                    Trouble::Broken(e)
+                } else {
+                    Trouble::Refused(e)
+                });
+            }
+        };
+        let outcome = self.frames(shared, &mut body, heard, &open).await;
+        outcome.map_err(|trouble| match trouble {
+            Trouble::Broken(e) => Trouble::Broken(e.context(node.route())),
+            other => other,
+        })
+    }
+
+    async fn frames(
+        &mut self,
+        shared: &Shared,
+        body: &mut Body,
+        heard: &mut bool,
+        open: &Open<'_>,
+    ) -> Result<(), Trouble> {
+        let counters = &shared.counters;
+        let mut until = self.until.clone();
+        loop {
+            let began = Instant::now();
+            let mut head = [0; FRAME_HEADER_BYTES];
+            let next = self.next;
+            let whole = tokio::select! {
+                whole = body.read_exact(&mut head) => whole.map_err(Trouble::Broken)?,
+                // The sender of `until` lives as long as the lanes; without it nothing is taken
+                // over any more.
+                Ok(_) = until.wait_for(|until| next >= *until) => return Ok(()),
+            };
+            if !whole {
+                return Err(Trouble::Broken(Error::origin_unavailable(
+                    "the stream ended without saying so",
+                )));
+            }
+            counters
+                .wire_bytes
+                .fetch_add(FRAME_HEADER_BYTES as u64, Relaxed);
+            let header = FrameHeader::decode(&head).map_err(Trouble::Broken)?;
+            add_duration(&counters.network_us, began.elapsed());
+            if header.kind != FrameKind::Rows {
+                if self.short_frame(shared, body, &header, open).await? {
+                    return Ok(());
+                }
+                *heard = true;
+                continue;
+            }
+            if header.tag.step != self.next {
+                let e = Error::internal(format!(
+                    "the node sent step {} where step {} was expected",
+                    header.tag.step, self.next
+                ));
+                return Err(Trouble::Final(e.hint("run the same release on all nodes")));
+            }
+            let (room, paused) = shared.shelf.room(self.next, header.payload_bytes).await;
+            add_duration(&counters.paused_us, paused);
+            let began = Instant::now();
+            let payload = receive(shared, body, &header).await?;
+            add_duration(&counters.network_us, began.elapsed());
+            counters.received_steps.fetch_add(1, Relaxed);
+            counters
+                .received_bytes
+                .fetch_add(header.payload_bytes, Relaxed);
+            shared
+                .shelf
+                .put(room, self.next, Received { header, payload });
+            shared.nodes.works(self.node);
+            *heard = true;
+            self.next += u64::from(self.of);
+            if self.is_over() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A frame without rows; true if it is the last one.
+    async fn short_frame(
+        &self,
+        shared: &Shared,
+        body: &mut Body,
+        header: &FrameHeader,
+        open: &Open<'_>,
+    ) -> Result<bool, Trouble> {
+        if header.payload_bytes > SHORT_PAYLOAD_MAX_BYTES {
+            return Err(Trouble::Broken(Error::corrupt(format!(
+                "the node sent a message of {} bytes, which is too long",
+                header.payload_bytes
+            ))));
+        }
+        let payload = receive(shared, body, header).await?;
+        match header.kind {
+            FrameKind::KeepAlive => {
+                shared.counters.node_says(open.connect, &payload, false);
+                Ok(false)
+            }
+            FrameKind::End => {
+                shared.counters.node_says(open.connect, &payload, true);
+                shared.shelf.end_at(header.tag.step);
+                Ok(true)
+            }
+            _ => {
+                let error = decode_error(header, &payload);
+                Err(if error.kind().is_transient() {
+                    Trouble::Broken(error)
+                } else {
+                    Trouble::Final(error)
+                })
+            }
+        }
+    }
+}
+
+/// A new connection to the node, over its Unix socket where there is one here.
+async fn reach(node: &Client) -> Result<Box<dyn Io>> {
+    node.find_socket().await?;
+    Ok(node.dial().await?)
+}
+
+/// Trouble of a connection or a moment, not of what was asked for.
+fn is_passing(kind: ErrorKind) -> bool {
+    kind.is_transient() || kind == ErrorKind::Internal
+}
+
+/// Reads a payload to its place, and its padding away.
+async fn receive(
+    shared: &Shared,
+    body: &mut Body,
+    header: &FrameHeader,
+) -> Result<Buffer, Trouble> {
+    let length = header.payload_bytes as usize;
+    let mut payload = shared
+        .pool
+        .take(header.wire_payload_bytes() as usize)
+        .map_err(Trouble::Final)?;
+    let mut wasted = Wasted(&shared.counters, 0);
+    // Summed up as it comes, while it is in the processor's cache.
+    let (mut crc, mut summed) = (0, 0);
+    while !payload.spare().is_empty() {
+        let n = body.read(payload.spare()).await.map_err(Trouble::Broken)?;
+        if n == 0 {
+            return Err(Trouble::Broken(Error::origin_unavailable(
+                "the stream ended in the middle of a frame",
+            )));
+        }
+        // SAFETY: `read` has written so many.
+        unsafe { payload.advance(n) };
+        wasted.1 += n as u64;
+        shared.counters.wire_bytes.fetch_add(n as u64, Relaxed);
+        let upto = payload.written().len().min(length);
+        crc = crc32c_append(crc, &payload.written()[summed..upto]);
+        summed = upto;
+    }
+    if crc != header.payload_crc {
+        let what = format!(
+            "step {}: its {length} bytes do not match their checksum",
+            header.tag.step
+        );
+        return Err(Trouble::Broken(
+            Error::corrupt(what).hint("check for a proxy that changes bodies"),
+        ));
+    }
+    wasted.1 = 0;
+    Ok(payload.into_buffer(length))
+}
+
+/// Counts what came of a frame that did not come to its end.
+struct Wasted<'a>(&'a Counters, u64);
+
+impl Drop for Wasted<'_> {
+    fn drop(&mut self) {
+        self.0.wasted_bytes.fetch_add(self.1, Relaxed);
+    }
+}
+
+/// A connection while it is open.
+struct Open<'a> {
+    counters: &'a Counters,
+    connect: u64,
+}
+
+impl<'a> Open<'a> {
+    fn of(shared: &'a Shared, connect: u64) -> Self {
+        shared.counters.connections.fetch_add(1, Relaxed);
+        Open {
+            counters: &shared.counters,
+            connect,
+        }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.counters.connections.fetch_sub(1, Relaxed);
+        self.counters.connection_ended(self.connect);
+    }
+}

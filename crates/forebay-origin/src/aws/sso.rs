@@ -1,0 +1,416 @@
+//! Single sign-on (IAM Identity Center): the token that `aws sso login` left in its cache is traded
+//! for the keys of a role.
+//!
+//! The cache is that of the AWS command line and SDKs: `~/.aws/sso/cache/<SHA-1>.json`, where the
+//! SHA-1 is that of the session's name, or of the start URL in profiles without a session. A
+//! session's token is renewed ahead of its end with its refresh token, and written back, because the
+//! service may issue another refresh token that the other tools then need. A token that can no
+//! longer be renewed needs a person at a browser: the error says what to run.
+//!
+//! Source: AWS SDKs and Tools Reference Guide, "IAM Identity Center credential provider"; the APIs
+//! `GetRoleCredentials` (portal) and `CreateToken` (OIDC).
+
+use super::{
+    Environment, Profile,
+    ask::{self, Answer, Service},
+    renewed::{Fetched, Source},
+};
+use crate::OriginConfig;
+use async_trait::async_trait;
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use forebay_core::{Error, Result};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use serde::Deserialize;
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-amz-sso_bearer_token");
+/// A cache file is some kilobytes at most.
+const FILE_MAX_BYTES: u64 = 64 << 10;
+/// A token is renewed this long before its end.
+const RENEW_BEFORE: chrono::Duration = chrono::Duration::seconds(300);
+/// How often the cache is looked into before a refusal to renew a token is believed.
+const REREAD_TIMES: u32 = 4;
+const REREAD_PAUSE: Duration = Duration::from_millis(200);
+
+/// What a profile says of single sign-on.
+struct Settings {
+    profile: String,
+    /// What the cache file is named after: the session's name, or the start URL.
+    cached_as: String,
+    region: String,
+    account: String,
+    role: String,
+}
+
+impl Settings {
+    /// # Errors
+    /// A setting that is missing, or a session that is not there.
+    fn of(profile: &Profile) -> Result<Option<Self>> {
+        let name = profile.name();
+        let missing = |what: &str, place: &str| {
+            Error::invalid(format!(
+                "the AWS profile {name:?} uses single sign-on, and {place} has no {what}"
+            ))
+            .hint(format!(
+                "`aws configure sso --profile {name}` writes all of them"
+            ))
+        };
+        let here = format!("profile {name:?}");
+        let required = |setting: &str| {
+            profile
+                .setting(setting)
+                .map(str::to_owned)
+                .ok_or_else(|| missing(setting, &here))
+        };
+        let (cached_as, region) = match profile.setting("sso_session") {
+            Some(session) => {
+                let place = format!("[sso-session {session}]");
+                let region = profile
+                    .sso_session(session)
+                    .ok_or_else(|| {
+                        Error::invalid(format!(
+                            "the AWS profile {name:?}: there is no section {place}"
+                        ))
+                        .hint("`aws configure sso-session` writes it")
+                    })?
+                    .get("sso_region")
+                    .filter(|region| !region.is_empty())
+                    .ok_or_else(|| missing("sso_region", &place))?
+                    .clone();
+                (session.to_owned(), region)
+            }
+            None => match profile.setting("sso_start_url") {
+                Some(url) => (url.to_owned(), required("sso_region")?),
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Self {
+            profile: name.to_owned(),
+            cached_as,
+            region,
+            account: required("sso_account_id")?,
+            role: required("sso_role_name")?,
+        }))
+    }
+}
+
+/// The keys of a role for whoever signed on.
+pub(crate) struct SignedOn {
+    settings: Settings,
+    file: PathBuf,
+    portal: Service,
+    oidc: Service,
+}
+
+/// The fields of a cache file that are needed here. The others are kept when it is written.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Token {
+    access_token: String,
+    expires_at: String,
+    refresh_token: Option<String>,
+    client_id: Option<String>,
+    client_secret: Option<String>,
+    registration_expires_at: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Renewal {
+    access_token: String,
+    /// Seconds.
+    expires_in: u32,
+    refresh_token: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RoleCredentials {
+    role_credentials: Keys,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Keys {
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+    /// Milliseconds since 1970.
+    expiration: i64,
+}
+
+impl SignedOn {
+    /// `None`: the profile does not use single sign-on.
+    ///
+    /// # Errors
+    /// A setting that is missing or wrong.
+    pub(crate) fn of_profile(
+        config: &OriginConfig,
+        env: &Environment,
+        profile: &Profile,
+    ) -> Result<Option<Self>> {
+        let Some(settings) = Settings::of(profile)? else {
+            return Ok(None);
+        };
+        let home = env.get("HOME").ok_or_else(|| {
+            Error::invalid(format!(
+                "the AWS profile {:?} uses single sign-on, and HOME is not set",
+                settings.profile
+            ))
+            .hint("`aws sso login` keeps its tokens in $HOME/.aws/sso/cache")
+        })?;
+        let name = digest(&SHA1_FOR_LEGACY_USE_ONLY, settings.cached_as.as_bytes());
+        let name: String = name.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        let region = &settings.region;
+        let service = |name, setting: &str, host: String| {
+            let address = env.get(setting).unwrap_or_else(|| {
+                let domain = if region.starts_with("cn-") {
+                    "amazonaws.com.cn"
+                } else {
+                    "amazonaws.com"
+                };
+                format!("https://{host}.{region}.{domain}")
+            });
+            Service::new(config, name, &address, setting)
+        };
+        Ok(Some(Self {
+            file: Path::new(&home)
+                .join(".aws/sso/cache")
+                .join(format!("{name}.json")),
+            portal: service("AWS SSO", "AWS_ENDPOINT_URL_SSO", "portal.sso".into())?,
+            oidc: service("AWS SSO OIDC", "AWS_ENDPOINT_URL_SSO_OIDC", "oidc".into())?,
+            settings,
+        }))
+    }
+
+    fn sign_on_again(&self, why: &str) -> Error {
+        Error::permission_denied(format!("{}: {why}", self.describe())).hint(format!(
+            "run `aws sso login --profile {}` as the user of the node",
+            self.settings.profile
+        ))
+    }
+
+    async fn cached(&self) -> Result<(Token, serde_json::Value)> {
+        let file = self.file.clone();
+        let text = tokio::task::spawn_blocking(move || {
+            let mut text = String::new();
+            std::fs::File::open(file)?
+                .take(FILE_MAX_BYTES)
+                .read_to_string(&mut text)?;
+            std::io::Result::Ok(text)
+        })
+        .await
+        .map_err(|e| Error::internal(format!("reading {}: {e}", self.file.display())))?;
+        let text = text.map_err(|e| match e.kind() {
+            ErrorKind::NotFound => self.sign_on_again(&format!(
+                "nobody has signed on: {}: {e}",
+                self.file.display()
+            )),
+            _ => Error::permission_denied(format!("{}: {e}", self.file.display()))
+                .hint("the user of the node must be able to read it"),
+        })?;
+        // A parser's message might quote a secret.
+        let damaged = || self.sign_on_again(&format!("{} is damaged", self.file.display()));
+        let all: serde_json::Value = serde_json::from_str(&text).map_err(|_| damaged())?;
+        let token = Token::deserialize(&all).map_err(|_| damaged())?;
+        Ok((token, all))
+    }
+
+    /// An access token that holds: the cached one, or one that it was renewed to.
+    async fn access_token(&self) -> Result<String> {
+        let (token, all) = self.cached().await?;
+        let ends = instant(&token.expires_at);
+        let now = Utc::now();
+        if ends.is_some_and(|ends| now < ends - RENEW_BEFORE) {
+            return Ok(token.access_token);
+        }
+        let still_holds = ends.is_some_and(|ends| now < ends);
+        match self.renew(&token, all).await {
+            Ok(Some(renewed)) => Ok(renewed),
+            Ok(None) if still_holds => Ok(token.access_token),
+            Ok(None) => Err(self.sign_on_again("the token has ended")),
+            Err(e) if still_holds => {
+                tracing::warn!(error = %e, "the single sign-on token could not be renewed; the old \
+                    one is used until it ends");
+                Ok(token.access_token)
+            }
+            Err(e) => self.renewed_by_another(&token.access_token).await.ok_or(e),
+        }
+    }
+
+    /// The token, if it was renewed meanwhile with the same refresh token: by another origin of
+    /// this node, or by the AWS command line. It may be about to be written.
+    async fn renewed_by_another(&self, old: &str) -> Option<String> {
+        for _ in 0..REREAD_TIMES {
+            let (now, _) = self.cached().await.ok()?;
+            if now.access_token != old
+                && instant(&now.expires_at).is_some_and(|ends| Utc::now() < ends)
+            {
+                return Some(now.access_token);
+            }
+            tokio::time::sleep(REREAD_PAUSE).await;
+        }
+        None
+    }
+
+    /// `None`: this token cannot be renewed.
+    async fn renew(&self, token: &Token, mut all: serde_json::Value) -> Result<Option<String>> {
+        let (Some(refresh), Some(id), Some(secret)) =
+            (&token.refresh_token, &token.client_id, &token.client_secret)
+        else {
+            return Ok(None);
+        };
+        let registered = token.registration_expires_at.as_deref().map(instant);
+        if registered.is_some_and(|ends| ends.is_none_or(|ends| ends <= Utc::now())) {
+            return Ok(None);
+        }
+        let body = serde_json::json!({
+            "clientId": id,
+            "clientSecret": secret,
+            "grantType": "refresh_token",
+            "refreshToken": refresh,
+        });
+        let mut url = self.oidc.base().clone();
+        url.set_path("/token");
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        let answer = self
+            .oidc
+            .ask(
+                Method::POST,
+                &url,
+                &headers,
+                &Bytes::from(body.to_string()),
+                &[refresh, secret],
+            )
+            .await?;
+        if !answer.status.is_success() {
+            return Err(self.refused(&self.oidc, &Method::POST, &url, &answer));
+        }
+        let renewed: Renewal = serde_json::from_str(&answer.text).map_err(|_| {
+            Error::permission_denied(format!("{}: the answer has no token", self.oidc.describe()))
+                .hint("check AWS_ENDPOINT_URL_SSO_OIDC: the address may not be that of the service")
+        })?;
+        let ends = Utc::now() + chrono::Duration::seconds(renewed.expires_in.into());
+        all["accessToken"] = renewed.access_token.clone().into();
+        all["expiresAt"] = ends
+            .to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
+            .into();
+        if let Some(refresh) = renewed.refresh_token {
+            all["refreshToken"] = refresh.into();
+        }
+        let (file, text) = (self.file.clone(), all.to_string());
+        let written = tokio::task::spawn_blocking(move || replace(&file, text.as_bytes()))
+            .await
+            .map_err(|e| Error::internal(format!("writing {}: {e}", self.file.display())))?;
+        // The new token serves all the same; the next renewal may need a person.
+        if let Err(e) = written {
+            tracing::warn!(file = %self.file.display(), error = %e, "the renewed single sign-on \
+                token could not be written back");
+        }
+        Ok(Some(renewed.access_token))
+    }
+
+    /// The error of an answer other than a success: transient, or for a person to mend.
+    fn refused(
+        &self,
+        service: &Service,
+        method: &Method,
+        url: &url::Url,
+        answer: &Answer,
+    ) -> Error {
+        match (ask::kind_of(answer.status), answer.status.as_u16()) {
+            (kind, 400 | 401) if !kind.is_transient() => self.sign_on_again(&format!(
+                "{} does not take the token (status {})",
+                service.describe(),
+                answer.status.as_u16()
+            )),
+            (_, 403 | 404) => service
+                .status_error(method, url, answer.status)
+                .hint(format!(
+                    "check sso_account_id and sso_role_name of the AWS profile {:?}: the account \
+                     and role must be assigned to whoever signed on",
+                    self.settings.profile
+                )),
+            _ => service.status_error(method, url, answer.status),
+        }
+    }
+}
+
+/// A time in a cache file. Old command lines wrote `UTC` instead of `Z`.
+fn instant(text: &str) -> Option<DateTime<Utc>> {
+    DateTime::parse_from_rfc3339(&text.replace("UTC", "Z"))
+        .ok()
+        .map(|t| t.to_utc())
+}
+
+/// Readers see the old file or the new one; nobody else may read it.
+fn replace(file: &Path, text: &[u8]) -> std::io::Result<()> {
+    let new = file.with_extension(format!("json.{:016x}", rand::random::<u64>()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .and_then(|mut f| f.write_all(text).and_then(|()| f.sync_all()))
+        .and_then(|()| std::fs::rename(&new, file));
+    if written.is_err() {
+        // What is half written is in nobody's way but its own.
+        let _ = std::fs::remove_file(&new);
+    }
+    written
+}
+
+#[async_trait]
+impl Source for SignedOn {
+    fn describe(&self) -> String {
+        self.portal.describe()
+    }
+
+    async fn fetch(&self) -> Result<Fetched> {
+        let token = self.access_token().await?;
+        let who = self.describe();
+        let mut value = HeaderValue::from_str(&token)
+            .map_err(|_| self.sign_on_again(&format!("{} is damaged", self.file.display())))?;
+        value.set_sensitive(true);
+        let headers = HeaderMap::from_iter([(TOKEN_HEADER, value)]);
+        let mut url = self.portal.base().clone();
+        url.set_path("/federation/credentials");
+        url.query_pairs_mut()
+            .append_pair("role_name", &self.settings.role)
+            .append_pair("account_id", &self.settings.account);
+        let answer = self
+            .portal
+            .ask(Method::GET, &url, &headers, &Bytes::new(), &[&token])
+            .await?;
+        if !answer.status.is_success() {
+            return Err(self.refused(&self.portal, &Method::GET, &url, &answer));
+        }
+        let bad = |what: &str| {
+            Error::permission_denied(format!("{who}: {what}"))
+                .hint("check AWS_ENDPOINT_URL_SSO: the address may not be that of the service")
+        };
+        let keys = serde_json::from_str::<RoleCredentials>(&answer.text)
+            .map_err(|_| bad("the answer has no credentials"))?
+            .role_credentials;
+        let ends = DateTime::from_timestamp_millis(keys.expiration)
+            .ok_or_else(|| bad("the expiration of the keys is not a time"))?;
+        Fetched::new(
+            &who,
+            keys.access_key_id,
+            keys.secret_access_key,
+            keys.session_token,
+            Some(ends),
+        )
+    }
+}

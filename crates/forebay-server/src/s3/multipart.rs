@@ -1,0 +1,399 @@
+//! Multipart uploads to origins other than S3 services: the parts are theirs, the rules of S3 are
+//! kept here. (To an S3 service they are passed on as they are, `forward.rs`.)
+
+use super::{
+    Ops,
+    convert::{
+        answer, attributes, body, check_attributes, etag, etag_text, failed, name, note,
+        put_condition, timestamp,
+    },
+    error::Refusal,
+    list::owner,
+    verify::{value, verify},
+    write::{length, trailing},
+};
+use crate::{
+    note::Note,
+    uploads::{Part as StoredPart, Upload},
+};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
+use forebay_engine::{PutCondition, PutRequest, UploadedPart};
+use http::StatusCode;
+use s3s::{S3Request, S3Response, S3Result, dto::*};
+
+/// A page of parts or uploads.
+const PAGE: usize = 1000;
+
+/// What the origin does not find of an upload is the upload.
+pub(super) fn upload_failed(e: Error) -> Refusal {
+    match e.kind() {
+        ErrorKind::NotFound => Refusal::with_status("NoSuchUpload", StatusCode::NOT_FOUND, e),
+        _ => e.into(),
+    }
+}
+
+pub(super) fn part_number(n: i32) -> Result<u32> {
+    let max = limits::UPLOAD_PARTS_MAX as u32;
+    u32::try_from(n)
+        .ok()
+        .filter(|n| (1..=max).contains(n))
+        .ok_or_else(|| Error::invalid(format!("part number {n}")).hint(format!("1 to {max}")))
+}
+
+impl Ops {
+    pub(super) async fn create_upload(
+        &self,
+        request: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let note = note(&request)?;
+        let mut input = request.input;
+        note.set_name(&input.bucket, &input.key);
+        let name = answer(name(&input.bucket, &input.key), &note)?;
+        let attributes = attributes!(input);
+        answer(check_attributes(&attributes, input.expires.as_ref()), &note)?;
+        let id = answer(
+            self.engine
+                .create_upload(
+                    &name,
+                    PutRequest {
+                        attributes,
+                        condition: PutCondition::Always,
+                    },
+                )
+                .await,
+            &note,
+        )?;
+        self.uploads.begin(&name, &id, self.engine.clock().now_ms());
+        Ok(S3Response::new(CreateMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(id),
+            checksum_algorithm: input.checksum_algorithm,
+            checksum_type: input.checksum_type,
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn put_part(
+        &self,
+        request: S3Request<UploadPartInput>,
+    ) -> S3Result<S3Response<UploadPartOutput>> {
+        let note = note(&request)?;
+        let trailing = trailing(&request);
+        let S3Request {
+            mut input, headers, ..
+        } = request;
+        note.set_name(&input.bucket, &input.key);
+        let name = answer(name(&input.bucket, &input.key), &note)?;
+        let number = answer(part_number(input.part_number), &note)?;
+        let length = length(input.content_length, &headers, &note)?;
+        let (body, verified) = verify(body(input.body.take()), length, &headers, trailing)
+            .map_err(|refusal| refusal.to_s3(&note))?;
+        let part = match self
+            .engine
+            .upload_part(&name, &input.upload_id, number, length, body)
+            .await
+        {
+            Ok(part) => part,
+            Err(e) => {
+                let refusal = verified.failure().unwrap_or_else(|| upload_failed(e));
+                return Err(refusal.to_s3(&note));
+            }
+        };
+        let sums = verified.checksum();
+        let stored = StoredPart {
+            part: part.clone(),
+            checksum: sums.clone(),
+            stored_ms: self.engine.clock().now_ms(),
+        };
+        self.uploads.stored(&name, &input.upload_id, stored);
+        Ok(S3Response::new(UploadPartOutput {
+            e_tag: etag(Some(&part.etag)),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn complete(
+        &self,
+        request: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let note = note(&request)?;
+        let input = request.input;
+        note.set_name(&input.bucket, &input.key);
+        let name = answer(name(&input.bucket, &input.key), &note)?;
+        let parts = self.completed_parts(&name, &input, &note)?;
+        let done = self
+            .engine
+            .complete_upload(&name, &input.upload_id, parts)
+            .await
+            .map_err(|e| upload_failed(e).to_s3(&note))?;
+        self.uploads.end(&name, &input.upload_id);
+        Ok(S3Response::new(CompleteMultipartUploadOutput {
+            location: Some(format!("/{}/{}", input.bucket, input.key)),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: etag(done.etag.as_deref()),
+            ..Default::default()
+        }))
+    }
+
+    /// The client's list of parts, checked against what is remembered of them.
+    fn completed_parts(
+        &self,
+        name: &ObjectName,
+        input: &CompleteMultipartUploadInput,
+        note: &Note,
+    ) -> S3Result<Vec<UploadedPart>> {
+        let refuse = |code: &'static str, message: String| {
+            Refusal::bad(code, Error::invalid(message)).to_s3(note)
+        };
+        let condition = answer(
+            put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
+            note,
+        )?;
+        let whole = [
+            &input.checksum_crc32,
+            &input.checksum_crc32c,
+            &input.checksum_crc64nvme,
+            &input.checksum_sha1,
+            &input.checksum_sha256,
+        ];
+        if condition != PutCondition::Always || whole.iter().any(|c| c.is_some()) {
+            let e = Error::unsupported(
+                "conditions and whole-object checksums on the completion \
+                of an upload are not offered",
+            )
+            .hint("leave them out; each part's checksum is checked as it arrives");
+            return Err(failed(e, note));
+        }
+        let known = self.uploads.get(name, &input.upload_id);
+        let listed = input
+            .multipart_upload
+            .as_ref()
+            .and_then(|m| m.parts.as_deref())
+            .unwrap_or_default();
+        if listed.is_empty() || listed.len() > limits::UPLOAD_PARTS_MAX {
+            return Err(refuse(
+                "MalformedXML",
+                format!("{} parts in the completion of an upload", listed.len()),
+            ));
+        }
+        let mut parts: Vec<UploadedPart> = Vec::with_capacity(listed.len());
+        for listed in listed {
+            let number = answer(part_number(listed.part_number.unwrap_or_default()), note)?;
+            let sent = listed.e_tag.as_ref().map(etag_text).unwrap_or_default();
+            if parts.last().is_some_and(|p| p.number >= number) {
+                return Err(refuse(
+                    "InvalidPartOrder",
+                    format!("part {number} is not in ascending order"),
+                ));
+            }
+            let Some(upload) = &known else {
+                parts.push(UploadedPart {
+                    number,
+                    etag: sent,
+                    size: 0,
+                });
+                continue;
+            };
+            let Some(stored) = upload.parts.get(&number) else {
+                return Err(refuse(
+                    "InvalidPart",
+                    format!("part {number} was not uploaded"),
+                ));
+            };
+            if stored.part.etag.trim_matches('"') != sent.trim_matches('"') {
+                return Err(refuse(
+                    "InvalidPart",
+                    format!("part {number} has another ETag than {sent}"),
+                ));
+            }
+            let sums = [
+                ("crc32", &listed.checksum_crc32),
+                ("crc32c", &listed.checksum_crc32c),
+                ("crc64nvme", &listed.checksum_crc64nvme),
+                ("sha1", &listed.checksum_sha1),
+                ("sha256", &listed.checksum_sha256),
+            ];
+            for (algorithm, sent) in sums {
+                if let (Some(sent), Some(stored)) = (sent, value(&stored.checksum, algorithm))
+                    && sent != stored
+                {
+                    return Err(refuse(
+                        "InvalidPart",
+                        format!("part {number} has another {algorithm} than {sent}"),
+                    ));
+                }
+            }
+            parts.push(stored.part.clone());
+        }
+        if let (Some(expected), Some(_)) = (input.mpu_object_size, &known) {
+            let total: u64 = parts.iter().map(|p| p.size).sum();
+            if i64::try_from(total) != Ok(expected) {
+                return Err(refuse(
+                    "InvalidRequest",
+                    format!("the parts have {total} bytes, and should have {expected}"),
+                ));
+            }
+        }
+        Ok(parts)
+    }
+
+    pub(super) async fn abort(
+        &self,
+        request: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let note = note(&request)?;
+        let input = request.input;
+        note.set_name(&input.bucket, &input.key);
+        let name = answer(name(&input.bucket, &input.key), &note)?;
+        self.engine
+            .abort_upload(&name, &input.upload_id)
+            .await
+            .map_err(|e| upload_failed(e).to_s3(&note))?;
+        self.uploads.end(&name, &input.upload_id);
+        Ok(S3Response::with_status(
+            AbortMultipartUploadOutput::default(),
+            StatusCode::NO_CONTENT,
+        ))
+    }
+
+    pub(super) async fn parts(
+        &self,
+        request: S3Request<ListPartsInput>,
+    ) -> S3Result<S3Response<ListPartsOutput>> {
+        let note = note(&request)?;
+        let input = request.input;
+        note.set_name(&input.bucket, &input.key);
+        let name = answer(name(&input.bucket, &input.key), &note)?;
+        let Some(upload) = self.uploads.get(&name, &input.upload_id) else {
+            let e = Error::unsupported("the parts of this upload are not known here").hint(
+                "it has ended, or it was begun elsewhere or before the node was started: \
+                    list its parts at the origin",
+            );
+            return Err(failed(e, &note));
+        };
+        let after = input.part_number_marker.unwrap_or(0).max(0) as u32;
+        let max = input
+            .max_parts
+            .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
+        let mut rest = upload
+            .parts
+            .range(after.saturating_add(1)..)
+            .map(|(_, p)| p);
+        let page: Vec<&StoredPart> = rest.by_ref().take(max).collect();
+        let truncated = rest.next().is_some();
+        Ok(S3Response::new(ListPartsOutput {
+            next_part_number_marker: page.last().map(|p| p.part.number as i32),
+            parts: Some(page.into_iter().map(listed_part).collect()),
+            is_truncated: Some(truncated),
+            max_parts: Some(max as i32),
+            part_number_marker: Some(after as i32),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(input.upload_id),
+            owner: Some(owner()),
+            storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+            ..Default::default()
+        }))
+    }
+
+    /// The uploads that were begun through this node since it was started.
+    pub(super) async fn uploads(
+        &self,
+        request: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        let note = note(&request)?;
+        let input = request.input;
+        note.set_name(&input.bucket, "");
+        answer(
+            self.engine.buckets().origin(&input.bucket).await.map(drop),
+            &note,
+        )?;
+        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty())
+            || input.encoding_type.is_some()
+        {
+            // botocore asks for encoding-type=url by itself; names that need no encoding are the
+            // same either way.
+            let plain = |u: &Upload| {
+                u.name
+                    .key()
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b"-._~/".contains(&b))
+            };
+            if input.delimiter.is_some() || !self.uploads.list(&input.bucket, "").iter().all(plain)
+            {
+                return Err(failed(
+                    Error::unsupported(
+                        "delimiter and encoding-type in a listing of uploads are not offered",
+                    ),
+                    &note,
+                ));
+            }
+        }
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let (key_marker, id_marker) = (
+            input.key_marker.clone().unwrap_or_default(),
+            input.upload_id_marker.clone().unwrap_or_default(),
+        );
+        let max = input
+            .max_uploads
+            .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
+        let is_after = |u: &Upload| {
+            let key = u.name.key();
+            key > key_marker.as_str()
+                || (key == key_marker && !id_marker.is_empty() && u.id > id_marker)
+        };
+        let mut rest = self
+            .uploads
+            .list(&input.bucket, &prefix)
+            .into_iter()
+            .filter(is_after);
+        let page: Vec<Upload> = rest.by_ref().take(max).collect();
+        let truncated = rest.next().is_some();
+        let listed = |u: &Upload| MultipartUpload {
+            key: Some(u.name.key().to_owned()),
+            upload_id: Some(u.id.clone()),
+            initiated: Some(timestamp(u.begun_ms)),
+            owner: Some(owner()),
+            storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+            ..Default::default()
+        };
+        Ok(S3Response::new(ListMultipartUploadsOutput {
+            next_key_marker: page
+                .last()
+                .filter(|_| truncated)
+                .map(|u| u.name.key().to_owned()),
+            next_upload_id_marker: page.last().filter(|_| truncated).map(|u| u.id.clone()),
+            uploads: Some(page.iter().map(listed).collect()),
+            is_truncated: Some(truncated),
+            max_uploads: Some(max as i32),
+            bucket: Some(input.bucket),
+            prefix: Some(prefix),
+            key_marker: input.key_marker,
+            upload_id_marker: input.upload_id_marker,
+            encoding_type: input.encoding_type,
+            ..Default::default()
+        }))
+    }
+}
+
+fn listed_part(stored: &StoredPart) -> Part {
+    let sums = stored.checksum.clone();
+    Part {
+        part_number: Some(stored.part.number as i32),
+        e_tag: etag(Some(&stored.part.etag)),
+        size: Some(stored.part.size as i64),
+        last_modified: Some(timestamp(stored.stored_ms)),
+        checksum_crc32: sums.checksum_crc32,
+        checksum_crc32c: sums.checksum_crc32c,
+        checksum_crc64nvme: sums.checksum_crc64nvme,
+        checksum_sha1: sums.checksum_sha1,
+        checksum_sha256: sums.checksum_sha256,
+    }
+}

@@ -1,0 +1,629 @@
+//! Appending to objects: `PUT /v1/objects/BUCKET/NAME?append_type=append|flush`, as AIStore's
+//! `as_file()` writes.
+//!
+//! The first append gives a handle, further ones name it, and a flush makes the object of all of
+//! them. Until then nobody sees anything of it. An object that is there already is what the appends
+//! begin with: its bytes are the first that are appended. As with PUTs, the last flush wins.
+//!
+//! What is appended lies in memory, up to [`PART_BYTES`] of it for a handle; each time there is so
+//! much, it becomes a part of an upload at the origin. The flush completes that upload, or puts an
+//! object that had no part.
+//!
+//! Invariants:
+//! - an append counts as a whole or not at all: one whose body breaks off, or whose client leaves,
+//!   changes nothing (parts that it had sent are never named in the completion);
+//! - a handle says how much was appended before. An append that is sent twice, because its answer
+//!   was lost, counts once; any other append under an old handle is an error;
+//! - handles, their memory and their time are bounded. What was not flushed in time is given up
+//!   with a line in the log, and the next request under its handle is an error;
+//! - a flush goes to its end, whether its client stays or leaves, and can be repeated.
+
+use super::{
+    Call, done,
+    objects::{upload_stream, written},
+};
+use crate::{body::AnswerBody, config::Action};
+use bytes::Bytes;
+use forebay_core::{
+    Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits, name::shorten,
+    sync::Mutex,
+};
+use forebay_engine::{ByteStream, Engine, PutRequest, PutResponse, ReadOptions, UploadedPart};
+use futures::{StreamExt, stream};
+use http::{HeaderValue, Response, StatusCode};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Appended bytes become a part at this size. S3 takes no smaller ones but the last.
+const PART_BYTES: usize = 8 << 20;
+/// Memory of a handle is taken from the budget in pieces of this.
+const RESERVED_BYTES: u64 = 256 << 10;
+/// How often it is looked for handles that nobody uses any more.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// All handles of this node.
+pub struct Appends {
+    engine: Engine,
+    handles: Mutex<HashMap<u128, Arc<Handle>>>,
+    /// Bytes of appended data in memory.
+    bytes: Arc<AtomicU64>,
+    sweeping: AtomicBool,
+}
+
+struct Handle {
+    id: u128,
+    name: ObjectName,
+    used_ms: AtomicI64,
+    /// Bytes that were appended, for the log.
+    appended: AtomicU64,
+    /// A flush is under way: one that repeats it waits for its end.
+    flushing: AtomicBool,
+    state: Arc<AsyncMutex<State>>,
+}
+
+/// A new handle that its client was not told of yet. One that never is goes with the next sweep.
+struct Unanswered(Option<Arc<Handle>>);
+
+impl Unanswered {
+    fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.0 {
+            handle.used_ms.store(0, Relaxed);
+        }
+    }
+}
+
+/// What was appended under a handle.
+#[derive(Default)]
+struct State {
+    /// Bytes in all.
+    length: u64,
+    /// At the origin, once there is a part.
+    upload: Option<String>,
+    parts: Vec<UploadedPart>,
+    /// Numbers are not used twice: a part of an append that was given up may come late.
+    last_number: u32,
+    /// What is in no part yet.
+    tail: Vec<u8>,
+    held: Held,
+    last: Option<LastAppend>,
+    flushed: Option<PutResponse>,
+    /// What was appended is gone.
+    given_up: bool,
+}
+
+/// Memory for a tail.
+#[derive(Default)]
+struct Held {
+    reservations: Vec<Reservation>,
+    counted: Option<Arc<AtomicU64>>,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+impl Held {
+    /// Gives back what `bytes` do not need.
+    fn shrink_to(&mut self, bytes: u64) {
+        let needed = bytes.div_ceil(RESERVED_BYTES) * RESERVED_BYTES;
+        while self.bytes > needed {
+            self.reservations.pop();
+            self.bytes -= RESERVED_BYTES;
+            if let Some(counted) = &self.counted {
+                counted.fetch_sub(RESERVED_BYTES, Relaxed);
+            }
+        }
+    }
+
+    /// Takes memory for `bytes` in all. Appends have a quarter of what may be held for long: to wait
+    /// for memory that is in other tails would be to wait for their clients.
+    fn reserve(&mut self, bytes: u64, budget: &MemoryBudget, total: &Arc<AtomicU64>) -> Result<()> {
+        while self.bytes < bytes {
+            let used = total.fetch_add(RESERVED_BYTES, Relaxed) + RESERVED_BYTES;
+            let taken = match used > budget.holdable_bytes() / 4 {
+                true => Err(
+                    Error::busy("what is being appended takes all memory for it")
+                        .hint("flush what is appended, or raise memory.budget"),
+                ),
+                false => budget.try_hold(RESERVED_BYTES),
+            };
+            match taken {
+                Ok(reservation) => self.reservations.push(reservation),
+                Err(e) => {
+                    total.fetch_sub(RESERVED_BYTES, Relaxed);
+                    return Err(e.context("the append"));
+                }
+            }
+            self.counted.get_or_insert_with(|| total.clone());
+            self.bytes += RESERVED_BYTES;
+        }
+        Ok(())
+    }
+}
+
+/// The append that a lost answer was of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct LastAppend {
+    at: u64,
+    length: u64,
+    hash: u128,
+}
+
+/// One append under way; dropped before [`Staged::keep`], it leaves the handle as it was.
+struct Staged {
+    state: OwnedMutexGuard<State>,
+    length: u64,
+    parts: usize,
+    tail: usize,
+    /// The tail as it was, once a part was made of it.
+    cut: Option<Vec<u8>>,
+    kept: bool,
+}
+
+impl Staged {
+    fn of(state: OwnedMutexGuard<State>) -> Self {
+        Staged {
+            length: state.length,
+            parts: state.parts.len(),
+            tail: state.tail.len(),
+            cut: None,
+            kept: false,
+            state,
+        }
+    }
+
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let cut = self.cut.take();
+        let state = &mut *self.state;
+        if !self.kept {
+            state.length = self.length;
+            state.parts.truncate(self.parts);
+            match cut {
+                Some(tail) => state.tail = tail,
+                None => state.tail.truncate(self.tail),
+            }
+        }
+        state.held.shrink_to(state.tail.len() as u64);
+    }
+}
+
+/// A handle as clients have it: which one, and how much was appended before.
+fn shown(id: u128, length: u64) -> String {
+    format!("{id:032x}-{length:x}")
+}
+
+fn parse(handle: &str) -> Option<(u128, u64)> {
+    let (id, length) = handle.split_once('-')?;
+    Some((
+        u128::from_str_radix(id, 16).ok()?,
+        u64::from_str_radix(length, 16).ok()?,
+    ))
+}
+
+impl Appends {
+    pub fn new(engine: Engine) -> Self {
+        Appends {
+            engine,
+            handles: Mutex::default(),
+            bytes: Arc::default(),
+            sweeping: AtomicBool::new(false),
+        }
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.engine.clock().now_ms()
+    }
+
+    fn open(self: &Arc<Self>, name: &ObjectName) -> Result<Arc<Handle>> {
+        let handle = Arc::new(Handle {
+            id: rand::random(),
+            name: name.clone(),
+            used_ms: AtomicI64::new(self.now_ms()),
+            appended: AtomicU64::new(0),
+            flushing: AtomicBool::new(false),
+            state: Arc::default(),
+        });
+        {
+            let mut handles = self.handles.lock();
+            if handles.len() >= limits::APPENDS_MAX {
+                // Flushed ones stay so that a flush can be repeated, while there is room.
+                handles.retain(|_, h| {
+                    let state = h.state.clone().try_lock_owned();
+                    state.map_or(true, |state| state.flushed.is_none())
+                });
+            }
+            if handles.len() >= limits::APPENDS_MAX {
+                return Err(Error::busy(format!(
+                    "{} objects are being appended to, the most that this node takes",
+                    handles.len()
+                ))
+                .hint("flush those that are complete"));
+            }
+            handles.insert(handle.id, handle.clone());
+        }
+        if !self.sweeping.swap(true, Relaxed) {
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+        Ok(handle)
+    }
+
+    fn get(&self, id: u128, name: &ObjectName) -> Result<Arc<Handle>> {
+        let found = self.handles.lock().get(&id).cloned();
+        let handle = found
+            .filter(|h| h.name == *name)
+            .ok_or_else(|| given_up(name))?;
+        handle.used_ms.store(self.now_ms(), Relaxed);
+        Ok(handle)
+    }
+
+    /// Gives up what was not used for longer than `idle`.
+    async fn expire(&self, idle: Duration) {
+        let before = self.now_ms() - idle.as_millis() as i64;
+        let old: Vec<Arc<Handle>> = {
+            let mut handles = self.handles.lock();
+            let is_old = |h: &Arc<Handle>| {
+                h.used_ms.load(Relaxed) <= before && h.state.clone().try_lock_owned().is_ok()
+            };
+            let ids: Vec<u128> = handles
+                .values()
+                .filter(|h| is_old(h))
+                .map(|h| h.id)
+                .collect();
+            ids.iter().filter_map(|id| handles.remove(id)).collect()
+        };
+        for handle in old {
+            let mut state = handle.state.clone().lock_owned().await;
+            if state.flushed.is_some() {
+                continue;
+            }
+            state.given_up = true;
+            tracing::warn!(
+                object = %handle.name,
+                bytes = handle.appended.load(Relaxed),
+                "what was appended and never flushed is given up",
+            );
+            if let Some(upload) = state.upload.take()
+                && let Err(e) = self.engine.abort_upload(&handle.name, &upload).await
+            {
+                tracing::warn!(object = %handle.name, error = %e.describe(), "its parts could not \
+                    be removed at the origin");
+            }
+        }
+    }
+
+    /// Gives up all of it: the node stops.
+    pub async fn close(&self) {
+        self.expire(Duration::ZERO).await;
+    }
+
+    /// Appends a body, from byte `at` of what is appended on; `None`: behind what there is.
+    async fn append(&self, handle: &Handle, at: Option<u64>, mut body: ByteStream) -> Result<u64> {
+        let state = handle.state.clone().try_lock_owned().map_err(|_| {
+            Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "{}: another append under this handle is under way",
+                    handle.name
+                ),
+            )
+        })?;
+        if state.flushed.is_some() {
+            return Err(flushed_already(handle));
+        }
+        if state.given_up {
+            return Err(given_up(&handle.name));
+        }
+        let mut hash = Xxh3::new();
+        if let Some(at) = at.filter(|at| *at != state.length) {
+            // Its answer may have been lost.
+            let mut length = 0;
+            while let Some(piece) = body.next().await {
+                let piece = piece?;
+                length += piece.len() as u64;
+                hash.update(&piece);
+            }
+            let again = LastAppend {
+                at,
+                length,
+                hash: hash.digest128(),
+            };
+            if state.last == Some(again) {
+                return Ok(state.length);
+            }
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "{}: the append_handle is of byte {at}, but {} were appended",
+                    handle.name, state.length
+                ),
+            )
+            .hint("each append is sent with the handle that the one before it was answered with"));
+        }
+        let mut staged = Staged::of(state);
+        while let Some(piece) = body.next().await {
+            let piece = piece?;
+            hash.update(&piece);
+            self.take(handle, &mut staged, piece).await?;
+        }
+        let length = staged.state.length;
+        staged.state.last = Some(LastAppend {
+            at: staged.length,
+            length: length - staged.length,
+            hash: hash.digest128(),
+        });
+        handle.appended.store(length, Relaxed);
+        handle.used_ms.store(self.now_ms(), Relaxed);
+        staged.keep();
+        Ok(length)
+    }
+
+    async fn take(&self, handle: &Handle, staged: &mut Staged, mut piece: Bytes) -> Result<()> {
+        while !piece.is_empty() {
+            let state = &mut *staged.state;
+            let room = PART_BYTES - state.tail.len();
+            let now = piece.split_to(piece.len().min(room));
+            let copied = staged.cut.as_ref().map_or(staged.tail, Vec::len);
+            let wanted = (state.tail.len() + now.len() + copied) as u64;
+            state
+                .held
+                .reserve(wanted, self.engine.budget(), &self.bytes)?;
+            state.tail.extend_from_slice(&now);
+            state.length += now.len() as u64;
+            if state.tail.len() == PART_BYTES {
+                if staged.cut.is_none() {
+                    staged.cut = Some(staged.state.tail[..staged.tail].to_vec());
+                }
+                self.upload_tail(handle, &mut staged.state).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a part of the tail.
+    async fn upload_tail(&self, handle: &Handle, state: &mut State) -> Result<()> {
+        let number = state.last_number + 1;
+        if number as usize > limits::UPLOAD_PARTS_MAX {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                format!(
+                    "{}: more than {} bytes are appended",
+                    handle.name,
+                    limits::UPLOAD_PARTS_MAX * PART_BYTES
+                ),
+            )
+            .hint("put it as one body, or upload it in parts"));
+        }
+        let upload = match &state.upload {
+            Some(upload) => upload.clone(),
+            None => {
+                let made = self
+                    .engine
+                    .create_upload(&handle.name, PutRequest::default())
+                    .await?;
+                state.upload = Some(made.clone());
+                made
+            }
+        };
+        state.last_number = number;
+        let tail = Bytes::from(std::mem::take(&mut state.tail));
+        let size = tail.len() as u64;
+        let body = stream::iter([Ok(tail)]).boxed();
+        let part = self
+            .engine
+            .upload_part(&handle.name, &upload, number, size, body)
+            .await?;
+        state.parts.push(part);
+        Ok(())
+    }
+
+    /// Makes the object.
+    async fn flush(self: Arc<Self>, handle: Arc<Handle>) -> Result<PutResponse> {
+        struct Flushing<'a>(&'a Handle);
+        impl Drop for Flushing<'_> {
+            fn drop(&mut self) {
+                self.0.flushing.store(false, Relaxed);
+            }
+        }
+        let mut state = handle.state.clone().lock_owned().await;
+        if let Some(done) = &state.flushed {
+            return Ok(done.clone());
+        }
+        if state.given_up {
+            return Err(given_up(&handle.name));
+        }
+        handle.flushing.store(true, Relaxed);
+        let _flushing = Flushing(&handle);
+        let put = if state.upload.is_none() {
+            // Cheap to clone: a flush that fails can be repeated.
+            let tail = Bytes::from(std::mem::take(&mut state.tail));
+            let body = stream::iter([Ok(tail.clone())]).boxed();
+            let size = Some(tail.len() as u64);
+            let put = self
+                .engine
+                .put(&handle.name, PutRequest::default(), size, body)
+                .await;
+            state.tail = tail.into();
+            put?
+        } else {
+            if !state.tail.is_empty() {
+                let tail = state.tail.clone();
+                if let Err(e) = self.upload_tail(&handle, &mut state).await {
+                    state.tail = tail;
+                    return Err(e);
+                }
+            }
+            let upload = state.upload.clone().unwrap_or_default();
+            let parts = state.parts.clone();
+            self.engine
+                .complete_upload(&handle.name, &upload, parts)
+                .await?
+        };
+        state.flushed = Some(put.clone());
+        (state.upload, state.parts, state.tail) = (None, Vec::new(), Vec::new());
+        state.held.shrink_to(0);
+        Ok(put)
+    }
+}
+
+fn given_up(name: &ObjectName) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!("the append_handle is not one of {name}"),
+    )
+    .hint(format!(
+        "it was not used for {} minutes, or the node was restarted: nothing was written, begin \
+         again without a handle",
+        limits::APPEND_IDLE_SECS / 60
+    ))
+}
+
+fn flushed_already(handle: &Handle) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("{}: this append_handle was flushed", handle.name),
+    )
+    .hint("begin again without a handle")
+}
+
+/// Looks for old handles until there are none at all.
+async fn sweep(appends: std::sync::Weak<Appends>) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        let Some(appends) = appends.upgrade() else {
+            return;
+        };
+        appends
+            .expire(Duration::from_secs(limits::APPEND_IDLE_SECS))
+            .await;
+        let handles = appends.handles.lock();
+        if handles.is_empty() {
+            // Under the lock: who opens the next one finds it so.
+            appends.sweeping.store(false, Relaxed);
+            return;
+        }
+    }
+}
+
+/// `PUT` with `append_type`. The sender may write the object.
+pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Response<AnswerBody>> {
+    let appends = &call.app.appends;
+    let given = call.query("append_handle").filter(|h| !h.is_empty());
+    let (body, _) = upload_stream(call)?;
+    let mut unanswered = Unanswered(None);
+    let (handle, at) = match given {
+        Some(given) => {
+            let (id, at) = parse(given).ok_or_else(|| {
+                Error::invalid(format!(
+                    "the append_handle {:?} is not one that a node gave",
+                    shorten(given)
+                ))
+            })?;
+            (appends.get(id, name)?, Some(at))
+        }
+        None if what == "flush" => {
+            return Err(Error::invalid(
+                "append_handle is missing: there is nothing to flush",
+            ));
+        }
+        None => {
+            let (handle, begun) = begin(call, appends, name).await?;
+            unanswered = begun;
+            (handle, None)
+        }
+    };
+    match what {
+        "append" => {
+            let length = appends.append(&handle, at, body).await?;
+            unanswered.answered();
+            let mut response = done(StatusCode::OK);
+            if let Ok(value) = HeaderValue::from_str(&shown(handle.id, length)) {
+                response.headers_mut().insert("ais-append-handle", value);
+            }
+            Ok(response)
+        }
+        "flush" => {
+            let state = match handle.flushing.load(Relaxed) {
+                true => Some(handle.state.clone().lock_owned().await),
+                false => handle.state.clone().try_lock_owned().ok(),
+            };
+            let flushed = state.is_some_and(|state| state.flushed.is_some());
+            if !flushed {
+                appends.append(&handle, at, body).await?;
+            }
+            let flushing = tokio::spawn(appends.clone().flush(handle));
+            let put = flushing
+                .await
+                .map_err(|e| Error::internal("a flush was broken off").source(e))??;
+            Ok(written(&put))
+        }
+        other => Err(Error::invalid(format!(
+            "append_type is {:?}, which is not known",
+            shorten(other)
+        ))
+        .hint("use append or flush")),
+    }
+}
+
+/// A new handle, which begins with the object as it is now: what it says tells of that object.
+async fn begin(
+    call: &Call,
+    appends: &Arc<Appends>,
+    name: &ObjectName,
+) -> Result<(Arc<Handle>, Unanswered)> {
+    call.permit(Action::Read, name.bucket(), name.key())?;
+    let latest = ReadOptions {
+        latest: true,
+        ..ReadOptions::default()
+    };
+    let engine = &call.app.engine;
+    let there = match engine.read(name, None, &latest).await {
+        Ok(read) => Some(read),
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(e) => return Err(e),
+    };
+    let handle = appends.open(name)?;
+    let unanswered = Unanswered(Some(handle.clone()));
+    if let Some(there) = there.filter(|t| t.meta.size > 0) {
+        appends
+            .append(&handle, None, there.body)
+            .await
+            .map_err(|e| e.context("the object that is appended to"))?;
+    }
+    Ok((handle, unanswered))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_say_which_and_where() {
+        assert_eq!(parse(&shown(7, 300)), Some((7, 300)));
+        for bad in ["", "-", "x-1", "1"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}

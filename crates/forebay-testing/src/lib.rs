@@ -1,0 +1,20 @@
+//! What the tests of several crates share; nothing that is shipped depends on it.
+//!
+//! - [`Faulty`]: an origin that fails when a test says so.
+//! - [`servers`]: real S3, GCS, Azure and web servers on free ports; [`Scripted`] and
+//!   [`AwsServices`] answer what no real service can be made to.
+//! - [`conformance`]: what every origin must do.
+//! - [`engine`]: an engine over an origin in memory.
+//! - [`seeded`]: randomized tests that replay from a seed.
+
+mod aws_services;
+pub mod conformance;
+pub mod engine;
+mod faulty;
+mod scripted;
+pub mod seeded;
+pub mod servers;
+
+pub use aws_services::{AwsServices, Issued, Recorded, Trouble};
+pub use faulty::{Distance, Fault, Faults, Faulty, Hook};
+pub use scripted::{Reply, Scripted};

@@ -1,0 +1,940 @@
+"""Shards that are read as they come: the first rows need the beginnings of the first few shards,
+and no index of them all.
+
+:func:`forebay.open` finds out how many rows each shard has before it gives out the first, and of a
+tar without an index that takes reading it. Here the order is made of what a listing tells, names
+and sizes: ``Block(k)`` permutes the shards, reads ``k`` of them side by side from front to back,
+and permutes the rows of each *group* together, which are those that begin in the same part of these
+shards. It is the order of a shuffle buffer over ``k`` streams, as a function of the seed and the
+epoch. From the second epoch on, when the node knows their members, the parts of the shards are
+permuted too. How many rows a group has is known when its part of the shards has come, and the next
+is asked for before it is needed.
+
+A group is a dataset of its own at the node (``"part"`` in its description). What the node reads to
+find the rows stays in its cache, and from there they come, asked for (:class:`Pull`) or pushed
+(:class:`Push`). Whole steps of a group come that way; a step that a group ends within is asked for
+in pieces.
+
+Invariant: the order is a function of the names, sizes and versions of the shards, the seed, the
+shuffle and the epoch; what is fetched when, and by which rank, changes nothing about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import _node, _place
+from ._fetch import Fetched, Fetcher, is_exiting, patiently
+from ._forebay import Client
+from ._loadable import Loadable
+from ._plan import State, Step
+from ._progress import Bar
+from .dataset import Dataset, File
+from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
+from .loader import Loader, Options
+from .rows import Rows
+from .shuffle import Full, Shuffle, to_wire
+from .stats import Meter
+
+__all__ = ["ShardLoader", "Shards", "open_shards"]
+
+#: Groups that are opened, or being opened, beyond the one that is read.
+GROUPS_AHEAD = 2
+#: The part of each shard that is read before the next, in bytes, where the user does not say.
+PART_BYTES = 16 << 20
+#: What the loader calls a row: its shard, the part of it, and the row in that part, as bits of one
+#: number.
+SHARD_BITS, PART_BITS, ROW_BITS = 20, 20, 24
+#: The version of states.
+VERSION = 1
+#: Names that tell a tar.
+TARS = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
+
+#: A group: the epoch, and its number in it.
+Key = tuple[int, int]
+#: A group, and how many of its rows are gone.
+Cursor = tuple[int, int, int]
+
+
+def open_shards(
+    source: str | Sequence[str],
+    *,
+    client: Client | None = None,
+    url: str | None = None,
+    origin: str | Sequence[str] | None = None,
+    cache: str | None = None,
+    columns: Sequence[str] | None = None,
+    schema: Any = None,
+    part_bytes: int = PART_BYTES,
+    decode: Callable[[dict[str, Any]], Any] | None = None,
+    progress: bool | None = None,
+) -> Shards:
+    """Opens tar shards whose rows are found as they are read: the first batch waits for the
+    beginnings of a few shards, and not for all of them.
+
+    ::
+
+        shards = forebay.open_shards("s3://bucket/train-{00000..00127}.tar")
+        for batch in shards.loader(batch_size=64, shuffle=forebay.Block(8), seed=1):
+            ...
+
+    The order is that of a reader with a shuffle buffer: ``Block(8)`` takes the shards in a random
+    order, eight side by side, each from front to back, and permutes the rows of the next
+    ``part_bytes`` of all eight together (after the first epoch, of parts in a random order);
+    ``None`` leaves everything as it is stored. Another order in each epoch, the same in every
+    process. Rows have no numbers from 0 on, and how many there are
+    is known at the end of the first epoch. For rows by number, a full shuffle, or batches by length
+    use :func:`forebay.open`: of tars without an index it reads everything first.
+
+    Args:
+        source: Tars, as for :func:`forebay.open`; names that do not end in ``.tar``, ``.tgz``,
+            ``.tar.gz`` or ``.tar.lz4`` are left out.
+        client, url, origin, cache, decode, progress: As for :func:`forebay.open`.
+        columns: Read only these. Default: all that the shards at hand have.
+        schema: The columns, as for :func:`forebay.open`. Where shards differ in their fields, this
+            makes the columns of all batches the same.
+        part_bytes: How much of each shard is permuted together with as much of the others: more
+            mixes better, and takes longer until the first batch.
+
+    Raises:
+        NotFound: No shard matches.
+        InvalidRequest: A description that makes no sense.
+    """
+    if client is not None and (url is not None or origin is not None or cache is not None):
+        raise InvalidRequest(
+            "client= and url=, origin=, cache= exclude each other",
+            hint="a client has its node already",
+        )
+    if client is None:
+        client = Client(url, origin=origin, cache=cache)
+    sources = [source] if isinstance(source, str) else list(source)
+    if not sources or not all(isinstance(s, str) for s in sources):
+        raise TypeError(
+            "source is a text or a list of texts: names, prefixes ending in /, patterns,"
+            " manifest:bucket/key"
+        )
+    if isinstance(part_bytes, bool) or not isinstance(part_bytes, int) or part_bytes < 1:
+        raise ValueError(f"part_bytes is a whole number above 0, not {part_bytes!r}")
+    spec: dict[str, Any] = {"sources": sources, "format": "objects"}
+    with Bar(f"listing {sources[0]}", unit="files", show=progress) as bar:
+        info = _node.open_dataset(client, spec, lambda now: bar.to(now["listed"], None))
+    options: dict[str, Any] = {"format": "tar"}
+    if schema is not None:
+        from .dataset import _named
+
+        options["schema"] = _named(schema)
+    return Shards(Dataset(client, spec, info), options, part_bytes, columns, decode)
+
+
+class Shards(Loadable[Any]):
+    """Tar shards of which the names and versions are known, and the rows as they are read. Made by
+    :func:`open_shards`.
+
+    It can be pickled.
+
+    Attributes:
+        client: The node that they are read through.
+        files: The shards; how many ``rows`` one has is not known, and 0 there.
+    """
+
+    def __init__(
+        self,
+        listing: Dataset[Any],
+        options: dict[str, Any],
+        part_bytes: int,
+        columns: Sequence[str] | None,
+        decode: Callable[[dict[str, Any]], Any] | None,
+    ) -> None:
+        if isinstance(columns, str):
+            columns = [columns]
+        self.client, self.decode = listing.client, decode
+        self._listing, self._options, self._columns = listing, options, columns
+        self.part_bytes = part_bytes
+        tars = [(i, f) for i, f in enumerate(listing.files) if f.name.endswith(TARS)]
+        self.files = [File(f.name, f.size, 0, f.etag) for _, f in tars]
+        self._numbers = [i for i, _ in tars]
+        if not self.files:
+            raise NotFound(f"{self.name}: none of the {len(listing)} names there is a tar's")
+        parts = max(f.size for f in self.files) // part_bytes
+        if len(self.files) > 1 << SHARD_BITS or parts >= 1 << PART_BITS:
+            raise InvalidRequest(
+                f"{len(self.files):,} shards of up to {parts + 1:,} parts;"
+                f" at most {1 << SHARD_BITS:,} of {1 << PART_BITS:,}",
+                hint="open fewer, or make part_bytes larger",
+            )
+
+    @property
+    def name(self) -> str:
+        """What they were opened as."""
+        return self._listing.name
+
+    @property
+    def id(self) -> str:
+        """The version: equal for equal shards and options, everywhere."""
+        versions = [[f.name, f.size, f.etag] for f in self.files]
+        return _digest("shards", versions, self._options)
+
+    def dataset(self, span: Span, columns: Sequence[str] | None, said: Any) -> Dataset[Any]:
+        """The rows of a part of some of the shards, as a dataset: waits until the node has found
+        them.
+
+        Raises:
+            Changed: A shard is another version than it was when this was opened.
+        """
+        part: dict[str, Any] = {
+            "of": self._listing.id,
+            "files": [self._numbers[i] for i in span.numbers],
+            "from": span.begin,
+        }
+        if span.end is not None:
+            part["until"] = span.end
+        spec = {**self._options, "part": part}
+        columns = self._columns if columns is None else columns
+        info = _open_part(self.client, self._listing, spec, said)
+        if not info["rows"]:
+            # Without rows no field is known, and nothing is read.
+            columns = None
+        return PartDataset(self.client, spec, info, columns, self._listing)
+
+    def _sources(self) -> Any:
+        raise InvalidRequest(
+            "shards are no dataset with numbered rows", hint="forebay.open gives one"
+        )
+
+    def _loader(self, options: Options) -> Loader[Any]:
+        return ShardLoader(self, options)
+
+    def __reduce__(self) -> Any:
+        return Shards, (
+            self._listing,
+            self._options,
+            self.part_bytes,
+            self._columns,
+            self.decode,
+        )
+
+    def __repr__(self) -> str:
+        return f"<forebay.Shards {self.name}: {len(self.files):,} tars>"
+
+
+class PartDataset(Dataset[Any]):
+    """A part of some shards. A node that does not know it may not know the shards either."""
+
+    def __init__(
+        self,
+        client: Client,
+        spec: dict[str, Any],
+        info: dict[str, Any],
+        columns: Sequence[str] | None,
+        listing: Dataset[Any],
+    ) -> None:
+        # First: errors about columns name it.
+        self._listing = listing
+        super().__init__(client, spec, info, columns=columns)
+
+    @property
+    def name(self) -> str:
+        return self._listing.name
+
+    def _known(self, columns: Sequence[str]) -> list[str]:
+        try:
+            return super()._known(columns)
+        except InvalidRequest as e:
+            hint = (
+                f"{e.hint}, in this part of the shards; where shards differ in their fields, name"
+                " the columns and their types in schema="
+            )
+            raise InvalidRequest(e.message, hint=hint) from None
+
+    def open_at(self, client: Client) -> dict[str, Any]:
+        return _open_part(client, self._listing, self.spec, None)
+
+
+def _open_part(
+    client: Client, listing: Dataset[Any], spec: dict[str, Any], said: Any
+) -> dict[str, Any]:
+    changed = (
+        "open the shards again to go on with the new version;"
+        " a state of the old one cannot be loaded into it"
+    )
+    try:
+        try:
+            return _node.open_dataset(client, spec, said)
+        except NotFound:
+            # A shard is gone, or the node was started anew and does not know the shards.
+            again = listing.open_at(client)
+            if again["id"] != listing.id:
+                raise Changed(
+                    f"{listing.name} is not what it was: a shard was added, has changed or is gone",
+                    hint=changed,
+                ) from None
+            return _node.open_dataset(client, spec, said)
+    except PreconditionFailed as e:
+        raise Changed(e.message, hint=changed, status=e.status, request_id=e.request_id) from e
+
+
+def _digest(*of: Any) -> str:
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a group is made of.
+
+    Attributes:
+        numbers: The shards, by their numbers.
+        begin, end: The part of them: its rows are those whose first member's bytes begin there.
+            ``end`` is None for all from ``begin`` on.
+    """
+
+    numbers: tuple[int, ...]
+    begin: int
+    end: int | None
+
+
+class ShardOrder:
+    """The order of the shards in each epoch, and states. The order of rows within a group is a plan
+    of its own, by a seed that is derived here.
+    """
+
+    def __init__(self, shards: Shards, seed: int, shuffle: Shuffle) -> None:
+        wire = to_wire(shuffle)
+        if wire["kind"] not in ("block", "none"):
+            raise InvalidRequest(
+                f"the shuffle {shuffle!r} needs to know all rows before the first",
+                hint="shuffle=forebay.Block(shards), or forebay.open for any order",
+            )
+        self.shuffle = Full() if wire["kind"] == "block" else None
+        self._sizes = [f.size for f in shards.files]
+        self._at_once = min(len(self._sizes), int(wire.get("blocks", 1)))
+        self._part_bytes, self._seed = shards.part_bytes, seed
+        self._epochs: dict[int, list[Span]] = {}
+        self.identity = _digest("order", VERSION, shards.id, shards.part_bytes, seed, wire)
+
+    def spans(self, epoch: int) -> list[Span]:
+        """The groups of an epoch, in their order."""
+        found = self._epochs.get(epoch)
+        if found is None:
+            order = self._permuted("shards", epoch, range(len(self._sizes)))
+            found = []
+            for first in range(0, len(order), self._at_once):
+                numbers = tuple(sorted(order[first : first + self._at_once]))
+                most = max(self._sizes[n] for n in numbers)
+                parts = max(1, -(-most // self._part_bytes))
+                # In the first epoch from front to back, as they come; then their members are known.
+                places = range(parts)
+                for part in self._permuted(f"parts:{first}", epoch, places) if epoch else places:
+                    begin = part * self._part_bytes
+                    # The last has what there is: a compressed tar unpacks to more than its size.
+                    end = begin + self._part_bytes if part + 1 < parts else None
+                    found.append(Span(numbers, begin, end))
+            # Those of the epoch that is read, and of the next.
+            for gone in [e for e in list(self._epochs) if abs(e - epoch) > 1]:
+                self._epochs.pop(gone, None)
+            self._epochs[epoch] = found
+        return found
+
+    def _permuted(self, what: str, epoch: int, numbers: range) -> list[int]:
+        if self.shuffle is None:
+            return list(numbers)
+        # A sort by a digest of each number is a permutation that every process computes alike.
+        key = f"{self._seed}:{epoch}:{what}:".encode()
+
+        def digest(number: int) -> bytes:
+            return hashlib.blake2b(key + b"%d" % number, digest_size=16).digest()
+
+        return sorted(numbers, key=digest)
+
+    def after(self, at: Key) -> Key:
+        """The group behind a group."""
+        epoch, group = at
+        return (epoch, group + 1) if group + 1 < len(self.spans(epoch)) else (epoch + 1, 0)
+
+    def seed_of(self, epoch: int, group: int) -> int:
+        """The seed of the order of a group's rows."""
+        return int(_digest("group", self._seed, epoch, group), 16)
+
+    def at(self, epoch: int, position: int = 0, group: int = 0) -> State:
+        """The state before a row of a group of an epoch."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
+        return {
+            "version": VERSION,
+            "shards": self.identity,
+            "epoch": epoch,
+            "group": group,
+            "position": position,
+        }
+
+    def start(self) -> State:
+        """The state before the first row of all."""
+        return self.at(0)
+
+    def checked(self, state: Any) -> State:
+        """A state that is one of this order; raises InvalidRequest for any other."""
+        if not isinstance(state, dict):
+            raise InvalidRequest(
+                f"a state is the dict that state_dict() gave, not {type(state).__name__}"
+            )
+        own = self.start()
+        numbers = ("epoch", "group", "position")
+        if (
+            set(state) != set(own)
+            or any(
+                isinstance(state[n], bool) or not isinstance(state[n], int) or state[n] < 0
+                for n in numbers
+            )
+            or state["group"] >= len(self.spans(state["epoch"]))
+        ):
+            raise InvalidRequest(
+                "the state to resume from is none of a loader over shards",
+                hint="load the state as it was saved",
+            )
+        for what in ("version", "shards"):
+            if state[what] != own[what]:
+                raise InvalidRequest(
+                    "the state to resume from is of other shards (or other versions of them),"
+                    " another seed or another shuffle",
+                    hint="begin anew, or make the loader as it was when the state was saved",
+                )
+        return dict(state)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shards that are read together: a dataset, and a loader over it in the order of the group's
+    rows.
+    """
+
+    rows: int
+    #: None without rows.
+    loader: Loader[Any] | None
+    #: The part of its shards, their numbers, and where the rows of each begin in the dataset.
+    part: int
+    numbers: np.ndarray
+    starts: np.ndarray
+
+    def local(self, begin: int, end: int) -> np.ndarray:
+        """The rows at these positions of the group's order."""
+        assert self.loader is not None
+        order = self.loader.order
+        alone = {"world": 1, "rank": 0, "batch": {"rows": end - begin}, "uneven": "drop"}
+        step = order.steps(order.at(0, begin), 1, alone).step(0)
+        assert step is not None, f"positions {begin} to {end} of {self.rows} rows"
+        return step.rows
+
+    def read(self, rows: np.ndarray) -> Any:
+        assert self.loader is not None
+        return self.loader.datasets[0].read(rows)
+
+    def ids(self, rows: np.ndarray) -> np.ndarray:
+        """What the loader calls these rows."""
+        at = np.searchsorted(self.starts, rows, side="right") - 1
+        shard = self.numbers[at] << np.uint64(PART_BITS + ROW_BITS)
+        return shard + np.uint64(self.part << ROW_BITS) + (rows - self.starts[at])
+
+
+def open_group(
+    shards: Shards, order: ShardOrder, options: Options, epoch: int, group: int, said: Any = None
+) -> Group:
+    """A group of shards, when the node knows their members. ``options`` say which rank this is."""
+    span = order.spans(epoch)[group]
+    dataset = shards.dataset(span, options.columns, said)
+    loader: Loader[Any] | None = None
+    if len(dataset):
+        own = replace(
+            options,
+            seed=order.seed_of(epoch, group),
+            shuffle=order.shuffle,
+            uneven="drop",
+            epochs=None,
+            columns=None,
+            follow=False,
+            progress=False,
+        )
+        loader = Loader([dataset], None, None, own)
+    rows = [f.rows for f in dataset.files]
+    if max(rows) > 1 << ROW_BITS:
+        raise InvalidRequest(
+            f"{max(rows):,} rows begin in one part of a shard; at most {1 << ROW_BITS:,}",
+            hint="make part_bytes smaller",
+        )
+    starts = np.cumsum([0, *rows], dtype=np.uint64)[:-1]
+    part, numbers = span.begin // shards.part_bytes, np.array(span.numbers, np.uint64)
+    return Group(len(dataset), loader, part, numbers, starts)
+
+
+class Groups:
+    """Groups that are opened ahead of need, nearest need first.
+
+    Other shards are begun when the group before them is open, or has a shard whose part has come:
+    what is needed first has the link to itself until then. It does not know the loader, which may
+    be dropped at any time.
+    """
+
+    def __init__(self, shards: Shards, order: ShardOrder, options: Options, meter: Meter) -> None:
+        self._of, self._meter, self._pid = (shards, order, options), meter, os.getpid()
+        self._end = options.epochs if isinstance(options.epochs, int) else None
+        self.retry_for: float = (
+            shards.client.timeout if options.retry_for is None else options.retry_for
+        )
+        self._pool = ThreadPoolExecutor(GROUPS_AHEAD + 1, thread_name_prefix="forebay-shards")
+        # What is asked for, and of that what has begun to arrive.
+        self._asked: dict[Key, Future[Group]] = {}
+        self._arriving: set[Key] = set()
+        self._wanted = (0, 0)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    @property
+    def usable(self) -> bool:
+        """Whether this can open anything: it was not closed, and is not of the process that this
+        one was forked from.
+        """
+        return not self._stop.is_set() and self._pid == os.getpid()
+
+    def is_of(self, options: Options) -> bool:
+        """Whether this is of the same rank."""
+        own = self._of[2]
+        return (own.rank, own.world_size) == (options.rank, options.world_size)
+
+    def get(self, epoch: int, group: int, closed: Future[None]) -> Group | None:
+        """A group, waited for; None once this or its reader is closed."""
+        wanted = (epoch, group)
+        with self._lock:
+            if wanted == (epoch, 0) and wanted in self._asked and self._wanted[0] == epoch:
+                # The end of the epoch is filled up with its beginning: nothing to be begun anew.
+                first = self._asked[wanted]
+                if first.done() and not first.cancelled() and first.exception() is None:
+                    return first.result()
+            self._wanted = wanted
+            # The first of an epoch stays: an epoch that does not come out even may end with its
+            # rows.
+            kept = {(epoch, 0), *self._window()}
+            for gone in [key for key in self._asked if key not in kept]:
+                self._asked.pop(gone).cancel()
+            self._arriving &= kept
+            before = self._asked.get(wanted)
+            if before is not None and before.done() and before.exception() is not None:
+                # It failed while nobody waited for it.
+                del self._asked[wanted]
+        self._top_up()
+        future = self._asked.get(wanted)
+        if future is None:
+            return None
+        if not future.done():
+            either: tuple[Future[Any], ...] = (future, closed)
+            wait(either, return_when=FIRST_COMPLETED)
+        if not future.done() or future.cancelled():
+            return None
+        return future.result()
+
+    def _window(self) -> list[Key]:
+        keys = [self._wanted]
+        for _ in range(GROUPS_AHEAD):
+            keys.append(self._of[1].after(keys[-1]))
+        return keys
+
+    def _top_up(self) -> None:
+        order = self._of[1]
+        with self._lock:
+            before: Key | None = None
+            for key in self._window():
+                epoch, group = key
+                if before is not None:
+                    # Another part of the same shards is on its way already; other shards are not to
+                    # take the link from those that are needed first.
+                    same = (
+                        order.spans(before[0])[before[1]].numbers
+                        == order.spans(epoch)[group].numbers
+                    )
+                    waits = not self._asked[before].done() and before not in self._arriving
+                    beyond = self._end is not None and epoch >= self._end
+                    if beyond or (waits and not same):
+                        return
+                if key not in self._asked:
+                    try:
+                        self._asked[key] = self._pool.submit(self._open, key)
+                    except RuntimeError:  # closed
+                        return
+                before = key
+
+    def _open(self, key: Key) -> Group:
+        def said(now: dict[str, Any]) -> None:
+            with self._lock:
+                # Nobody wants it any more: its place is for those that are wanted.
+                is_gone = key not in self._asked
+            if is_gone or self._stop.is_set() or is_exiting():
+                raise InvalidRequest("the loader was closed while it opened shards")
+            if now.get("indexed", 0) and key not in self._arriving:
+                self._arriving.add(key)
+                self._top_up()
+
+        try:
+            return patiently(
+                lambda: open_group(*self._of, *key, said), self.retry_for, self._stop, self._meter
+            )
+        finally:
+            self._arriving.add(key)
+            self._top_up()
+
+    def close(self) -> None:
+        """Stops, without waiting for what is under way."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ShardLoader(Loader[Any]):
+    """Batches of shards, in the order of :class:`ShardOrder`. Made by :meth:`Shards.loader`.
+
+    What is particular: rows are named by their shard and their place in it (``loader.last.rows``,
+    see :meth:`Group.ids`); the length of an epoch is known when each of its shards has been opened,
+    which ``len()`` and ``rows_per_epoch`` wait for; the cache follows no plan beyond what is opened
+    ahead.
+    """
+
+    def __init__(self, shards: Shards, options: Options) -> None:
+        self.options = options.checked()
+        if options.batch_size is None or options.max_total is not None:
+            raise InvalidRequest(
+                "batches bounded by length need the lengths of all rows",
+                hint="batch_size=, or forebay.open",
+            )
+        if options.rank is not None or options.world_size is not None:
+            _place.find(options.rank, options.world_size)
+        self._inherited = self._settled = None
+        self.shards = shards
+        self.shard_order = ShardOrder(shards, options.seed, options.shuffle)
+        # What a loader asks of the datasets of its rows: how they are decoded, and their names.
+        self.datasets = [shards]  # type: ignore[list-item]
+        self._order = self.shard_order  # type: ignore[assignment]
+        self._lengths = None
+        self._state = self._order.start()
+        self._meter = Meter()
+        self._current = None
+        self.last = None
+        self._groups: Groups | None = None
+
+    def _placed(self) -> Options:
+        place = self.place
+        return replace(self.options, rank=place.rank, world_size=place.world_size)
+
+    def groups(self) -> Groups:
+        """What opens groups for this loader; it lives as long as the loader, from one loop to the
+        next.
+        """
+        groups, placed = self._groups, self._placed()
+        if groups is None or not groups.usable or not groups.is_of(placed):
+            if groups is not None:
+                groups.close()
+            groups = self._groups = Groups(self.shards, self.shard_order, placed, self._meter)
+            weakref.finalize(self, groups.close)
+        return groups
+
+    def rows_of_groups(self, epoch: int) -> list[int]:
+        """The rows of each group of an epoch; waits until each shard has been opened."""
+        order, options = self.shard_order, self._placed()
+        groups = range(len(order.spans(epoch)))
+        return [open_group(self.shards, order, options, epoch, g).rows for g in groups]
+
+    def steps(self, state: State, until: int | None) -> Any:
+        return Counted(self, state, until)
+
+    def fetcher(
+        self,
+        state: State,
+        until: int | None,
+        meter: Meter,
+        first: int = 0,
+        stride: int = 1,
+        follow: bool = True,
+    ) -> Fetcher:
+        if (first, stride) != (0, 1):
+            raise InvalidRequest(
+                "shards are read in one process",
+                hint="DataLoader(num_workers=0) and threads=; loaders of forebay.open take workers",
+            )
+        return InTurn(self.groups(), self._placed(), self.shard_order, state, until, meter)
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of all ranks together; waits until each shard has been opened."""
+        return sum(self.rows_of_groups(0))
+
+    def rows_left(self, state: State, until: int | None) -> int | None:
+        return None
+
+    def _name(self, source: int, row: int) -> tuple[str, int] | None:
+        shard, part = row >> (PART_BITS + ROW_BITS), row >> ROW_BITS & (1 << PART_BITS) - 1
+        name = self.shards.files[shard].name
+        if part:
+            name += f" from byte {part * self.shards.part_bytes} on"
+        return name, row & (1 << ROW_BITS) - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "made_of": (self.shards, self.options),
+            "state": self._state,
+            "inherited": _place.to_inherit(self._inherited),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["made_of"])  # type: ignore[misc]
+        self._state, self._inherited = state["state"], state["inherited"]
+
+    def __repr__(self) -> str:
+        o, s = self.options, self._state
+        return (
+            f"<forebay.ShardLoader of {self.shards.name}: batches of {o.batch_size},"
+            f" shuffle {o.shuffle or 'none'}, seed {o.seed}, {self._shown_place()},"
+            f" at row {s['position']:,} of group {s['group']} of epoch {s['epoch']}>"
+        )
+
+
+class Counted:
+    """How many steps there are from a state on."""
+
+    def __init__(self, loader: ShardLoader, state: State, until: int | None) -> None:
+        self._loader, self._state, self._until = loader, state, until
+
+    def count(self) -> int | None:
+        """Opens the shards of one epoch, or those that are left of it."""
+        if self._until is None:
+            return None
+        loader, state = self._loader, self._state
+        stride = (loader.options.batch_size or 1) * loader.place.world_size
+        drop = loader.options.uneven == "drop"
+        epochs = self._until - int(state["epoch"])
+        if epochs <= 0:
+            return 0
+        rows = loader.rows_of_groups(int(state["epoch"]))
+        left = sum(rows[state["group"] :]) - int(state["position"])
+        now, later = (n // stride if drop else -(-n // stride) for n in (left, sum(rows)))
+        return now + (epochs - 1) * later
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The whole steps of a group, from a position on."""
+
+    key: Key
+    begin: int
+    count: int
+    fetcher: Fetcher | None
+
+    def close(self) -> None:
+        if self.fetcher is not None:
+            self.fetcher.close()
+
+
+class InTurn:
+    """The rows of steps, group after group."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        options: Options,
+        order: ShardOrder,
+        state: State,
+        until: int | None,
+        meter: Meter,
+    ) -> None:
+        self._groups, self._order, self._until, self._meter = groups, order, until, meter
+        rows, world, rank = options.batch_size, options.world_size, options.rank
+        assert rows is not None and world is not None and rank is not None
+        self._rows, self._stride, self._offset = rows, rows * world, rows * rank
+        self._uneven = options.uneven
+        # Given last: its index, and the place after it. One value, so that Ctrl-C finds both or
+        # none.
+        begin: Cursor = (state["epoch"], state["group"], state["position"])
+        self._given: tuple[int, Fetched | None, Cursor] = (-1, None, begin)
+        self._inner: Inner | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        # Done when this is closed: what waits for a group waits for either.
+        self._closed: Future[None] = Future()
+
+    def at(self, index: int) -> Fetched | None:
+        given, fetched, cursor = self._given
+        if index == given:
+            return fetched
+        made = self._make(index, cursor)
+        if made is None:
+            return None
+        self._given = (index, *made)
+        return made[0]
+
+    def _make(self, number: int, cursor: Cursor) -> tuple[Fetched, Cursor] | None:
+        while not self._stop.is_set():
+            epoch, at, position = cursor
+            if self._until is not None and epoch >= self._until:
+                return None
+            group = self._groups.get(epoch, at, self._closed)
+            if group is None:
+                return None
+            inner = self._inner
+            if inner is None or inner.key != (epoch, at) or position < inner.begin:
+                inner = self._enter(epoch, at, position, group)
+                if inner is None:
+                    return None
+            done = (position - inner.begin) // self._stride
+            if done >= inner.count:
+                made = self._across(number, cursor)
+                if made is None:
+                    return None
+                if isinstance(made[0], Fetched):
+                    return made  # type: ignore[return-value]
+                cursor = made[1]
+                continue
+            assert inner.fetcher is not None
+            fetched = inner.fetcher.at(done)
+            if fetched is None:
+                return None
+            after = self._normal(epoch, at, position + self._stride, group.rows)
+            return self._named(number, epoch, group, fetched, after), after
+        return None
+
+    def _enter(self, epoch: int, at: int, position: int, group: Group) -> Inner | None:
+        """Begins with the whole steps of a group; None once this is closed."""
+        count = (group.rows - position) // self._stride
+        fetcher = None
+        if count:
+            loader = group.loader
+            assert loader is not None
+            fetcher = loader.fetcher(loader.order.at(0, position), 1, self._meter, follow=False)
+        inner = Inner((epoch, at), position, count, fetcher)
+        with self._lock:
+            before, self._inner = self._inner, inner
+        if before is not None:
+            before.close()
+        if self._stop.is_set():
+            inner.close()
+            return None
+        return inner
+
+    def _normal(self, epoch: int, at: int, position: int, rows: int) -> Cursor:
+        """A place; of the last group of an epoch, the beginning of the next epoch where no step is
+        left.
+        """
+        last = at + 1 == len(self._order.spans(epoch))
+        left = rows - position
+        if last and (left == 0 or (self._uneven == "drop" and left < self._stride)):
+            return epoch + 1, 0, 0
+        return (epoch, at + 1, 0) if left == 0 else (epoch, at, position)
+
+    def _named(
+        self, number: int, epoch: int, group: Group, fetched: Fetched, after: Cursor
+    ) -> Fetched:
+        ids = group.ids(fetched.step.rows)
+        step = Step(number, epoch, ids, None, len(ids), self._state(after))
+        rows = fetched.rows
+        return Fetched(step, Rows(rows._parts, ids, pick=rows._pick))
+
+    def _state(self, at: Cursor) -> State:
+        epoch, group, position = at
+        return self._order.at(epoch, position, group)
+
+    def _across(self, number: int, cursor: Cursor) -> tuple[Fetched | None, Cursor] | None:
+        """The step that a group ends within; no step and the place to go on from where the epoch
+        has none left; None once this is closed.
+        """
+        epoch = cursor[0]
+        pieces: list[tuple[Group, int, int]] = []
+        need, at, position = self._stride, cursor[1], cursor[2]
+        real, end = 0, False
+        groups = len(self._order.spans(epoch))
+        while need:
+            if at == groups:
+                real, end = self._stride - need, True
+                if real == 0 or self._uneven == "drop":
+                    if cursor[1:] == (0, 0):
+                        raise InvalidRequest(
+                            f"an epoch of {real} rows is less than one step of all ranks,"
+                            f" which takes {self._stride}",
+                            hint="take smaller batches, or pad or repeat instead of drop",
+                        )
+                    return None, (epoch + 1, 0, 0)
+                break
+            group = self._groups.get(epoch, at, self._closed)
+            if group is None:
+                return None
+            take = min(need, group.rows - position)
+            if take:
+                pieces.append((group, position, position + take))
+            need, position = need - take, position + take
+            if position == group.rows:
+                at, position = at + 1, 0
+        after: Cursor = (epoch + 1, 0, 0)
+        if not end:
+            real = self._stride
+            if at < groups:
+                group = self._groups.get(epoch, at, self._closed)
+                if group is None:
+                    return None
+                after = (
+                    self._normal(epoch, at, position, group.rows) if group.rows else (epoch, at, 0)
+                )
+        # What lacks, from the beginning of the epoch, which the pieces may be themselves.
+        at = 0
+        while need:
+            group = self._groups.get(epoch, at, self._closed)
+            if group is None:
+                return None
+            take = min(need, group.rows)
+            if take:
+                pieces.append((group, 0, take))
+            need, at = need - take, (at + 1) % groups
+        own = list(_cut(pieces, self._offset, self._offset + self._rows))
+        counts = self._rows
+        if self._uneven == "pad":
+            counts = max(0, min(self._rows, real - self._offset))
+        fetched = patiently(
+            lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
+        )
+        ids, rows = fetched
+        self._meter.add(bytes=rows.nbytes)
+        return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
+
+    def _read(self, pieces: Sequence[tuple[Group, int, int]]) -> tuple[np.ndarray, Rows]:
+        parts, ids, pick = [], [], []
+        for number, (group, begin, end) in enumerate(pieces):
+            local = group.local(begin, end)
+            parts.append(group.read(local))
+            ids.append(group.ids(local))
+            pick.append(np.stack([np.full(len(local), number), np.arange(len(local))], axis=1))
+        named = np.concatenate(ids)
+        return named, Rows(parts, named, pick=np.concatenate(pick))
+
+    def close(self) -> None:
+        self._stop.set()
+        with self._lock:
+            inner, self._inner = self._inner, None
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if inner is not None:
+            inner.close()
+
+
+def _cut(
+    pieces: Sequence[tuple[Group, int, int]], begin: int, end: int
+) -> Iterator[tuple[Group, int, int]]:
+    """Those rows of pieces that follow each other which are from ``begin`` to ``end`` of all of
+    them.
+    """
+    at = 0
+    for group, first, last in pieces:
+        size = last - first
+        low, high = max(begin, at), min(end, at + size)
+        if low < high:
+            yield group, first + low - at, first + high - at
+        at += size

@@ -1,0 +1,456 @@
+"""Shards that are read as they come: order, ranks, resume, streams, and what arrives before a shard
+is whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import tarfile
+import threading
+import time
+import urllib.request
+
+import forebay
+import pytest
+from conftest import s3_client
+from servers import REGION, Node, Process, Versitygw, forebay_program
+from torch.utils.data import DataLoader
+
+SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+#: Samples of each shard: shards of different lengths, one of them empty.
+SHARDS = (40, 7, 65, 0, 33, 52)
+PART = 16 << 10
+
+
+def sample(shard: int, number: int) -> dict[str, bytes]:
+    """A sample of one to three members; its bytes tell what it is."""
+    fields = {"bin": b"%d %d " % (shard, number) * (1 + (shard * 31 + number * 17) % 250)}
+    if number % 3 == 0:
+        fields["cls"] = b"%d" % (number % 5)
+    if number % 7 == 0:
+        fields["json"] = b"{}"
+    return fields
+
+
+def tar(samples, repeats=()) -> bytes:
+    """``samples``: key and fields; ``repeats``: members at the end, by name."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        members = [(f"{key}.{f}", data) for key, fields in samples for f, data in fields.items()]
+        for name, data in [*members, *repeats]:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def key(shard: int, number: int) -> str:
+    return f"s{shard}/{number:03}"
+
+
+@pytest.fixture(scope="module")
+def shards_node(tmp_path_factory):
+    """A node over a directory with the shards, and what is none."""
+    root = tmp_path_factory.mktemp("shards")
+    (root / "sets").mkdir()
+    for shard, samples in enumerate(SHARDS):
+        data = tar((key(shard, n), sample(shard, n)) for n in range(samples))
+        (root / "sets" / f"train-{shard}.tar").write_bytes(data)
+    (root / "sets" / "train-readme.txt").write_bytes(b"no shard")
+    node = Node("", [], root / "node", options=["--origin", f"file://{root / 'sets'}"])
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def shards(shards_node):
+    return forebay.open_shards("sets/train-*", url=shards_node.url, part_bytes=PART)
+
+
+ALL = sorted(key(shard, n) for shard, samples in enumerate(SHARDS) for n in range(samples))
+
+
+def keys(batches) -> list[str]:
+    return [row["__key__"] for batch in batches for row in batch]
+
+
+def test_an_epoch_is_each_row_once_pulled_and_streamed_alike(shards):
+    orders = []
+    for stream, k, threads in itertools.product((False, True), (1, 2, 4, 9), (0, 2)):
+        decode = (lambda row: row) if threads else None
+        loader = shards.loader(
+            11,
+            shuffle=forebay.Block(k),
+            seed=5,
+            epochs=2,
+            uneven="pad",
+            stream=stream,
+            threads=threads,
+            decode=decode,
+        )
+        seen, reals = [], []
+        for batch in loader:
+            seen.append(keys([batch]))
+            reals.append(loader.last.real)
+            for row in batch:
+                shard, number = int(row["__key__"][1]), int(row["__key__"][3:])
+                there = {f: bytes(v) for f, v in row.items() if f != "__key__" and v is not None}
+                there.pop("__real__", None)
+                assert there == sample(shard, number)
+        per_epoch = -(-len(ALL) // 11)
+        assert len(seen) == 2 * per_epoch and len(loader) == per_epoch
+        assert loader.rows_per_epoch == len(ALL)
+        epochs = [
+            [k for batch, real in zip(part, counts, strict=True) for k in batch[:real]]
+            for part, counts in (
+                (seen[:per_epoch], reals[:per_epoch]),
+                (seen[per_epoch:], reals[per_epoch:]),
+            )
+        ]
+        assert sorted(epochs[0]) == sorted(epochs[1]) == ALL and epochs[0] != epochs[1]
+        assert epochs[0] != ALL
+        orders.append((k, epochs, seen))
+    for k in (1, 2, 4, 9):
+        assert all(
+            order == next(o for o in orders if o[0] == k) for order in orders if order[0] == k
+        )
+    # Without a shuffle, as they are stored: side by side nothing.
+    assert keys(shards.loader(10, uneven="pad"))[: len(ALL)] == ALL
+
+
+@pytest.mark.parametrize("shuffle", [None, forebay.Block(3)])
+def test_columns_and_schema_hold_where_a_part_has_no_such_field(shards_node, shuffle):
+    """A shard is empty, and there are parts without a row; only every seventh row has ``json``."""
+
+    def rows(**options):
+        shards = forebay.open_shards(
+            "sets/train-*", url=shards_node.url, part_bytes=2 << 10, **options
+        )
+        loader = shards.loader(11, shuffle=shuffle, seed=5, epochs=1, uneven="pad")
+        return [row for batch in loader for row in list(batch)[: loader.last.real]]
+
+    assert [set(row) for row in rows(columns=["bin"])] == [{"bin"}] * len(ALL)
+    found = rows(schema={"bin": "binary", "json": "binary"})
+    assert len(found) == len(ALL)
+    for row in found:
+        _, number = bytes(row["bin"]).split()[:2]
+        assert (row["json"] is not None) == (int(number) % 7 == 0)
+    with pytest.raises(forebay.errors.InvalidRequest, match="schema="):
+        rows(columns=["json"])
+
+
+def test_rows_of_a_group_are_of_all_its_shards(shards):
+    # Of six shards side by side the first rows are not those of one shard.
+    first = keys(itertools.islice(shards.loader(16, shuffle=forebay.Block(6), seed=SEED), 1))
+    assert len({k.split("/")[0] for k in first}) >= 3, f"seed {SEED}: {first}"
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "repeat"])
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_ranks_have_the_order_together_and_equally_many_steps(shards, uneven, world):
+    options = {"shuffle": forebay.Block(2), "seed": 9, "uneven": uneven, "epochs": 2}
+    alone = keys(shards.loader(1, **options))
+    ranks = [
+        list(
+            map(
+                keys,
+                (
+                    [b]
+                    for b in shards.loader(
+                        4, rank=r, world_size=world, stream=r % 2 == 1, **options
+                    )
+                ),
+            )
+        )
+        for r in range(world)
+    ]
+    assert len({len(steps) for steps in ranks}) == 1
+    together = [k for step in zip(*ranks, strict=True) for batch in step for k in batch]
+    stride, n = 4 * world, len(ALL)
+    whole = n // stride * stride if uneven == "drop" else -(-n // stride) * stride
+    for epoch in range(2):
+        order, given = (
+            alone[epoch * n : (epoch + 1) * n],
+            together[epoch * whole : (epoch + 1) * whole],
+        )
+        assert given[:n] == order[:whole]
+        assert given[n:] == order[: max(0, whole - n)]
+
+
+def test_any_interruption_continues_exactly(shards):
+    rng = random.Random(SEED)
+    options = {
+        "shuffle": forebay.Block(3),
+        "seed": rng.randrange(1000),
+        "epochs": 2,
+        "uneven": "pad",
+    }
+    order = keys(shards.loader(1, **options))
+    for _ in range(6):
+        seen: list[str] = []
+        state = None
+        while len(seen) < len(order):
+            loader = shards.loader(
+                rng.choice([1, 4, 13, 64]),
+                stream=rng.random() < 0.5,
+                prefetch=rng.randrange(5),
+                **options,
+            )
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            if rng.random() < 0.3:
+                loader = pickle.loads(pickle.dumps(loader))
+            for batch in itertools.islice(loader, rng.randrange(1, 12)):
+                seen += keys([batch])[: loader.last.real]
+            state = loader.state_dict()
+        assert seen == order, f"seed {SEED}"
+
+
+def test_what_cannot_be_is_refused_in_words(shards, shards_node):
+    for shuffle in (forebay.Full(), forebay.Window(10)):
+        with pytest.raises(forebay.InvalidRequest, match="all rows before the first"):
+            shards.loader(8, shuffle=shuffle)
+    with pytest.raises(forebay.InvalidRequest, match="bounded by length"):
+        shards.loader(8, max_total=10, length="bin")
+    state = shards.loader(8, shuffle=forebay.Block(2), seed=1).state_dict()
+    with pytest.raises(forebay.InvalidRequest, match="another seed"):
+        shards.loader(8, shuffle=forebay.Block(2), seed=2).load_state_dict(state)
+    for wrong in ({}, {**state, "group": 999}, {**state, "position": -1}, None):
+        with pytest.raises(forebay.InvalidRequest):
+            shards.loader(8, shuffle=forebay.Block(2), seed=1).load_state_dict(wrong)
+    with pytest.raises(forebay.InvalidRequest, match="less than one step"):
+        list(shards.loader(len(ALL) + 1, shuffle=forebay.Block(2)))
+    with pytest.raises(forebay.NotFound, match=r"none of the 1 names"):
+        forebay.open_shards("sets/train-readme.txt", url=shards_node.url)
+    with pytest.raises(forebay.InvalidRequest, match="one process"):
+        list(DataLoader(shards.loader(8).torch(), batch_size=None, num_workers=2))
+    loader = shards.loader(8, shuffle=forebay.Block(2), decode=lambda row: 1 / 0)
+    with pytest.raises(forebay.SampleFailed, match=r"sets/train-\d\.tar.*ZeroDivisionError"):
+        list(loader)
+
+
+def test_in_a_dataloader_without_workers(shards):
+    loader = shards.loader(8, shuffle=forebay.Block(2), seed=4)
+    expected = keys(shards.loader(8, shuffle=forebay.Block(2), seed=4))
+    assert keys(DataLoader(loader.torch(), batch_size=None)) == expected
+
+
+def test_a_part_is_described_as_the_api_says(shards_node):
+    def ask(spec):
+        request = urllib.request.Request(
+            f"{shards_node.url}/v1/datasets",
+            json.dumps(spec).encode(),
+            {"Accept": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read().splitlines()[-1])
+
+    whole = ask({"sources": ["sets/train-*.tar"], "format": "objects"})
+    rows = 0
+    for begin in range(0, 1 << 20, PART):
+        part = ask(
+            {"part": {"of": whole["id"], "files": [0, 2], "from": begin, "until": begin + PART}}
+        )
+        assert part["format"] == "tar"
+        rows += part["rows"]
+    assert rows == SHARDS[0] + SHARDS[2]
+    for wrong, said in (
+        ({"of": whole["id"], "files": [6], "from": 0}, "6 of a dataset of 6 files"),
+        ({"of": "nothing", "files": [0], "from": 0}, "does not know the dataset"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask({"part": wrong})
+        assert said in refused.value.read().decode()
+
+
+# Far away: what comes before what.
+
+
+class Far:
+    """Shards at an S3 server behind a thin line, and a node with an empty cache before it."""
+
+    def __init__(self, tmp_path, shards: dict[str, bytes], rate: str, options=()) -> None:
+        self.stack = []
+        self.origin = self._kept(Versitygw(tmp_path))
+        s3 = s3_client(self.origin.url)
+        s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": REGION})
+        for name, data in shards.items():
+            s3.put_object(Bucket="far", Key=name, Body=data)
+        self.s3 = s3
+        command = [
+            forebay_program(),
+            "distance",
+            "--listen",
+            "127.0.0.1:0",
+            "--stats-listen",
+            "127.0.0.1:0",
+        ]
+        command += ["--to", f"127.0.0.1:{self.origin.port}", "--rtt", "10ms", "--rate", rate]
+        line = self._kept(Process("distance", command, {}, tmp_path))
+        line.wait_until(lambda: line.lines, "ready")
+        address, self.counters = re.search(
+            r"distance: (\S+) to .* counters at (http://[^/]+/)", line.lines[0]
+        ).groups()
+        self.node = self._kept(
+            Node(f"http://{address}", ["far"], tmp_path / "node", options=options)
+        )
+
+    def _kept(self, process):
+        self.stack.append(process)
+        return process
+
+    def received(self) -> int:
+        with urllib.request.urlopen(self.counters, timeout=10) as answer:
+            return json.load(answer)["bytes_to_client"]
+
+    def close(self) -> None:
+        for process in reversed(self.stack):
+            process.stop()
+
+
+@pytest.fixture
+def far(tmp_path):
+    made = []
+
+    def start(shards, rate="6MiB", options=()):
+        made.append(Far(tmp_path, shards, rate, options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def noise(n: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(n)
+
+
+def large(shard: int, samples: int = 120, repeats=()) -> bytes:
+    members = (
+        (f"s{shard}/{n:03}", {"bin": noise(32 << 10, shard * 1000 + n)}) for n in range(samples)
+    )
+    return tar(members, repeats)
+
+
+def check(rows) -> None:
+    for row in rows:
+        shard, number = int(row["__key__"][1]), int(row["__key__"][3:])
+        assert bytes(row["bin"]) == noise(32 << 10, shard * 1000 + number), row["__key__"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_come_before_their_shards_are_whole_and_once(far, stream):
+    far = far({f"t{i}.tar": large(i) for i in range(3)})
+    shards = forebay.open_shards("far/*.tar", url=far.node.url, part_bytes=512 << 10)
+    loader = shards.loader(16, shuffle=forebay.Block(3), seed=3, stream=stream, uneven="pad")
+    came, seen = [], []
+    for batch in loader:
+        came.append(far.received())
+        check(batch)
+        seen += keys([batch])[: loader.last.real]
+    assert len(seen) == len(set(seen)) == 360
+    whole = 3 * 120 * (33 << 10)
+    # The first batch needs 1.5 MiB of the 11.6; half of it is room for what was on its way.
+    assert came[0] < whole * 0.45, f"{came[0]} of {whole} bytes before the first batch"
+    assert came[len(came) // 2] < whole, "the second half waited for the last byte"
+    assert far.received() < whole * 1.05, "something was fetched twice"
+    # Again, in the next epoch: everything is here.
+    again = list(loader)
+    assert keys(again) != seen and far.received() < whole * 1.05
+
+
+def test_a_name_that_is_repeated_later_changes_nothing_for_rows(far):
+    # By name the last counts; rows are by their place.
+    far = far({"r.tar": large(1, 60, [("s1/000.bin", b"again"), ("s1/030.bin", b"and again")])})
+    shards = forebay.open_shards("far/r.tar", url=far.node.url, part_bytes=256 << 10)
+    rows = [row for batch in shards.loader(8, uneven="pad") for row in batch][:62]
+    check(rows[:60])
+    assert [(r["__key__"], bytes(r["bin"])) for r in rows[60:]] == [
+        ("s1/000", b"again"),
+        ("s1/030", b"and again"),
+    ]
+    client = forebay.Client(far.node.url)
+    items = list(client.batch([("far", "r.tar", f"s1/00{n}.bin") for n in range(2)]))
+    assert bytes(items[0].data) == b"again" and bytes(items[1].data) == noise(32 << 10, 1001)
+
+
+def test_a_shard_that_is_damaged_in_the_middle_gives_what_is_before(far):
+    data = bytearray(large(1, 100))
+    at = 60 * (33 << 10)
+    data[at - at % 512 : at - at % 512 + (40 << 10)] = b"\xff" * (40 << 10)
+    far = far({"d.tar": bytes(data)}, rate="50MiB")
+    shards = forebay.open_shards("far/d.tar", url=far.node.url, part_bytes=256 << 10)
+    seen = []
+    with pytest.raises(forebay.ServerError, match=r"far/d\.tar"):
+        for batch in shards.loader(4):
+            check(batch)
+            seen += keys([batch])
+    assert 40 <= len(seen) < 60 and seen == [f"s1/{n:03}" for n in range(len(seen))]
+
+
+def test_a_shard_that_is_replaced_in_the_middle_is_said(far):
+    far = far({"c.tar": large(1), "d.tar": large(2)})
+    shards = forebay.open_shards("far/*.tar", url=far.node.url, part_bytes=256 << 10)
+    loader = shards.loader(8)
+    batches = iter(loader)
+    check(next(batches))
+    far.s3.put_object(Bucket="far", Key="d.tar", Body=large(3))
+    with pytest.raises(forebay.Changed, match=r"d\.tar"):
+        for batch in batches:
+            check(batch)
+
+
+def settled(node) -> float:
+    return node.metrics()["forebay_memory_used_bytes"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_that_is_left_in_the_middle_leaves_nothing(far, stream):
+    far = far({f"t{i}.tar": large(i) for i in range(4)}, rate="12MiB")
+    before, threads_before = settled(far.node), set(threading.enumerate())
+    shards = forebay.open_shards("far/*.tar", url=far.node.url, part_bytes=512 << 10)
+    loader = shards.loader(8, shuffle=forebay.Block(2), stream=stream)
+    for batch in loader:
+        check(batch)
+        break
+    del batch
+    waiting = threading.Thread(target=list, args=(iter(loader),))
+    waiting.start()
+    loader.close()
+    waiting.join(10)
+    assert not waiting.is_alive(), "a loop that was closed waits on"
+    del loader, waiting
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        new = set(threading.enumerate()) - threads_before
+        threads = [t.name for t in new if t.name.startswith("forebay-")]
+        if not threads and settled(far.node) <= before:
+            break
+        time.sleep(0.1)
+    assert not threads and settled(far.node) <= before
+    # What it has fetched is of use.
+    assert len(list(shards.loader(8, shuffle=forebay.Block(2)))) == 60
+
+
+def test_a_node_that_is_started_anew_goes_on(far):
+    far = far({f"t{i}.tar": large(i, 40) for i in range(3)}, rate="100MiB")
+    client = forebay.Client(far.node.unix_url, timeout=30)
+    shards = forebay.open_shards("far/*.tar", client=client, part_bytes=128 << 10)
+    expected = keys(shards.loader(8, shuffle=forebay.Block(2), seed=1))
+    seen = []
+    for number, batch in enumerate(shards.loader(8, shuffle=forebay.Block(2), seed=1, prefetch=1)):
+        seen += keys([batch])
+        if number == 3:
+            directory, socket = far.node.directory, far.node.socket
+            url = next(a for a in far.node.process.args if str(a).startswith("s3://far"))
+            far.node.stop()
+            far.node = far._kept(Node("", [], directory, options=["--origin", url], socket=socket))
+    assert seen == expected

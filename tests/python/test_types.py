@@ -1,0 +1,30 @@
+"""What type checkers know of the package: mypy over typed.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import forebay
+
+HERE = Path(__file__).parent
+
+
+def test_type_checkers_know_what_a_batch_is(tmp_path):
+    config = tmp_path / "mypy.ini"
+    # PyTorch, JAX and PyArrow are taken as they are: to read them would take minutes.
+    config.write_text(
+        "[mypy]\nstrict = true\n[mypy-torch.*,jax.*,pyarrow.*,nvidia.*]\nfollow_imports = skip\n"
+        "ignore_missing_imports = true\n"
+    )
+    mypy = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", tmp_path]
+    done = subprocess.run(
+        [*mypy, HERE / "typed.py"], capture_output=True, text=True, timeout=600, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_shows_what_it_offers_and_nothing_else():
+    shown = {name for name in dir(forebay) if not name.startswith("__")}
+    assert shown == {*forebay.__all__, "dali", "errors", "fsspec", "jax", "torch"} - {"__version__"}
