@@ -217,7 +217,7 @@ async fn errors_are_json_that_clients_understand() {
         (Method::GET, "/v1/objects/data/k?etl_name=x", 501),
         (Method::PUT, "/v1/objects/data/k?append_type=nonsense", 400),
         (Method::PATCH, "/v1/objects/data/k", 501),
-        (Method::GET, "/v1/etl", 501),
+        (Method::PUT, "/v1/etl", 501),
         (Method::GET, "/v1/nonsense", 501),
         (Method::GET, "/v1/cluster?what=nonsense", 501),
         (Method::DELETE, "/v1/ml/moss/data", 501),
