@@ -40,6 +40,8 @@
 //! platform and, for one [`ALGORITHM`], in every release. What is cached is only what can be
 //! computed again. Memory does not grow with rows.
 
+#![warn(missing_docs)]
+
 mod bounded;
 mod key;
 mod mix;

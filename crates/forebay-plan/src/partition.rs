@@ -49,8 +49,13 @@ pub enum Batching {
     /// together. The next `lookahead_rows` rows of the order are batched at a time, rows of similar
     /// length together. As JSON `{"bounded": {"max_total": …, …}}`.
     Bounded {
+        /// The most that the lengths of a batch may add up to, in the unit of
+        /// [`Lengths`](crate::Lengths).
         max_total: u64,
+        /// The most rows in a batch.
         max_rows: u32,
+        /// Rows of a look-ahead window. The larger it is, the closer in length the rows of a batch
+        /// are.
         lookahead_rows: u32,
         /// Whether a row counts as long as the longest of its batch: what it takes when batches are
         /// padded to rectangles.
@@ -95,11 +100,15 @@ impl Batching {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Partition {
+    /// How many ranks the job has. 1 where a document leaves it out.
     #[serde(default = "one")]
     pub world: u32,
+    /// Which of them this is, from 0. 0 where a document leaves it out.
     #[serde(default)]
     pub rank: u32,
+    /// How the rows of one rank make a batch.
     pub batch: Batching,
+    /// What becomes of the last rows of an epoch.
     #[serde(default)]
     pub uneven: Uneven,
 }

@@ -12,7 +12,9 @@ use std::{collections::HashMap, ops::Range};
 /// A row of one of a plan's sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowRef {
+    /// The number of its source, from 0, in the order of [`PlanSpec::sources`].
     pub source: u32,
+    /// The number of the row in that source, from 0, as the dataset stores it.
     pub row: u64,
 }
 
@@ -29,6 +31,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The plan of a specification, checked.
+    ///
+    /// # Errors
+    /// `Invalid` for no source or too many of them, a source without rows, weights that do not make
+    /// a mix, a shuffle of size 0, or an epoch of no rows or too many.
     pub fn new(spec: PlanSpec) -> Result<Self> {
         spec.check()?;
         let orders = spec
@@ -66,6 +73,7 @@ impl Plan {
         })
     }
 
+    /// What the plan was made from.
     pub fn spec(&self) -> &PlanSpec {
         &self.spec
     }
@@ -79,6 +87,7 @@ impl Plan {
         self.data
     }
 
+    /// Rows of one epoch, of all sources and all ranks together.
     pub fn rows_per_epoch(&self) -> u64 {
         self.epoch_rows
     }

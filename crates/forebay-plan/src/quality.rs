@@ -35,8 +35,11 @@ const BARS: usize = 96;
 
 /// An order that can be measured.
 pub trait Ordering {
+    /// As [`Plan::rows_per_epoch`].
     fn rows_per_epoch(&self) -> u64;
+    /// As [`Plan::row_at`].
     fn row_at(&self, epoch: u64, position: u64) -> RowRef;
+    /// As [`Plan::position_of`].
     fn position_of(&self, epoch: u64, row: RowRef) -> Option<u64>;
 }
 
@@ -57,17 +60,28 @@ impl Ordering for Plan {
 /// What each measure came to.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// Rows of an epoch.
     pub rows: u64,
+    /// Rows of a batch, as the caller gave them.
     pub batch: u32,
     /// Rows that were looked at: all, or batches evenly over the epoch.
     pub measured_rows: u64,
+    /// The mean distance of a row's place in the epoch from its place in the dataset, 0 to 1.
     pub displacement: f64,
+    /// The largest such distance.
     pub displacement_max: f64,
+    /// Spearman's correlation of position and row, -1 to 1.
     pub rank_correlation: f64,
+    /// The share of pairs of rows in a batch that are of one block, 0 to 1.
     pub co_location: f64,
+    /// The mean chi-square of the batches' label counts over its expectation. 1: fair samples.
     pub label_dispersion: f64,
+    /// The entropy of the gaps between rows that follow each other, as a part of the largest
+    /// possible.
     pub gap_entropy: f64,
+    /// The share of a row's companions in a batch that it meets again in a batch of the next epoch.
     pub epoch_overlap: f64,
+    /// Spearman's correlation of a row's positions in two epochs, -1 to 1.
     pub epoch_correlation: f64,
 }
 
@@ -83,6 +97,7 @@ pub struct Picture {
 
 /// The label of a row, as a number below some count.
 pub trait Labels {
+    /// The label of one row: an index into [`counts`](Labels::counts).
     fn label(&self, row: RowRef) -> u32;
     /// How many rows have each label.
     fn counts(&self) -> Vec<u64>;
@@ -92,7 +107,9 @@ pub trait Labels {
 /// class, or day by day.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretches<'a> {
+    /// The plan whose sources are divided.
     pub plan: &'a Plan,
+    /// How many stretches of equal length each source has; at least 1.
     pub stretches: u32,
 }
 
@@ -149,6 +166,7 @@ impl Given {
         given
     }
 
+    /// How many labels were given: one for each row.
     pub fn rows(&self) -> u64 {
         self.labels.len() as u64
     }

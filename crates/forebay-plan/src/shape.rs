@@ -89,10 +89,12 @@ impl Shape {
         Ok(())
     }
 
+    /// Rows of all blocks together.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
+    /// How many blocks there are, empty ones included.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }

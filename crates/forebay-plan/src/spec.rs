@@ -14,10 +14,16 @@ pub enum Shuffle {
     #[default]
     None,
     /// No row is `rows` or more positions away from its place.
-    Window { rows: u64 },
+    Window {
+        /// At least 1.
+        rows: u64,
+    },
     /// Blocks in a random order; rows shuffled within each `blocks` blocks that follow each other
     /// in it.
-    Block { blocks: u64 },
+    Block {
+        /// At least 1.
+        blocks: u64,
+    },
     /// All rows.
     Full,
 }
@@ -74,6 +80,7 @@ impl std::str::FromStr for Shuffle {
 pub struct Source {
     /// The identity of a version of the dataset.
     pub dataset: String,
+    /// The rows of its blocks.
     pub shape: Arc<Shape>,
     /// Its part of a mix, beside the weights of the others.
     pub weight: f64,
@@ -83,8 +90,11 @@ pub struct Source {
 /// order of the rows.
 #[derive(Clone, Debug)]
 pub struct PlanSpec {
+    /// The datasets; more than one makes a mix.
     pub sources: Vec<Source>,
+    /// What makes the order one of many: the same seed gives the same order.
     pub seed: u64,
+    /// How rows are ordered within each source.
     pub shuffle: Shuffle,
     /// Rows of an epoch of a mix. Without it, the rows of all sources together. One source alone
     /// needs none: its epoch is each row once.
@@ -95,11 +105,15 @@ pub struct PlanSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDocument {
+    /// The datasets; more than one makes a mix.
     pub sources: Vec<SourceDocument>,
+    /// [`PlanSpec::seed`]; 0 if it is left out.
     #[serde(default)]
     pub seed: u64,
+    /// [`PlanSpec::shuffle`]; [`Shuffle::None`] if it is left out.
     #[serde(default)]
     pub shuffle: Shuffle,
+    /// [`PlanSpec::epoch_rows`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_rows: Option<u64>,
 }
@@ -108,7 +122,9 @@ pub struct PlanDocument {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceDocument {
+    /// [`Source::dataset`], by which the shape is looked up.
     pub dataset: String,
+    /// [`Source::weight`]; 1 if it is left out.
     #[serde(default = "one")]
     pub weight: f64,
 }

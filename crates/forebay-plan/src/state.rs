@@ -14,6 +14,7 @@ const VERSION: u32 = 1;
 /// A place between two steps of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
+    /// The version of this form; a release reads its own only.
     pub version: u32,
     /// [`ALGORITHM`] of the release that made it.
     pub algorithm: u32,
@@ -21,7 +22,9 @@ pub struct State {
     pub plan: String,
     /// A digest of the datasets.
     pub data: String,
+    /// [`PlanSpec::seed`](crate::PlanSpec::seed), to say so where a state is refused.
     pub seed: u64,
+    /// The epoch that the next row belongs to, from 0.
     pub epoch: u64,
     /// Rows of this epoch, of all ranks together, that were yielded: the next is at this position.
     /// With bounded batches, where the look-ahead window under way begins.
@@ -34,7 +37,9 @@ pub struct State {
 /// A place between two batches of one look-ahead window. It has a meaning for the same bounds only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Within {
+    /// How many batches of the window were yielded, by all ranks together; more than 0.
     pub batches: u64,
+    /// The bounds that the window was batched with.
     pub batching: Batching,
 }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub struct Step {
     /// Counted from where the job began or resumed.
     pub step: u64,
+    /// The epoch that its real rows belong to, from 0.
     pub epoch: u64,
     /// The rows of this rank.
     pub rows: Vec<RowRef>,
@@ -142,10 +143,12 @@ impl Steps {
         self
     }
 
+    /// The plan whose rows these are.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
+    /// The rank that the steps are of, and how it takes rows.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
