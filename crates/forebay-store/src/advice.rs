@@ -40,6 +40,7 @@ use std::{ops::ControlFlow, sync::Arc};
 pub struct Cached {
     /// The hash of the object's name ([`forebay_core::ObjectName::hash128`]).
     pub name: u128,
+    /// Which version of its bytes the entry is of.
     pub version: VersionId,
     /// `None`: the head, which holds the bytes of a small object.
     pub part: Option<Part>,
@@ -54,6 +55,7 @@ pub enum NextUse {
     Never,
     /// Before the present epoch of some plan ends.
     ThisRound(u64),
+    /// In a later epoch of the plan that wants it first.
     LaterRound(u64),
 }
 
@@ -64,6 +66,7 @@ pub trait Advisor: Send + Sync {
     fn is_active(&self) -> bool;
     /// Another number whenever plans come or go: what was said before then counts no more.
     fn generation(&self) -> u64;
+    /// When an entry is wanted next, by whichever plan wants it first.
     fn next_use(&self, entry: &Cached) -> NextUse;
 }
 

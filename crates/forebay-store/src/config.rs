@@ -10,14 +10,17 @@ use std::{path::PathBuf, time::Duration};
 /// One cache directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirConfig {
+    /// Where it is; it is made if it is not there.
     pub path: PathBuf,
     /// The sizes of all files of the store in this directory never add up to more; to less where
     /// the file system has less room.
     pub capacity_bytes: u64,
 }
 
+/// What a store is opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
+    /// The cache directories, 1 to 255; objects are spread over them.
     pub dirs: Vec<DirConfig>,
     /// Size of a segment file; `None`: derived from the capacity (1/256 of it, 2 to 256 MiB,
     /// smaller for small caches).

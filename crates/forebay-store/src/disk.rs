@@ -16,7 +16,9 @@ use std::{
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
+    /// To be read only; it must be there.
     Read,
+    /// To be read and written as it is; it must be there.
     ReadWrite,
     /// A new, empty file; an older one of that name is cut to nothing.
     Create,
@@ -25,7 +27,9 @@ pub enum OpenMode {
 /// How much a file system holds, and how much more a process without privileges may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
+    /// The size of the file system.
     pub total_bytes: u64,
+    /// What such a process may still write; the part reserved for root does not count.
     pub available_bytes: u64,
 }
 
@@ -55,11 +59,15 @@ pub trait Disk: Send + Sync + 'static {
     /// # Errors
     /// Of the system.
     fn space(&self, dir: &Path) -> io::Result<Space>;
+    /// Makes a directory and those above it, where they are missing.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// Opens a file; with [`OpenMode::Create`], makes it.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn DiskFile>>;
     /// Plain files of a directory with their sizes.
     fn list(&self, dir: &Path) -> io::Result<Vec<(String, u64)>>;
+    /// Gives a file another name; a file that has it is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
     fn delete(&self, path: &Path) -> io::Result<()>;
     /// Makes creations, renames and deletions in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
@@ -84,7 +92,9 @@ pub trait DiskFile: Send + Sync + 'static {
     fn prepare(&self, range: Range<u64>);
     /// Cuts the file, or makes it longer with zeros.
     fn set_size(&self, size: u64) -> io::Result<()>;
+    /// Bytes of the file at this moment.
     fn size(&self) -> io::Result<u64>;
+    /// Makes what was written durable, as `fdatasync` does.
     fn sync(&self) -> io::Result<()>;
 }
 

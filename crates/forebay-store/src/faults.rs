@@ -24,12 +24,19 @@ pub enum Op {
     Open,
     /// A file that exists is opened to be written, too.
     OpenWrite,
+    /// Bytes of a file are read.
     Read,
+    /// Bytes of a file are written; [preparing](DiskFile::prepare) does not count.
     Write,
+    /// A file is cut or made longer.
     Resize,
+    /// A file or a directory is made durable.
     Sync,
+    /// A file is removed.
     Delete,
+    /// A file is renamed; the rule's path is that of its new name.
     Rename,
+    /// The files of a directory are listed.
     List,
 }
 
@@ -98,6 +105,7 @@ impl Rule {
 pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>);
 
 impl Faults {
+    /// Puts a rule in force. Of several that match an operation, the one added first happens.
     pub fn add(&self, rule: Rule) {
         self.0.lock().0.push(rule);
     }
@@ -177,12 +185,14 @@ impl Faults {
     }
 }
 
+/// A disk to which happens what its [`Faults`] say; otherwise the one that it wraps.
 pub struct FaultyDisk {
     disk: Arc<dyn Disk>,
     faults: Faults,
 }
 
 impl FaultyDisk {
+    /// Wraps `disk`, and gives the rules, none so far, to steer it by.
     pub fn new(disk: impl Disk) -> (Self, Faults) {
         let faults = Faults::default();
         (

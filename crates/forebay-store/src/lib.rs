@@ -35,6 +35,8 @@
 //! silently. A `put_head` that fails takes the older head away: it is not current. Parts are found
 //! by version; the caller gets the version from the head.
 
+#![warn(missing_docs)]
+
 mod advice;
 mod checkpoint;
 mod codec;

@@ -32,27 +32,33 @@ pub struct Store {
 pub struct Peek {
     /// 0: must be revalidated before use.
     pub validated_at_secs: u32,
+    /// Whether a pin keeps it from eviction.
     pub pinned: bool,
     /// The whole object is in its head record.
     pub inline: bool,
+    /// Bytes of its head record, header and name included, without padding.
     pub record_bytes: u64,
 }
 
 /// A head record as it was read.
 #[derive(Clone, Debug)]
 pub struct Head {
+    /// What the origin said of the object, as it was put.
     pub meta: Arc<ObjectMeta>,
     /// 0: must be revalidated before use.
     pub validated_at_secs: u32,
     /// The whole object, if it is stored inline.
     pub data: Option<Bytes>,
+    /// Whether a pin keeps it from eviction.
     pub pinned: bool,
 }
 
 /// What [`Store::append_inline`] appended.
 #[derive(Clone, Debug)]
 pub struct Appended {
+    /// What the origin said of the object, as it was put.
     pub meta: Arc<ObjectMeta>,
+    /// 0: must be revalidated before use.
     pub validated_at_secs: u32,
     /// The bytes of the object that were appended.
     pub range: Range<u64>,
@@ -380,6 +386,7 @@ impl Store {
             .sum()
     }
 
+    /// Gauges and counters, read one after the other while others go on.
     pub fn stats(&self) -> StoreStats {
         let inner = &self.inner;
         StoreStats {
