@@ -13,10 +13,13 @@ const HINT: &str = "as in http://127.0.0.1:8080 or unix:/run/forebay/forebay.soc
 /// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
+    /// A host and a port.
     Tcp {
         /// A name or an address, without brackets.
         host: String,
+        /// 1 to 65535.
         port: u16,
+        /// Whether it speaks TLS: `https://`.
         tls: bool,
     },
     /// The path of its Unix socket.

@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Selection {
+    /// May be empty where a manifest names the buckets.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub bucket: String,
     /// Every object whose name begins so; the empty prefix is the whole bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// Whole keys, in `bucket`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<Vec<String>>,
     /// `BUCKET/KEY`, or `KEY` where `bucket` is given; one on each line.
@@ -45,6 +47,7 @@ pub enum WarmEvent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WarmReport {
+    /// Whether nothing was done, and the sums say what would be.
     pub dry_run: bool,
     /// Objects that are done with.
     pub objects: u64,
@@ -54,14 +57,21 @@ pub struct WarmReport {
     pub listing_done: bool,
     /// Brought now; in a dry run: would be brought.
     pub warmed: u64,
+    /// Bytes of those.
     pub warmed_bytes: u64,
+    /// Objects that were cached whole, and current.
     pub already_there: u64,
+    /// Bytes of those.
     pub already_there_bytes: u64,
+    /// Objects that the origin does not have.
     pub missing: u64,
+    /// Objects that the origin does not let the node read.
     pub denied: u64,
+    /// Objects that did not come for any other reason.
     pub failed: u64,
     /// Of what was brought and what was there.
     pub bytes: u64,
+    /// Since the warm-up began.
     pub seconds: f64,
     /// The listing broke off: the report is of the objects that were listed before.
     pub error: Option<String>,
@@ -70,9 +80,13 @@ pub struct WarmReport {
 /// An object that a warm-up did not bring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotWarmed {
+    /// As clients of the node name it.
     pub bucket: String,
+    /// The object's key in that bucket.
     pub key: String,
+    /// Which of the counts of a [`WarmReport`] it is in.
     pub outcome: NotWarmedWhy,
+    /// The same in words.
     pub message: String,
 }
 
@@ -80,9 +94,11 @@ pub struct NotWarmed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NotWarmedWhy {
+    /// There is no such object.
     Missing,
     /// The origin does not let the node read it.
     Denied,
+    /// Any other reason, those of later releases included.
     #[default]
     #[serde(other)]
     Failed,
@@ -103,9 +119,12 @@ impl NotWarmedWhy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheAction {
+    /// Keep them from eviction; what is not cached yet counts as soon as it is.
     #[default]
     Pin,
+    /// Let them be evicted again.
     Unpin,
+    /// Take them out of the cache now.
     Evict,
 }
 
@@ -135,12 +154,17 @@ impl CacheAction {
 /// The answer to a pin, an unpin or an eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeReport {
+    /// What was asked for.
     pub action: CacheAction,
+    /// Whether nothing was done, and the counts say what would be.
     pub dry_run: bool,
     /// All that were meant.
     pub objects: u64,
+    /// Objects that are as asked for now, and were not before.
     pub changed: u64,
+    /// Objects that were so already, and those that cannot be evicted because they are pinned.
     pub unchanged: u64,
+    /// Objects that it could not be done to.
     pub failed: u64,
     /// That an eviction freed.
     pub bytes: u64,
@@ -151,21 +175,27 @@ pub struct ChangeReport {
 /// An object that something could not be done to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedObject {
+    /// As clients of the node name it.
     pub bucket: String,
+    /// The object's key in that bucket.
     pub key: String,
+    /// Why not.
     pub message: String,
 }
 
 /// `GET /v1/forebay/pinned`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
+    /// Those that the caller may administer, in the order of names.
     pub pinned: Vec<PinnedObject>,
 }
 
 /// An object that is pinned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedObject {
+    /// As clients of the node name it.
     pub bucket: String,
+    /// The object's key in that bucket.
     pub key: String,
 }
 
@@ -173,7 +203,9 @@ pub struct PinnedObject {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
+    /// As clients of the node name it.
     pub bucket: String,
+    /// The object's key in that bucket.
     pub key: String,
     /// Bytes.
     pub size: u64,
@@ -185,10 +217,13 @@ pub struct Stat {
     pub last_modified_ms: i64,
     /// What the cache keys its content by.
     pub version: String,
+    /// Headers and user metadata that are kept with it.
     pub attributes: Attributes,
     /// `HIT`, `MISS` and so on: how the node came to know this.
     pub cache: String,
+    /// How many of its bytes, of this version, are in the cache.
     pub cached_bytes: u64,
+    /// Whether its name is pinned, cached or not.
     pub pinned: bool,
     /// When the origin last said that this is current, in seconds since the Unix epoch.
     pub validated_at: Option<u64>,

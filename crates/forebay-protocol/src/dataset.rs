@@ -8,13 +8,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Description {
+    /// The identity of this version of it, by which requests name it.
     pub id: String,
+    /// The format of its files, as `parquet` or `jsonl`.
     pub format: String,
+    /// Rows of all files.
     pub rows: u64,
+    /// Blocks of all files: what is fetched and decoded at a time.
     pub blocks: u64,
+    /// How many files it has.
     pub files: u64,
     /// Of all files.
     pub bytes: u64,
+    /// The columns that are read where none are named.
     pub schema: Vec<Column>,
     /// Columns that are read only where they are asked for by name: the lines of JSONL.
     pub besides: Vec<Column>,
@@ -22,13 +28,16 @@ pub struct Description {
     pub memory_bytes: u64,
 }
 
+/// A column of a dataset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Column {
+    /// As rows are asked for by.
     pub name: String,
     /// Arrow's name of it; `Json`: text that is the JSON of values without a type in common.
     #[serde(rename = "type")]
     pub data_type: String,
+    /// Whether rows may lack a value.
     pub nullable: bool,
 }
 
@@ -36,6 +45,7 @@ pub struct Column {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Datasets {
+    /// Those that are open and that the caller may read.
     pub datasets: Vec<Description>,
 }
 
@@ -43,29 +53,36 @@ pub struct Datasets {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OpenedDataset {
+    /// What was opened.
     #[serde(flatten)]
     pub dataset: Description,
     /// Milliseconds.
     pub opened_ms: f64,
-    /// Files whose index was read now, and what was read for it.
+    /// Files whose index was read now.
     pub indexed_files: u64,
+    /// Bytes that were read for it.
     pub indexed_bytes: u64,
     /// Files whose index was known.
     pub reused_files: u64,
     /// The dataset that the same description meant at the last opening, if its files were others.
     pub previous: Option<String>,
-    /// Damaged files that were left out, and why; `skipped` holds the first of them.
+    /// Damaged files that were left out.
     pub skipped_files: u64,
+    /// The first of them, and what is wrong with each.
     pub skipped: Vec<SkippedFile>,
-    /// Names that cannot be read through this node, and one of them.
+    /// Names that cannot be read through this node.
     pub unreadable_names: u64,
+    /// One of them; `None` if there are none.
     pub unreadable_name: Option<String>,
 }
 
+/// A damaged file that was left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SkippedFile {
+    /// The object, `bucket/key`.
     pub name: String,
+    /// What is wrong with it.
     pub message: String,
 }
 
@@ -79,6 +96,7 @@ pub struct OpenProgress {
     pub pages: u64,
     /// Files whose index has to be read; 0 while the listing goes on.
     pub to_index: u64,
+    /// Files whose index was read so far.
     pub indexed: u64,
     /// Bytes that were read for it.
     pub bytes: u64,
@@ -88,7 +106,9 @@ pub struct OpenProgress {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum OpenEvent {
+    /// How far it is; comes now and then.
     Progress(OpenProgress),
+    /// The dataset is open.
     Opened(Box<OpenedDataset>),
     /// The head of the answer is out: the status is in the line.
     Error(Box<ErrorDocument>),

@@ -44,6 +44,7 @@ pub struct ErrorDocument {
     /// When to try again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<u64>,
+    /// For AIStore's clients; absent where no request stands behind the document.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub ais: Option<AisFields>,
 }
@@ -51,10 +52,15 @@ pub struct ErrorDocument {
 /// What AIStore's clients read beside `status` and `message`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AisFields {
+    /// The HTTP method of the request.
     pub method: String,
+    /// The path of the request, without its query.
     pub url_path: String,
+    /// The address that the request came from.
     pub remote_addr: String,
+    /// The name of the key or token that the request came with; empty until that is known.
     pub caller: String,
+    /// The id of the node that answered.
     pub node: String,
     /// Their class of it, where they have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

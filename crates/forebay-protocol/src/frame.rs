@@ -33,6 +33,7 @@ use forebay_core::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// The length of a header on the wire.
 pub const FRAME_HEADER_BYTES: usize = 64;
 /// Payloads are padded to a multiple of it, and their buffers are aligned to it.
 pub const FRAME_ALIGNMENT: usize = 64;
@@ -43,6 +44,7 @@ const OWN_PIECE_FROM_BYTES: usize = 16 << 10;
 /// The continuation marker and the length before each message of Arrow IPC.
 const MESSAGE_PREFIX_BYTES: usize = 8;
 
+/// What a frame's payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// An Arrow IPC stream of one batch.
@@ -80,7 +82,9 @@ impl FrameKind {
 /// Where in an order a frame's rows belong. All zero for rows that were asked for by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FrameTag {
+    /// The epoch of the rows, from 0.
     pub epoch: u64,
+    /// The step that the rows are one rank's batch of, counted from where the job began.
     pub step: u64,
     /// The position, within the epoch, of the first row after these of all ranks; 0: the next epoch
     /// begins.
@@ -89,15 +93,20 @@ pub struct FrameTag {
     pub padding: u32,
 }
 
+/// The 64 bytes before a payload, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
+    /// What the payload is.
     pub kind: FrameKind,
     /// None is defined.
     pub flags: u16,
+    /// Where the rows belong.
     pub tag: FrameTag,
+    /// Rows of the batch, those that only fill the step up included; 0 for other kinds.
     pub rows: u32,
     /// Without the padding.
     pub payload_bytes: u64,
+    /// CRC32C of the payload, without the padding.
     pub payload_crc: u32,
 }
 
@@ -107,6 +116,7 @@ fn corrupt(message: impl Into<String>) -> Error {
 }
 
 impl FrameHeader {
+    /// The header as it goes on the wire, with its own checksum.
     pub fn encode(&self) -> [u8; FRAME_HEADER_BYTES] {
         let mut out = [0; FRAME_HEADER_BYTES];
         out[0..4].copy_from_slice(MAGIC);
@@ -209,6 +219,7 @@ impl FrameHeader {
 /// A frame that is ready to be sent. It shares the memory of the batch that it was made of.
 #[derive(Debug)]
 pub struct Frame {
+    /// The header that goes before the payload.
     pub header: FrameHeader,
     payload: Vec<Buffer>,
 }
@@ -232,6 +243,7 @@ impl Frame {
         Self::of(FrameKind::Rows, tag, rows, payload)
     }
 
+    /// A frame that tells of an error; nothing follows it.
     pub fn error(tag: FrameTag, error: &Error) -> Frame {
         // A document of text and numbers can always be written.
         let json = serde_json::to_vec(&ErrorDocument::of(error)).unwrap_or_default();

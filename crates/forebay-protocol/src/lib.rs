@@ -13,6 +13,8 @@
 //! No I/O. Types that are read take what is missing as a default and pass over what they do not
 //! know, so that ends of neighbouring releases understand each other.
 
+#![warn(missing_docs)]
+
 mod address;
 pub mod batch;
 pub mod cache;

@@ -99,6 +99,7 @@ impl Histogram {
         }
     }
 
+    /// How many samples there are in all buckets.
     pub fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |(_, n)| *n)
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Registration {
+    /// The datasets, by their ids, and the order.
     pub plan: PlanDocument,
     /// What the job calls itself: who registers the same plan under the same name again renews that
     /// lease, and gets no second one.
@@ -16,6 +17,7 @@ pub struct Registration {
     /// Where the job begins.
     #[serde(default)]
     pub epoch: u64,
+    /// Positions count the rows of all ranks together, from 0 in each epoch.
     #[serde(default)]
     pub position: u64,
     /// The epoch before which the job ends; `None`: it is not known.
@@ -45,9 +47,11 @@ pub struct Lease {
     pub lease: String,
     /// The identity of the plan's order.
     pub plan: String,
+    /// Rows of all ranks together in one epoch.
     pub rows_per_epoch: u64,
     /// Where the cache takes the job to be.
     pub epoch: u64,
+    /// The position within that epoch.
     pub position: u64,
     /// `None`: when what it is for ends here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,6 +63,7 @@ pub struct Lease {
 /// `GET /v1/datasets/plans`: the caller's leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leases {
+    /// Empty if the caller has none.
     pub leases: Vec<Lease>,
 }
 
@@ -66,7 +71,9 @@ pub struct Leases {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
+    /// The epoch that the job is in, from 0.
     pub epoch: u64,
+    /// Rows of that epoch, of all ranks together, that are done with.
     pub position: u64,
 }
 

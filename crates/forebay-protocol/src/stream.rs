@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamRequest {
+    /// The datasets, by their ids, and the order.
     pub plan: PlanDocument,
+    /// The rank that receives, and how its batches are made.
     pub partition: Partition,
     /// Where the job begins; steps are counted from here. Without it, the beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,7 +49,9 @@ impl StreamRequest {
 /// Which steps one connection gets: the query of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
+    /// Which of the stream's connections this is, from 0.
     pub connection: u32,
+    /// How many there are; each gets every so many-th step.
     pub of: u32,
     /// Steps before this one are not sent.
     pub from_step: u64,
