@@ -24,20 +24,28 @@ use std::{collections::BTreeMap, sync::Arc};
 /// What a feature becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FeatureType {
+    /// One `bytes_list` value, as `Binary`.
     #[serde(rename = "bytes")]
     Bytes,
+    /// One `bytes_list` value, as `Utf8`.
     #[serde(rename = "string")]
     Text,
+    /// One `float_list` value, as `Float32`.
     #[serde(rename = "float")]
     Float,
+    /// One `int64_list` value, as `Int64`.
     #[serde(rename = "int64")]
     Int64,
+    /// All values of a `bytes_list`, as a list of `Binary`.
     #[serde(rename = "list<bytes>")]
     BytesList,
+    /// All values of a `bytes_list`, as a list of `Utf8`.
     #[serde(rename = "list<string>")]
     TextList,
+    /// All values of a `float_list`, as a list of `Float32`.
     #[serde(rename = "list<float>")]
     FloatList,
+    /// All values of an `int64_list`, as a list of `Int64`.
     #[serde(rename = "list<int64>")]
     Int64List,
 }
@@ -73,14 +81,17 @@ impl FeatureType {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ExampleSpec {
+    /// What each feature becomes, by its name; columns come in the order of names.
     pub features: BTreeMap<String, FeatureType>,
 }
 
 impl ExampleSpec {
+    /// Whether the features are those of the first records.
     pub fn is_empty(&self) -> bool {
         self.features.is_empty()
     }
 
+    /// The columns, in the order of names; each may be null, where a record lacks the feature.
     pub fn schema(&self) -> SchemaRef {
         Arc::new(Schema::new(
             self.features

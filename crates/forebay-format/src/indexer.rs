@@ -55,6 +55,7 @@ impl Indexer {
         Self { kind, size, inner }
     }
 
+    /// The format that the archive is read as.
     pub fn kind(&self) -> ArchiveKind {
         self.kind
     }

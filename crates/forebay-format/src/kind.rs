@@ -8,17 +8,22 @@ use serde::{Deserialize, Serialize};
 /// An archive format that members are read from and that batches are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ArchiveKind {
+    /// Tar: POSIX (ustar and pax) or GNU.
     #[serde(rename = "tar")]
     Tar,
+    /// Tar in gzip.
     #[serde(rename = "tar.gz")]
     TarGz,
+    /// Tar in LZ4 frames.
     #[serde(rename = "tar.lz4")]
     TarLz4,
+    /// Zip, with Zip64 where it is needed.
     #[serde(rename = "zip")]
     Zip,
 }
 
 impl ArchiveKind {
+    /// Each kind once.
     pub const ALL: [ArchiveKind; 4] = [
         ArchiveKind::Tar,
         ArchiveKind::TarGz,

@@ -32,7 +32,9 @@ const LABEL_COLUMNS: [&str; 5] = ["label", "labels", "class", "target", "categor
 /// Which columns have the names and the labels; the usual ones where it is not told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LabelColumns {
+    /// The column of names; `None`: the usual ones, such as `file_name`.
     pub name: Option<String>,
+    /// The column of labels; `None`: the usual ones, such as `label`.
     pub label: Option<String>,
 }
 
@@ -77,10 +79,12 @@ impl Labels {
         Ok(labels.finish())
     }
 
+    /// How many names have a label.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
+    /// Whether no name has one.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }

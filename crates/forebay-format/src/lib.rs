@@ -43,6 +43,8 @@
 //! the offset) or `Unsupported` (they are past a limit, or of a kind not offered here), never with
 //! a panic, and keeps no more memory than it says.
 
+#![warn(missing_docs)]
+
 mod compress;
 pub mod decompress;
 pub mod example;

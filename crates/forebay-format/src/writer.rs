@@ -44,6 +44,7 @@ enum State {
 }
 
 impl ArchiveWriter {
+    /// A writer of an archive without entries.
     pub fn new(kind: ArchiveKind) -> Self {
         let format = match kind {
             ArchiveKind::Tar => Format::Tar,
@@ -59,6 +60,7 @@ impl ArchiveWriter {
         }
     }
 
+    /// The format that is written.
     pub fn kind(&self) -> ArchiveKind {
         self.kind
     }

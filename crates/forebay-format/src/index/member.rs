@@ -14,13 +14,16 @@ pub struct Member<'a> {
     /// Seconds since the Unix epoch; 0 where the archive does not say. A zip's local time is taken
     /// as UTC.
     pub mtime_secs: i64,
+    /// Where its bytes are.
     pub extent: Extent,
 }
 
 /// Where a member's bytes are and how they are kept there. Outlives the index it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
+    /// The format of the archive.
     pub kind: ArchiveKind,
+    /// How the bytes are kept, or why they cannot be read.
     pub storage: Storage,
     /// Tars: where the data begins. Zip: where the local header begins.
     pub offset: u64,
@@ -54,14 +57,19 @@ pub enum Storage {
     Stored = 0,
     /// Raw deflate, as zips have it; see [`MemberDecoder`](crate::MemberDecoder).
     Deflated = 1,
+    /// A directory; it has no bytes.
     Directory = 16,
+    /// A symbolic link; it is not followed.
     SymbolicLink = 17,
+    /// A hard link of a tar to another member; it is not followed.
     HardLink = 18,
     /// A character or block device, or a FIFO.
     Device = 19,
+    /// A sparse file of a tar, whose holes are left out.
     Sparse = 20,
     /// A tar type that is not a file, such as a volume label.
     Special = 21,
+    /// A zip member that takes a password.
     Encrypted = 22,
     /// A zip compression method other than stored and deflate.
     OtherMethod = 23,
@@ -81,6 +89,7 @@ impl Storage {
         Storage::OtherMethod,
     ];
 
+    /// Whether a member that is kept so can be read.
     pub fn is_readable(self) -> bool {
         self.why_unreadable().is_none()
     }
@@ -115,6 +124,7 @@ impl Member<'_> {
         self.extent.size
     }
 
+    /// Whether its bytes can be read.
     pub fn is_readable(&self) -> bool {
         self.extent.storage.is_readable()
     }

@@ -63,6 +63,7 @@ impl MemberIndex {
         self.columns.len()
     }
 
+    /// Whether there are no members at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -72,6 +73,7 @@ impl MemberIndex {
         self.columns.member(number)
     }
 
+    /// All members, readable or not, in archive order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Member<'_>> {
         (0..self.len()).map(|n| self.columns.member(n).expect("n is below len"))
     }
@@ -186,10 +188,12 @@ impl MemberIndexBuilder {
         self.columns.push(name, mtime_secs, extent)
     }
 
+    /// How many members were added.
     pub fn len(&self) -> usize {
         self.columns.len()
     }
 
+    /// Whether none was added.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -212,6 +216,7 @@ impl MemberIndexBuilder {
         self.columns.bound = bound;
     }
 
+    /// The index of what was added. Look-ups of a name find the last member that has it.
     pub fn finish(self) -> MemberIndex {
         let Self { mut columns } = self;
         columns.shrink();

@@ -32,8 +32,8 @@ use std::{collections::BTreeSet, ops::Range, sync::Arc};
 /// The column of a sample's key.
 pub const SAMPLE_KEY: &str = "__key__";
 /// The columns of a zip's rows.
-pub const ZIP_KEY: &str = "key";
-pub const ZIP_DATA: &str = "data";
+pub(crate) const ZIP_KEY: &str = "key";
+pub(crate) const ZIP_DATA: &str = "data";
 
 /// Where the members of rows are.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +78,7 @@ impl Places {
 /// A row: its members are numbers of the [`MemberIndex`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
+    /// What the names of its members have in common: for a zip, the whole name of its one member.
     pub key: String,
     /// Fields in the order in which they come, each with its member.
     pub fields: Vec<(String, usize)>,
@@ -101,6 +102,8 @@ pub struct Grouping {
 }
 
 impl Grouping {
+    /// The rule of an archive's format: one row for each member of a zip, and for each key of a
+    /// tar.
     pub fn of(kind: ArchiveKind) -> Self {
         Self {
             zip: kind == ArchiveKind::Zip,

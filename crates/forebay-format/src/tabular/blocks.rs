@@ -39,6 +39,7 @@ pub struct Piece {
 }
 
 impl BlockIndex {
+    /// How many blocks the file has.
     pub fn blocks(&self) -> usize {
         self.piece_ends.len()
     }
@@ -82,6 +83,7 @@ impl BlockIndex {
         self.offsets[pieces.start]..self.offsets[pieces.end - 1] + self.lens[pieces.end - 1]
     }
 
+    /// The pieces of a block, in order.
     pub fn pieces(&self, block: usize) -> impl Iterator<Item = Piece> + '_ {
         let mut row = 0;
         self.piece_range(block).map(move |number| {
@@ -122,6 +124,7 @@ impl BlockIndex {
         })
     }
 
+    /// Memory that it holds.
     pub fn memory_bytes(&self) -> usize {
         self.rows.capacity() * 4
             + (self.offsets.capacity() + self.lens.capacity() + self.row_ends.capacity()) * 8
@@ -310,6 +313,7 @@ impl BlockIndexBuilder {
         &self.index
     }
 
+    /// The index, with a block that is not complete yet as its last.
     pub fn finish(mut self) -> BlockIndex {
         if self.index.rows.len() as u32 > self.index.piece_ends.last().copied().unwrap_or(0) {
             self.index.piece_ends.push(self.index.rows.len() as u32);

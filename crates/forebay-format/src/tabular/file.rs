@@ -23,6 +23,7 @@ pub struct IndexOptions {
     pub columns: Option<SchemaRef>,
     /// Where blocks of TFRecord, JSONL and tar end.
     pub block_bytes: u64,
+    /// The most rows of such a block: it ends at whichever comes first.
     pub block_rows: u32,
     /// How finely such blocks are indexed.
     pub piece_bytes: u64,
@@ -70,6 +71,7 @@ const MAGIC: &[u8; 4] = b"FBFI";
 const VERSION: u8 = 1;
 
 impl FileIndex {
+    /// What the file is.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -79,14 +81,17 @@ impl FileIndex {
         self.size
     }
 
+    /// Its rows by block, and where their bytes are.
     pub fn blocks(&self) -> &BlockIndex {
         &self.blocks
     }
 
+    /// All rows of the file.
     pub fn rows(&self) -> u64 {
         self.blocks.rows()
     }
 
+    /// The columns of the file, without those that are read only when asked for by name.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
     }

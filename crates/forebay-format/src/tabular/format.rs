@@ -14,8 +14,10 @@ pub enum Format {
     Tar,
     /// Each member is one row.
     Zip,
+    /// Each record is one row: its bytes, or the features of a `tf.train.Example`.
     #[serde(rename = "tfrecord")]
     TfRecord,
+    /// Apache Parquet; a row group is a block.
     Parquet,
     /// Arrow IPC with a footer, also called Feather.
     ArrowFile,
@@ -92,7 +94,7 @@ const PACKED: [(&str, &str); 9] = [
 ];
 
 impl Format {
-    pub const ALL: [Format; 8] = [
+    pub(crate) const ALL: [Format; 8] = [
         Format::Objects,
         Format::Tar,
         Format::Zip,

@@ -53,7 +53,7 @@ mod rows;
 mod schemas;
 mod types;
 
-pub use blocks::{BlockIndex, BlockIndexBuilder, Piece};
+pub use blocks::{BlockIndex, Piece};
 pub use file::{FileIndex, FileIndexer, IndexOptions};
 pub use format::{Format, NotRead};
 pub use read::{BlockRead, FileOpener, FileReader};
@@ -61,6 +61,7 @@ pub use rows::{Projection, Rows};
 pub use schemas::{Schemas, decode_schema, encode_schema};
 pub use types::{Misfit, cast, common_field, common_type, named_field, type_name};
 
+pub(crate) use blocks::BlockIndexBuilder;
 pub(crate) use file::Detail;
 pub(crate) use held::Held;
 pub(crate) use rows::{BinaryRows, arrow_error, take_rows, text_rows};

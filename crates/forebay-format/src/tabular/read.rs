@@ -122,6 +122,7 @@ impl FileReader {
         })
     }
 
+    /// The index that the file is read by.
     pub fn index(&self) -> &Arc<FileIndex> {
         &self.index
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 /// Rows of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rows {
+    /// Each row of the block.
     All,
     /// Strictly ascending, counted within the block.
     Sorted(Arc<[u32]>),
@@ -64,8 +65,10 @@ impl Rows {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Projection {
+    /// All columns of the schema.
     #[default]
     All,
+    /// Columns by their names, each once.
     Columns(Vec<String>),
 }
 

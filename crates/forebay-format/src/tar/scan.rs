@@ -117,6 +117,7 @@ impl TarScanner {
         }
     }
 
+    /// Whether the scan has come to the end of the archive; not so after a failure.
     pub fn is_done(&self) -> bool {
         matches!(self.want, Want::Nothing)
     }

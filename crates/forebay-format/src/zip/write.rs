@@ -53,6 +53,7 @@ impl Open {
 }
 
 impl ZipWriter {
+    /// A writer of an archive without entries.
     pub fn new() -> Self {
         Self::default()
     }
