@@ -13,6 +13,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 pub struct Secret(String);
 
 impl Secret {
+    /// Wraps a text that was read in the clear.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -82,8 +83,10 @@ pub struct OriginConfig {
     /// S3 keys, instead of the usual places.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access_key_id: Option<String>,
+    /// The secret of `access_key_id`; given with it or not at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_access_key: Option<Secret>,
+    /// The token of keys that end after a while; sent with `access_key_id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_token: Option<Secret>,
 
@@ -301,24 +304,35 @@ pub enum OriginUrl {
     /// `bucket` is `None` for a whole endpoint. A prefix has no `/` at its ends, and is empty if
     /// there is none.
     S3 {
+        /// The service's name of the bucket.
         bucket: Option<String>,
+        /// What its keys begin with, before a `/`.
         prefix: String,
     },
+    /// Google Cloud Storage. The prefix is written as for `S3`.
     Gcs {
+        /// The service's name of the bucket.
         bucket: String,
+        /// What its keys begin with, before a `/`.
         prefix: String,
     },
+    /// Azure Blob Storage. The prefix is written as for `S3`.
     Azure {
+        /// The container, which takes the place of a bucket.
         container: String,
+        /// What its keys begin with, before a `/`.
         prefix: String,
     },
     /// A plain web server; the URL ends in `/`.
     Web {
+        /// What keys are appended to.
         base: url::Url,
     },
     /// A directory, or with `each` one whose sub-directories are the buckets.
     Directory {
+        /// As it was written; it may be relative.
         path: PathBuf,
+        /// Whether the URL ends in `/*`.
         each: bool,
     },
 }

@@ -22,21 +22,32 @@ use std::{
 /// The kinds of requests to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
+    /// [`Origin::head`].
     Head,
+    /// [`Origin::get`], its body included.
     Get,
+    /// [`Origin::list`]: one page.
     List,
+    /// [`Origin::put`].
     Put,
+    /// [`Origin::delete`].
     Delete,
+    /// [`Origin::copy`].
     Copy,
+    /// [`Origin::create_upload`].
     CreateUpload,
+    /// [`Origin::upload_part`].
     UploadPart,
+    /// [`Origin::complete_upload`].
     CompleteUpload,
+    /// [`Origin::abort_upload`].
     AbortUpload,
+    /// [`Origin::forward`], the body of its answer included.
     Forward,
 }
 
 impl Operation {
-    pub const ALL: [Operation; 11] = [
+    pub(crate) const ALL: [Operation; 11] = [
         Operation::Head,
         Operation::Get,
         Operation::List,
@@ -71,6 +82,7 @@ impl Operation {
 /// One moment of an origin's counters and gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OriginStats {
+    /// One for each operation, those that were never asked for included.
     pub operations: Vec<OperationStats>,
     /// Errors by [`ErrorKind`], those that are answers (`NotFound`, `NotModified`) included; errors
     /// in bodies too.
@@ -85,11 +97,13 @@ pub struct OriginStats {
     pub waiting: u64,
     /// Seconds that bytes waited for `bytes_per_second`, summed.
     pub throttled_seconds: f64,
-    /// Attempts after the first of a request, and bodies that were continued.
+    /// Attempts after the first of a request.
     pub retries: u64,
+    /// Bodies that broke off and were continued; not in `retries`.
     pub continuations: u64,
-    /// Slow GETs that were sent a second time, and those whose second answer came first.
+    /// Slow GETs that were sent a second time.
     pub hedges: u64,
+    /// Of the hedges, those whose second answer came first.
     pub hedges_won: u64,
     /// Requests that failed at once because the origin did not answer ([`Circuit`](crate::Circuit)).
     pub circuit_refused: u64,
@@ -98,10 +112,14 @@ pub struct OriginStats {
     pub circuits_open: u64,
 }
 
+/// One operation of an origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperationStats {
+    /// Which one.
     pub operation: Operation,
+    /// How many, each attempt counted.
     pub requests: u64,
+    /// How many ended in an error, answers such as `NotFound` included.
     pub errors: u64,
     /// From the request to its answer (for `get`: to the head of it).
     pub latency: HistogramSnapshot,
@@ -124,6 +142,7 @@ pub fn is_failure(kind: ErrorKind) -> bool {
 }
 
 impl OriginStats {
+    /// Requests of one operation, each attempt counted.
     pub fn requests(&self, operation: Operation) -> u64 {
         self.operations
             .iter()
@@ -131,6 +150,7 @@ impl OriginStats {
             .map_or(0, |o| o.requests)
     }
 
+    /// Requests of all operations, each attempt counted.
     pub fn requests_total(&self) -> u64 {
         self.operations.iter().map(|o| o.requests).sum()
     }
@@ -161,6 +181,7 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Their values now. `circuits_open` is left at 0, for whoever knows the circuits.
     pub fn stats(&self) -> OriginStats {
         let operations = Operation::ALL
             .iter()
@@ -226,6 +247,7 @@ pub struct Counted {
 }
 
 impl Counted {
+    /// Counts what goes to `inner`; origins that share `counters` are counted as one.
     pub fn new(inner: Arc<dyn Origin>, counters: Arc<Counters>) -> Self {
         Self { inner, counters }
     }

@@ -155,6 +155,7 @@ pub struct Hedged {
 }
 
 impl Hedged {
+    /// Hedges the GETs of `inner`; `hedging` is shared by the origins of one service.
     pub fn new(inner: Arc<dyn Origin>, hedging: Arc<Hedging>) -> Self {
         Self { inner, hedging }
     }

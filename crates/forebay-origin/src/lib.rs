@@ -17,6 +17,8 @@
 //! - what `put` and `complete_upload` acknowledged is what the next `head` or `get` sees;
 //! - a copy without attributes keeps those of its source.
 
+#![warn(missing_docs)]
+
 mod assemble;
 mod aws;
 mod azure;

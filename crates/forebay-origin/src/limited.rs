@@ -160,6 +160,7 @@ pub struct Limited {
 }
 
 impl Limited {
+    /// Puts `inner` under `limiter`, which other origins may share.
     pub fn new(inner: Arc<dyn Origin>, limiter: Arc<Limiter>) -> Self {
         Self { inner, limiter }
     }

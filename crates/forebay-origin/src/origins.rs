@@ -439,6 +439,7 @@ pub struct Origins {
 }
 
 impl Origins {
+    /// Without any mapping: no name leads to an origin yet.
     pub fn new() -> Self {
         Self::default()
     }

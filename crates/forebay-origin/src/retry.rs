@@ -13,6 +13,7 @@ pub struct RetryPolicy {
     pub attempts: u32,
     /// The first delay is a random part of this; it doubles from attempt to attempt.
     pub first_delay: Duration,
+    /// Delays double up to this and no further.
     pub longest_delay: Duration,
     /// No attempt begins later than this after the first one has failed.
     pub deadline: Duration,

@@ -23,6 +23,7 @@ pub struct Timed {
 }
 
 impl Timed {
+    /// Ends what is silent for `idle_timeout`; tells `circuit` how each request went.
     pub fn new(inner: Arc<dyn Origin>, idle_timeout: Duration, circuit: Arc<Circuit>) -> Self {
         Self {
             inner,

@@ -28,12 +28,14 @@ pub struct GetResponse {
     pub meta: ObjectMeta,
     /// The bytes that `body` yields, within the object.
     pub range: Range<u64>,
+    /// Exactly the bytes of `range`, or an error before its end.
     pub body: ByteStream,
 }
 
 /// Conditions on a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PutCondition {
+    /// Whatever is there is replaced.
     #[default]
     Always,
     /// `If-None-Match: *`: only if no object is there; otherwise `PreconditionFailed`.
@@ -42,15 +44,19 @@ pub enum PutCondition {
     IfMatch(String),
 }
 
+/// What a write says besides its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PutRequest {
+    /// What is kept with the object; of a copy without any, those of its source.
     pub attributes: Attributes,
+    /// What must hold for the write to happen.
     pub condition: PutCondition,
 }
 
 /// What a finished write made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutResponse {
+    /// Of the object that was made, with its quotes; `None` where the origin does not say.
     pub etag: Option<String>,
 }
 
@@ -69,18 +75,25 @@ pub struct ListRequest {
     pub max_keys: usize,
 }
 
+/// One object of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry {
+    /// The whole key, the prefix of the request included.
     pub key: String,
+    /// Bytes.
     pub size: u64,
+    /// With its quotes; `None` where the listing has none.
     pub etag: Option<String>,
+    /// Milliseconds since the Unix epoch; 0 where the listing does not say.
     pub last_modified_ms: i64,
 }
 
 /// Entries and prefixes in the order of their UTF-8 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListPage {
+    /// Objects that are not rolled up.
     pub entries: Vec<ListEntry>,
+    /// What keys were rolled up to; each ends in the delimiter.
     pub prefixes: Vec<String>,
     /// For the next page; `None` at the end.
     pub next_token: Option<String>,
@@ -91,7 +104,9 @@ pub struct ListPage {
 pub struct UploadedPart {
     /// From 1.
     pub number: u32,
+    /// As the origin gave it; it is asked for when the upload is completed.
     pub etag: String,
+    /// Bytes.
     pub size: u64,
 }
 
@@ -110,6 +125,7 @@ pub struct S3Place {
 
 /// A request of the S3 service model, but for its bucket and its signature.
 pub struct ForwardRequest {
+    /// `GET`, `PUT` and so on.
     pub method: Method,
     /// Empty for a request about the bucket.
     pub key: String,
@@ -117,11 +133,13 @@ pub struct ForwardRequest {
     pub query: Vec<(String, String)>,
     /// What goes to the service, without headers of a signature or of a connection.
     pub headers: HeaderMap,
+    /// What follows the headers.
     pub body: ForwardBody,
 }
 
 /// What a forwarded request carries.
 pub enum ForwardBody {
+    /// No body.
     Empty,
     /// Sent with its hash in the signature.
     Bytes(Bytes),
@@ -153,9 +171,11 @@ impl ForwardBody {
 
 /// What the service answered.
 pub struct ForwardResponse {
+    /// Whatever it is: an error of the service is an answer here.
     pub status: StatusCode,
     /// As they came, those of the connection included.
     pub headers: HeaderMap,
+    /// As it comes from the service.
     pub body: ByteStream,
 }
 
@@ -165,10 +185,13 @@ pub trait Origin: Send + Sync + 'static {
     /// For people and logs: `s3://bucket at http://host:port`. Never holds a secret.
     fn describe(&self) -> String;
 
+    /// Size, ETag, date and attributes of an object, without its bytes.
     async fn head(&self, key: &str) -> Result<ObjectMeta>;
 
+    /// An object, or a part of it, under the conditions of the request.
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse>;
 
+    /// One page of keys; there are more as long as it has a `next_token`.
     async fn list(&self, request: ListRequest) -> Result<ListPage>;
 
     /// Writes one object. `size` is the length of the body where the client said it; a body that
@@ -236,5 +259,6 @@ pub trait Origin: Send + Sync + 'static {
         parts: Vec<UploadedPart>,
     ) -> Result<PutResponse>;
 
+    /// Drops the parts of an upload that is not to be completed.
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()>;
 }
