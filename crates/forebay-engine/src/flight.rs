@@ -36,12 +36,16 @@ impl<K: Eq + Hash + Clone, V: Clone> Default for Flights<K, V> {
     }
 }
 
+/// What [`Flights::join`] makes of its caller.
 pub enum Joined<K: Eq + Hash + Clone, V: Clone> {
+    /// The caller fetches, and must publish what it gets.
     Leader(Leader<K, V>),
+    /// Somebody else fetches already, and the caller waits.
     Follower(Follower<V>),
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
+    /// Becomes the leader of `key`, or a follower of the leader that it has.
     pub fn join(&self, key: K) -> Joined<K, V> {
         let mut map = self.map.lock();
         if let Some(receiver) = map.get(&key) {
@@ -70,14 +74,17 @@ impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
         }
     }
 
+    /// Whether a fetch of `key` is under way.
     pub fn contains(&self, key: &K) -> bool {
         self.map.lock().contains_key(key)
     }
 
+    /// The number of flights under way.
     pub fn len(&self) -> usize {
         self.map.lock().len()
     }
 
+    /// Whether nothing is under way.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -124,6 +131,10 @@ impl<K: Eq + Hash + Clone, V: Clone> Drop for Leader<K, V> {
 pub struct Follower<V>(watch::Receiver<Published<V>>);
 
 impl<V: Clone> Follower<V> {
+    /// Waits for the leader's result.
+    ///
+    /// # Errors
+    /// The leader's own error, or `ShuttingDown` if it was dropped before it published.
     pub async fn wait(mut self) -> Result<V> {
         match self.0.wait_for(Option::is_some).await {
             Ok(published) => match &*published {

@@ -14,7 +14,9 @@ use std::sync::Arc;
 /// What a forwarded request may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changes {
+    /// A request that only reads: it runs without a task of its own, and nothing is forgotten.
     Nothing,
+    /// The object of this name, or what is known of it.
     Object(ObjectName),
     /// The bucket itself: whether it is there.
     Bucket(String),

@@ -23,6 +23,8 @@
 //!   last slice is dropped;
 //! - a store that cannot write or read makes the engine slower, never wrong.
 
+#![warn(missing_docs)]
+
 mod buckets;
 mod bytesio;
 mod cache;
@@ -75,6 +77,7 @@ use tokio::sync::Semaphore;
 /// What the engine needs to know besides its parts.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
+    /// How fresh each bucket's answers must be, at first: [`Engine::set_rules`] replaces them.
     pub rules: BucketRules,
     /// Bytes of parsed member indexes kept in RAM.
     pub member_index_memory_bytes: u64,
@@ -157,6 +160,7 @@ impl Engine {
         }
     }
 
+    /// Where the engine finds the origin of a bucket.
     pub fn buckets(&self) -> &Arc<dyn Buckets> {
         &self.inner.buckets
     }
@@ -167,14 +171,17 @@ impl Engine {
         self.inner.store.as_ref()
     }
 
+    /// The memory that buffers of fills, reads and writes are reserved from.
     pub fn budget(&self) -> &MemoryBudget {
         &self.inner.budget
     }
 
+    /// The clock by which the engine judges freshness.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
     }
 
+    /// The engine's counters, to read and to add to.
     pub fn stats(&self) -> &EngineStats {
         &self.inner.stats
     }

@@ -72,7 +72,9 @@ pub struct MemberRead {
     pub size: u64,
     /// Within the member; what `body` yields.
     pub range: Range<u64>,
+    /// How the answer came to be: the value of `X-Cache`.
     pub cache: CacheStatus,
+    /// The bytes of `range`, in order.
     pub body: ByteStream,
 }
 

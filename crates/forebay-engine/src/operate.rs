@@ -9,8 +9,11 @@ use std::sync::Arc;
 /// What can be done to what is cached of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheChange {
+    /// Keep it: eviction passes it over until it is unpinned.
     Pin,
+    /// Let eviction choose it again.
     Unpin,
+    /// Drop what the disk holds of it, unless it is pinned.
     Evict,
 }
 
@@ -19,6 +22,7 @@ pub enum CacheChange {
 pub struct CachedState {
     /// When the origin last said that it was current; 0: it must be asked before this is used.
     pub validated_at_secs: u32,
+    /// Whether its name is pinned; names that are not cached can be pinned too.
     pub pinned: bool,
     /// Of its current version.
     pub bytes: u64,

@@ -23,7 +23,10 @@ const FRESH_STARTS: u32 = 3;
 /// Conditions of a read, as the header values that clients send. RFC 9110, section 13.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
+    /// `If-Match`: a list of ETags, one of which the object must have, or `*`; weak ones never
+    /// match.
     pub if_match: Option<String>,
+    /// `If-None-Match`: a list of ETags that the client has, or `*`; a match is `NotModified`.
     pub if_none_match: Option<String>,
     /// Milliseconds since the Unix epoch.
     pub if_modified_since_ms: Option<i64>,
@@ -89,8 +92,10 @@ fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
         .any(|tag| etag.as_ref() == Some(&tag) || meta.matches_made_etag(&tag))
 }
 
+/// How a read or a head is to be answered. The default: by the bucket's rule, unconditionally.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
+    /// What the object's version must satisfy for the read to go ahead.
     pub conditions: Conditions,
     /// Ask the origin and keep nothing. A member of an archive is found by an index that is kept:
     /// for members this is as `latest`.
@@ -126,16 +131,21 @@ impl ReadOptions {
 /// What is known of an object.
 #[derive(Clone, Debug)]
 pub struct Head {
+    /// Size, version and attributes of the current version.
     pub meta: Arc<ObjectMeta>,
+    /// Whether the cache or the origin answered.
     pub cache: CacheStatus,
 }
 
 /// An object, or a range of it, on its way.
 pub struct Read {
+    /// Size, version and attributes of the version that is read.
     pub meta: Arc<ObjectMeta>,
     /// Of the object; what `body` yields.
     pub range: Range<u64>,
+    /// How the answer came to be: the value of `X-Cache`.
     pub cache: CacheStatus,
+    /// The bytes of `range`, in order, all of one version.
     pub body: ByteStream,
 }
 

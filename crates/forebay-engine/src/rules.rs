@@ -45,6 +45,7 @@ impl Freshness {
 /// The rule of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRule {
+    /// When what is kept may be served without asking the origin.
     pub freshness: Freshness,
     /// `false`: every read goes to the origin and nothing is kept (`X-Cache: BYPASS`).
     pub cache: bool,
@@ -84,11 +85,14 @@ impl Default for BucketRule {
 /// The rules of all buckets.
 #[derive(Clone, Debug, Default)]
 pub struct BucketRules {
+    /// For every bucket that `buckets` does not name.
     pub default: BucketRule,
+    /// By name of the bucket. A rule here stands alone: it takes nothing from `default`.
     pub buckets: HashMap<String, BucketRule>,
 }
 
 impl BucketRules {
+    /// The rule in force for `bucket`.
     pub fn of(&self, bucket: &str) -> BucketRule {
         self.buckets.get(bucket).copied().unwrap_or(self.default)
     }

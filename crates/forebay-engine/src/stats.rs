@@ -54,6 +54,7 @@ counters! {
 }
 
 impl EngineStats {
+    /// Counts one read that was answered so.
     pub fn count_read(&self, status: CacheStatus) {
         let reads = match status {
             CacheStatus::Hit => &self.reads_hit,

@@ -30,8 +30,11 @@ const BRING_MAX_BYTES: u64 = 32 << 20;
 /// An object, an archive member, or a range of either.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmEntry<'a> {
+    /// The object, or the archive that holds `member`.
     pub name: &'a ObjectName,
+    /// The path of a member inside the archive `name`; `None` for the object itself.
     pub member: Option<&'a str>,
+    /// A part of the object or member; `None` for all of it.
     pub range: Option<ByteRange>,
     /// What [`Engine::bring`] said, if it was called for this read: the read then counts as that,
     /// not as a hit.
@@ -48,6 +51,8 @@ pub struct EntryHeader {
 }
 
 impl EntryHeader {
+    /// The header of `bytes` of an object; `is_range` where the request named a range, even one
+    /// that covers all of it.
     pub fn of_object(meta: &ObjectMeta, bytes: &Range<u64>, is_range: bool) -> Self {
         Self {
             size: bytes.end - bytes.start,
@@ -60,8 +65,10 @@ impl EntryHeader {
     }
 }
 
+/// What became of [`Engine::append_warm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
+    /// The entry is in the buffer, whole.
     Done(EntryHeader),
     /// Not here, not fresh, too large, damaged, or wrong: ask the asynchronous path.
     Cold,

@@ -10,32 +10,43 @@ use serde::Serialize;
 pub enum WarmOutcome {
     /// Brought now (in a dry run: would be brought).
     Warmed {
+        /// Those that were missing here.
         bytes: u64,
     },
     /// All of it was here and current.
     AlreadyThere {
+        /// The object's size.
         bytes: u64,
     },
     /// There is no such object.
     Missing,
     /// The origin does not let this node read it.
     Denied,
+    /// Anything else that kept it from being brought and kept.
     Failed(Error),
 }
 
 /// Sums over a warm-up. Objects are counted once each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WarmReport {
+    /// Objects brought (in a dry run: that would be brought).
     pub warmed: u64,
+    /// Bytes of those that were missing here.
     pub warmed_bytes: u64,
+    /// Objects that were here and current.
     pub already_there: u64,
+    /// Their sizes, bytes.
     pub already_there_bytes: u64,
+    /// Objects that the origin does not have.
     pub missing: u64,
+    /// Objects that the origin does not let this node read.
     pub denied: u64,
+    /// Objects that failed for any other reason.
     pub failed: u64,
 }
 
 impl WarmReport {
+    /// Adds one object's outcome.
     pub fn count(&mut self, outcome: &WarmOutcome) {
         match outcome {
             WarmOutcome::Warmed { bytes } => {
@@ -52,6 +63,7 @@ impl WarmReport {
         }
     }
 
+    /// All objects, whatever became of them.
     pub fn objects(&self) -> u64 {
         self.warmed + self.already_there + self.missing + self.denied + self.failed
     }

@@ -231,6 +231,12 @@ impl Engine {
             .unwrap_or_else(|_| Err(Error::internal("the upload was not begun")))
     }
 
+    /// Sends one part of a multipart upload through to the origin: `number` from 1 to 10,000,
+    /// `size` the length of `body` in bytes. Nothing is forgotten: the object changes only when the
+    /// upload is completed.
+    ///
+    /// # Errors
+    /// `Invalid` for another number, and what kept the origin from taking the part.
     pub async fn upload_part(
         &self,
         name: &ObjectName,
@@ -255,6 +261,11 @@ impl Engine {
         Ok(part)
     }
 
+    /// Makes the object of `parts`, which are those that [`Engine::upload_part`] returned, and
+    /// forgets what was known of it.
+    ///
+    /// # Errors
+    /// What the origin says; the upload may have been completed all the same.
     pub async fn complete_upload(
         &self,
         name: &ObjectName,
@@ -271,6 +282,10 @@ impl Engine {
         .await
     }
 
+    /// Gives up a multipart upload and the parts that the origin holds of it.
+    ///
+    /// # Errors
+    /// What the origin says.
     pub async fn abort_upload(&self, name: &ObjectName, upload: &str) -> Result<()> {
         self.inner
             .buckets
