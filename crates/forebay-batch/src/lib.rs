@@ -24,6 +24,8 @@
 //! - a batch that cannot be completed after its first byte ends in an error, and the connection
 //!   with it: never a shorter archive.
 
+#![warn(missing_docs)]
+
 mod ahead;
 mod config;
 mod held;
@@ -60,6 +62,7 @@ const ENTRY_BYTES: u64 = size_of::<Entry>() as u64 + 64;
 pub struct MayRead(Arc<dyn Fn(&ObjectName) -> Result<()> + Send + Sync>);
 
 impl MayRead {
+    /// Asks `check` about each entry's object; it must answer from memory, without waiting.
     pub fn new(check: impl Fn(&ObjectName) -> Result<()> + Send + Sync + 'static) -> Self {
         Self(Arc::new(check))
     }
@@ -87,6 +90,7 @@ const PARSED_HERE_BYTES: usize = 64 << 10;
 
 /// An answer on its way.
 pub struct BatchAnswer {
+    /// Of the archive's kind for a streamed answer, `multipart/mixed` for a buffered one.
     pub content_type: String,
     /// Where it is known before the first byte: buffered answers in tar.
     pub content_length: Option<u64>,
@@ -104,6 +108,7 @@ pub struct Batcher {
 }
 
 impl Batcher {
+    /// A batcher with counters of its own; its memory comes from `engine`'s budget.
     pub fn new(engine: Engine, config: BatchConfig) -> Self {
         Self {
             engine,
@@ -113,10 +118,12 @@ impl Batcher {
         }
     }
 
+    /// Counters of all batches since the start.
     pub fn stats(&self) -> &BatchStats {
         &self.stats
     }
 
+    /// The limits that it was made with.
     pub fn config(&self) -> &BatchConfig {
         &self.config
     }

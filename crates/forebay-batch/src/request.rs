@@ -14,6 +14,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 /// A request, checked.
 #[derive(Clone, Debug)]
 pub struct BatchRequest {
+    /// In the order in which the answer has them; never empty.
     pub entries: Vec<Entry>,
     /// Of the answer.
     pub format: ArchiveKind,
@@ -28,6 +29,7 @@ pub struct BatchRequest {
 /// One thing that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The object, or the archive that holds `member`.
     pub name: ObjectName,
     /// A member of the archive `name`.
     pub member: Option<Box<str>>,
