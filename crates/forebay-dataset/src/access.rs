@@ -14,10 +14,14 @@ const ANSWERS_KEPT: usize = 64;
 /// What a caller may do. Names are keys or prefixes: what is allowed on a prefix is allowed on all
 /// below it.
 pub trait Access: Send + Sync + 'static {
+    /// Whether an object, or everything under a prefix, may be read.
+    ///
     /// # Errors
     /// `PermissionDenied`.
     fn read(&self, bucket: &str, name: &str) -> Result<()>;
 
+    /// Whether what is under a prefix may be listed.
+    ///
     /// # Errors
     /// `PermissionDenied`.
     fn list(&self, bucket: &str, prefix: &str) -> Result<()>;

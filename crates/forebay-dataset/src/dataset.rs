@@ -222,10 +222,12 @@ impl Dataset {
         &self.id
     }
 
+    /// The format of its files, all of which have the same.
     pub fn format(&self) -> Format {
         self.format
     }
 
+    /// Its files, in the order of its rows.
     pub fn files(&self) -> &FileTable {
         &self.files
     }
@@ -235,6 +237,7 @@ impl Dataset {
         &self.shape
     }
 
+    /// The number of its rows.
     pub fn rows(&self) -> u64 {
         self.shape.rows()
     }
@@ -262,6 +265,8 @@ impl Dataset {
         }
     }
 
+    /// One file, by its number.
+    ///
     /// # Panics
     /// If there is no such file.
     pub fn file(&self, i: u32) -> FileRef {

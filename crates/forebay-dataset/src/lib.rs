@@ -9,6 +9,8 @@
 //!
 //! Start reading at `registry.rs` (what opening does, in order), then `dataset.rs`.
 
+#![warn(missing_docs)]
+
 mod access;
 mod blocking;
 mod dataset;

@@ -11,6 +11,7 @@ use std::sync::{
 pub struct Watched(OnceLock<Arc<Progress>>);
 
 impl Watched {
+    /// How far it is at this moment; all zero until the caller was let in.
     pub fn now(&self) -> OpenProgress {
         self.0.get().map(|p| p.now()).unwrap_or_default()
     }

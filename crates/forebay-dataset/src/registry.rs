@@ -67,6 +67,7 @@ impl Default for DatasetsConfig {
 /// What came of an opening.
 #[derive(Clone, Debug)]
 pub struct Opened {
+    /// The version that the spec leads to now.
     pub dataset: Arc<Dataset>,
     /// Files whose footer, headers or directory was read for it.
     pub indexed_files: u64,
@@ -80,6 +81,7 @@ pub struct Opened {
     pub skipped: Vec<(String, Error)>,
     /// How many matching keys are not valid names here (`a//b`), and the first of them.
     pub unreadable: (u64, Option<String>),
+    /// How long the opening took; callers who joined it are told the same.
     pub took: Duration,
 }
 
@@ -182,10 +184,12 @@ impl Datasets {
         }
     }
 
+    /// The engine that files are listed and read through.
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
+    /// Counters of all openings since the start.
     pub fn stats(&self) -> &DatasetStats {
         &self.inner.stats
     }

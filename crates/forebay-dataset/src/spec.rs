@@ -57,6 +57,7 @@ pub struct Part {
     /// Numbers of its files, in this order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u32>,
+    /// The first byte of each file that a sample of the part may begin at.
     pub from: u64,
     /// `None`: to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,6 +76,7 @@ impl Part {
 pub enum LabelSource {
     /// A part of the key, counted from its end: 1 is the directory that the object is in.
     Path {
+        /// At least 1.
         #[serde(default = "one")]
         level: u32,
     },
@@ -86,6 +88,7 @@ pub enum LabelSource {
         /// on. The usual names where it is not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<String>,
+        /// The column or field with the label. The usual names where it is not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         label: Option<String>,
     },
@@ -95,6 +98,7 @@ fn one() -> u32 {
     1
 }
 
+/// What to do about a file that cannot be indexed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDamaged {

@@ -11,6 +11,7 @@ impl Counter {
         self.0.fetch_add(n, Relaxed);
     }
 
+    /// Its value now.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }

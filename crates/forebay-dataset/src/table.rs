@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// One file as a dataset knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileRef {
+    /// Bucket and key.
     pub name: ObjectName,
     /// Bytes.
     pub size: u64,
@@ -32,6 +33,7 @@ impl FileRef {
         }
     }
 
+    /// Stands for this version in the engine and the cache.
     pub fn version(&self) -> VersionId {
         self.meta().version()
     }
@@ -60,14 +62,18 @@ pub struct FileTable {
 }
 
 impl FileTable {
+    /// The number of files.
     pub fn len(&self) -> usize {
         self.sizes.len()
     }
 
+    /// Whether it has no files.
     pub fn is_empty(&self) -> bool {
         self.sizes.is_empty()
     }
 
+    /// All that is known of one file.
+    ///
     /// # Panics
     /// If there is no such file, as an index does.
     pub fn file(&self, i: usize) -> FileRef {
@@ -80,6 +86,8 @@ impl FileTable {
         }
     }
 
+    /// The bucket and key of a file.
+    ///
     /// # Panics
     /// If there is no such file.
     pub fn name(&self, i: usize) -> ObjectName {
@@ -87,6 +95,8 @@ impl FileTable {
             .expect("the builder takes valid names only")
     }
 
+    /// The key of a file, without its bucket.
+    ///
     /// # Panics
     /// If there is no such file.
     pub fn key(&self, i: usize) -> &str {
@@ -98,6 +108,8 @@ impl FileTable {
         &self.keys[start..self.key_ends[i] as usize]
     }
 
+    /// The bucket of a file.
+    ///
     /// # Panics
     /// If there is no such file.
     pub fn bucket(&self, i: usize) -> &str {
@@ -111,6 +123,8 @@ impl FileTable {
         &self.buckets[at - 1].1
     }
 
+    /// The size of a file, bytes.
+    ///
     /// # Panics
     /// If there is no such file.
     pub fn size(&self, i: usize) -> u64 {
@@ -122,6 +136,7 @@ impl FileTable {
         self.sizes.iter().fold(0, |sum, s| sum.saturating_add(*s))
     }
 
+    /// All files, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = FileRef> + '_ {
         (0..self.len()).map(|i| self.file(i))
     }
@@ -154,6 +169,7 @@ impl FileTable {
             && self.tag_bytes(i) == tag_of(file.etag.as_deref(), file.last_modified_ms).as_slice()
     }
 
+    /// Memory that the table holds, about.
     pub fn memory_bytes(&self) -> u64 {
         let fixed =
             self.key_ends.capacity() * 4 + self.sizes.capacity() * 8 + self.tag_ends.capacity() * 4;
@@ -214,6 +230,8 @@ fn md5_of(etag: &str) -> Option<[u8; 16]> {
 pub struct FileTableBuilder(FileTable);
 
 impl FileTableBuilder {
+    /// Adds the file that follows those before it.
+    ///
     /// # Errors
     /// `TooLarge` past the limits on files and names.
     pub fn push(&mut self, file: &FileRef) -> Result<()> {
@@ -250,14 +268,17 @@ impl FileTableBuilder {
         Ok(())
     }
 
+    /// The number of files so far.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Whether none was added yet.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// The table, without room for more.
     pub fn finish(self) -> FileTable {
         let mut t = self.0;
         t.keys.shrink_to_fit();

@@ -22,6 +22,7 @@ pub(crate) enum Holds {
     File(Range<u64>),
 }
 
+/// The way from an entry of the cache to the rows of one dataset.
 pub struct Layout {
     dataset: Arc<Dataset>,
     /// The low half of a name's hash and the file, ordered.
@@ -31,6 +32,7 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Sorts the hashes of all names: for millions of files that takes its time.
     pub fn new(dataset: Arc<Dataset>) -> Self {
         let table = dataset.files();
         let hash = |i| forebay_core::name::hash_name(table.bucket(i), table.key(i)) as u64;
@@ -44,14 +46,17 @@ impl Layout {
         }
     }
 
+    /// The dataset whose rows these are.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
 
+    /// Bytes of its files for each row, on average; at least 1.
     pub fn row_bytes(&self) -> u64 {
         self.row_bytes
     }
 
+    /// Memory that it holds, bytes, beside the dataset's.
     pub fn memory_bytes(&self) -> u64 {
         self.files.len() as u64 * 16
     }

@@ -44,9 +44,11 @@ use tokio::{sync::Notify, task::AbortHandle};
 /// Counters. They only grow.
 #[derive(Debug, Default)]
 pub struct FollowStats {
+    /// Leases that were entered, those of work on this node included.
     pub registered: AtomicU64,
     /// Leases that were registered again by the job that has them.
     pub renewed: AtomicU64,
+    /// Leases that were released by whoever had them.
     pub released: AtomicU64,
     /// Leases that ran out.
     pub expired: AtomicU64,
@@ -183,6 +185,7 @@ impl Plans {
         }
     }
 
+    /// Counters of leases and of what was fetched ahead.
     pub fn stats(&self) -> &FollowStats {
         &self.inner.stats
     }

@@ -2,6 +2,7 @@
 
 use forebay_core::limits;
 
+/// How much memory and how many threads and fetches reading rows may use.
 #[derive(Clone, Debug)]
 pub struct RowsConfig {
     /// Memory for decoded blocks that may be wanted again; at most an eighth of the memory budget

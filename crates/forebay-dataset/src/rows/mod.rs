@@ -59,6 +59,7 @@ use tokio::sync::Semaphore;
 /// Rows, and the memory that they take.
 #[derive(Debug)]
 pub struct RowBatch {
+    /// In the order in which the rows were asked for.
     pub batch: RecordBatch,
     /// To be kept as long as the batch, or what is made of its buffers.
     pub memory: RowMemory,
@@ -130,6 +131,7 @@ impl HeldShares {
 }
 
 impl Rows {
+    /// A reader with caches of its own; what it holds comes out of `engine`'s memory budget.
     pub fn new(engine: Engine, config: RowsConfig) -> Self {
         let holdable = engine.budget().holdable_bytes();
         let shares = HeldShares::of(holdable);
@@ -151,10 +153,12 @@ impl Rows {
         }
     }
 
+    /// The engine that the files are read through.
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
+    /// Counters since the start, and what is cached now.
     pub fn stats(&self) -> RowsSnapshot {
         let inner = &self.inner;
         RowsSnapshot {

@@ -53,12 +53,16 @@ pub struct Moment {
 /// rows in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
+    /// Waiting for bytes, if any came from an origin meanwhile.
     pub origin: f64,
+    /// Waiting for bytes, if all of them came from the local disk.
     pub disk: f64,
+    /// Decoding blocks.
     pub decode: f64,
 }
 
 impl Rows {
+    /// The counters now, for a later [`Rows::shares_since`].
     pub fn moment(&self) -> Moment {
         Moment {
             rows: self.stats(),

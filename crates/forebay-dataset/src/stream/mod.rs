@@ -75,6 +75,7 @@ struct Inner {
 }
 
 impl Streams {
+    /// Streams of rows of `datasets`, read by `rows`; their plans are followed by `followed`.
     pub fn new(datasets: Datasets, rows: Rows, followed: Plans) -> Self {
         // Receivers that have stopped may hold no more than a quarter of what may be held: all
         // others go on with the rest.
@@ -94,6 +95,7 @@ impl Streams {
         }
     }
 
+    /// Counters over all connections since the start.
     pub fn stats(&self) -> &StreamStats {
         &self.inner.stats
     }

@@ -17,11 +17,15 @@ pub struct StreamStats {
     pub open: AtomicI64,
     /// Connections that were opened.
     pub opened: AtomicU64,
+    /// Connections that were refused because there was no room for their window.
     pub refused: AtomicU64,
     /// Connections that ended with an error frame.
     pub failed: AtomicU64,
+    /// Steps that were sent.
     pub steps: AtomicU64,
+    /// Rows that were sent.
     pub rows: AtomicU64,
+    /// Bytes of frames that were sent.
     pub bytes: AtomicU64,
     /// Steps being read, summed.
     pub read_us: AtomicU64,
@@ -33,6 +37,7 @@ pub struct StreamStats {
     pub socket_us: AtomicU64,
     /// Blocks that were made ready before a step asked for them, and those that were not there yet.
     pub blocks_ahead: AtomicU64,
+    /// Of those, blocks that had to be fetched or decoded for it.
     pub blocks_ahead_cold: AtomicU64,
     /// Times that there was no memory to go ahead.
     pub ahead_busy: AtomicU64,
