@@ -18,13 +18,18 @@ const ROLE: &str = "test-role";
 /// Keys that are given out.
 #[derive(Clone)]
 pub struct Issued {
+    /// The access key id; by it a test tells who signed a request.
     pub key_id: String,
+    /// The secret access key.
     pub secret: String,
+    /// The session token; `None` for keys without one.
     pub token: Option<String>,
+    /// How long they are valid, counted from each time that they are given out.
     pub lifetime: Duration,
 }
 
 impl Issued {
+    /// Keys without a session token, valid for an hour.
     pub fn new(key_id: &str, secret: &str) -> Self {
         Self {
             key_id: key_id.to_owned(),
@@ -34,10 +39,12 @@ impl Issued {
         }
     }
 
+    /// The same keys, valid for so long.
     pub fn lifetime(self, lifetime: Duration) -> Self {
         Self { lifetime, ..self }
     }
 
+    /// The same keys with a session token.
     pub fn token(self, token: &str) -> Self {
         Self {
             token: Some(token.to_owned()),
@@ -95,25 +102,31 @@ impl Issued {
 /// What every answer is instead, S3's excepted.
 #[derive(Clone, Debug)]
 pub enum Trouble {
+    /// This HTTP status.
     Status(u16),
     /// 200, and a body that is nothing.
     Garbage,
+    /// The connection stays open, and nothing comes.
     Hangs,
 }
 
 /// A request as it came.
 #[derive(Clone, Debug)]
 pub struct Recorded {
+    /// When it was read.
     pub at: DateTime<Utc>,
+    /// The HTTP method.
     pub method: String,
     /// With the query.
     pub path: String,
     /// By their lower-case names.
     pub headers: BTreeMap<String, String>,
+    /// As text; what is not UTF-8 is replaced.
     pub body: String,
 }
 
 impl Recorded {
+    /// A header's value, by its lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
@@ -160,6 +173,7 @@ pub struct AwsServices {
 }
 
 impl AwsServices {
+    /// Starts all services on one free port of 127.0.0.1; they give out `issued`.
     pub async fn start(issued: Issued) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -194,10 +208,12 @@ impl AwsServices {
         self.state.lock().issued = Some(issued);
     }
 
+    /// From now on, to whoever assumes the role with this ARN.
     pub fn issue_to_role(&self, arn: &str, issued: Issued) {
         self.state.lock().roles.insert(arn.to_owned(), issued);
     }
 
+    /// From now on; `None` ends it.
     pub fn trouble(&self, trouble: Option<Trouble>) {
         self.state.lock().trouble = trouble;
     }
@@ -207,6 +223,7 @@ impl AwsServices {
         self.state.lock().container_token = Some(token.to_owned());
     }
 
+    /// Only with this token does STS answer `AssumeRoleWithWebIdentity`.
     pub fn expect_web_identity_token(&self, token: &str) {
         self.state.lock().web_identity_token = Some(token.to_owned());
     }
@@ -227,6 +244,7 @@ impl AwsServices {
         self.state.lock().accepts = Some(key_id.to_owned());
     }
 
+    /// All requests so far, S3's included, in the order in which they came.
     pub fn requests(&self) -> Vec<Recorded> {
         self.state.lock().requests.clone()
     }

@@ -22,11 +22,16 @@ use std::{
     time::Duration,
 };
 
+/// An origin of one bucket in memory. What is public can be looked at and changed at any time.
 #[derive(Default)]
 pub struct MemoryOrigin {
+    /// By key: the bytes and what is known of them.
     pub objects: Mutex<BTreeMap<String, (Bytes, ObjectMeta)>>,
+    /// The gets so far: key and range.
     pub gets: Mutex<Vec<(String, Option<Range<u64>>)>>,
+    /// The number of heads so far.
     pub heads: AtomicU64,
+    /// Bytes of the bodies that were begun so far, whether or not they came to their end.
     pub bytes_out: AtomicU64,
     versions: AtomicU64,
     /// Each body breaks off after this many bytes, if set.
@@ -35,17 +40,22 @@ pub struct MemoryOrigin {
     /// request, if set.
     pub stall_bodies_after: Mutex<Option<usize>>,
     asked: tokio::sync::watch::Sender<usize>,
+    /// How long each get, head and put takes to be answered.
     pub latency: Mutex<Duration>,
     /// What is written is there this long before the writer hears of it.
     pub acknowledges_after: Mutex<Duration>,
+    /// While set, gets, heads and puts fail as `OriginUnavailable`.
     pub down: AtomicBool,
+    /// While set, what is written has a time of modification but no ETag.
     pub without_etags: AtomicBool,
+    /// Multipart uploads under way: by their id, which is the key, the parts by number.
     pub uploads: Mutex<BTreeMap<String, BTreeMap<u32, Bytes>>>,
     /// Neither ETags nor times of modification.
     pub without_versions: AtomicBool,
 }
 
 impl MemoryOrigin {
+    /// Puts a new version of an object in place at once. It has an ETag and a time of its own.
     pub fn set(&self, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let version = self.versions.fetch_add(1, SeqCst) + 1;
@@ -61,10 +71,12 @@ impl MemoryOrigin {
         self.objects.lock().insert(key.into(), (data, meta));
     }
 
+    /// Removes an object at once.
     pub fn remove(&self, key: &str) {
         self.objects.lock().remove(key);
     }
 
+    /// Gets and heads so far.
     pub fn requests(&self) -> usize {
         self.gets.lock().len() + self.heads.load(SeqCst) as usize
     }
@@ -274,21 +286,28 @@ impl Origin for MemoryOrigin {
     }
 }
 
+/// Where the clock of a [`Bench`] begins, since the Unix epoch.
 pub const NOW: Duration = Duration::from_secs(1_000_000);
 
 /// An engine over one bucket, `data`.
 pub struct Bench {
+    /// The origin of the bucket.
     pub origin: Arc<MemoryOrigin>,
+    /// What is tested.
     pub engine: Engine,
+    /// The engine's and the store's clock: it moves only when a test moves it.
     pub clock: ManualClock,
+    /// Where the store is; `None` without one, or where the test keeps the directory itself.
     pub dir: Option<tempfile::TempDir>,
 }
 
 impl Bench {
+    /// With a cache of 256 MiB and a memory budget of 64 MiB.
     pub fn new(freshness: Freshness) -> Self {
         Self::with(freshness, Some(256 << 20), 64 << 20)
     }
 
+    /// With a cache of so many bytes in a new directory; `None`: without a cache.
     pub fn with(freshness: Freshness, cache_bytes: Option<u64>, budget_bytes: u64) -> Self {
         let dir = cache_bytes.map(|_| tempfile::tempdir().unwrap());
         let clock = ManualClock::at(NOW);
@@ -318,6 +337,7 @@ impl Bench {
         )
     }
 
+    /// Over parts that a test made itself.
     pub fn over(
         origin: Arc<MemoryOrigin>,
         freshness: Freshness,
@@ -355,10 +375,12 @@ impl Bench {
         }
     }
 
+    /// Reads an object to its end: its bytes, and `X-Cache`.
     pub async fn get(&self, key: &str) -> Result<(Vec<u8>, &'static str)> {
         self.get_range(key, None).await
     }
 
+    /// The same for a range of it. Panics if the body yields more or less than it announced.
     pub async fn get_range(
         &self,
         key: &str,
@@ -378,6 +400,7 @@ impl Bench {
         Ok((bytes, cache))
     }
 
+    /// Reads a member of an archive: its bytes, and `X-Cache`.
     pub async fn member(&self, key: &str, member: &str) -> Result<(Vec<u8>, &'static str)> {
         let read = self
             .engine
@@ -412,6 +435,7 @@ pub async fn collect(mut body: ByteStream) -> Result<Vec<u8>> {
     Ok(out)
 }
 
+/// The name of a key in the bucket `data`.
 pub fn name(key: &str) -> ObjectName {
     ObjectName::new("data", key).unwrap()
 }

@@ -51,13 +51,25 @@ pub enum Fault {
     /// Answers after this time.
     Delay(Duration),
     /// The body ends without an error after `at` bytes.
-    Truncate { at: u64 },
+    Truncate {
+        /// Bytes that still come.
+        at: u64,
+    },
     /// The body fails as a broken connection does, after `at` bytes.
-    Break { at: u64 },
+    Break {
+        /// Bytes that still come.
+        at: u64,
+    },
     /// The body is silent for ever after `at` bytes.
-    StallBody { at: u64 },
+    StallBody {
+        /// Bytes that still come.
+        at: u64,
+    },
     /// The body goes on after its end.
-    Extra { bytes: u64 },
+    Extra {
+        /// How many more come.
+        bytes: u64,
+    },
     /// The answer says that it holds another range than the one asked for.
     WrongRange,
     /// Something happens first.
@@ -108,6 +120,7 @@ struct State {
 pub struct Faults(Arc<Mutex<State>>);
 
 impl Faults {
+    /// No faults, and no distance.
     pub fn new() -> Self {
         Self::default()
     }
@@ -137,6 +150,7 @@ impl Faults {
         seed
     }
 
+    /// Puts every call from now on at this distance.
     pub fn distance(&self, distance: Distance) {
         self.0.lock().distance = distance;
     }
@@ -155,6 +169,7 @@ impl Faults {
         self.0.lock().calls.get(&operation).copied().unwrap_or(0)
     }
 
+    /// Calls of all operations so far, failed ones included.
     pub fn calls_total(&self) -> u64 {
         self.0.lock().calls.values().sum()
     }
@@ -195,6 +210,7 @@ fn fails(kind: ErrorKind) -> Error {
 }
 
 impl Faulty {
+    /// `inner`, which `faults` makes fail; a clone of them that is kept programs it.
     pub fn new(inner: Arc<dyn Origin>, faults: Faults) -> Self {
         Self { inner, faults }
     }

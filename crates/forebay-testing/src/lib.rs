@@ -7,6 +7,8 @@
 //! - [`engine`]: an engine over an origin in memory.
 //! - [`seeded`]: randomized tests that replay from a seed.
 
+#![warn(missing_docs)]
+
 mod aws_services;
 pub mod conformance;
 pub mod engine;

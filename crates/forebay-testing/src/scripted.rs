@@ -10,13 +10,16 @@ use tokio::{io::AsyncWriteExt, net::TcpListener, task::JoinHandle};
 pub struct Reply {
     /// 0: there is never an answer.
     pub status: u16,
+    /// Beside `Content-Length` and `Connection`, which are always sent.
     pub headers: Vec<(&'static str, String)>,
+    /// Left out in the answer to a HEAD.
     pub body: Vec<u8>,
     /// The Content-Length, where it is another than the body's: the connection breaks off.
     pub promised: Option<usize>,
 }
 
 impl Reply {
+    /// An answer without further headers.
     pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status,
@@ -30,11 +33,13 @@ impl Reply {
         Self::default()
     }
 
+    /// The same with one more header.
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
+    /// The same, but `Content-Length` says `length`.
     pub fn promise(self, length: usize) -> Self {
         Self {
             promised: Some(length),
@@ -108,6 +113,7 @@ impl Scripted {
         self.address.clone()
     }
 
+    /// All requests so far, in the order in which they came.
     pub fn requests(&self) -> Vec<Recorded> {
         self.requests.lock().clone()
     }

@@ -39,6 +39,7 @@ pub fn rng_of(seed: u64, step: u64) -> StdRng {
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
+    /// Adds a line.
     pub fn note(&self, line: String) {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).push(line);
     }

@@ -25,6 +25,7 @@ pub struct Profile {
     pub keys_are_strings: bool,
     /// Multipart uploads can be begun with a condition.
     pub conditional_uploads: bool,
+    /// Copies within the origin.
     pub copy: bool,
     /// Copies of one version of the source alone.
     pub pinned_copies: bool,
@@ -41,6 +42,7 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// All of it, with S3's parts of 5 MiB.
     pub const FULL: Profile = Profile {
         put_if_match: true,
         attributes: true,

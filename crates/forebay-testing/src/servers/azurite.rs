@@ -14,11 +14,13 @@ pub struct Azurite {
 }
 
 impl Azurite {
+    /// The only account of the emulator.
     pub const ACCOUNT: &str = "devstoreaccount1";
     /// The well-known key of every emulator.
     pub const KEY: &str =
         "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
+    /// Starts one on a free port. Panics if it is not installed or does not come up.
     pub async fn start() -> Self {
         let script = installed(cache().join("npm/node_modules/azurite/dist/src/blob/main.js"));
         let server = Server::start("azurite", |port, dir| {
@@ -44,6 +46,8 @@ impl Azurite {
         format!("{}/{}", self.server.address(), Self::ACCOUNT)
     }
 
+    /// A configuration for a container, which need not be there, with this server's address and
+    /// key.
     pub fn config(&self, container: &str) -> OriginConfig {
         OriginConfig {
             url: format!("az://{container}"),

@@ -14,6 +14,7 @@ pub struct FakeGcs {
 }
 
 impl FakeGcs {
+    /// Starts one on a free port. Panics if it is not installed or does not come up.
     pub async fn start() -> Self {
         let binary = installed(cache().join("bin/fake-gcs-server"));
         let server = Server::start("fake-gcs-server", |port, _| {
@@ -41,6 +42,7 @@ impl FakeGcs {
         Self { server }
     }
 
+    /// `http://127.0.0.1:port`.
     pub fn endpoint(&self) -> String {
         self.server.address()
     }

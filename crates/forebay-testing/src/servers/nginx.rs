@@ -65,6 +65,7 @@ impl Nginx {
         Path::new(self.server.directory()).join("www")
     }
 
+    /// A configuration for all that is under [`Nginx::root`].
     pub fn config(&self) -> OriginConfig {
         OriginConfig {
             url: format!("{}/", self.server.address()),

@@ -144,14 +144,17 @@ impl Server {
         String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned()
     }
 
+    /// The name that it was started with, as it stands in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// The port of 127.0.0.1 that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
+    /// The process id, to send it signals.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

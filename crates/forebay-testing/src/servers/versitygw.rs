@@ -14,10 +14,14 @@ pub struct VersityGw {
 }
 
 impl VersityGw {
+    /// The access key id of the only account.
     pub const ACCESS_KEY: &str = "testkey";
+    /// Its secret access key.
     pub const SECRET_KEY: &str = "testsecret";
+    /// The region that requests must be signed for.
     pub const REGION: &str = "us-east-1";
 
+    /// Starts one on a free port. Panics if it is not installed or does not come up.
     pub async fn start() -> Self {
         let binary = installed(cache().join("bin/versitygw"));
         let server = Server::start("versitygw", |port, dir| {
@@ -42,6 +46,7 @@ impl VersityGw {
         Self { server }
     }
 
+    /// The process, to send it signals or read its log.
     pub fn server(&self) -> &Server {
         &self.server
     }
