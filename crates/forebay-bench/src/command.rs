@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+/// What `forebay bench` is asked to do.
 #[derive(Debug, clap::Args)]
 #[command(
     subcommand_required = true,
@@ -317,6 +318,7 @@ impl HowArgs {
 pub enum Answer {
     /// Figures: [`report::table`](crate::report::table) shows them.
     Report {
+        /// What was measured.
         report: Report,
         /// The file that [`Report::save`] is to write.
         save: Option<PathBuf>,

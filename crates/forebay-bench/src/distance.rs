@@ -50,7 +50,7 @@ const WINDOW_MAX_BYTES: u64 = 64 << 20;
 
 /// How far away the server is.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub(crate) struct Config {
     /// Where clients connect; port 0 takes a free one.
     pub listen: SocketAddr,
     /// The server, as `host:port`.
@@ -68,7 +68,7 @@ pub struct Config {
 /// A service time with a long tail: log-normal. Request number `n` of a seed always waits equally
 /// long.
 #[derive(Clone, Copy, Debug)]
-pub struct Tail {
+pub(crate) struct Tail {
     /// Of the logarithm: with 1.0 the 99th percentile is ten times the median.
     pub sigma: f64,
     pub seed: u64,
@@ -93,7 +93,7 @@ impl Config {
 
 /// What has passed through. All counters only grow, except `connections_open`.
 #[derive(Debug, Default, Serialize)]
-pub struct DistanceStats {
+pub(crate) struct DistanceStats {
     pub connections: AtomicU64,
     pub connections_open: AtomicU64,
     /// Times that a client spoke after the server had spoken last: HTTP/1.1 requests, as long as
@@ -108,7 +108,7 @@ pub struct DistanceStats {
 }
 
 /// A listener that has its port, so that port 0 can be announced before anyone connects.
-pub struct Distance {
+pub(crate) struct Distance {
     listener: TcpListener,
     config: Config,
 }
@@ -168,15 +168,6 @@ impl Distance {
         connections.shutdown().await;
         Ok(())
     }
-}
-
-/// [`Distance::bind`] and [`Distance::run`] in one.
-pub async fn run(
-    config: Config,
-    stats: Arc<DistanceStats>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<()> {
-    Distance::bind(config).await?.run(stats, shutdown).await
 }
 
 async fn listen(at: SocketAddr) -> Result<TcpListener> {
@@ -308,7 +299,7 @@ pub struct DistanceArgs {
 }
 
 impl DistanceArgs {
-    pub fn config(&self) -> Result<Config> {
+    fn config(&self) -> Result<Config> {
         if self.rate == Some(0) {
             return Err(
                 Error::invalid("--rate 0 lets nothing pass").hint("leave --rate out for no cap")

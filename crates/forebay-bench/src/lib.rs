@@ -10,6 +10,8 @@
 //! Invariant: nothing is counted that was not checked. An answer with a wrong name, order, length
 //! or end is an error, not a figure; before the clock runs, every byte has been compared once.
 
+#![warn(missing_docs)]
+
 mod ceiling;
 mod child;
 mod cold;

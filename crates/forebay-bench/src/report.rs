@@ -14,19 +14,26 @@ use std::{collections::BTreeMap, path::Path};
 /// What a line is, which a terminal may show by its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
+    /// Text and figures.
     Plain,
+    /// The head of a table or of a part.
     Heading,
+    /// A goal that was met, or a figure that is better than before.
     Good,
+    /// A goal that was missed, or a figure that is worse than before.
     Bad,
     /// Something to know before the figures are believed.
     Warning,
+    /// What may be passed over.
     Aside,
 }
 
 /// One line for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
+    /// How it is shown.
     pub tone: Tone,
+    /// Without a line break and without colours.
     pub text: String,
 }
 
@@ -39,7 +46,7 @@ impl Line {
 
 /// One figure over the repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Stat {
+pub(crate) struct Stat {
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -61,11 +68,11 @@ impl Stat {
 }
 
 /// The figures of one repetition.
-pub type Figures = BTreeMap<String, f64>;
+pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// What a figure should be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Goal {
+pub(crate) struct Goal {
     pub figure: String,
     pub wanted: f64,
     /// At most, not at least.
@@ -114,8 +121,9 @@ impl Goal {
     }
 }
 
+/// One measurement and what it should reach: a line of each table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// What was run, in words; rows of two reports are compared by it.
     pub name: String,
     pub repeats: usize,
@@ -143,16 +151,17 @@ impl Row {
     }
 }
 
+/// What one command measured, as `--save` writes it and `forebay bench cmp` reads it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    pub program: String,
-    pub time: String,
-    pub cpus: usize,
-    pub seed: u64,
-    pub seconds: f64,
+    pub(crate) program: String,
+    pub(crate) time: String,
+    pub(crate) cpus: usize,
+    pub(crate) seed: u64,
+    pub(crate) seconds: f64,
     /// What the reader should know, such as a ceiling that could not be measured.
-    pub notes: Vec<String>,
-    pub rows: Vec<Row>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) rows: Vec<Row>,
 }
 
 impl Report {
