@@ -7,6 +7,8 @@
 //! and exit codes). Results are the only thing on stdout, so that every command can stand in a
 //! pipe.
 
+#![warn(missing_docs)]
+
 mod allocator;
 mod cli;
 mod commands;
