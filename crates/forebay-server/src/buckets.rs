@@ -24,6 +24,8 @@ pub struct OriginBuckets {
 }
 
 impl OriginBuckets {
+    /// Makes an origin of each configuration; none of them is asked anything yet.
+    ///
     /// # Errors
     /// The first origin that makes no sense, with its URL.
     pub fn open(origins: &[NamedOrigin]) -> Result<Self> {
@@ -48,6 +50,7 @@ impl OriginBuckets {
         self.known.write().clear();
     }
 
+    /// Counters and gauges of each origin, by the bucket's name; `*` for a wildcard.
     pub fn stats(&self) -> Vec<(String, OriginStats)> {
         self.origins().stats()
     }

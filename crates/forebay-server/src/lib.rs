@@ -15,6 +15,8 @@
 //! - connections, requests in flight, bodies of control requests, remembered uploads and waits are
 //!   bounded by the configuration.
 
+#![warn(missing_docs)]
+
 mod admin;
 mod app;
 mod auth;

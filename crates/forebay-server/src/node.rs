@@ -184,10 +184,12 @@ impl Node {
             .map(|a| format!("{}://{a}", self.app.admin_scheme()))
     }
 
+    /// Where the admin port listens; `None` if it is off.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
         self.app.admin_addr
     }
 
+    /// The path of the Unix socket; `None` if it is off.
     pub fn unix_path(&self) -> Option<&Path> {
         self.app.unix_path.as_deref()
     }
@@ -197,6 +199,7 @@ impl Node {
         &self.app.node_id
     }
 
+    /// The engine that all interfaces read and write through.
     pub fn engine(&self) -> &Engine {
         &self.app.engine
     }

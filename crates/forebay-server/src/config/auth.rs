@@ -77,9 +77,13 @@ section! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
+    /// Objects, archive members, sources of copies, `stat`.
     Read,
+    /// Put, delete, uploads by parts, targets of copies.
     Write,
+    /// Listings whose prefix begins with that of the grant.
     List,
+    /// Warm, pin, unpin, evict; settings of objects and buckets; of everything, `status`.
     Admin,
 }
 
@@ -102,7 +106,7 @@ impl fmt::Display for Action {
 /// What `auth.keys_file` holds.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct KeysFile {
+pub(crate) struct KeysFile {
     pub keys: Vec<KeyPair>,
     pub tokens: Vec<Secret>,
 }

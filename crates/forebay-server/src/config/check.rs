@@ -22,6 +22,7 @@ const OTHERS_READ: u32 = 0o004;
 /// The longest path of a Unix socket on Linux, without the final NUL.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
+/// Whether the node starts all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The node does not start with it.
@@ -33,9 +34,11 @@ pub enum Severity {
 /// Something about a setting that an operator should know.
 #[derive(Clone, Debug)]
 pub struct Problem {
+    /// Whether it keeps the node from starting.
     pub severity: Severity,
     /// Dotted.
     pub key: String,
+    /// What is wrong or doubtful.
     pub message: String,
     /// What to do.
     pub hint: String,

@@ -27,6 +27,7 @@ const KEY_PARTS_MAX: usize = 16;
 pub struct Override {
     /// Dotted: `listen.s3`.
     pub key: String,
+    /// As TOML has it; text for what is not TOML.
     pub value: Value,
     /// Who says so, for error messages and `config show`: `--listen`, `FOREBAY__LISTEN__S3`.
     pub from: String,

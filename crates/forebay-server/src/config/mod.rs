@@ -14,7 +14,8 @@ pub(crate) mod section;
 mod show;
 mod types;
 
-pub use auth::{Action, Auth, Grant, KeyPair, KeysFile};
+pub(crate) use auth::KeysFile;
+pub use auth::{Action, Auth, Grant, KeyPair};
 pub use check::{Problem, Severity};
 pub use load::Override;
 pub use origin::NamedOrigin;
@@ -33,16 +34,27 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// `[listen]`: where the node listens.
     pub listen: Listen,
+    /// `[[origins]]`: which buckets there are, and where each lies.
     pub origins: Vec<NamedOrigin>,
+    /// `[cache]`: what is kept on this machine's disks.
     pub cache: Cache,
+    /// `[buckets.NAME]`: what is different for one bucket, by its name.
     pub buckets: BTreeMap<String, Bucket>,
+    /// `[memory]`: the budget for buffers.
     pub memory: Memory,
+    /// `[batch]`: limits and waits of GetBatch.
     pub batch: Batch,
+    /// `[datasets]`: what the indexes of datasets may take.
     pub datasets: Datasets,
+    /// `[auth]`: who may ask for what.
     pub auth: Auth,
+    /// `[tls]`: certificate and key of the data port.
     pub tls: Tls,
+    /// `[limits]`: connections, requests and waits.
     pub limits: Limits,
+    /// `[log]`: what the log says, and how.
     pub log: Log,
     /// Where each value that is not a default came from, by its dotted key.
     #[serde(skip)]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 pub struct NamedOrigin {
     /// The bucket's name here. `None`: as the URL says; see [`NamedOrigin::bucket`].
     pub name: Option<String>,
+    /// Its URL, with what is needed to reach it and how much it is asked for.
     pub config: OriginConfig,
 }
 

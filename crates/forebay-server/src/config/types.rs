@@ -125,7 +125,9 @@ text_value!(FreshnessRule);
 /// A cache directory and how much of it may be used: `/mnt/nvme0/forebay:900GiB`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CacheDir {
+    /// Where it is, with the home directory in place of a leading `~/`.
     pub path: PathBuf,
+    /// The most that the cache uses of it.
     pub size: Bytes,
 }
 
@@ -185,7 +187,9 @@ text_value!(Mode);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
+    /// A line for people, with colours where standard error is a terminal.
     Text,
+    /// An object of JSON for each line.
     Json,
 }
 

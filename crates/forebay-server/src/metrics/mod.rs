@@ -8,7 +8,7 @@ mod families;
 mod page;
 
 pub(crate) use families::page;
-pub use page::Format;
+pub(crate) use page::Format;
 
 use crate::note::Api;
 use forebay_core::{
@@ -35,7 +35,7 @@ const STATUSES: [CacheStatus; 5] = [
 
 /// One counter for each cache status.
 #[derive(Default)]
-pub struct ByStatus([AtomicU64; STATUSES.len()]);
+pub(crate) struct ByStatus([AtomicU64; STATUSES.len()]);
 
 impl ByStatus {
     pub fn count(&self, status: CacheStatus) {
@@ -59,7 +59,7 @@ fn index(status: CacheStatus) -> usize {
 
 /// One counter for each interface.
 #[derive(Default)]
-pub struct ByApi([AtomicU64; 4]);
+pub(crate) struct ByApi([AtomicU64; 4]);
 
 impl ByApi {
     pub fn add(&self, api: Api, n: u64) {
@@ -73,7 +73,7 @@ impl ByApi {
 
 /// Connections of one listener.
 #[derive(Default)]
-pub struct Connections {
+pub(crate) struct Connections {
     pub open: AtomicI64,
     pub accepted: AtomicU64,
 }
@@ -95,7 +95,7 @@ struct Labels {
 }
 
 /// What requests do.
-pub struct Metrics {
+pub(crate) struct Metrics {
     /// By the `X-Cache` header; counted by [`crate::note::Note::x_cache`] alone.
     pub answers: ByStatus,
     requests: Mutex<BTreeMap<Labels, u64>>,

@@ -38,7 +38,7 @@ impl Kind {
 
 /// The formats that Prometheus reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     /// Prometheus' own text format, 0.0.4.
     Text,
     /// OpenMetrics 1.0.0.
