@@ -4,6 +4,8 @@
 //! node, or one inside its own process, by the crate `forebay-client`; a batch is received into one
 //! region of memory and handed out as views of it.
 
+#![warn(missing_docs)]
+
 mod batch;
 mod batches;
 mod buffer;
