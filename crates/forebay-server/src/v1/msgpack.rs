@@ -2,63 +2,52 @@
 //! larger than it must be.
 
 use super::buckets::{Entry, Listing};
-use rmp::encode;
+use serde::{Serialize, Serializer};
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Page<'a> {
+    #[serde(rename = "UUID")]
+    uuid: &'a str,
+    continuation_token: &'a str,
+    flags: u32,
+    #[serde(serialize_with = "entries")]
+    entries: &'a [Entry],
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    #[serde(rename = "n")]
+    name: &'a str,
+    #[serde(rename = "s", skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    #[serde(rename = "f")]
+    flags: u32,
+    #[serde(rename = "v", skip_serializing_if = "Option::is_none")]
+    version: Option<&'a str>,
+    #[serde(rename = "cs", skip_serializing_if = "Option::is_none")]
+    checksum: Option<&'a str>,
+}
+
+fn entries<S: Serializer>(entries: &[Entry], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(entries.iter().map(|entry| Object {
+        name: &entry.name,
+        size: entry.size,
+        flags: entry.flags.into(),
+        version: entry.version.as_deref(),
+        checksum: entry.checksum.as_deref(),
+    }))
+}
 
 /// The bytes of one page.
 pub fn listing(page: &Listing) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 + page.entries.len() * 48);
-    // Writing into a Vec cannot fail.
-    let result: Result<(), encode::ValueWriteError<std::convert::Infallible>> =
-        write(&mut out, page);
-    result.expect("memory takes what is written");
-    out
-}
-
-/// `rmp`'s writers are generic over the error of what they write to; a `Vec` has none.
-fn write(
-    out: &mut Vec<u8>,
-    page: &Listing,
-) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
-    let mut buffer = encode::ByteBuf::from_vec(std::mem::take(out));
-    let b = &mut buffer;
-    encode::write_map_len(b, 4)?;
-    encode::write_str(b, "UUID")?;
-    encode::write_str(b, &page.uuid)?;
-    encode::write_str(b, "ContinuationToken")?;
-    encode::write_str(b, &page.token)?;
-    encode::write_str(b, "Flags")?;
-    encode::write_uint(b, 0)?;
-    encode::write_str(b, "Entries")?;
-    encode::write_array_len(b, page.entries.len() as u32)?;
-    for entry in &page.entries {
-        write_entry(b, entry)?;
-    }
-    *out = buffer.into_vec();
-    Ok(())
-}
-
-fn write_entry(
-    b: &mut encode::ByteBuf,
-    entry: &Entry,
-) -> Result<(), encode::ValueWriteError<std::convert::Infallible>> {
-    let texts = [("v", &entry.version), ("cs", &entry.checksum)];
-    let present = texts.iter().filter(|(_, text)| text.is_some()).count() as u32;
-    encode::write_map_len(b, 2 + u32::from(entry.size.is_some()) + present)?;
-    encode::write_str(b, "n")?;
-    encode::write_str(b, &entry.name)?;
-    if let Some(size) = entry.size {
-        encode::write_str(b, "s")?;
-        encode::write_uint(b, size)?;
-    }
-    encode::write_str(b, "f")?;
-    encode::write_uint(b, u64::from(entry.flags))?;
-    for (key, text) in texts {
-        if let Some(text) = text {
-            encode::write_str(b, key)?;
-            encode::write_str(b, text)?;
-        }
-    }
-    Ok(())
+    let page = Page {
+        uuid: &page.uuid,
+        continuation_token: &page.token,
+        flags: 0,
+        entries: &page.entries,
+    };
+    rmp_serde::to_vec_named(&page).expect("strings and numbers are written to memory")
 }
 
 #[cfg(test)]
