@@ -45,7 +45,7 @@ use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result};
 use forebay_engine::{ByteStream, Engine};
 use futures::{StreamExt, stream};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
@@ -258,13 +258,13 @@ impl Batcher {
     /// An unknown bucket is an error before any data, whatever `coer` says. Of what is denied it is
     /// not told whether the bucket is there.
     async fn check_buckets(&self, request: &BatchRequest, denied: &Denied) -> Result<()> {
-        let mut seen: Vec<&str> = Vec::new();
+        let (mut seen, mut last) = (HashSet::new(), "");
         for (index, entry) in request.entries.iter().enumerate() {
             if denied.contains_key(&index) {
                 continue;
             }
             let bucket = entry.name.bucket();
-            if seen.last() != Some(&bucket) && !seen.contains(&bucket) {
+            if bucket != last && seen.insert(bucket) {
                 self.engine.buckets().origin(bucket).await.map_err(|e| {
                     let provider = match &*entry.provider {
                         "" => "ais",
@@ -277,8 +277,8 @@ impl Batcher {
                     };
                     e.context(format_args!("{provider}://{bucket}"))
                 })?;
-                seen.push(bucket);
             }
+            last = bucket;
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Engine {
                     CacheChange::Unpin if dry_run => u64::from(is_pinned),
                     CacheChange::Unpin => u64::from(store.unpin(name)),
                     CacheChange::Evict if is_pinned => 0,
-                    CacheChange::Evict if dry_run => store.peek(name).map_or(0, |p| p.record_bytes),
+                    CacheChange::Evict if dry_run => store.evictable_bytes(name),
                     CacheChange::Evict => store.evict(name),
                 })
             };

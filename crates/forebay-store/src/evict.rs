@@ -540,7 +540,11 @@ impl Inner {
             .file
             .read_append(&mut bytes, header.len() as usize, offset);
         if read.is_err() || !header.body_is_whole(&bytes) {
-            dir.counters.checksum_failures.fetch_add(1, Relaxed);
+            let failures = match read {
+                Err(_) => &dir.counters.read_failures,
+                Ok(()) => &dir.counters.checksum_failures,
+            };
+            failures.fetch_add(1, Relaxed);
             if let Some(entry) = self.forget(header.key, |e| e.is_at(victim.slot, offset))
                 && Self::is_named(&entry)
                 && let Err(e) =

@@ -338,13 +338,7 @@ impl Store {
         };
         let hash = self.inner.head_key(name);
         let before = self.inner.index.peek(hash);
-        let chunked = self.inner.with_record(hash, name, Wait::May, |_, record| {
-            if record.is_inline() {
-                Ok(None)
-            } else {
-                codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere)
-            }
-        });
+        let chunks = self.chunk_keys(name);
         let mut removed = self.inner.bury(hash, name.bucket(), name.key());
         if let Some(before) = before.filter(|_| !removed.existed) {
             // It was damaged, and went when it was read.
@@ -353,19 +347,41 @@ impl Store {
                 bytes: before.padded(),
             };
         }
-        if let Ok(Some(Some(meta))) = chunked {
-            let version = meta.version();
-            for i in 0..meta.size.div_ceil(CHUNK_BYTES) {
-                let Ok(i) = u32::try_from(i) else { break };
-                if let Some(entry) = self
-                    .inner
-                    .forget(part_key(hash, version, Part::Chunk(i)), |_| true)
-                {
-                    removed.bytes += entry.padded();
-                }
+        for key in chunks {
+            if let Some(entry) = self.inner.forget(key, |_| true) {
+                removed.bytes += entry.padded();
             }
         }
         removed
+    }
+
+    /// The bytes that [`evict`](Self::evict) would free of an object that is not pinned.
+    pub fn evictable_bytes(&self, name: &ObjectName) -> u64 {
+        let chunks = self.chunk_keys(name);
+        std::iter::once(self.inner.head_key(name))
+            .chain(chunks)
+            .filter_map(|key| self.inner.index.peek(key))
+            .map(|entry| entry.padded())
+            .sum()
+    }
+
+    /// The keys that the chunks of an object's cached version have, here or not; none if its bytes
+    /// are in its head.
+    fn chunk_keys(&self, name: &ObjectName) -> impl Iterator<Item = u128> + use<> {
+        let hash = self.inner.head_key(name);
+        let chunked = self.inner.with_record(hash, name, Wait::May, |_, record| {
+            if record.is_inline() {
+                Ok(None)
+            } else {
+                codec::decode(record.meta()).map(Some).ok_or(Miss::NotHere)
+            }
+        });
+        let meta = chunked.ok().flatten().flatten();
+        meta.into_iter().flat_map(move |meta| {
+            let version = meta.version();
+            let chunks = u32::try_from(meta.size.div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX);
+            (0..chunks).map(move |i| part_key(hash, version, Part::Chunk(i)))
+        })
     }
 
     /// How many bytes of this version of the object are here.
