@@ -177,7 +177,7 @@ async fn send_held(
                             limits::UPLOAD_PARTS_MAX
                         ),
                     )
-                    .hint("say its length, or upload it in larger parts"));
+                    .hint("send its length, or upload it in larger parts"));
                 }
                 Ok(Some((
                     (number, part, held),
@@ -232,7 +232,7 @@ async fn pass_through(
         .await?
         .is_empty()
     {
-        return Err(Error::corrupt("the body goes on after its announced end"));
+        return Err(Error::corrupt("the body is longer than was announced"));
     }
     upload.complete(parts).await
 }

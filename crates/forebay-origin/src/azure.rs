@@ -82,7 +82,7 @@ impl AzureOrigin {
         });
         let account = account.ok_or_else(|| {
             Error::invalid(format!(
-                "origin {}: the storage account is not known",
+                "origin {}: no storage account is given",
                 config.url
             ))
             .hint("set account, or AZURE_STORAGE_ACCOUNT_NAME")
@@ -140,13 +140,13 @@ impl AzureOrigin {
         })?;
         if site.key.split('/').any(|part| part == "." || part == "..") {
             return Err(Error::invalid(format!(
-                "{:?} cannot be asked for: a part of it is '.' or '..'",
+                "{:?} cannot be requested: a part of it is '.' or '..'",
                 site.key
             )));
         }
         if site.key.contains('\\') {
             return Err(Error::unsupported(format!(
-                "{:?}: Azure takes a backslash for a slash, so this key would be another's name",
+                "{:?}: Azure treats a backslash as a slash, so this key would name another object",
                 site.key
             ))
             .hint("use a name without backslashes"));
@@ -241,7 +241,7 @@ impl AzureOrigin {
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
             return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes: none from {start}",
+                "{key:?} has {} bytes, none from byte {start} on",
                 meta.size
             )));
         }
@@ -253,8 +253,9 @@ impl AzureOrigin {
     }
 
     fn upload(&self, text: &str) -> Result<Upload> {
-        let gone =
-            || Error::not_found("there is no such upload").hint("it was aborted, or never begun");
+        let gone = || {
+            Error::not_found("the upload does not exist").hint("it was aborted, or never started")
+        };
         if self.aborted.lock().iter().any(|a| a == text) {
             return Err(gone());
         }
@@ -379,8 +380,9 @@ impl Origin for AzureOrigin {
                 marker: None,
                 after: request.start_after.clone(),
             },
-            Some(text) => serde_json::from_str(text)
-                .map_err(|_| Error::invalid("this is not a continuation token of this origin"))?,
+            Some(text) => serde_json::from_str(text).map_err(|_| {
+                Error::invalid("this continuation token does not come from this origin")
+            })?,
         };
         for _ in 0..LIST_CHUNKS_MAX {
             let (entries, prefixes, next) = self.chunk(&request, token.marker.as_deref()).await?;
@@ -425,11 +427,11 @@ impl Origin for AzureOrigin {
             }
         }
         Err(Error::unsupported(format!(
-            "list at {}: more than {} names before the first that is wanted",
+            "list at {}: more than {} names come before the first one that is wanted",
             self.description,
             LIST_CHUNKS_MAX * LIST_CHUNK
         ))
-        .hint("give a longer prefix: Azure cannot begin a listing at a name"))
+        .hint("give a longer prefix: Azure cannot start a listing at a given name"))
     }
 
     async fn put(
@@ -486,10 +488,10 @@ impl Origin for AzureOrigin {
         if request.condition != PutCondition::Always || request.attributes != Attributes::default()
         {
             return Err(Error::unsupported(format!(
-                "a copy with a condition or other attributes at {}",
+                "{} cannot copy with a condition or with other attributes",
                 self.description
             ))
-            .hint("read the object and write it"));
+            .hint("read the object and write it back"));
         }
         let site = self.site("copy", to);
         let mut h = HeaderMap::new();
@@ -523,7 +525,7 @@ impl Origin for AzureOrigin {
                 }
                 other => {
                     return Err(Error::origin_unavailable(format!(
-                        "copy {to:?} at {}: it is {other}",
+                        "copy {to:?} at {}: the status of the copy is {other}",
                         self.description
                     )));
                 }
@@ -569,7 +571,7 @@ impl Origin for AzureOrigin {
             0 => {
                 return Err(
                     Error::unsupported(format!("part {number} of {key:?} is empty"))
-                        .hint("Azure takes no empty parts: write the object at once"),
+                        .hint("Azure does not accept empty parts: write the object in one request"),
                 );
             }
             n if n <= BUFFERED_BODY_MAX_BYTES => Payload::Bytes(body::collect(body, n).await?),

@@ -27,8 +27,8 @@ pub(crate) fn needs_parts(key: &str, limit: u64) -> Error {
     Error::new(
         ErrorKind::TooLarge,
         format!(
-            "put {key:?}: a body of unknown length, or of more than {limit} bytes, is sent in \
-            parts"
+            "put {key:?}: a body of unknown length, or of more than {limit} bytes, must be sent \
+            in parts"
         ),
     )
 }
@@ -97,7 +97,7 @@ pub fn exact(body: ByteStream, expected: u64, what: String) -> ByteStream {
                         s.what, s.expected
                     ))
                     .with_kind(ErrorKind::Corrupt)
-                    .hint("the origin, or a proxy before it, lies about lengths")
+                    .hint("the origin, or a proxy in front of it, sends wrong lengths")
                 }
                 Some(Err(e)) => e,
                 None if s.done == s.expected => return None,

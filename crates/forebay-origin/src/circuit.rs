@@ -196,7 +196,7 @@ impl Circuit {
         let silent = now >= begun + self.silence && answered <= begun;
         if state.open.is_none() && (silent || lasting) {
             tracing::warn!(origin = origin(), error = %e, "an origin does not answer: requests to \
-                it fail at once, but for one now and then");
+                it fail at once, except for one now and then");
             state.open = Some(Open {
                 since: now,
                 kind: e.kind(),
@@ -217,7 +217,7 @@ impl Open {
         Error::new(
             self.kind,
             format!(
-                "{origin} was not asked: it has not answered since {} s ago",
+                "{origin} was not asked: it has not answered for {} s",
                 now.duration_since(self.since).as_secs()
             ),
         )

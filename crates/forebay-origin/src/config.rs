@@ -210,7 +210,7 @@ impl OriginConfig {
                     return Err(
                         Error::invalid(format!("{base} has the unknown setting {name:?}")).hint(
                             "endpoint, region, profile, account, anonymous, path_style and \
-                            hedge_percent can be given in the URL; keys belong into the \
+                            hedge_percent can be given in the URL; keys belong in the \
                             environment or a file",
                         ),
                     );
@@ -237,7 +237,7 @@ impl OriginConfig {
         positive(self.requests_in_flight > 0, "requests_in_flight")?;
         if self.hedge_percent > HEDGE_MAX_PERCENT {
             return Err(Error::invalid(format!(
-                "origin {}: hedge_percent is at most {HEDGE_MAX_PERCENT}",
+                "origin {}: hedge_percent must be at most {HEDGE_MAX_PERCENT}",
                 self.url
             ))
             .hint("it is the share of GETs that are sent twice; 5 is a good value"));
@@ -270,7 +270,7 @@ impl OriginConfig {
             };
             if !parsed.username().is_empty() || parsed.password().is_some() {
                 return Err(Error::invalid(format!(
-                    "origin {}: user and password do not belong into an address",
+                    "origin {}: an address must not contain a user name or password",
                     redact(address)
                 ))
                 .hint("use access_key_id and secret_access_key, or bearer_token"));
@@ -385,7 +385,9 @@ impl OriginUrl {
             "http" | "https" => {
                 let mut base = url::Url::parse(text).map_err(|e| bad(&e.to_string()))?;
                 if base.query().is_some() || base.fragment().is_some() {
-                    return Err(bad("a web origin has no query"));
+                    return Err(bad(
+                        "the address of a web origin cannot have a query or a fragment",
+                    ));
                 }
                 if !base.path().ends_with('/') {
                     base.set_path(&format!("{}/", base.path()));
@@ -397,7 +399,7 @@ impl OriginUrl {
                     .decode_utf8()
                     .map_err(|_| bad("its path is not UTF-8"))?;
                 if !path.starts_with('/') {
-                    return Err(bad("file: takes an absolute path, with three slashes"));
+                    return Err(bad("file: needs an absolute path, as in file:///dir"));
                 }
                 Self::directory(&path).ok_or_else(|| bad("a path must name a directory"))
             }

@@ -89,7 +89,7 @@ pub(crate) fn azure(
         .hint("check account_key and the AZURE_* variables")
     })?;
     let looked_at = "account_key, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, \
-        AZURE_CLIENT_ID and its kin, the managed identity of the machine";
+        AZURE_CLIENT_ID and related variables, the machine's managed identity";
     Ok(Arc::new(Checked {
         inner: built.credentials().clone(),
         looked_at: looked_at.to_owned(),

@@ -190,7 +190,7 @@ fn hint_for(
             site.origin
         ),
         (_, "SignatureDoesNotMatch") => {
-            "the secret key of this node is wrong for its access key, or a proxy changes requests"
+            "the secret key of this node does not match its access key, or a proxy changes requests"
                 .to_owned()
         }
         (_, "RequestTimeTooSkewed") => "the clock of this machine is wrong: set it".to_owned(),
@@ -225,7 +225,7 @@ fn hint_for(
             None => "the origin redirects: check its endpoint, region and path_style".to_owned(),
         },
         (ErrorKind::OriginUnavailable | ErrorKind::Timeout, _) => {
-            format!("the trouble is at {}, try again later", site.origin)
+            format!("the trouble is at {}: try again later", site.origin)
         }
         _ => return None,
     })
@@ -279,14 +279,13 @@ pub(crate) fn from_io(site: Site<'_>, error: io::Error) -> Error {
         io::ErrorKind::PermissionDenied => Error::permission_denied(text)
             .hint("check the owner and mode of the files and directories"),
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            Error::new(ErrorKind::Conflict, text).hint(
-                "in a local directory a name cannot be an object and a folder at the same time",
-            )
+            Error::new(ErrorKind::Conflict, text)
+                .hint("in a local directory, a name cannot be both an object and a folder")
         }
         io::ErrorKind::InvalidFilename => Error::invalid(text)
             .hint("a part of a name can be at most 255 bytes in a local directory"),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::origin_unavailable(text).hint("the disk is full: make room")
+            Error::origin_unavailable(text).hint("the disk is full: free some space")
         }
         io::ErrorKind::ReadOnlyFilesystem => {
             Error::permission_denied(text).hint("the file system is mounted read-only")

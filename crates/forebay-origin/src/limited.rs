@@ -99,7 +99,7 @@ impl Limiter {
         match tokio::time::timeout(longest, of.clone().acquire_owned()).await {
             Ok(place) => place.map_err(|_| Error::internal("the limiter of an origin is closed")),
             Err(_) => Err(Error::busy(format!(
-                "no place for another request to the origin in {longest:?}: {} wait",
+                "no place for another request to the origin within {longest:?} ({} waiting)",
                 self.counters.waiting.load(Relaxed)
             ))
             .hint("the origin is slow, or requests_in_flight of this origin is too low")

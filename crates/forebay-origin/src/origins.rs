@@ -272,7 +272,7 @@ impl Wildcard {
             }
             OriginUrl::Directory { path, each: true } => {
                 let path = path.canonicalize().map_err(|e| {
-                    Error::invalid(format!("the directory {} of buckets: {e}", path.display()))
+                    Error::invalid(format!("the directory of buckets {}: {e}", path.display()))
                         .hint("create it, or correct the origin's url")
                 })?;
                 Source::Directories(path)
@@ -311,7 +311,7 @@ impl Wildcard {
         {
             self.forget(bucket);
             return Err(Error::bucket_not_found(format!(
-                "there is no directory {bucket:?} in {}",
+                "the directory {bucket:?} does not exist in {}",
                 root.display()
             )));
         }
@@ -591,13 +591,13 @@ impl Origins {
                 .map(|w| format!("those of {}", w.describe())),
         );
         let e = Error::bucket_not_found(format!(
-            "there is no bucket {:?} here",
+            "the bucket {:?} is not served here",
             name::shorten(bucket)
         ));
         if known.is_empty() {
             e.hint("no origin is configured")
         } else {
-            e.hint(format!("there are: {}", known.join(", ")))
+            e.hint(format!("buckets here: {}", known.join(", ")))
         }
     }
 
@@ -676,7 +676,9 @@ impl Origins {
             Error::unsupported(format!(
                 "{what}: the buckets of this node are its configured origins"
             ))
-            .hint("make it at the origin and map it, or map a directory of buckets: file:///dir/*")
+            .hint(
+                "create it at the origin and map it, or map a directory of buckets: file:///dir/*",
+            )
         })
     }
 
@@ -686,7 +688,7 @@ impl Origins {
         if self.named.contains_key(bucket) {
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
-                format!("the bucket {bucket:?} is there already"),
+                format!("the bucket {bucket:?} already exists"),
             ));
         }
         let (wildcard, root) = self.directories(&format!("create the bucket {bucket:?}"))?;
@@ -700,8 +702,10 @@ impl Origins {
     pub async fn remove_bucket(&self, bucket: &str) -> Result<()> {
         let what = format!("remove the bucket {bucket:?}");
         if self.named.contains_key(bucket) {
-            return Err(Error::unsupported(what)
-                .hint("it is a configured origin: take it out of the configuration"));
+            return Err(
+                Error::unsupported(format!("{what}: it is a configured origin"))
+                    .hint("remove it from the configuration"),
+            );
         }
         let (wildcard, root) = match self.directories(&what) {
             Ok(found) => found,

@@ -113,7 +113,7 @@ impl Origin for Prefixed {
     async fn forward(&self, mut request: ForwardRequest) -> Result<ForwardResponse> {
         if request.key.is_empty() {
             return Err(Error::unsupported(format!(
-                "a request about the bucket of {}",
+                "{} cannot pass on a request about its bucket",
                 self.describe()
             ))
             .hint("map the bucket without a prefix, or send the request to the origin"));

@@ -117,8 +117,8 @@ impl Resilient {
             self.describe()
         ))
         .hint(
-            "an attempt got no answer and the next one found the condition not met: look at the \
-             object",
+            "an attempt got no answer, and the next one found that the condition did not hold: \
+             look at the object",
         )
         .source(e)
     }
@@ -217,8 +217,9 @@ impl Body {
                             "{}: more bytes came than were asked for",
                             self.what()
                         ));
-                        return self
-                            .fail(e.hint("the origin, or a proxy before it, lies about lengths"));
+                        return self.fail(
+                            e.hint("the origin, or a proxy in front of it, sends wrong lengths"),
+                        );
                     }
                     self.rest.start += n;
                     return Some(Ok(bytes));

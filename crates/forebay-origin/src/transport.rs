@@ -68,7 +68,7 @@ pub(crate) fn client(
         Some(path) => {
             let bad = |e: String| {
                 Error::invalid(format!("ca_file {}: {e}", path.display()))
-                    .hint("a file of PEM certificates")
+                    .hint("it must be a file of PEM certificates")
             };
             let pem = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
             reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| bad(e.to_string()))?
@@ -106,7 +106,7 @@ pub(crate) fn client(
     };
     client.map_err(|e| {
         Error::invalid(format!(
-            "the HTTP client for {} cannot be made: {e}",
+            "the HTTP client for {} cannot be created: {e}",
             endpoint.origin().ascii_serialization()
         ))
         .hint("install the ca-certificates package, or set ca_file")

@@ -70,11 +70,11 @@ impl WebOrigin {
     fn url(&self, key: &str) -> Result<Url> {
         if key.split('/').any(|part| part == "." || part == "..") {
             return Err(Error::invalid(format!(
-                "{key:?} cannot be asked for: a part of it is '.' or '..'"
+                "{key:?} cannot be requested: a part of it is '.' or '..'"
             )));
         }
         Url::parse(&format!("{}{}", self.base, headers::encode_path(key)))
-            .map_err(|e| Error::invalid(format!("{key:?} makes no address: {e}")))
+            .map_err(|e| Error::invalid(format!("{key:?} cannot be put into an address: {e}")))
     }
 
     async fn send(
@@ -117,7 +117,7 @@ impl WebOrigin {
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
             return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes: none from {start}",
+                "{key:?} has {} bytes, none from byte {start} on",
                 meta.size
             )));
         }
@@ -130,7 +130,7 @@ impl WebOrigin {
 
     fn read_only<T>(&self, what: &str) -> Result<T> {
         Err(Error::unsupported(format!(
-            "{what}: {} is a plain web server and read-only",
+            "{what}: {} is a plain web server, which is read-only",
             self.description
         )))
     }
@@ -245,7 +245,7 @@ impl Origin for WebOrigin {
             None => 0..meta.size,
             Some(asked) if asked.start >= meta.size && asked.start > 0 => {
                 return Err(Error::range_not_satisfiable(format!(
-                    "{key:?} has {} bytes: none from {}",
+                    "{key:?} has {} bytes, none from byte {} on",
                     meta.size, asked.start
                 )));
             }
@@ -260,7 +260,7 @@ impl Origin for WebOrigin {
         let skip = range.start - sent.start;
         if skip > SKIP_MAX_BYTES {
             return Err(Error::unsupported(format!(
-                "{} ignores ranges, and {skip} bytes of {key:?} would have to be thrown away",
+                "{} ignores ranges, and {skip} bytes of {key:?} would have to be skipped",
                 self.description
             ))
             .hint("serve the files with a web server that answers ranges"));
@@ -289,7 +289,7 @@ impl Origin for WebOrigin {
                 Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
                 _ => {
                     return Err(Error::invalid(
-                        "this is not a continuation token of this origin",
+                        "this continuation token does not come from this origin",
                     ));
                 }
             },

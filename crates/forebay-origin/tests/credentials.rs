@@ -349,12 +349,12 @@ async fn whoever_has_to_sign_on_again_is_told_the_command() {
         assert_eq!(e.kind(), ErrorKind::PermissionDenied);
         assert!(!shown.contains("canary"), "{shown}");
     };
-    told(&failure().await, "nobody has signed on");
+    told(&failure().await, "nobody has signed in");
     // A token that the portal does not take; then one that has ended and is not renewed.
     let file = signed_on(dir.path(), chrono::Duration::hours(1));
-    told(&failure().await, "does not take the token (status 401)");
+    told(&failure().await, "does not accept the token (status 401)");
     signed_on(dir.path(), chrono::Duration::seconds(-1));
-    told(&failure().await, "does not take the token (status 400)");
+    told(&failure().await, "does not accept the token (status 400)");
     std::fs::write(&file, "canary, not JSON").unwrap();
     told(&failure().await, "damaged");
     assert!(to(&services.requests(), "/bucket/").is_empty());

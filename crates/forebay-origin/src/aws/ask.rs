@@ -34,7 +34,7 @@ pub(crate) struct Answer {
 
 impl Service {
     /// # Errors
-    /// An address that is none.
+    /// If `address` is not an HTTP address.
     pub(crate) fn new(
         config: &OriginConfig,
         name: &'static str,
@@ -51,9 +51,9 @@ impl Service {
         // The HTTP client writes the host with them into its log.
         if !base.username().is_empty() || base.password().is_some() {
             return Err(Error::invalid(format!(
-                "{setting}: user and password do not belong into an address"
+                "{setting}: an address must not contain a user name or password"
             ))
-            .hint("where a token is wanted, use AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
+            .hint("if a token is needed, set AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
         }
         let config = OriginConfig {
             connect_timeout: config.connect_timeout.min(CONNECT_TIMEOUT),
@@ -176,10 +176,8 @@ impl Service {
             url.path(),
             status.as_u16()
         );
-        Error::new(kind_of(status), text).hint(format!(
-            "check {} and what it is allowed to give out",
-            self.name
-        ))
+        Error::new(kind_of(status), text)
+            .hint(format!("check {} and what it may give out", self.name))
     }
 }
 

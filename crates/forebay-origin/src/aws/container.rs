@@ -60,8 +60,8 @@ impl Container {
             (None, None) => {
                 return Err(
                     Error::invalid(format!("neither {RELATIVE} nor {FULL} is set")).hint(
-                        "these are set inside of containers that have a role; name another \
-                        credential_source elsewhere",
+                        "they are set inside containers that have a role; elsewhere, use another \
+                        credential_source",
                     ),
                 );
             }
@@ -74,10 +74,10 @@ impl Container {
         )?;
         if service.base().scheme() == "http" && !may_be_plain(service.base()) {
             return Err(Error::invalid(format!(
-                "{}: plain HTTP to another machine",
+                "{}: plain HTTP to another machine is refused",
                 service.describe()
             ))
-            .hint(format!("let {setting} begin with https://")));
+            .hint(format!("{setting} must begin with https://")));
         }
         let authorization = match (
             env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),

@@ -74,7 +74,10 @@ impl Instance {
     fn url(&self, path: &str) -> Result<Url> {
         let base = self.service.base().as_str().trim_end_matches('/');
         Url::parse(&format!("{base}/{path}")).map_err(|_| {
-            Error::permission_denied(format!("{}: an odd address", self.service.describe()))
+            Error::permission_denied(format!(
+                "{}: the address is not valid",
+                self.service.describe()
+            ))
         })
     }
 
@@ -97,7 +100,7 @@ impl Instance {
         let who = self.service.describe();
         let no_role = || {
             Error::permission_denied(format!("{who}: no role is attached to this machine"))
-                .hint("attach an instance profile, or give keys in another way")
+                .hint("attach an instance profile, or configure keys in another way")
         };
         let url = self.url("latest/api/token")?;
         let mut headers = HeaderMap::new();

@@ -55,7 +55,7 @@ impl AwsSettings {
                 if config.profile.is_none()
                     && (config.anonymous || config.access_key_id.is_some()) =>
             {
-                tracing::debug!(error = %e, "the AWS profile is left out");
+                tracing::debug!(error = %e, "the AWS profile is ignored");
                 Profile::empty()
             }
             other => other?,
@@ -102,7 +102,7 @@ fn of_environment(env: &Environment) -> Result<Option<Credentials>> {
         (None, None) => Ok(None),
         _ => Err(
             Error::invalid("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set")
-                .hint("set both, or none"),
+                .hint("set both or neither"),
         ),
     }
 }
@@ -149,8 +149,8 @@ pub(crate) fn credentials(
     }
     if let Some(file) = env.get("AWS_WEB_IDENTITY_TOKEN_FILE") {
         let arn = env.get("AWS_ROLE_ARN").ok_or_else(|| {
-            Error::invalid("AWS_WEB_IDENTITY_TOKEN_FILE is set, and AWS_ROLE_ARN is not")
-                .hint("set both, or none")
+            Error::invalid("AWS_WEB_IDENTITY_TOKEN_FILE is set, but AWS_ROLE_ARN is not")
+                .hint("set both or neither")
         })?;
         let session_name = env
             .get("AWS_ROLE_SESSION_NAME")

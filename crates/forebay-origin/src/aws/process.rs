@@ -64,7 +64,7 @@ impl Source for Process {
     async fn fetch(&self) -> Result<Fetched> {
         let failed = |text: String| {
             Error::permission_denied(format!("credential_process: {text}"))
-                .hint("run the command by hand as the user of the node")
+                .hint("run the command by hand as the node's user")
         };
         let mut child = tokio::process::Command::new("/bin/sh")
             .arg("-c")

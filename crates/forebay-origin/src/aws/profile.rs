@@ -188,7 +188,7 @@ impl Profile {
                      aws_secret_access_key",
                     self.name
                 );
-                Err(Error::invalid(text).hint("give it both, or none"))
+                Err(Error::invalid(text).hint("give it both or neither"))
             }
         }
     }

@@ -114,7 +114,9 @@ pub(crate) fn instant(who: &str, text: &str) -> Result<DateTime<Utc>> {
     DateTime::parse_from_rfc3339(text)
         .map(|t| t.to_utc())
         .map_err(|_| {
-            Error::permission_denied(format!("{who}: the Expiration of the keys is not a time"))
+            Error::permission_denied(format!(
+                "{who}: the Expiration of the keys is not a valid time"
+            ))
         })
 }
 
@@ -136,8 +138,8 @@ pub(crate) fn checked(
     ] {
         if !ok {
             return Err(Error::invalid(format!(
-                "{who}: the {name} is empty, or has line ends or other characters that do not \
-                 belong into it"
+                "{who}: the {name} is empty, or contains line ends or other characters that do not \
+                 belong in it"
             ))
             .hint("write the keys exactly as they were issued"));
         }
@@ -259,7 +261,7 @@ impl Renewed {
                 }
                 tracing::info!(
                     source = self.0.source.describe(),
-                    "the service refuses these credentials before their time: asking for new ones"
+                    "the service refuses these credentials before they expire: asking for new ones"
                 );
                 state.held = None;
                 true
@@ -307,11 +309,11 @@ impl Inner {
         };
         let fetched = fetched.and_then(|f| match f.ends {
             Some(ends) if ends <= Utc::now() => Err(Error::permission_denied(format!(
-                "{}: it gave out credentials that ended at {}",
+                "{}: it gave out credentials that expired at {}",
                 self.source.describe(),
                 ends.format("%Y-%m-%dT%H:%M:%SZ")
             ))
-            .hint("check the clock of this machine, and the source")),
+            .hint("check this machine's clock and the source of the credentials")),
             _ => Ok(f),
         });
         let mut state = self.state.lock();
@@ -342,7 +344,7 @@ impl Inner {
                     .filter(|ends| Utc::now() < *ends)
                 {
                     tracing::warn!(%error, ends = ends.to_rfc3339(), "credentials could not be \
-                        renewed; the old ones are used until they end");
+                        renewed; the old ones are used until they expire");
                 }
                 state.failed = Some((Instant::now(), error.clone()));
                 Err(error)

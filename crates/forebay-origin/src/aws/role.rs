@@ -60,7 +60,7 @@ impl Search<'_> {
         if let Some(arn) = profile.setting("role_arn") {
             if before.iter().any(|b| b == name) {
                 return Err(Error::invalid(format!(
-                    "the AWS profiles {} are each the source of the next, in a circle",
+                    "the AWS profiles {} form a circle: each is the source_profile of the one before it",
                     quoted(before, name)
                 ))
                 .hint("give one of them keys, or another source_profile"));
@@ -70,7 +70,7 @@ impl Search<'_> {
                     "more than {ROLES_MAX} roles in a chain: {}",
                     quoted(before, name)
                 ))
-                .hint("let the first assume the last directly"));
+                .hint("let the first role assume the last one directly"));
             }
             before.push(name.to_owned());
             let proof = self.proof(profile, before)?;
@@ -107,11 +107,11 @@ impl Search<'_> {
                     .filter(|n| DURATION_SECONDS.contains(n))
                     .ok_or_else(|| {
                         Error::invalid(format!(
-                            "the AWS profile {:?}: duration_seconds = {text}",
+                            "the AWS profile {:?}: duration_seconds = {text} is not valid",
                             profile.name()
                         ))
                         .hint(format!(
-                            "a number of seconds from {} to {}",
+                            "give a number of seconds from {} to {}",
                             DURATION_SECONDS.start(),
                             DURATION_SECONDS.end()
                         ))
@@ -182,14 +182,14 @@ impl Search<'_> {
             )),
             (_, "Ec2InstanceMetadata") if instance::is_disabled(self.env) => {
                 return Err(of(Error::invalid("AWS_EC2_METADATA_DISABLED is set")
-                    .hint("take one of the two away")));
+                    .hint("remove one of the two settings")));
             }
             (_, "Ec2InstanceMetadata") => Credentials::Renewed(Renewed::new(
                 instance::Instance::new(self.config, self.env, profile, String::new())?,
             )),
             _ => {
-                return Err(of(Error::invalid("it is not known")
-                    .hint("one of Environment, Ec2InstanceMetadata and EcsContainer")));
+                return Err(of(Error::invalid("this source is not known")
+                    .hint("use Environment, Ec2InstanceMetadata or EcsContainer")));
             }
         };
         Ok(Proof::Keys(keys))
@@ -214,7 +214,7 @@ fn unsupported(profile: &Profile, what: &str, setting: &str) -> Error {
     ))
     .hint(format!(
         "add credential_process = aws configure export-credentials --profile {name} --format \
-         process to a profile of its own, and name that"
+         process to a profile of its own, and use that profile"
     ))
 }
 

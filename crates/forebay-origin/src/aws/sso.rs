@@ -56,7 +56,7 @@ impl Settings {
         let name = profile.name();
         let missing = |what: &str, place: &str| {
             Error::invalid(format!(
-                "the AWS profile {name:?} uses single sign-on, and {place} has no {what}"
+                "the AWS profile {name:?} uses single sign-on, but {place} has no {what}"
             ))
             .hint(format!(
                 "`aws configure sso --profile {name}` writes all of them"
@@ -76,7 +76,7 @@ impl Settings {
                     .sso_session(session)
                     .ok_or_else(|| {
                         Error::invalid(format!(
-                            "the AWS profile {name:?}: there is no section {place}"
+                            "the AWS profile {name:?}: the section {place} does not exist"
                         ))
                         .hint("`aws configure sso-session` writes it")
                     })?
@@ -161,7 +161,7 @@ impl SignedOn {
         };
         let home = env.get("HOME").ok_or_else(|| {
             Error::invalid(format!(
-                "the AWS profile {:?} uses single sign-on, and HOME is not set",
+                "the AWS profile {:?} uses single sign-on, but HOME is not set",
                 settings.profile
             ))
             .hint("`aws sso login` keeps its tokens in $HOME/.aws/sso/cache")
@@ -192,7 +192,7 @@ impl SignedOn {
 
     fn sign_on_again(&self, why: &str) -> Error {
         Error::permission_denied(format!("{}: {why}", self.describe())).hint(format!(
-            "run `aws sso login --profile {}` as the user of the node",
+            "run `aws sso login --profile {}` as the node's user",
             self.settings.profile
         ))
     }
@@ -210,11 +210,11 @@ impl SignedOn {
         .map_err(|e| Error::internal(format!("reading {}: {e}", self.file.display())))?;
         let text = text.map_err(|e| match e.kind() {
             ErrorKind::NotFound => self.sign_on_again(&format!(
-                "nobody has signed on: {}: {e}",
+                "nobody has signed in: {}: {e}",
                 self.file.display()
             )),
             _ => Error::permission_denied(format!("{}: {e}", self.file.display()))
-                .hint("the user of the node must be able to read it"),
+                .hint("the node's user must be able to read it"),
         })?;
         // A parser's message might quote a secret.
         let damaged = || self.sign_on_again(&format!("{} is damaged", self.file.display()));
@@ -235,10 +235,10 @@ impl SignedOn {
         match self.renew(&token, all).await {
             Ok(Some(renewed)) => Ok(renewed),
             Ok(None) if still_holds => Ok(token.access_token),
-            Ok(None) => Err(self.sign_on_again("the token has ended")),
+            Ok(None) => Err(self.sign_on_again("the token has expired")),
             Err(e) if still_holds => {
                 tracing::warn!(error = %e, "the single sign-on token could not be renewed; the old \
-                    one is used until it ends");
+                    one is used until it expires");
                 Ok(token.access_token)
             }
             Err(e) => self.renewed_by_another(&token.access_token).await.ok_or(e),
@@ -331,7 +331,7 @@ impl SignedOn {
     ) -> Error {
         match (ask::kind_of(answer.status), answer.status.as_u16()) {
             (kind, 400 | 401) if !kind.is_transient() => self.sign_on_again(&format!(
-                "{} does not take the token (status {})",
+                "{} does not accept the token (status {})",
                 service.describe(),
                 answer.status.as_u16()
             )),
@@ -339,7 +339,7 @@ impl SignedOn {
                 .status_error(method, url, answer.status)
                 .hint(format!(
                     "check sso_account_id and sso_role_name of the AWS profile {:?}: the account \
-                     and role must be assigned to whoever signed on",
+                     and role must be assigned to the user who signed in",
                     self.settings.profile
                 )),
             _ => service.status_error(method, url, answer.status),
@@ -404,7 +404,7 @@ impl Source for SignedOn {
             .map_err(|_| bad("the answer has no credentials"))?
             .role_credentials;
         let ends = DateTime::from_timestamp_millis(keys.expiration)
-            .ok_or_else(|| bad("the expiration of the keys is not a time"))?;
+            .ok_or_else(|| bad("the expiration of the keys is not a valid time"))?;
         Fetched::new(
             &who,
             keys.access_key_id,

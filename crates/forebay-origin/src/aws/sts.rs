@@ -93,7 +93,7 @@ impl AssumedRole {
     ) -> Result<HeaderMap> {
         let mut request = HttpRequest::new(HttpRequestBody::from(body.to_owned()));
         *request.method_mut() = Method::POST;
-        let bad = |_| Error::internal(format!("{}: the request cannot be made", self.describe()));
+        let bad = |_| Error::internal(format!("{}: the request cannot be built", self.describe()));
         *request.uri_mut() = self.service.base().as_str().parse().map_err(bad)?;
         request.headers_mut().insert(header::CONTENT_TYPE, form());
         AwsAuthorizer::new(credential, "sts", &self.region)

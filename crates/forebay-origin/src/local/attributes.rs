@@ -49,18 +49,18 @@ pub(super) fn write(file: &File, attributes: &Attributes) -> Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::NOTSUP) if attributes.user.is_empty() => Ok(()),
         Err(Errno::NOTSUP) => Err(Error::unsupported(
-            "the file system keeps no extended \
+            "the file system does not support extended \
             attributes, so user metadata cannot be stored",
         )
         .hint(
-            "use a file system with user_xattr, as ext4 and xfs have, or write without \
+            "use a file system with user_xattr, such as ext4 or xfs, or write without \
                 user metadata",
         )),
         Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE) => Err(Error::unsupported(
-            "the attributes and user metadata are more than the file \
-                system keeps with a file",
+            "the attributes and user metadata are larger than the file \
+                system can store with a file",
         )
-        .hint("ext4 keeps less than 4 KiB")),
+        .hint("ext4 stores less than 4 KiB")),
         Err(e) => Err(Error::internal(format!("attributes cannot be stored: {e}")).source(e)),
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn create_bucket(root: &Path, bucket: &str) -> Result<()> {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::new(
             ErrorKind::AlreadyExists,
-            format!("the bucket {bucket:?} is there already"),
+            format!("the bucket {bucket:?} already exists"),
         )),
         Err(e) => Err(failure::from_io(
             Site {
@@ -60,7 +60,7 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
     };
     if !path.is_dir() {
         return Err(Error::bucket_not_found(format!(
-            "there is no bucket {bucket:?} in {}",
+            "the bucket {bucket:?} does not exist in {}",
             root.display()
         )));
     }

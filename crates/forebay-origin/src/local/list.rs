@@ -42,7 +42,7 @@ pub(super) fn page(root: &Root, request: &ListRequest) -> Result<ListPage> {
             Some(("p:", prefix)) => (prefix.to_owned(), Some(prefix.to_owned())),
             _ => {
                 return Err(Error::invalid(
-                    "this is not a continuation token of this origin",
+                    "this continuation token does not come from this origin",
                 ));
             }
         },
@@ -156,7 +156,7 @@ impl Walk<'_> {
             tracing::warn!(
                 directory = dir,
                 origin = self.root.description,
-                "a symbolic link leads back to a directory above it: left out"
+                "a symbolic link that leads back to a directory above it is left out of the listing"
             );
             return Ok(true);
         }

@@ -191,7 +191,7 @@ impl Root {
         name::validate_key(key)?;
         if key.ends_with('/') {
             return Err(Error::unsupported(format!(
-                "{key:?} ends in '/': a local directory has no objects of such names"
+                "{key:?} ends in '/': a local directory cannot hold objects with such names"
             ))
             .hint("folders come and go with the objects in them"));
         }
@@ -494,7 +494,7 @@ fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
 fn source_changed(key: &str) -> Error {
     Error::new(
         ErrorKind::PreconditionFailed,
-        format!("{key:?} has another version than the one that is copied"),
+        format!("{key:?} is not at the version that was to be copied"),
     )
 }
 
@@ -519,7 +519,7 @@ impl Origin for LocalOrigin {
             None => 0..meta.size,
             Some(r) if r.start >= meta.size && r.start > 0 => {
                 return Err(Error::range_not_satisfiable(format!(
-                    "{key:?} has {} bytes: none from {}",
+                    "{key:?} has {} bytes, none from byte {} on",
                     meta.size, r.start
                 )));
             }

@@ -32,10 +32,10 @@ fn directory(root: &Root, upload: &str) -> Result<PathBuf> {
 
 fn gone(upload: &str) -> Error {
     Error::not_found(format!(
-        "there is no upload {:?}",
+        "the upload {:?} does not exist",
         forebay_core::name::shorten(upload)
     ))
-    .hint("it was completed or aborted, or never begun")
+    .hint("it was completed or aborted, or never started")
 }
 
 fn part_name(number: u32) -> String {
@@ -97,7 +97,10 @@ pub(super) fn add_part(
     mut part: Unfinished,
 ) -> Result<UploadedPart> {
     if number == 0 || number as usize > limits::UPLOAD_PARTS_MAX {
-        return Err(Error::invalid(format!("part number {number}")).hint("1 to 10,000"));
+        return Err(
+            Error::invalid(format!("part number {number} is out of range"))
+                .hint("number parts from 1 to 10,000"),
+        );
     }
     let site = root.site("upload a part of", key);
     let to = directory(root, upload)?.join(part_name(number));
@@ -145,7 +148,7 @@ pub(super) fn complete(
             Ok(etag) if etag == part.etag => files.push(path),
             Ok(_) => {
                 return Err(Error::invalid(format!(
-                    "part {} of {key:?} was sent again: its ETag is another",
+                    "part {} of {key:?} was uploaded again and has another ETag now",
                     part.number
                 )));
             }

@@ -131,7 +131,7 @@ impl S3Endpoint {
             Some(text) => {
                 let mut url = Url::parse(text).map_err(|e| {
                     Error::invalid(format!("the S3 endpoint {text:?} is not an address: {e}")).hint(
-                        "as in http://127.0.0.1:9000; see AWS_ENDPOINT_URL and endpoint_url too",
+                        "as in http://127.0.0.1:9000; check AWS_ENDPOINT_URL and endpoint_url too",
                     )
                 })?;
                 if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
@@ -307,7 +307,7 @@ impl Client {
         // `.` and `..` would be taken out of the path by any client and name another object.
         if key.split('/').any(|part| part == "." || part == "..") {
             return Err(Error::invalid(format!(
-                "{key:?} cannot be asked for: a part of it is '.' or '..'"
+                "{key:?} cannot be requested: a part of it is '.' or '..'"
             )));
         }
         Ok(url)

@@ -330,7 +330,7 @@ impl S3Origin {
             .and_then(|v| Url::parse(v).ok());
         let session = session.ok_or_else(|| {
             Error::corrupt(format!(
-                "put {key:?} at {}: no address to upload to",
+                "put {key:?} at {}: the answer has no address to upload to",
                 site.origin
             ))
         })?;
@@ -423,7 +423,7 @@ impl S3Origin {
     ) -> Result<PutResponse> {
         if request.attributes != Attributes::default() {
             return Err(Error::unsupported(format!(
-                "a copy with other attributes at {}",
+                "{} cannot copy with other attributes",
                 self.client.describe()
             ))
             .hint("read the object and write it with the attributes"));
@@ -457,7 +457,7 @@ impl S3Origin {
             }
         }
         Err(Error::origin_unavailable(format!(
-            "copy {to:?} at {}: it does not come to an end",
+            "copy {to:?} at {}: the copy does not finish",
             site.origin
         )))
     }

@@ -63,7 +63,7 @@ impl Dialect {
 pub(crate) fn value(name: &str, text: &str) -> Result<HeaderValue> {
     if !text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
         return Err(Error::invalid(format!(
-            "the value of {name} holds characters that a header cannot"
+            "the value of {name} contains characters that a header cannot carry"
         ))
         .hint("encode it: only visible ASCII characters can be sent"));
     }
@@ -107,8 +107,8 @@ pub(crate) fn attributes(dialect: Dialect, a: &Attributes) -> Result<HeaderMap> 
     for (name, text) in &a.user {
         let header = HeaderName::from_bytes(format!("{}{name}", dialect.user_prefix()).as_bytes())
             .map_err(|_| {
-                Error::invalid(format!("{name:?} is not a name for user metadata"))
-                    .hint("letters, digits and '-'")
+                Error::invalid(format!("{name:?} is not a valid name for user metadata"))
+                    .hint("use letters, digits and '-'")
             })?;
         h.insert(header, value(name, text)?);
     }
@@ -206,7 +206,7 @@ pub(crate) fn meta_and_range(
     // Azurite's way of saying 416.
     if range.start >= size {
         return Err(Error::range_not_satisfiable(format!(
-            "{:?} has {size} bytes: none from {}",
+            "{:?} has {size} bytes, none from byte {} on",
             site.key, range.start
         )));
     }

@@ -92,7 +92,7 @@ impl S3Origin {
         get_checks(&meta, request, key)?;
         if start > meta.size || (start == meta.size && start > 0) {
             return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes: none from {start}",
+                "{key:?} has {} bytes, none from byte {start} on",
                 meta.size
             )));
         }
@@ -158,9 +158,8 @@ fn is_object(meta: &ObjectMeta, site: Site<'_>) -> Result<()> {
             "{} {:?} at {}: the answer has neither ETag nor Last-Modified",
             site.operation, site.key, site.origin
         );
-        return Err(Error::origin_unavailable(what).hint(
-            "something else than the object came: look at the endpoint, and at proxies before it",
-        ));
+        return Err(Error::origin_unavailable(what)
+            .hint("this is not the object: check the endpoint, and any proxy in front of it"));
     }
     Ok(())
 }
@@ -272,7 +271,7 @@ impl Origin for S3Origin {
                     "get {key:?} at {}: asked for bytes {asked:?}, got {range:?}",
                     self.description
                 ))
-                .hint("the origin, or a proxy before it, does not answer ranges rightly"));
+                .hint("the origin, or a proxy in front of it, does not handle ranges correctly"));
             }
             _ => {}
         }
@@ -359,10 +358,11 @@ impl Origin for S3Origin {
         request: PutRequest,
     ) -> Result<PutResponse> {
         if request.condition != PutCondition::Always {
-            return Err(
-                Error::unsupported(format!("a conditional copy at {}", self.description))
-                    .hint("read the object and write it with the condition"),
-            );
+            return Err(Error::unsupported(format!(
+                "{} cannot copy with a condition",
+                self.description
+            ))
+            .hint("read the object and write it with the condition"));
         }
         if self.client.dialect() == Dialect::Google {
             return self.google_copy(from, if_match, to, &request).await;
@@ -471,11 +471,11 @@ impl Origin for S3Origin {
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
         if request.condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
             return Err(Error::unsupported(format!(
-                "a conditional upload in parts at {}",
+                "{} cannot upload in parts with a condition",
                 self.description
             ))
             .hint(format!(
-                "conditions need one request there: at most {} MiB",
+                "write it in one request, of at most {} MiB",
                 SIGNED_BODY_MAX_BYTES >> 20
             )));
         }
@@ -598,7 +598,9 @@ fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
             .and_then(|e| String::from_utf8(e).ok());
         return match etag {
             Some(etag) => Ok((PutCondition::IfMatch(etag), id)),
-            None => Err(Error::invalid("this is not an upload id of this origin")),
+            None => Err(Error::invalid(
+                "this upload id does not come from this origin",
+            )),
         };
     }
     Ok((PutCondition::Always, upload))
