@@ -262,7 +262,7 @@ def test_a_part_is_described_as_the_api_says(shards_node):
         rows += part["rows"]
     assert rows == SHARDS[0] + SHARDS[2]
     for wrong, said in (
-        ({"of": whole["id"], "files": [6], "from": 0}, "6 of a dataset of 6 files"),
+        ({"of": whole["id"], "files": [6], "from": 0}, "file 6, but the dataset has 6 files"),
         ({"of": "nothing", "files": [0], "from": 0}, "does not know the dataset"),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:

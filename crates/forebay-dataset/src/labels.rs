@@ -74,7 +74,7 @@ impl Labels {
         }
         if !of.is_empty() && of.iter().all(|&n| n == NONE) {
             return Err(Error::invalid(format!(
-                "labels {name}: none of its {} names is the name of a file of the dataset",
+                "labels {name}: none of its {} names belongs to a file of the dataset",
                 table.len()
             ))
             .hint(format!(

@@ -108,8 +108,8 @@ pub(crate) async fn read_whole(
 }
 
 fn parse(bytes: &[u8]) -> Result<Manifest> {
-    let text =
-        std::str::from_utf8(bytes).map_err(|e| Error::invalid(format!("it is not text: {e}")))?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|e| Error::invalid(format!("it is not UTF-8 text: {e}")))?;
     let (mut files, mut known, mut format) = (FileTableBuilder::default(), Vec::new(), None);
     let unknown = |name| FileRef {
         name,
@@ -172,7 +172,7 @@ fn parse(bytes: &[u8]) -> Result<Manifest> {
     }
     if files.is_empty() {
         return Err(Error::invalid("it does not name any files")
-            .hint("one file on each line, as bucket/key"));
+            .hint("write one file on each line, as bucket/key"));
     }
     let files = files.finish();
     Ok(Manifest {

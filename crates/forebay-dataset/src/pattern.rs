@@ -70,7 +70,7 @@ impl Globs {
                         shorten(text),
                         e.kind()
                     ))
-                    .hint("put a backslash before a character that stands for itself")
+                    .hint("put a backslash before each special character that stands for itself")
                 })?);
             }
         }
@@ -150,7 +150,7 @@ pub(crate) fn parse(sources: &[String]) -> Result<Vec<Wanted>> {
             if prefix.split('/').any(|part| part == "." || part == "..") {
                 return Err(context(
                     Error::invalid("a part of it is '.' or '..'")
-                        .hint("names cannot have such parts"),
+                        .hint("object names cannot have such parts"),
                 ));
             }
             patterns += usize::from(wild);
@@ -248,9 +248,9 @@ fn variants(pattern: &str) -> Result<Vec<String>> {
                 doubles += 1;
                 if doubles > DOUBLE_STARS_MAX {
                     return Err(Error::invalid(format!(
-                        "it has ** beside other characters more than {DOUBLE_STARS_MAX} times"
+                        "it has ** next to other characters more than {DOUBLE_STARS_MAX} times"
                     ))
-                    .hint("put / around them"));
+                    .hint("put / around **"));
                 }
                 let deep: Vec<String> = out
                     .iter()

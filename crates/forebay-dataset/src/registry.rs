@@ -362,7 +362,7 @@ impl Datasets {
                     forebay_core::name::shorten(id)
                 ),
             )
-            .hint("open it again: another node may have opened it, or this one long ago")
+            .hint("open it again: it may have been opened at another node, or at this one long ago")
         })?;
         dataset.allow(access).await?;
         Ok(dataset)
@@ -432,9 +432,9 @@ impl Datasets {
         let (dataset, counts) = if selected.format == Format::Objects {
             if spec.schema.is_some() {
                 return Err(Error::invalid(
-                    "\"schema\" is for files with columns, and these are whole objects",
+                    "\"schema\" is for files with columns, but these are whole objects",
                 )
-                .hint("if they have columns, name their format"));
+                .hint("if the files have columns, name their format"));
             }
             let files = Arc::new(selected.files);
             let labels = Labels::of_spec(engine, spec.labels.as_ref(), &files).await?;
@@ -491,7 +491,7 @@ impl Datasets {
         for &number in &part.files {
             if number as usize >= of.files().len() {
                 return Err(Error::invalid(format!(
-                    "a part of file {number} of a dataset of {} files",
+                    "the part names file {number}, but the dataset has {} files",
                     of.files().len()
                 )));
             }
@@ -500,10 +500,10 @@ impl Datasets {
                 Some(ArchiveKind::Tar | ArchiveKind::TarGz | ArchiveKind::TarLz4) => {}
                 _ => {
                     return Err(Error::invalid(format!(
-                        "{} does not have the name of a tar",
+                        "the name of {} is not that of a tar",
                         file.name
                     ))
-                    .hint("a part is of .tar, .tgz, .tar.gz or .tar.lz4"));
+                    .hint("only .tar, .tgz, .tar.gz and .tar.lz4 files have parts"));
                 }
             }
             files.push(&file)?;
@@ -552,7 +552,7 @@ impl Datasets {
         let format = selected.format;
         let wrong = |what: &str| {
             Err(Error::invalid(format!(
-                "{what}, and the format of these files is {format}"
+                "{what}, but the format of these files is {format}"
             )))
         };
         if spec.labels.is_some() {

@@ -90,7 +90,7 @@ fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), St
         }
         let both = common_field(a, b).ok_or_else(|| {
             format!(
-                "column {:?} is {} and not {}",
+                "column {:?} is {}, not {}",
                 a.name(),
                 b.data_type(),
                 a.data_type()
@@ -101,8 +101,11 @@ fn merge(ours: &mut [Arc<Field>], theirs: &Schema) -> std::result::Result<(), St
         }
     }
     match (ours.len(), theirs.fields().len()) {
-        (a, b) if a < b => Err(format!("it has one more, {:?}", theirs.field(a).name())),
-        (a, b) if a > b => Err(format!("it lacks {:?}", ours[b].name())),
+        (a, b) if a < b => Err(format!(
+            "it has another column, {:?}",
+            theirs.field(a).name()
+        )),
+        (a, b) if a > b => Err(format!("it lacks column {:?}", ours[b].name())),
         _ => Ok(()),
     }
 }
@@ -142,7 +145,7 @@ fn check_named(
         .find(|f| missing.contains(f.name().as_str()))
     {
         Some(field) if some_have_rows && !is_part => Err(Error::invalid(format!(
-            "\"schema\" names the column {:?}, which none of the files has",
+            "\"schema\" names the column {:?}, which is in none of the files",
             field.name()
         ))
         .hint("check its name; a column that only some files have is null in the others")),

@@ -143,7 +143,7 @@ impl NamedColumns {
     /// As a schema of files of this format.
     ///
     /// # Errors
-    /// `Invalid` for a type that is none, or that the format cannot be read as.
+    /// `Invalid` for a name that is not a type, or a type that the format cannot be read as.
     pub fn schema(&self, format: Format) -> Result<SchemaRef> {
         let fields = self.0.iter().map(|(name, ty)| {
             let field = named_field(name, ty)?;
@@ -267,7 +267,7 @@ impl DatasetSpec {
         }
         let only = |what: &str, format: Format| match self.format {
             Some(f) if f != format => Err(Error::invalid(format!(
-                "{what} applies to {format}, and the format is {f}"
+                "{what} applies to {format}, but the format is {f}"
             ))),
             _ => Ok(()),
         };
@@ -275,8 +275,8 @@ impl DatasetSpec {
             only("labels", Format::Objects)?;
         }
         if let Some(LabelSource::Path { level: 0 }) = self.labels {
-            return Err(Error::invalid("labels.level is 0")
-                .hint("1 is the directory that the object is in, 2 the one above"));
+            return Err(Error::invalid("labels.level must not be 0")
+                .hint("1 is the directory that holds the object, 2 the one above"));
         }
         if self.example.spec().is_some() {
             only("example", Format::TfRecord)?;
@@ -288,23 +288,25 @@ impl DatasetSpec {
             only("part", Format::Tar)?;
         }
         if self.block_rows == Some(0) {
-            return Err(Error::invalid("block_rows is 0").hint("1 or more, or leave it out"));
+            return Err(
+                Error::invalid("block_rows must not be 0").hint("give 1 or more, or leave it out")
+            );
         }
         Ok(())
     }
 
     fn check_part(&self, part: &Part) -> Result<()> {
-        let hint = r#"{"part": {"of": "<id of a dataset>", "files": [0, 1], "from": 0, "until": 1048576}}; without "until" it is all from there on"#;
+        let hint = r#"{"part": {"of": "<id of a dataset>", "files": [0, 1], "from": 0, "until": 1048576}}; without "until", all from there on"#;
         let wrong = |what: &str| Err(Error::invalid(what.to_owned()).hint(hint));
         if !self.sources.is_empty() {
-            return wrong("a part of a dataset has its files from there, and no sources");
+            return wrong("a part takes its files from its dataset, so it has no sources");
         }
         if part.of.is_empty() || part.files.is_empty() || part.bytes().is_empty() {
-            return wrong("a part of no dataset, of no files or of no bytes");
+            return wrong("the part names no dataset, no files or no bytes");
         }
         if part.files.len() > limits::DATASET_PART_FILES_MAX {
             return wrong(&format!(
-                "a part of {} files; the most are {}",
+                "the part has {} files; the limit is {}",
                 part.files.len(),
                 limits::DATASET_PART_FILES_MAX
             ));
@@ -330,7 +332,7 @@ impl DatasetSpec {
         }
         match self.format {
             Some(Format::Objects) => Err(Error::invalid(
-                "\"schema\" is for files with columns, and the format is objects",
+                "\"schema\" is for files with columns, but the format is objects",
             )),
             _ => Ok(()),
         }
@@ -371,7 +373,7 @@ impl DatasetSpec {
 /// `Corrupt` for text that does not describe options.
 pub(crate) fn part_of_options(options: &str) -> Result<Option<Range<u64>>> {
     let spec: DatasetSpec = serde_json::from_str(options)
-        .map_err(|e| Error::corrupt(format!("the options of a dataset: {e}")))?;
+        .map_err(|e| Error::corrupt(format!("the options of a dataset cannot be read: {e}")))?;
     Ok(spec.part.map(|part| part.bytes()))
 }
 

@@ -445,8 +445,7 @@ async fn what_is_wrong_is_said() {
     assert_eq!(e.kind(), ErrorKind::Invalid);
     assert!(
         e.to_string().contains("bk/schemas/c.parquet")
-            && e.to_string()
-                .contains("column \"id\" is Utf8 and not Int64"),
+            && e.to_string().contains("column \"id\" is Utf8, not Int64"),
         "{e}"
     );
 

@@ -73,7 +73,7 @@ impl Buckets for FixedBuckets {
 
     async fn create(&self, bucket: &str) -> Result<()> {
         Err(Error::unsupported(format!(
-            "bucket {bucket:?} cannot be made: the set of buckets is fixed"
+            "bucket {bucket:?} cannot be created: the set of buckets is fixed"
         )))
     }
 

@@ -377,7 +377,7 @@ impl Engine {
         }
         if response.range != range {
             return Err(Error::origin_unavailable(format!(
-                "{name}: the origin sent bytes {:?}, and {range:?} were requested",
+                "{name}: the origin sent bytes {:?}, but {range:?} were requested",
                 response.range
             )));
         }

@@ -250,7 +250,7 @@ impl Engine {
         };
         kind.ok_or_else(|| {
             Error::unsupported(format!(
-                "{archive} is not an archive, neither by its name nor by its first bytes"
+                "{archive} is not an archive: neither its name nor its first bytes are those of one"
             ))
             .hint("archives are tar, tar.gz, tar.lz4 and zip")
         })
@@ -389,7 +389,7 @@ impl Engine {
     ) -> Result<Bytes> {
         if range.is_empty() || range.end > meta.size {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} were requested, and it has {}",
+                "{name}: bytes {range:?} were requested, but it has {} bytes",
                 meta.size
             )));
         }

@@ -345,7 +345,7 @@ impl Engine {
             Some(piece) => piece,
             None => {
                 return Err(Error::internal(format!(
-                    "{name}: the origin sent none of bytes {range:?}"
+                    "{name}: the origin sent none of the bytes {range:?}"
                 )));
             }
         };
@@ -406,7 +406,7 @@ impl Engine {
         let bytes = resolve_range(range, response.meta.size).map_err(|e| e.context(name))?;
         if bytes != response.range {
             return Err(Error::origin_unavailable(format!(
-                "{name}: the origin sent bytes {:?}, and {bytes:?} were requested",
+                "{name}: the origin sent bytes {:?}, but {bytes:?} were requested",
                 response.range
             )));
         }

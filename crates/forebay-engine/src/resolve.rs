@@ -424,7 +424,7 @@ impl Engine {
             // It would be fetched in several requests, and nothing tells whether they meet one
             // version.
             return Err(Error::unsupported(format!(
-                "{name} has {} bytes, and its version is not known: the origin sent neither an \
+                "{name} has {} bytes, but its version is not known: the origin sent neither an \
                  ETag nor a Last-Modified",
                 meta.size
             ))

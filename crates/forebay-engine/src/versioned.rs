@@ -150,7 +150,7 @@ impl Engine {
             match (out.len() - begin) as u64 {
                 n if n == length => Ok(()),
                 n => Err(Error::corrupt(format!(
-                    "{name}: {n} bytes came, and its index says {length}"
+                    "{name}: {n} bytes came, but its index says {length}"
                 ))),
             }
         }
@@ -194,7 +194,7 @@ impl Engine {
     ) -> Result<CacheStatus> {
         if range.end > meta.size || range.start > range.end {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} were requested, and this version has {}",
+                "{name}: bytes {range:?} were requested, but this version has {} bytes",
                 meta.size
             )));
         }
@@ -286,7 +286,7 @@ impl Engine {
         let mut out = Vec::new();
         if range.end > meta.size || range.start > range.end {
             return Err(Error::corrupt(format!(
-                "{name}: bytes {range:?} were requested, and this version has {}",
+                "{name}: bytes {range:?} were requested, but this version has {} bytes",
                 meta.size
             )));
         }

@@ -163,10 +163,10 @@ impl Engine {
         };
         if !here {
             return Err(Error::internal(format!(
-                "{name} was fetched but the cache did not keep it"
+                "{name} was fetched, but the cache did not keep it"
             ))
             .hint(
-                "is the cache large enough for what is warmed, and its disk writable? See \
+                "check that the cache is large enough for what is warmed, and its disk writable: see \
                     `forebay status`",
             ));
         }

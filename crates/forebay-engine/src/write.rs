@@ -80,7 +80,7 @@ impl Engine {
         if size.is_some_and(|s| s > limits::PUT_OBJECT_MAX_BYTES) {
             return Err(Error::new(
                 ErrorKind::TooLarge,
-                format!("{name}: one PUT writes at most 5 GiB"),
+                format!("{name}: one PUT can write at most 5 GiB"),
             )
             .hint("use a multipart upload"));
         }
@@ -228,7 +228,7 @@ impl Engine {
         });
         receiver
             .await
-            .unwrap_or_else(|_| Err(Error::internal("the upload was not begun")))
+            .unwrap_or_else(|_| Err(Error::internal("the upload was not started")))
     }
 
     /// Sends one part of a multipart upload through to the origin: `number` from 1 to 10,000,
@@ -247,7 +247,7 @@ impl Engine {
     ) -> Result<UploadedPart> {
         if number == 0 || number as usize > limits::UPLOAD_PARTS_MAX {
             return Err(
-                Error::invalid(format!("part {number} of {name} cannot be uploaded"))
+                Error::invalid(format!("{name}: part number {number} is out of range"))
                     .hint("number parts from 1 to 10,000"),
             );
         }
@@ -305,7 +305,7 @@ impl Engine {
         budget
             .hold(bytes)
             .await
-            .map_err(|e| e.context("the write was refused before it began"))
+            .map_err(|e| e.context("the write was refused before it started"))
     }
 
     fn count_write(&self, bytes: u64) {

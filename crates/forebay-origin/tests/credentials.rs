@@ -201,7 +201,7 @@ async fn a_web_identity_reads_and_writes_and_its_token_is_read_anew() {
         assert_eq!(
             (r.method.as_str(), r.path.as_str()),
             ("POST", "/"),
-            "the token does not belong into an address"
+            "the token does not belong in an address"
         );
         assert_eq!(
             (

@@ -127,10 +127,10 @@ fn admit(app: &App) -> (Option<Place>, Option<Error>) {
         None => {
             app.metrics.refused_overload.fetch_add(1, Relaxed);
             let e = Error::busy(format!(
-                "{} requests are in flight, the most that this node takes",
+                "too many requests are in flight: the limit of this node is {}",
                 app.in_flight.most()
             ))
-            .hint("try again; limits.requests_in_flight is the limit")
+            .hint("try again later, or raise limits.requests_in_flight")
             .retry_after(Duration::from_secs(1));
             (None, Some(e))
         }

@@ -122,7 +122,7 @@ async fn ask(
     let answer = answer.map_err(|f| Failure::of_call(f, &what))?;
     if range.is_some() && answer.status != http::StatusCode::PARTIAL_CONTENT {
         return Err(Error::corrupt(format!("the range was ignored: {what}"))
-            .hint("is a proxy between? Ask the node itself")
+            .hint("if there is a proxy in between, ask the node itself")
             .into());
     }
     Ok(answer)

@@ -143,8 +143,9 @@ async fn open(client: &Client, spec: &Value, what: &str) -> Outcome<OpenedDatase
     let mut lines = Lines::of(answer);
     let mut progress = Progress::objects("index");
     while let Some(line) = lines.next().await? {
-        let event: OpenEvent = serde_json::from_slice(&line)
-            .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
+        let event: OpenEvent = serde_json::from_slice(&line).map_err(|e| {
+            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).source(e)
+        })?;
         match event {
             OpenEvent::Opened(opened) => return Ok(*opened),
             OpenEvent::Error(said) => return Err(fail::refused(&said, what).into()),
@@ -156,7 +157,7 @@ async fn open(client: &Client, spec: &Value, what: &str) -> Outcome<OpenedDatase
         }
     }
     Err(
-        Error::corrupt(format!("the answer ended without an end: {what}"))
+        Error::corrupt(format!("the answer ended before it was complete: {what}"))
             .hint("the node's log says why; try again")
             .into(),
     )

@@ -50,7 +50,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let prefix = args.target.as_deref().map(Prefix::parse).transpose()?;
     if args.limit == Some(0) {
         return Err(Failure::Usage(
-            Error::invalid("--limit 0 lists nothing").hint("1 or more"),
+            Error::invalid("--limit 0 lists nothing").hint("give 1 or more"),
         ));
     }
     let client = super::client(common)?;

@@ -67,7 +67,7 @@ pub async fn admin(given: Option<&str>, common: &Common) -> Outcome<Client> {
     let info: NodeInfo = super::json(&node, Call::new(Method::GET, INFO_PATH)).await?;
     let text = info.admin.filter(|a| !a.is_empty()).ok_or_else(|| {
         Error::unsupported(format!(
-            "no admin listener to read metrics from: {}",
+            "the node has no admin listener to read metrics from: {}",
             node.address()
         ))
         .hint("start the node with --admin ADDR, or name it with --admin here")

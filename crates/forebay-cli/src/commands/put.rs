@@ -133,7 +133,10 @@ async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
         let max = format_bytes(limits::PUT_OBJECT_MAX_BYTES);
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("larger than the {max} of one write: {}", path.display()),
+            format!(
+                "the file is larger than the {max} of one write: {}",
+                path.display()
+            ),
         )
         .hint("write it in parts, with any S3 client")
         .into());

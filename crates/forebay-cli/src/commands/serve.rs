@@ -173,7 +173,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     if connections < wanted {
         let text = format!(
             "{files} files may be open, too few for limits.connections = {wanted}: {connections} \
-             connections are taken"
+             connections are accepted"
         );
         warn(
             common.json,
@@ -202,7 +202,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let drain = node.config().limits.drain_timeout.0;
     if !common.json {
         eprintln!(
-            "stopping: answers in flight have {} s to finish; once more to stop at once",
+            "stopping: answers in flight have {} s to finish; signal again to stop at once",
             drain.as_secs()
         );
     }

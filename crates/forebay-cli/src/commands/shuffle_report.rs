@@ -191,12 +191,11 @@ struct Listed {
 
 impl Listed {
     fn read(path: &PathBuf, rows: u64) -> Outcome<Self> {
-        let wrong =
-            |what: String| {
-                Failure::Usage(Error::invalid(format!("{}: {what}", path.display())).hint(
-                    "each row once, and then each row once again: numbers from 0, one on a line",
+        let wrong = |what: String| {
+            Failure::Usage(Error::invalid(format!("{}: {what}", path.display())).hint(
+                    "list each row once, and then each row once again: numbers from 0, one on each line",
                 ))
-            };
+        };
         let text = std::fs::read_to_string(path).map_err(|e| Error::file("the order", path, e))?;
         let numbers = text
             .lines()
@@ -207,17 +206,15 @@ impl Listed {
                     .ok()
                     .filter(|&n| n < rows)
                     .ok_or_else(|| {
-                        wrong(format!(
-                            "line {} must be a row number, and is {n:?}",
-                            line + 1
-                        ))
+                        wrong(format!("line {} must be a row number, not {n:?}", line + 1))
                     })
             })
             .collect::<Outcome<Vec<u64>>>()?;
         if numbers.len() as u64 != 2 * rows {
             return Err(wrong(format!(
-                "{} lines for two epochs of {rows} rows",
-                numbers.len()
+                "it has {} lines, but two epochs of {rows} rows need {}",
+                numbers.len(),
+                2 * rows
             )));
         }
         let (first, second) = numbers.split_at(rows as usize);
@@ -225,7 +222,7 @@ impl Listed {
         for (epoch, places) in [first, second].into_iter().zip(&mut positions) {
             for (&row, at) in epoch.iter().zip(0..) {
                 if std::mem::replace(&mut places[row as usize], at) != u64::MAX {
-                    return Err(wrong(format!("row {row} comes twice in an epoch")));
+                    return Err(wrong(format!("row {row} occurs twice in an epoch")));
                 }
             }
         }
@@ -265,7 +262,7 @@ fn labels(path: &PathBuf, rows: u64) -> Outcome<Given> {
                 path.display(),
                 given.rows()
             ))
-            .hint("one label on each line, in the order of the rows"),
+            .hint("write one label on each line, in the order of the rows"),
         ));
     }
     Ok(given)

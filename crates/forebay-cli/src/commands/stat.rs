@@ -48,8 +48,9 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         // Whole, also what a later release says.
         return out.object(&said);
     }
-    let stat: Stat = serde_json::from_value(said)
-        .map_err(|e| Error::corrupt(format!("an answer that is not understood: {e}")).source(e))?;
+    let stat: Stat = serde_json::from_value(said).map_err(|e| {
+        Error::corrupt(format!("the answer of the node cannot be parsed: {e}")).source(e)
+    })?;
     for line in pairs(&rows(&stat)) {
         out.line(line)?;
     }

@@ -30,8 +30,9 @@ pub async fn run(_: Args, common: &Common) -> Outcome {
         // Whole, also what a later release says.
         return out.object(&said);
     }
-    let status: Status = serde_json::from_value(said)
-        .map_err(|e| Error::corrupt(format!("a status that is not understood: {e}")).source(e))?;
+    let status: Status = serde_json::from_value(said).map_err(|e| {
+        Error::corrupt(format!("the status of the node cannot be parsed: {e}")).source(e)
+    })?;
     for line in lines(&status, out.style) {
         out.line(line)?;
     }

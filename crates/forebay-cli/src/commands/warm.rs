@@ -129,15 +129,15 @@ async fn read_manifest(file: &Path) -> Outcome<Vec<u8>> {
         let max = format_bytes(MANIFEST_MAX_BYTES);
         return Err(Error::new(
             ErrorKind::TooLarge,
-            format!("a manifest of more than {max}: {}", file.display()),
+            format!("the manifest is larger than {max}: {}", file.display()),
         )
-        .hint("cut it into parts")
+        .hint("split it into parts")
         .into());
     }
     if text.iter().all(u8::is_ascii_whitespace) {
         return Err(
             Error::invalid(format!("the manifest is empty: {}", file.display()))
-                .hint("one object on each line, as bucket/key")
+                .hint("write one object on each line, as bucket/key")
                 .into(),
         );
     }
@@ -150,8 +150,9 @@ async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outc
     let mut lines = Lines::of(answer.map_err(|f| Failure::of_call(f, what))?);
     let mut progress = Progress::objects("warm");
     while let Some(line) = lines.next().await? {
-        let event = serde_json::from_slice(&line)
-            .map_err(|e| Error::corrupt(format!("a line that is not understood: {e}")).source(e))?;
+        let event = serde_json::from_slice(&line).map_err(|e| {
+            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).source(e)
+        })?;
         match event {
             WarmEvent::Report(report) => return Ok(report),
             WarmEvent::Progress(so_far) => {

@@ -311,10 +311,10 @@ impl Plans {
             let mut state = self.inner.state.lock();
             if state.held.len() >= limits::PLAN_LEASES_MAX && !state.held.contains_key(&lease) {
                 return Err(Error::busy(format!(
-                    "{} plans are followed already",
+                    "this node already follows {} plans, which is the limit",
                     limits::PLAN_LEASES_MAX
                 ))
-                .hint("release the leases of jobs that have ended, or let them run out"));
+                .hint("release the leases of jobs that have ended, or let them expire"));
             }
             if !state.groups.contains_key(&identity) {
                 let followed = Arc::new(Followed::new(plan, layouts, held.at));
@@ -536,7 +536,7 @@ async fn sweep(plans: Weak<Inner>) {
         for lease in over {
             state.end(lease, &inner.table);
             inner.stats.expired.fetch_add(1, Relaxed);
-            tracing::info!("the lease on a plan ran out");
+            tracing::info!("the lease on a plan expired");
         }
         if state.held.is_empty() {
             state.sweeping = false;
@@ -548,8 +548,8 @@ async fn sweep(plans: Weak<Inner>) {
 fn check(registration: &Registration) -> Result<()> {
     let sources = registration.plan.sources.len();
     if sources > limits::PLAN_SOURCES_MAX {
-        return Err(Error::invalid(format!("a plan over {sources} datasets"))
-            .hint(format!("at most {}", limits::PLAN_SOURCES_MAX)));
+        return Err(Error::invalid(format!("the plan has {sources} datasets"))
+            .hint(format!("use at most {}", limits::PLAN_SOURCES_MAX)));
     }
     if let Some(job) = &registration.job
         && !(1..=limits::PLAN_JOB_NAME_MAX_BYTES).contains(&job.len())
@@ -576,7 +576,7 @@ fn check(registration: &Registration) -> Result<()> {
         .is_some_and(|until| until <= registration.epoch)
     {
         return Err(Error::invalid(format!(
-            "a job that begins in epoch {} and ends before epoch {}",
+            "the job begins in epoch {} and ends before epoch {}",
             registration.epoch,
             registration.until_epoch.unwrap_or_default()
         ))
@@ -614,7 +614,10 @@ fn text(lease: u64) -> String {
 fn unknown(lease: &str) -> Error {
     Error::new(
         ErrorKind::NotFound,
-        format!("there is no lease {:?}", forebay_core::name::shorten(lease)),
+        format!(
+            "the lease {:?} does not exist",
+            forebay_core::name::shorten(lease)
+        ),
     )
-    .hint("it ran out, or the node restarted: register the plan again")
+    .hint("it expired, or the node restarted: register the plan again")
 }

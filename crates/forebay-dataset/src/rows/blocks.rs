@@ -641,7 +641,7 @@ impl Room {
 fn too_large() -> Error {
     Error::new(
         ErrorKind::TooLarge,
-        "a block, once decoded, is larger than the memory for blocks",
+        "the decoded block is larger than the memory for blocks",
     )
     .hint("write files with smaller row groups, ask for fewer rows or columns at a time, or raise memory.budget")
 }

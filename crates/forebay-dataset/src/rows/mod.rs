@@ -297,8 +297,8 @@ impl Rows {
             match rows.iter().position(|&row| row >= all) {
                 None => Ok(()),
                 Some(at) => Err(Error::range_not_satisfiable(format!(
-                    "row {} (number {at} of the \
-                        request) of a dataset of {all} rows",
+                    "row {} (number {at} of the request) does not exist: \
+                        the dataset has {all} rows",
                     rows[at]
                 ))
                 .hint(

@@ -144,10 +144,10 @@ impl Streams {
             .min(limits::PLAN_EPOCHS_MAX);
         let mut steps = Steps::new(plan, request.partition, &state)?.until_epoch(until);
         if steps.in_epoch(0).is_none() {
-            return Err(
-                Error::unsupported("streams of batches that are bounded by length")
-                    .hint("batches of a number of rows, or stream=False"),
-            );
+            return Err(Error::unsupported(
+                "batches that are bounded by length cannot be streamed",
+            )
+            .hint("give batches a number of rows, or use stream=False"));
         }
         let at = match lane.from_step.checked_sub(1) {
             None => (state.epoch, state.position),

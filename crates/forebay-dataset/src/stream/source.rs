@@ -100,7 +100,7 @@ impl DatasetSource {
     fn dataset(&self, source: u32) -> Result<&Arc<Dataset>> {
         self.datasets
             .get(source as usize)
-            .ok_or_else(|| Error::internal(format!("a plan with a source {source}")))
+            .ok_or_else(|| Error::internal(format!("the plan has no source {source}")))
     }
 
     async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
@@ -151,7 +151,7 @@ impl DatasetSource {
         for row in rows {
             let part = sources
                 .binary_search(&row.source)
-                .map_err(|_| Error::internal("a row of no source"))?;
+                .map_err(|_| Error::internal("a row belongs to no source"))?;
             picks.push((part, at[part]));
             at[part] += 1;
         }

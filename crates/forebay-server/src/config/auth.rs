@@ -142,7 +142,8 @@ impl KeyPair {
         let has_secret = !self.secret_key.reveal().is_empty();
         if has_secret && self.secret_key_file.is_some() {
             return Err(
-                Error::invalid("both secret_key and secret_key_file").hint("give one of them")
+                Error::invalid("both secret_key and secret_key_file are set")
+                    .hint("set only one of them"),
             );
         }
         if self.access_key.is_empty() == (has_secret || self.secret_key_file.is_some()) {
@@ -157,12 +158,12 @@ impl KeyPair {
                 || name.chars().any(|c| c.is_control() || c == '"'))
         {
             return Err(Error::invalid("the name cannot be used").hint(format!(
-                "1 to {NAME_MAX_BYTES} bytes, without quotes and control characters"
+                "use 1 to {NAME_MAX_BYTES} bytes, without quotes and control characters"
             )));
         }
         if self.access_key.is_empty() && self.token.is_none() {
-            return Err(Error::invalid("there is neither an access_key nor a token")
-                .hint("access_key and secret_key, or token, or all three"));
+            return Err(Error::invalid("neither an access_key nor a token is set")
+                .hint("set access_key and secret_key, or token, or all three"));
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ impl Config {
                 problems.warning(
                     key,
                     format!(
-                        "{} holds secrets and everybody may read it (mode {mode:04o})",
+                        "{} holds secrets, but everybody may read it (mode {mode:04o})",
                         path.display()
                     ),
                     "chmod 0600, or 0640 with the node's own group",
@@ -139,12 +139,12 @@ impl Config {
                 problems.warning(
                     "cache.dirs",
                     format!(
-                        "{} may take {}, and the file system has room for {}",
+                        "{} may take {}, but the file system has room for only {}",
                         names.join(", "),
                         format_bytes(promised),
                         format_bytes(room)
                     ),
-                    "give it a smaller size: the cache keeps to the room that there is",
+                    "give it a smaller size: the cache uses only the room that there is",
                 );
             }
         }
@@ -201,7 +201,7 @@ impl Config {
         if self.listen.s3 == "off" && self.unix_path().is_none() {
             problems.error(
                 "listen.s3",
-                "there is neither a TCP address nor a Unix socket to listen on".into(),
+                "neither a TCP address nor a Unix socket to listen on is set".into(),
                 "set one of listen.s3 and listen.unix",
             );
         }
@@ -322,7 +322,7 @@ impl Config {
             if self.auth.anonymous {
                 problems.error(
                     "auth.anonymous",
-                    "it is set beside keys or tokens".into(),
+                    "it is set together with keys or tokens".into(),
                     "remove one of them",
                 );
             }
@@ -348,7 +348,7 @@ impl Config {
             problems.error(
                 "listen.s3",
                 format!(
-                    "{} is reached by other machines, and no keys are \
+                    "{} is reached by other machines, but no keys are \
                     configured",
                     self.listen.s3
                 ),
@@ -362,17 +362,17 @@ impl Config {
         match (&self.tls.cert, &self.tls.key) {
             (Some(_), None) => problems.error(
                 "tls.key",
-                "there is a certificate without its key".into(),
+                "a certificate is set without its key".into(),
                 "set tls.key to the file with it",
             ),
             (None, Some(_)) => problems.error(
                 "tls.cert",
-                "there is a key without its certificate".into(),
+                "a key is set without its certificate".into(),
                 "set tls.cert to the file with it",
             ),
             (None, None) if self.tls.admin => problems.error(
                 "tls.admin",
-                "there is no certificate".into(),
+                "no certificate is set".into(),
                 "set tls.cert and tls.key",
             ),
             (Some(_), Some(_)) if self.listen.s3 == "off" && !self.tls.admin => {
@@ -443,7 +443,7 @@ impl Config {
             if value < minimum {
                 problems.error(
                     key,
-                    format!("{value} is too little"),
+                    format!("{value} is too small"),
                     &format!("give at least {minimum}"),
                 );
             }
@@ -521,7 +521,7 @@ impl Config {
             if value > maximum {
                 problems.error(
                     key,
-                    format!("{value} is too much"),
+                    format!("{value} is too large"),
                     &format!("give at most {maximum}"),
                 );
             }

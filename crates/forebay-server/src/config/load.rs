@@ -98,11 +98,11 @@ impl Override {
         let parts = self.key.split('.').count();
         if parts > KEY_PARTS_MAX {
             return Err(Error::invalid(format!(
-                "{}: {:?} is a key of {parts} parts",
+                "{}: the key {:?} has {parts} parts",
                 shorten(&self.from),
                 shorten(&self.key)
             ))
-            .hint("`forebay config reference` shows the keys, which have fewer parts"));
+            .hint("`forebay config reference` lists the keys, which have fewer parts"));
         }
         match Config::deserialize(Value::Table(self.table())) {
             Ok(_) => Ok(self),

@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for NamedOrigin {
             Some(toml::Value::String(name)) => Some(name),
             Some(other) => {
                 return Err(de::Error::custom(format!(
-                    "the name of an origin is text, not {other}"
+                    "the name of an origin must be text, not {other}"
                 )));
             }
         };

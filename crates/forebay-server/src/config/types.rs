@@ -135,8 +135,8 @@ impl FromStr for CacheDir {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let bad = || {
-            Error::invalid(format!("{text:?} is not a cache directory with its size"))
-                .hint("DIR:SIZE, as in /mnt/nvme0/forebay:900GiB")
+            Error::invalid(format!("{text:?} is not a cache directory with a size"))
+                .hint("write DIR:SIZE, as in /mnt/nvme0/forebay:900GiB")
         };
         let (path, size) = text.rsplit_once(':').ok_or_else(bad)?;
         let size: Bytes = size.parse().map_err(|_| bad())?;
@@ -171,7 +171,7 @@ impl FromStr for Mode {
             .map(Mode)
             .ok_or_else(|| {
                 Error::invalid(format!("{text:?} is not a file mode"))
-                    .hint("octal, in quotes, as in \"0600\" or \"0660\"")
+                    .hint("write it in octal and in quotes, as in \"0600\" or \"0660\"")
             })
     }
 }

@@ -139,8 +139,8 @@ impl Held {
             let used = total.fetch_add(RESERVED_BYTES, Relaxed) + RESERVED_BYTES;
             let taken = match used > budget.holdable_bytes() / 4 {
                 true => Err(
-                    Error::busy("what is being appended takes all memory for it")
-                        .hint("flush what is appended, or raise memory.budget"),
+                    Error::busy("appends hold all the memory that they may take")
+                        .hint("flush objects that are complete, or raise memory.budget"),
                 ),
                 false => budget.try_hold(RESERVED_BYTES),
             };
@@ -257,7 +257,7 @@ impl Appends {
             }
             if handles.len() >= limits::APPENDS_MAX {
                 return Err(Error::busy(format!(
-                    "{} objects are being appended to, the most that this node takes",
+                    "{} objects are being appended to, the most that this node allows",
                     handles.len()
                 ))
                 .hint("flush those that are complete"));
@@ -303,7 +303,7 @@ impl Appends {
             tracing::warn!(
                 object = %handle.name,
                 bytes = handle.appended.load(Relaxed),
-                "what was appended and never flushed is given up",
+                "bytes that were appended and never flushed are discarded",
             );
             if let Some(upload) = state.upload.take()
                 && let Err(e) = self.engine.abort_upload(&handle.name, &upload).await
@@ -356,11 +356,11 @@ impl Appends {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 format!(
-                    "{}: the append_handle is of byte {at}, but {} were appended",
+                    "{}: the append_handle is for byte {at}, but the append is at byte {}",
                     handle.name, state.length
                 ),
             )
-            .hint("each append is sent with the handle that the one before it was answered with"));
+            .hint("send each append with the handle from the answer to the previous one"));
         }
         let mut staged = Staged::of(state);
         while let Some(piece) = body.next().await {
@@ -409,12 +409,12 @@ impl Appends {
             return Err(Error::new(
                 ErrorKind::TooLarge,
                 format!(
-                    "{}: more than {} bytes are appended",
+                    "{}: more than {} bytes were appended",
                     handle.name,
                     limits::UPLOAD_PARTS_MAX * PART_BYTES
                 ),
             )
-            .hint("put it as one body, or upload it in parts"));
+            .hint("write it with one PUT, or upload it in parts"));
         }
         let upload = match &state.upload {
             Some(upload) => upload.clone(),
@@ -491,10 +491,10 @@ impl Appends {
 fn given_up(name: &ObjectName) -> Error {
     Error::new(
         ErrorKind::NotFound,
-        format!("the append_handle is not one of {name}"),
+        format!("the append_handle does not belong to {name}"),
     )
     .hint(format!(
-        "it was not used for {} minutes, or the node was restarted: nothing was written, begin \
+        "it was not used for {} minutes, or the node was restarted: nothing was written; start \
          again without a handle",
         limits::APPEND_IDLE_SECS / 60
     ))
@@ -503,9 +503,9 @@ fn given_up(name: &ObjectName) -> Error {
 fn flushed_already(handle: &Handle) -> Error {
     Error::new(
         ErrorKind::Conflict,
-        format!("{}: this append_handle was flushed", handle.name),
+        format!("{}: this append_handle was flushed already", handle.name),
     )
-    .hint("begin again without a handle")
+    .hint("start again without a handle")
 }
 
 /// Looks for old handles until there are none at all.
@@ -537,7 +537,7 @@ pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Respon
         Some(given) => {
             let (id, at) = parse(given).ok_or_else(|| {
                 Error::invalid(format!(
-                    "the append_handle {:?} is not one that a node gave",
+                    "the append_handle {:?} is not valid",
                     shorten(given)
                 ))
             })?;
@@ -579,11 +579,10 @@ pub async fn append(call: &Call, name: &ObjectName, what: &str) -> Result<Respon
                 .map_err(|e| Error::internal("a flush was broken off").source(e))??;
             Ok(written(&put))
         }
-        other => Err(Error::invalid(format!(
-            "append_type is {:?}, which is not known",
-            shorten(other)
-        ))
-        .hint("use append or flush")),
+        other => Err(
+            Error::invalid(format!("the append_type {:?} is not known", shorten(other)))
+                .hint("use append or flush"),
+        ),
     }
 }
 

@@ -88,7 +88,7 @@ async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
             return Err(Error::unsupported(
                 "the summary of all buckets at once is not offered here",
             )
-            .hint("ask for that of each bucket"));
+            .hint("ask for the summary of each bucket"));
         }
         other => return Err(action_not_offered(other)),
     }
@@ -119,7 +119,7 @@ async fn head(call: &Call, bucket: &str, prefix: &str) -> Result<Response<Answer
     if !prefix.is_empty() {
         return Err(
             Error::unsupported("the properties of a prefix are not offered here")
-                .hint("with bsumm_remote its summary is"),
+                .hint("its summary is, with bsumm_remote"),
         );
     }
     exists(call, bucket).await?;
@@ -196,8 +196,9 @@ async fn post(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
     let has_properties = message["value"].as_object().is_some_and(|v| !v.is_empty());
     if has_properties {
         return Err(
-            Error::unsupported("properties of a new bucket are not offered here")
-                .hint("make it without; rules for buckets are in the node's configuration"),
+            Error::unsupported("properties of a new bucket are not offered here").hint(
+                "create it without properties; rules for buckets are in the node's configuration",
+            ),
         );
     }
     let engine = &call.app.engine;
@@ -219,7 +220,7 @@ async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
             call.provider()
         ))
         .hint(
-            "to remove it at its origin, with what is in it, name it ais://; to serve it no more, \
+            "to remove it at its origin with everything in it, name it ais://; to stop serving it, \
              change the node's configuration",
         ));
     }
@@ -310,12 +311,12 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
         Value::Null => 0,
         Value::Number(n) => n
             .as_u64()
-            .ok_or_else(|| Error::invalid("value.flags is not a number of flags"))?,
+            .ok_or_else(|| Error::invalid("value.flags is not a number"))?,
         Value::String(text) if text.is_empty() => 0,
         Value::String(text) => text
             .parse()
-            .map_err(|_| Error::invalid("value.flags is not a number of flags"))?,
-        _ => return Err(Error::invalid("value.flags is not a number of flags")),
+            .map_err(|_| Error::invalid("value.flags is not a number"))?,
+        _ => return Err(Error::invalid("value.flags is not a number")),
     };
     if flags & NOT_OFFERED_FLAGS != 0 {
         return Err(Error::unsupported(format!(
@@ -335,7 +336,11 @@ async fn list(call: &Call, bucket: &str, value: &Value) -> Result<Response<Answe
         objects(call, bucket, &message, shown).await?
     };
     match (flags & CACHED != 0, flags & NOT_CACHED != 0) {
-        (true, true) => return Err(Error::invalid("both cached and not cached are asked for")),
+        (true, true) => {
+            return Err(Error::invalid(
+                "the flags ask both for cached objects only and for uncached objects only",
+            ));
+        }
         (true, false) => page.entries.retain(|e| e.flags & IN_CACHE != 0),
         (false, true) => page.entries.retain(|e| e.flags & IN_CACHE == 0),
         (false, false) => {}
@@ -464,7 +469,7 @@ impl Resume {
     }
 
     fn decode(token: &str) -> Result<Self> {
-        let bad = || Error::invalid("value.continuation_token is not one of this listing");
+        let bad = || Error::invalid("value.continuation_token does not belong to this listing");
         serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token).map_err(|_| bad())?)
             .map_err(|_| bad())
     }
@@ -491,7 +496,7 @@ async fn with_members(
         at = Resume::decode(&message.continuation_token)?;
         if !at.key.is_empty() && !at.key.starts_with(&message.prefix) {
             return Err(Error::invalid(
-                "value.continuation_token is not one of this listing",
+                "value.continuation_token does not belong to this listing",
             ));
         }
         if let Some(from) = at.members.take() {

@@ -27,7 +27,7 @@ pub async fn daemon(call: &Call) -> Result<Response<AnswerBody>> {
     if asked.is_some_and(|id| id != call.app.node_id.as_bytes()) {
         return Err(Error::new(
             ErrorKind::NotFound,
-            "there is no node of this id: this node is the whole cluster",
+            "no node has this id: this node is the whole cluster",
         ));
     }
     let view = match call.query("what").unwrap_or_default() {
@@ -77,7 +77,7 @@ fn not_a_view(what: &str) -> Error {
         "the view what={:?} is not offered here",
         shorten(what)
     ))
-    .hint("smap, bmd, config, cluster_config, node_status, sysinfo; more is at /v1/forebay/status")
+    .hint("use smap, bmd, config, cluster_config, node_status or sysinfo; more is at /v1/forebay/status")
 }
 
 /// The lists of AIStore's services of their own (downloads, transforms, sorting): there are none.

@@ -223,12 +223,12 @@ fn manifest(dataset: Arc<Dataset>) -> impl Stream<Item = Bytes> + Send + 'static
 }
 
 async fn write_manifest(call: &Call, id: &str) -> Result<Response<AnswerBody>> {
-    let to = call
-        .query("to")
-        .ok_or_else(|| Error::invalid("the query parameter to is missing").hint("to=bucket/key"))?;
+    let to = call.query("to").ok_or_else(|| {
+        Error::invalid("the query parameter `to` is missing").hint("to=bucket/key")
+    })?;
     let to = to.strip_prefix("s3://").unwrap_or(to);
     let (bucket, key) = to.split_once('/').ok_or_else(|| {
-        Error::invalid(format!("to={to:?} names no object")).hint("to=bucket/key")
+        Error::invalid(format!("to={to:?} does not name an object")).hint("to=bucket/key")
     })?;
     call.note.set_name(bucket, key);
     call.permit(Action::Write, bucket, key)?;

@@ -115,10 +115,10 @@ impl Call {
         {
             let encoding = String::from_utf8_lossy(encoding.as_bytes());
             return Err(Error::invalid(format!(
-                "Content-Encoding: {} is not taken here",
+                "Content-Encoding: {} is not accepted here",
                 forebay_core::name::shorten(&encoding)
             ))
-            .hint("send the body as it is"));
+            .hint("send the body without an encoding"));
         }
         let (body, held) =
             crate::request_body::read_all(self.take_body()?, limit, self.app.engine.budget())
@@ -287,7 +287,7 @@ async fn route(call: &Call, [first, second, rest]: &[String; 3]) -> Result<Respo
     let is_named = |n: &str| !matches!(n, "" | "@#");
     if let Some(namespace) = call.query("namespace").filter(|n| is_named(n)) {
         return Err(Error::unsupported(format!(
-            "the namespace {:?}: buckets are in none here",
+            "the namespace {:?} is not offered here: buckets have no namespaces",
             forebay_core::name::shorten(namespace)
         ))
         .hint("leave it out"));

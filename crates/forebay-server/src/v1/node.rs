@@ -24,7 +24,7 @@ pub async fn node(call: &Call, what: &str, rest: &str) -> Result<Response<Answer
         (&Method::GET, "info") => Ok(json_response(StatusCode::OK, &info(call))),
         (&Method::GET, "status") if !call.policy.allows_everywhere(Action::Admin) => {
             Err(auth::refusal(
-                "the status of the node is for keys that have admin on every bucket".into(),
+                "only keys that have admin on every bucket may read the node's status".into(),
             ))
         }
         (&Method::GET, "status") => Ok(json_response(StatusCode::OK, &status(call))),
@@ -221,7 +221,7 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
 fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
     if !call.policy.allows_somewhere(Action::Admin) {
         return Err(auth::refusal(
-            "the pins are for keys that have admin on something".into(),
+            "only keys that have admin on a bucket, or on a part of one, may list the pins".into(),
         ));
     }
     let mut names = call.app.engine.pinned()?;

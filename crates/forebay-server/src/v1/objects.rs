@@ -297,7 +297,8 @@ pub(super) fn written(put: &PutResponse) -> Response<AnswerBody> {
 /// `object_to` is a name in one string: `provider/@namespace#/bucket/name`.
 async fn copy(call: &Call, from: &ObjectName, to: &str) -> Result<Response<AnswerBody>> {
     let bad = || {
-        Error::invalid(format!("object_to={to:?} names no object")).hint("PROVIDER/@#/BUCKET/NAME")
+        Error::invalid(format!("object_to={to:?} does not name an object"))
+            .hint("PROVIDER/@#/BUCKET/NAME")
     };
     let mut parts = to.splitn(4, '/');
     let (_provider, namespace) = (parts.next().ok_or_else(bad)?, parts.next().ok_or_else(bad)?);
@@ -358,10 +359,10 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
         .filter(|n| (1..=limits::UPLOAD_PARTS_MAX as u32).contains(n))
         .ok_or_else(|| Error::invalid("partNumber is not a number from 1 to 10000"))?;
     let (body, length) = upload_stream(call)?;
-    let length = length.ok_or_else(|| Error::invalid("a part needs its Content-Length"))?;
+    let length = length.ok_or_else(|| Error::invalid("a part needs a Content-Length"))?;
     if length == 0 {
         return Err(Error::invalid(format!("part {number} is empty"))
-            .hint("an object without bytes is put, not uploaded in parts"));
+            .hint("write an empty object with one PUT"));
     }
     let part = call
         .app
@@ -420,7 +421,7 @@ fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<
             ErrorKind::NotFound,
             format!("the upload {id:?} is not known here"),
         )
-        .hint("it has ended, or was begun before the node was started: begin again")
+        .hint("it has ended, or was started before the node was: start again")
     })?;
     let listed = value
         .as_array()
@@ -434,10 +435,10 @@ fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<
     }
     numbers.sort_unstable();
     if numbers.is_empty() {
-        return Err(Error::invalid("value names no part"));
+        return Err(Error::invalid("value lists no parts"));
     }
     if let Some(twice) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(Error::invalid(format!("part {} is named twice", twice[0])));
+        return Err(Error::invalid(format!("part {} is listed twice", twice[0])));
     }
     let part = |n: u32| {
         upload

@@ -67,9 +67,8 @@ pub fn named(word: Option<&str>) -> Result<Option<Provider>> {
     match word.filter(|w| !w.is_empty()) {
         None => Ok(None),
         Some(word) => parse(word).map(Some).ok_or_else(|| {
-            Error::invalid(format!("provider {:?}", shorten(word))).hint(
-                "ais, aws (s3), gcp (gs), azure (az), oci (oc) or ht; it may also be left out",
-            )
+            Error::invalid(format!("the provider {:?} is not known", shorten(word)))
+                .hint("use ais, aws (s3), gcp (gs), azure (az), oci (oc) or ht, or leave it out")
         }),
     }
 }

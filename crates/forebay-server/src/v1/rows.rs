@@ -103,7 +103,7 @@ fn numbers(body: &Bytes) -> Result<Vec<u64>> {
             "a body of {} bytes is not a list of row numbers",
             body.len()
         ))
-        .hint("the body is row numbers as little-endian 64-bit integers, 8 bytes each"));
+        .hint("send row numbers as little-endian 64-bit integers, 8 bytes each"));
     }
     Ok(numbers.iter().map(|n| u64::from_le_bytes(*n)).collect())
 }
@@ -125,6 +125,6 @@ fn columns(call: &Call) -> Result<Projection> {
                 .collect(),
         )),
         (Some(_), false) => Err(Error::invalid("columns= and column= exclude each other")
-            .hint("column=, once for each, if names hold commas")),
+            .hint("if names contain commas, give column= once for each")),
     }
 }

@@ -19,7 +19,7 @@ pub async fn of(call: &Call) -> Result<Selection> {
     let mut selection: Selection = if is_json && !body.is_empty() {
         serde_json::from_slice(&body).map_err(|e| {
             Error::invalid(format!("the body of the request: {e}"))
-                .hint("{\"bucket\", \"prefix\" or \"keys\" or \"manifest\"}")
+                .hint("give \"bucket\", and one of \"prefix\", \"keys\" and \"manifest\"")
         })?
     } else {
         let manifest =
@@ -48,11 +48,13 @@ pub async fn of(call: &Call) -> Result<Selection> {
     }
     let named = selection.keys.is_some() || selection.manifest.is_some();
     if named && selection.prefix.is_some() {
-        return Err(Error::invalid("both a prefix and a list of names").hint("give one of them"));
+        return Err(
+            Error::invalid("both a prefix and a list of names are given").hint("give one of them"),
+        );
     }
     if !named && selection.prefix.is_none() {
-        return Err(Error::invalid("neither a prefix nor names")
-            .hint("\"prefix\": \"\" is the whole bucket"));
+        return Err(Error::invalid("neither a prefix nor names are given")
+            .hint("\"prefix\": \"\" means the whole bucket"));
     }
     if selection.prefix.is_some() || selection.keys.is_some() {
         forebay_core::name::validate_bucket(&selection.bucket)?;
@@ -98,11 +100,11 @@ pub fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
         let name = if selection.bucket.is_empty() {
             let (bucket, key) = line.split_once('/').ok_or_else(|| {
                 Error::invalid(format!(
-                    "line {} of the manifest: {:?} names no bucket",
+                    "line {} of the manifest: {:?} does not name a bucket",
                     i + 1,
                     forebay_core::name::shorten(line)
                 ))
-                .hint("BUCKET/KEY, or give the bucket in the request")
+                .hint("write BUCKET/KEY, or give the bucket in the request")
             })?;
             object::name(bucket, key)
         } else {

@@ -146,8 +146,9 @@ pub async fn info(
         }
         return Ok(response);
     };
-    let asked = asked_by(uuid)
-        .ok_or_else(|| Error::invalid("uuid is not that of a summary").hint("begin without one"))?;
+    let asked = asked_by(uuid).ok_or_else(|| {
+        Error::invalid("the uuid does not belong to a summary").hint("start without one")
+    })?;
     call.permit(Action::List, bucket, &asked.prefix)?;
     let (sums, local) = sum(call, bucket, &asked.prefix, !asked.all).await?;
     let result = sums.result(bucket, call.provider(), local);

@@ -167,7 +167,10 @@ fn line(event: &WarmEvent) -> Result<Bytes> {
 fn complaint(name: &ObjectName, outcome: &WarmOutcome) -> Option<NotWarmed> {
     let (outcome, message) = match outcome {
         WarmOutcome::Warmed { .. } | WarmOutcome::AlreadyThere { .. } => return None,
-        WarmOutcome::Missing => (NotWarmedWhy::Missing, "there is no such object".to_owned()),
+        WarmOutcome::Missing => (
+            NotWarmedWhy::Missing,
+            "the object does not exist".to_owned(),
+        ),
         WarmOutcome::Denied => (
             NotWarmedWhy::Denied,
             "the origin does not let this node read it".to_owned(),
